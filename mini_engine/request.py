@@ -1,0 +1,133 @@
+"""The one request type, shared by labs and engine.
+
+Two counters drive everything: `num_tokens` (prompt plus output so far) and `num_computed_tokens`
+(those whose keys and values are in the cache). Their difference is the work that is left; there
+is no prefill mode and no decode mode.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. `seed`
+    makes a request reproducible whatever it is batched with. `max_tokens` None runs to the
+    limit of the model or of the KV pool. `logprobs` n asks for the n best alternatives of each
+    token. `ignore_eos` suppresses the end-of-sequence token only, no other stop.
+
+    Raises ValueError naming the field whose value makes no sense.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self):
+        # A frozen dataclass that accepts the spellings people type: a lone string, a list.
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        rules = {
+            "temperature": (0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
+            "repetition_penalty": (
+                0 < self.repetition_penalty < float("inf"),
+                "above 0 (1 is off)",
+            ),
+            "max_tokens": (
+                self.max_tokens is None or self.max_tokens >= 1,
+                "at least 1, or None for no limit",
+            ),
+            "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more, or None"),
+            "stop": (all(self.stop), "without empty strings"),
+        }
+        for name, (holds, rule) in rules.items():
+            if not holds:
+                raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt on its way through the engine. Compared by identity.
+
+    `arrival` is a sequence number that the scheduler sets when the request is added and never
+    changes, so two requests never tie. `priority` 0 is the most important.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    cache_salt: str = ""  # requests with different salts never share cached blocks
+    eos_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None  # sampling.max_tokens, resolved against the limits when added
+
+    arrival: int = -1
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # found in the prefix cache at the latest admission
+    num_preemptions: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: str | None = None  # stop, length, abort or error
+    stop_string: str | None = None  # set by the engine when the text has reached a stop string
+
+    def __post_init__(self):
+        if not self.prompt_token_ids:
+            raise ValueError(f"request {self.request_id!r} has an empty prompt; give it a token")
+        self.prompt_token_ids = list(self.prompt_token_ids)
+        if self.max_tokens is None:
+            self.max_tokens = self.sampling.max_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens that are known but not computed: the work that is left."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """The next step computes one token, the last one sampled."""
+        return bool(self.output_token_ids) and self.num_new_tokens == 1
+
+    def token_ids(self, start: int = 0, end: int | None = None) -> list[int]:
+        """Prompt and output tokens of the positions [start, end), without copying the rest."""
+        end = self.num_tokens if end is None else end
+        n = self.num_prompt_tokens
+        return self.prompt_token_ids[start:end] + self.output_token_ids[max(start - n, 0) : max(end - n, 0)]
+
+    def check_stop(self) -> str | None:
+        """Why the request ends after the output token it has just got, or None: it goes on."""
+        last = self.output_token_ids[-1]
+        if self.stop_string is not None or last in self.sampling.stop_token_ids:
+            return "stop"
+        if last in self.eos_token_ids and not self.sampling.ignore_eos:
+            return "stop"
+        if self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
+            return "length"
+        return None
