@@ -88,6 +88,7 @@ class Request:
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
+    block_hashes: list[bytes] = field(default_factory=list, repr=False)  # the block manager's notes
     stop_string: str | None = None  # set by the engine when the text has reached a stop string
 
     def __post_init__(self):

@@ -1,0 +1,285 @@
+"""Where keys and values live: a pool of equal blocks, a block table a request, a prefix cache.
+
+Pure bookkeeping; the tensors are in paged_attention.py. Kwon et al., PagedAttention (2023); the
+prefix cache is vLLM's automatic prefix caching: chained hashes of full blocks, reference counts,
+least recently used out first.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mini_engine.request import Request
+
+
+def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
+    """The hash of a full block: of its tokens and, through `parent`, of all that precede them."""
+    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class Block:
+    """One block of the pool. The last four fields are set while it can be found by its content."""
+
+    block_id: int
+    ref_count: int = 0
+    hash: bytes | None = None
+    token_ids: tuple[int, ...] = ()
+    # What precedes the block: the cache salt for a first block, else its parent's prefix_id.
+    parent: str | int = ""
+    prefix_id: int = -1  # names the whole content from the first token to the block's last
+
+
+@dataclass
+class PrefixCacheStats:
+    """Tokens asked for and found, counted once an admission; resumed requests apart."""
+
+    queried: int = 0
+    hit: int = 0
+    resumed_queried: int = 0
+    resumed_hit: int = 0
+
+
+class BlockManager:
+    """The KV protocol that the scheduler speaks, over `num_blocks` blocks of `block_size` tokens.
+
+    Admission claims room for the whole sequence as it stands, so a chunk of a prompt never has to
+    allocate; only a decode that grows past its last block can run short. `watermark` blocks
+    (default 1 %) stay free at admission, for the decodes that already run; nothing is held back
+    when nothing runs.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        watermark: int | None = None,
+        hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+    ):
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but is {value}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.watermark = int(0.01 * num_blocks) if watermark is None else watermark
+        if not 0 <= self.watermark < num_blocks:
+            raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
+        self.hash_block = hash_block
+        self.stats = PrefixCacheStats()
+        self._blocks = [Block(i) for i in range(num_blocks)]
+        # Two kinds of free block: without content, taken first (a stack: the last freed is warmest
+        # in the processor's cache), and with content that may still be asked for, oldest first.
+        self._free = list(reversed(range(num_blocks)))
+        self._free_cached: OrderedDict[int, None] = OrderedDict()
+        self._tables: dict[str, list[int]] = {}
+        self._num_published: dict[str, int] = {}  # leading blocks of a table that can be found
+        self._cached: dict[bytes, list[Block]] = {}
+        self._num_prefixes = 0
+        self.num_cached_blocks = 0  # can be found by their content, in use or free
+
+    # ------------------------------------------------------------------ what the scheduler asks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free) + len(self._free_cached)
+
+    def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
+        """How many blocks `allocate` would take."""
+        held = len(self._tables.get(request.request_id, ()))
+        return max(0, self._blocks_for(request.num_computed_tokens + num_new_tokens) - held)
+
+    def admit(self, request: Request) -> bool:
+        """Claim room for the whole sequence, less the cached prefix it starts with.
+
+        Sets `num_computed_tokens` to the length of that prefix, at most num_tokens - 1. False
+        changes nothing.
+        """
+        if request.request_id in self._tables:
+            raise ValueError(f"request {request.request_id!r} holds blocks already; free it first")
+        hits = self.find_prefix(request)
+        num_new = self._blocks_for(request.num_tokens) - len(hits)
+        # A free block that is itself a hit cannot also be room for something new.
+        room = self.num_free_blocks - sum(block.ref_count == 0 for block in hits)
+        if num_new + (self.watermark if self._tables else 0) > room:
+            return False
+        for block in hits:
+            if block.ref_count == 0:
+                del self._free_cached[block.block_id]
+            block.ref_count += 1
+        self._tables[request.request_id] = [block.block_id for block in hits] + self._take(num_new)
+        self._num_published[request.request_id] = len(hits)
+        request.num_computed_tokens = request.num_cached_tokens = len(hits) * self.block_size
+        self._count(request)
+        return True
+
+    def allocate(self, request: Request, num_new_tokens: int) -> bool:
+        """Make sure there is room for `num_new_tokens` more. False changes nothing."""
+        num_new = self.num_new_blocks(request, num_new_tokens)
+        if num_new > self.num_free_blocks:
+            return False
+        if num_new:
+            self._tables.setdefault(request.request_id, []).extend(self._take(num_new))
+        return True
+
+    def free(self, request: Request) -> None:
+        """Give back all that the request holds; nothing happens if it holds nothing."""
+        self._num_published.pop(request.request_id, None)
+        # Last block first: of a cached sequence the tail is evicted before the head it needs.
+        for block_id in reversed(self._tables.pop(request.request_id, ())):
+            block = self._blocks[block_id]
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                if block.hash is None:
+                    self._free.append(block_id)
+                else:
+                    self._free_cached[block_id] = None
+
+    def block_table(self, request: Request) -> list[int]:
+        """The request's block ids, in order of position. The manager's own list: do not change it."""
+        return self._tables.get(request.request_id, [])
+
+    def slot_mapping(self, request: Request, start: int, end: int) -> list[int]:
+        """The pool slots of the positions [start, end): block id times block_size plus offset."""
+        table, size = self.block_table(request), self.block_size
+        if not 0 <= start <= end <= len(table) * size:
+            raise ValueError(
+                f"request {request.request_id!r} has room for positions 0 to {len(table) * size - 1}, "
+                f"but [{start}, {end}) was asked for"
+            )
+        return [table[p // size] * size + p % size for p in range(start, end)]
+
+    # ------------------------------------------------------------------------- the prefix cache
+
+    def find_prefix(self, request: Request) -> list[Block]:
+        """The longest run of cached blocks that the sequence starts with.
+
+        At most (num_tokens - 1) // block_size of them, so that a token is left to compute: without
+        one there are no logits and nothing to sample.
+        """
+        hits: list[Block] = []
+        if self.enable_prefix_caching:
+            parent: str | int = request.cache_salt
+            for index in range((request.num_tokens - 1) // self.block_size):
+                block = self._lookup(request, index, parent)
+                if block is None:
+                    break
+                hits.append(block)
+                parent = block.prefix_id
+        return hits
+
+    def publish(self, request: Request) -> None:
+        """After a step: the full blocks whose keys and values are computed can now be found."""
+        if not self.enable_prefix_caching:
+            return
+        table = self._tables[request.request_id]
+        for index in range(
+            self._num_published[request.request_id], request.num_computed_tokens // self.block_size
+        ):
+            block = self._blocks[table[index]]
+            block.parent = self._blocks[table[index - 1]].prefix_id if index else request.cache_salt
+            twin = self._lookup(request, index, block.parent)
+            if twin is None:
+                self._num_prefixes += 1
+            # Two requests that computed the same side by side keep a copy each, under one name.
+            block.prefix_id = twin.prefix_id if twin else self._num_prefixes
+            block.token_ids = self._tokens(request, index)
+            block.hash = self._hash(request, index)
+            self._cached.setdefault(block.hash, []).append(block)
+            self.num_cached_blocks += 1
+            self._num_published[request.request_id] = index + 1
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content, as after a change of weights; False while blocks are held."""
+        if self._tables:
+            return False
+        for block_id in self._free_cached:
+            self._forget(self._blocks[block_id])
+        self._free.extend(self._free_cached)
+        self._free_cached.clear()
+        self.stats = PrefixCacheStats()
+        return True
+
+    def _lookup(self, request: Request, index: int, parent: str | int) -> Block | None:
+        # The hash only says where to look; content and parent decide, so a collision cannot hit.
+        candidates = self._cached.get(self._hash(request, index))
+        if candidates:
+            token_ids = self._tokens(request, index)
+            for block in candidates:
+                if block.parent == parent and block.token_ids == token_ids:
+                    return block
+        return None
+
+    def _tokens(self, request: Request, index: int) -> tuple[int, ...]:
+        return tuple(request.token_ids(index * self.block_size, (index + 1) * self.block_size))
+
+    def _hash(self, request: Request, index: int) -> bytes:
+        # Kept on the request: a blocked head of the queue is looked up again every step.
+        hashes = request.block_hashes
+        while len(hashes) <= index:
+            parent = hashes[-1] if hashes else request.cache_salt.encode()
+            hashes.append(self.hash_block(parent, self._tokens(request, len(hashes))))
+        return hashes[index]
+
+    # ------------------------------------------------------------------------------- internals
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _take(self, num_blocks: int) -> list[int]:
+        taken = []
+        for _ in range(num_blocks):
+            if self._free:
+                block_id = self._free.pop()
+            else:
+                block_id, _ = self._free_cached.popitem(last=False)
+                self._forget(self._blocks[block_id])
+            self._blocks[block_id].ref_count = 1
+            taken.append(block_id)
+        return taken
+
+    def _forget(self, block: Block) -> None:
+        blocks = self._cached[block.hash]
+        blocks.remove(block)
+        if not blocks:
+            del self._cached[block.hash]
+        self.num_cached_blocks -= 1
+        block.hash, block.token_ids, block.parent, block.prefix_id = None, (), "", -1
+
+    def _count(self, request: Request) -> None:
+        if not self.enable_prefix_caching:
+            return
+        if request.num_preemptions:
+            self.stats.resumed_queried += request.num_tokens
+            self.stats.resumed_hit += request.num_cached_tokens
+        else:
+            self.stats.queried += request.num_tokens
+            self.stats.hit += request.num_cached_tokens
+
+    def check(self) -> None:
+        """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""
+
+        def require(holds: bool, what: str) -> None:
+            if not holds:
+                raise RuntimeError(f"block manager: {what}")
+
+        owners = [0] * self.num_blocks
+        for request_id, table in self._tables.items():
+            require(len(set(table)) == len(table), f"request {request_id!r} holds a block twice: {table}")
+            for block_id in table:
+                owners[block_id] += 1
+        free = [*self._free, *self._free_cached]
+        require(len(set(free)) == len(free), "a block is free twice")
+        for block in self._blocks:
+            i = block.block_id
+            require(block.ref_count == owners[i], f"block {i} counts {block.ref_count} of {owners[i]} owners")
+        require(set(free) == {i for i, n in enumerate(owners) if n == 0}, "free and unowned blocks differ")
+        require(all(self._blocks[i].hash is None for i in self._free), "an uncached free block has a hash")
+        cached = {block.block_id for blocks in self._cached.values() for block in blocks}
+        require(cached == {b.block_id for b in self._blocks if b.hash is not None}, "the hash map is stale")
+        require(self.num_cached_blocks == len(cached), "the count of cached blocks is off")
+        require(set(self._free_cached) <= cached, "a free block without content is kept as cached")

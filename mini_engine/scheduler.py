@@ -1,0 +1,269 @@
+"""Who computes in this step, and how much: the two-phase loop and what surrounds it.
+
+`schedule_step` serves the running requests, then admits waiting ones, under one token budget.
+`Scheduler` adds the queue, making room by preemption, and taking back what the step has sampled.
+Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM's.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mini_engine.request import Request, RequestStatus
+
+POLICIES = ("fcfs", "priority")
+
+
+def clamp(num_new: int, budget: int, threshold: int) -> int:
+    """Tokens of one request in this step: at most `threshold` (0: no limit), at most `budget`."""
+    if 0 < threshold < num_new:
+        num_new = threshold
+    return max(0, min(num_new, budget))
+
+
+class Chunk(NamedTuple):
+    """The tokens that a request computes in one step, at their absolute positions."""
+
+    token_ids: list[int]
+    positions: list[int]
+    is_last: bool  # it reaches num_tokens, so a token is sampled from its last row
+
+
+def next_chunk(request: Request, num_tokens: int) -> Chunk:
+    """The next `num_tokens` tokens of `request` whose keys and values are not in the cache yet."""
+    start = request.num_computed_tokens
+    end = start + num_tokens
+    return Chunk(request.token_ids(start, end), list(range(start, end)), end == request.num_tokens)
+
+
+def prefill_budget(running: list[Request], budget: int) -> int:
+    """What the running decodes leave of the token budget."""
+    return budget - sum(request.is_decode for request in running)
+
+
+def policy_key(request: Request, policy: str) -> tuple[int, int]:
+    """Smaller is served earlier. `arrival` is unique, so two requests never tie."""
+    return (request.priority if policy == "priority" else 0, request.arrival)
+
+
+class RequestQueue:
+    """The waiting requests, first in policy order on top: a min-heap over `policy_key`."""
+
+    def __init__(self, policy: str = "fcfs"):
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {policy!r}")
+        self.policy = policy
+        self._heap: list[tuple[tuple[int, int], Request]] = []
+
+    def push(self, request: Request) -> None:
+        heapq.heappush(self._heap, (policy_key(request, self.policy), request))
+
+    def peek(self) -> Request:
+        return self._heap[0][1]
+
+    def pop(self) -> Request:
+        return heapq.heappop(self._heap)[1]
+
+    def remove(self, request: Request) -> None:
+        self._heap.remove((policy_key(request, self.policy), request))
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the order in which they would be popped."""
+        return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
+
+
+def schedule_step(
+    waiting: RequestQueue,
+    running: list[Request],
+    kv,
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    long_prefill_token_threshold: int = 0,
+    clamp: Callable[[int, int, int], int] = clamp,
+) -> dict[str, int]:
+    """Decide one step: {request_id: number of tokens}, in row order.
+
+    Admits by moving requests from `waiting` to the end of `running`. The front of the queue
+    blocks those behind it: skipping past it would let small requests starve a large one.
+    """
+    budget = max_num_batched_tokens
+    scheduled: dict[str, int] = {}
+
+    # Running first: somebody is watching their tokens stream.
+    for request in running:
+        num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
+        if num_tokens == 0:
+            continue
+        if not kv.allocate(request, num_tokens):
+            raise RuntimeError(f"no KV room for running request {request.request_id!r}: make room first")
+        scheduled[request.request_id] = num_tokens
+        budget -= num_tokens
+
+    while waiting and budget > 0 and len(running) < max_num_seqs:
+        request = waiting.peek()
+        if not kv.admit(request):
+            break
+        running.append(waiting.pop())
+        request.status = RequestStatus.RUNNING
+        # admit has set num_computed_tokens to the cached prefix: the budget pays for the rest only.
+        num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
+        scheduled[request.request_id] = num_tokens
+        budget -= num_tokens
+    return scheduled
+
+
+def pick_victim(running: list[Request], policy: str) -> Request:
+    """Whom to preempt: the last in policy order, so the newest of the least important."""
+    return max(running, key=lambda request: policy_key(request, policy))
+
+
+class Scheduler:
+    """The queue, the running set and the loop between them.
+
+    `kv` is any manager of the KV protocol (see block_manager.py). `running` is kept in admission
+    order, which is also the row order of a step. Raises ValueError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        kv,
+        *,
+        policy: str = "fcfs",
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        long_prefill_token_threshold: int = 0,
+        schedule_step: Callable[..., dict[str, int]] = schedule_step,
+        clamp: Callable[[int, int, int], int] = clamp,
+    ):
+        if max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs must be at least 1, but is {max_num_seqs}")
+        if max_num_seqs > max_num_batched_tokens:
+            # Every running request gets a token every step; a smaller budget could not pay for that.
+            raise ValueError(
+                f"max_num_seqs {max_num_seqs} exceeds max_num_batched_tokens {max_num_batched_tokens}; "
+                "raise the budget or lower the number of sequences"
+            )
+        if long_prefill_token_threshold < 0:
+            raise ValueError(
+                "long_prefill_token_threshold must be 0 (off) or more, "
+                f"but is {long_prefill_token_threshold}"
+            )
+        self.kv = kv
+        self.policy = policy
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.schedule_step = schedule_step
+        self.clamp = clamp
+        self.waiting = RequestQueue(policy)
+        self.running: list[Request] = []
+        self._num_arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError if it could not finish even with the pool to itself."""
+        if any(other.request_id == request.request_id for other in (*self.running, *self.waiting)):
+            raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
+        room = self.kv.num_blocks * self.kv.block_size
+        # The last token is sampled but never computed, so it needs no room.
+        longest = room + 1 - request.num_prompt_tokens
+        if request.max_tokens is None:
+            request.max_tokens = max(longest, 1)
+        if request.max_tokens > longest:
+            raise ValueError(
+                f"request {request.request_id!r} needs KV room for "
+                f"{request.num_prompt_tokens + request.max_tokens - 1} tokens "
+                f"(prompt {request.num_prompt_tokens} + max_tokens {request.max_tokens} - 1), but the whole "
+                f"pool holds {room}; shorten it or enlarge the pool"
+            )
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self.waiting.push(request)
+
+    def schedule(self) -> dict[str, int]:
+        """Decide the next step: {request_id: number of tokens}, in row order."""
+        made_room = self.make_room()
+        # Who was just thrown out must not come straight back, nor anybody else in its place.
+        waiting = RequestQueue(self.policy) if made_room else self.waiting
+        return self.schedule_step(
+            waiting,
+            self.running,
+            self.kv,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            clamp=self.clamp,
+        )
+
+    def make_room(self) -> bool:
+        """Preempt until every running request can grow by a token; True if anybody had to go.
+
+        Nobody is scheduled yet, so there is nothing to take back from a victim.
+        """
+        made_room = False
+        while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
+            self.preempt(pick_victim(self.running, self.policy))
+            made_room = True
+        return made_room
+
+    def preempt(self, request: Request) -> None:
+        """Back to the queue, to be recomputed. Outputs and arrival are kept: the reader of the
+        stream sees nothing, and the request stays ahead of all that came later."""
+        self.running.remove(request)
+        self.kv.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        self.waiting.push(request)
+
+    def update(self, scheduled: dict[str, int], sampled: dict[str, int]) -> list[Request]:
+        """Take back a computed step: what was scheduled, and the tokens sampled from it.
+
+        Returns the requests that have finished; their blocks are free for the very next step.
+        """
+        finished = []
+        for request in self.running:
+            num_tokens = scheduled.get(request.request_id)
+            if num_tokens is None:
+                continue
+            request.num_computed_tokens += num_tokens
+            self.kv.publish(request)
+            if request.request_id not in sampled:
+                continue
+            if request.num_new_tokens:
+                raise ValueError(
+                    f"request {request.request_id!r} got a token with {request.num_new_tokens} tokens "
+                    "still to compute; only a chunk that ends the sequence is sampled"
+                )
+            request.output_token_ids.append(sampled[request.request_id])
+            request.finish_reason = request.check_stop()
+            if request.finish_reason:
+                finished.append(request)
+        for request in finished:
+            self._finish(request)
+        return finished
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request wherever it is; False if there is no such request (any more)."""
+        for request in (*self.running, *self.waiting):
+            if request.request_id == request_id:
+                request.finish_reason = "abort"
+                self._finish(request)
+                return True
+        return False
+
+    def _finish(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.kv.free(request)
+        request.status = RequestStatus.FINISHED
