@@ -1,0 +1,186 @@
+"""Metrics from hand-written traces, where every number can be checked on paper."""
+
+import pytest
+
+from mini_engine.metrics import Metrics, Stats, request_metrics, summary
+from mini_engine.trace import Trace
+
+CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "num_blocks": 10, "block_size": 4}
+
+
+def queued(rid, t=0.0, prompt=4, max_tokens=3, priority=0):
+    told = {"num_prompt_tokens": prompt, "max_tokens": max_tokens, "priority": priority, "arrival": 0}
+    return {"type": "QUEUED", "id": rid, "t": t, **told}
+
+
+def admitted(rid, cached=0):
+    return {"type": "SCHEDULED", "id": rid, "num_cached_tokens": cached, "cached_blocks": []}
+
+
+def preempted(rid):
+    return {"type": "PREEMPTED", "id": rid, "for": rid, "needs": 1, "free": 0}
+
+
+def finished(rid, reason="length"):
+    return {"type": "FINISHED", "id": rid, "reason": reason}
+
+
+def make(*steps, unit="ms", end=None):
+    """A trace of steps (t, t_end, scheduled, ids that got a token, free blocks, events)."""
+    records = [
+        {
+            "step": i,
+            "t": t,
+            "t_end": t_end,
+            "scheduled": scheduled,
+            "num_batched_tokens": sum(scheduled.values()),
+            "num_running": len(scheduled),
+            "num_waiting": 0,
+            "blocked": {"reason": "empty"},
+            "blocks": {},
+            "new_tokens": dict.fromkeys(tokens, 7),
+            "num_free_blocks": free,
+            "num_cached_blocks": 0,
+            "events": events,
+        }
+        for i, (t, t_end, scheduled, tokens, free, events) in enumerate(steps)
+    ]
+    header = {"trace": "mini-engine", "version": 1, "clock": "virtual", "unit": unit, "config": CONFIG}
+    return Trace(header, records, end or {"end": "drained", "step": len(records)})
+
+
+@pytest.fixture
+def life():
+    """`a` waits one step, prefills in two chunks, gives a token, is preempted, resumes, finishes; `b`
+    gives one token and ends; `c` is aborted while it waits; `d` is still waiting at the end."""
+    return make(
+        (
+            0,
+            2,
+            {"b": 3},
+            ["b"],
+            9,
+            [queued("b", 0, 3, 1), queued("a", 0, 10, 3), admitted("b"), finished("b")],
+        ),
+        (2, 5, {"a": 4}, [], 6, [queued("c", 4, 5), admitted("a", cached=4)]),
+        (5, 6, {"a": 2}, ["a"], 6, [finished("c", "abort")]),
+        (6, 10, {}, [], 10, [preempted("a")]),
+        (10, 12, {"a": 3}, ["a"], 7, [admitted("a", cached=8)]),
+        (12, 13, {"a": 1}, ["a"], 7, [queued("d", 12.5), finished("a", "stop")]),
+    )
+
+
+def test_a_life_with_every_event(life):
+    """Queue time, prefill time, TTFT, ITL, TPOT and e2e come from the right ends of the right steps."""
+    a = request_metrics(life)["a"]
+    assert (a.queue_time, a.queue_steps) == (2, 1)
+    assert a.prefill_time == 6 - 2
+    assert a.ttft == 6
+    assert a.itl == (6, 1)  # the first gap spans the preemption
+    assert a.tpot == 3.5
+    assert a.e2e == 13
+    assert (a.num_prompt_tokens, a.num_output_tokens, a.num_preemptions) == (10, 3, 1)
+    assert (a.num_cached_tokens, a.num_resumed_cached_tokens) == (4, 8)
+    assert a.finish_reason == "stop"
+
+
+def test_what_is_not_defined_is_none(life):
+    """One token has no TPOT; who never ran has no TTFT, no queue time and no e2e."""
+    metrics = request_metrics(life)
+    b, c, d = metrics["b"], metrics["c"], metrics["d"]
+    assert (b.ttft, b.tpot, b.itl, b.e2e) == (2, None, (), 2)
+    assert (c.queue_time, c.queue_steps, c.ttft, c.tpot, c.e2e, c.finish_reason) == (*[None] * 5, "abort")
+    assert (d.queue_time, d.ttft, d.e2e, d.finish_reason) == (None, None, None, None)
+
+
+def test_an_abort_after_tokens_keeps_its_ttft_but_has_no_e2e():
+    trace = make(
+        (0, 1, {"a": 4}, ["a"], 9, [queued("a"), admitted("a")]),
+        end={"end": "drained", "step": 1, "events": [finished("a", "abort")]},
+    )
+    a = request_metrics(trace)["a"]
+    assert (a.ttft, a.e2e, a.finish_reason) == (1, None, "abort")
+    assert summary(trace).num_completed == 0
+
+
+def test_requests_come_in_order_of_arrival(life):
+    assert list(request_metrics(life)) == ["b", "a", "c", "d"]
+
+
+def test_summary(life):
+    """Totals, rates over the whole duration, and utilisation averaged over the steps."""
+    told = summary(life)
+    assert (told.num_requests, told.num_completed, told.num_steps, told.duration) == (4, 2, 6, 13)
+    assert (told.num_prompt_tokens, told.num_output_tokens, told.num_computed_tokens) == (22, 4, 13)
+    assert (told.num_preemptions, told.num_cached_tokens) == (1, 4)
+    assert told.output_throughput == 4 / 13
+    assert told.total_throughput == 26 / 13
+    assert told.goodput == 2 / 13
+    assert told.budget_utilisation == 13 / (8 * 6)
+    assert told.kv_utilisation == pytest.approx((1 + 4 + 4 + 0 + 3 + 3) / 60)
+    assert told.max_kv_utilisation == 0.4
+    assert told.ttft == Stats(2, 4, 4, pytest.approx(5.6), pytest.approx(5.96), 6)
+    assert told.tpot.mean == 3.5
+    assert (told.itl.mean, told.max_itl) == (3.5, 6)
+    assert told.unit == "ms"
+
+
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        ({}, 2),
+        ({"ttft_limit": 6, "tpot_limit": 3.5}, 2),  # a limit that is just met is met
+        ({"ttft_limit": 5}, 1),
+        ({"tpot_limit": 3}, 1),  # b has no TPOT to exceed
+        ({"ttft_limit": 1}, 0),
+    ],
+)
+def test_goodput_counts_who_met_every_limit(life, limits, good):
+    assert summary(life, **limits).goodput == good / 13
+
+
+def test_an_empty_trace_has_no_rates_and_no_averages():
+    told = summary(make())
+    assert (told.num_requests, told.num_steps, told.duration) == (0, 0, 0)
+    undefined = (told.output_throughput, told.goodput, told.ttft, told.max_itl, told.budget_utilisation)
+    assert undefined == (None,) * 5
+    assert (told.kv_utilisation, told.max_kv_utilisation) == (None, None)
+
+
+def test_a_request_queued_before_the_first_step_counts_from_its_own_time():
+    """With a wall clock a request arrives between steps: its wait starts there."""
+    trace = make((5, 7, {"a": 4}, ["a"], 9, [queued("a", t=3), admitted("a")]))
+    assert request_metrics(trace)["a"].ttft == 4
+    assert summary(trace).duration == 4
+
+
+def test_streaming_gives_what_the_whole_trace_gives(life):
+    """Metrics.add as a sink: a long run needs no trace in memory."""
+    metrics = Metrics(life.header)
+    for record in life.steps:
+        metrics.add(record)
+    assert metrics.summary() == summary(life)
+    assert metrics.requests() == request_metrics(life)
+
+
+def test_an_unknown_request_is_named():
+    with pytest.raises(ValueError, match="step 0 .*'ghost'.* never QUEUED"):
+        summary(make((0, 1, {"ghost": 1}, ["ghost"], 9, [])))
+
+
+def test_metrics_of_a_recorded_run():
+    """The Recorder's own records: in steps of 1, a lone request has TTFT 1 and a token every step."""
+    from mini_engine.block_manager import BlockManager
+    from mini_engine.request import Request, SamplingParams
+    from mini_engine.scheduler import Scheduler
+    from mini_engine.trace import Recorder
+
+    scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=16, max_num_seqs=2)
+    recorder = Recorder(scheduler)
+    recorder.add(Request("a", [1, 2, 3], SamplingParams(max_tokens=5)))
+    while recorder.has_work:
+        scheduled = recorder.schedule()
+        recorder.update(scheduled, dict.fromkeys(scheduled, 9))
+    a = request_metrics(recorder.close("drained"))["a"]
+    assert (a.queue_time, a.ttft, a.tpot, a.e2e, a.itl) == (0, 1, 1, 5, (1, 1, 1, 1))
+    assert (a.num_output_tokens, a.finish_reason) == (5, "length")
