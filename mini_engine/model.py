@@ -56,9 +56,7 @@ class ModelConfig:
             return config[key]
 
         if config.get("hidden_act", "silu") != "silu":
-            raise ValueError(
-                f"{source}: hidden_act {config['hidden_act']!r} is not supported; only silu is"
-            )
+            raise ValueError(f"{source}: hidden_act {config['hidden_act']!r} is not supported; only silu is")
         if config.get("use_sliding_window"):
             raise ValueError(f"{source}: use_sliding_window is not supported; every layer attends to all")
 

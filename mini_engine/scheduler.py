@@ -150,8 +150,7 @@ class Scheduler:
             )
         if long_prefill_token_threshold < 0:
             raise ValueError(
-                "long_prefill_token_threshold must be 0 (off) or more, "
-                f"but is {long_prefill_token_threshold}"
+                f"long_prefill_token_threshold must be 0 (off) or more, but is {long_prefill_token_threshold}"
             )
         self.kv = kv
         self.policy = policy

@@ -1,0 +1,140 @@
+"""The friendly front, in the shape people know from vLLM: `LLM(model).generate(prompts, params)`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.progress import Progress
+
+from mini_engine.checkpoint import load_model
+from mini_engine.engine import Delta, Engine
+from mini_engine.models import resolve
+from mini_engine.request import Request, SamplingParams
+from mini_engine.tokenizer import Tokenizer
+
+
+@dataclass
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, float]] | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A finished request, in the shape of vLLM's."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+
+
+@dataclass
+class _Pending:
+    """A request of `LLM.generate` on its way to becoming a RequestOutput."""
+
+    request: Request
+    prompt: str | None
+    text: str = ""
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+
+    def take(self, delta: Delta) -> None:
+        self.text += delta.text
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
+
+    def output(self) -> RequestOutput:
+        request = self.request
+        stop_reason = request.stop_string
+        if request.finish_reason == "stop" and stop_reason is None:
+            last = request.output_token_ids[-1]
+            stop_reason = last if last in request.sampling.stop_token_ids else None
+        completion = CompletionOutput(
+            0,
+            self.text,
+            request.output_token_ids,
+            self.logprobs if request.sampling.logprobs is not None else None,
+            request.finish_reason,
+            stop_reason,
+        )
+        return RequestOutput(
+            request.request_id,
+            self.prompt,
+            request.prompt_token_ids,
+            [completion],
+            True,
+            request.num_cached_tokens,
+        )
+
+
+class LLM:
+    """A model ready to be asked: `LLM("smollm2").generate(prompts, sampling_params)`.
+
+    `model` is a name from `mini-engine models`, a Hugging Face folder or a .gguf file; the other
+    arguments are the Engine's.
+    """
+
+    def __init__(self, model: str = "shakespeare", *, dtype="auto", device: str = "auto", **engine_args):
+        path = resolve(model)
+        self.tokenizer = Tokenizer.from_path(path)
+        self.engine = Engine(load_model(path, dtype=dtype, device=device), self.tokenizer, **engine_args)
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; the outputs come in the order of the prompts.
+
+        A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Nothing
+        is started unless every prompt is accepted.
+        """
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        n = len(prompts)
+        params = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * n
+        priorities = priority or [0] * n
+        if len(params) != n or len(priorities) != n:
+            raise ValueError(
+                f"{n} prompts, but {len(params)} sampling_params and {len(priorities)} priorities; "
+                "give one a prompt"
+            )
+        pending: dict[str, _Pending] = {}
+        try:
+            for prompt, param, prio in zip(prompts, params, priorities, strict=True):
+                request_id = self.engine.add_request(prompt, param, priority=prio)
+                text = prompt if isinstance(prompt, str) else None
+                pending[request_id] = _Pending(self.engine.requests[request_id], text)
+            self._run(pending, progress)
+        except BaseException:
+            for request_id in pending:
+                self.engine.abort(request_id)
+            raise
+        return [p.output() for p in pending.values()]
+
+    def chat(self, messages: list[dict] | list[list[dict]], sampling_params=None, **kwargs):
+        """Like `generate`, for one conversation or several, through the model's chat template."""
+        if messages and isinstance(messages[0], dict):
+            messages = [messages]
+        prompts = [self.tokenizer.apply_chat_template(m) for m in messages]
+        return self.generate(prompts, sampling_params, **kwargs)
+
+    def _run(self, pending: dict[str, _Pending], progress: bool) -> None:
+        left = set(pending)
+        with Progress(disable=not progress, transient=True) as bar:
+            task = bar.add_task("Generating", total=len(left))
+            while left:
+                for delta in self.engine.step():
+                    if delta.request_id in left:
+                        pending[delta.request_id].take(delta)
+                        if delta.finish_reason:
+                            left.discard(delta.request_id)
+                            bar.advance(task)

@@ -1,0 +1,103 @@
+"""The KV pool, and attention that reads and writes it through block tables.
+
+Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention
+(2023). Here the pages are gathered for torch's own attention; a GPU kernel reads them in place.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mini_engine.batch import Batch, build_batch
+from mini_engine.model import CausalLM, ModelConfig, sdpa
+from mini_engine.request import Request
+from mini_engine.scheduler import next_chunk
+
+
+class KVPool:
+    """Keys and values of all blocks: k and v (num_layers, num_blocks, block_size, num_kv_heads, head_dim)."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype, device):
+        shape = (
+            config.num_hidden_layers,
+            num_blocks,
+            block_size,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+
+    @staticmethod
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+        per_layer = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        return config.num_hidden_layers * per_layer
+
+
+def write_kv(k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store k and v, (N, num_kv_heads, head_dim), in the slots (N,) of one layer's cache
+    (num_blocks, block_size, num_kv_heads, head_dim)."""
+    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
+    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+
+
+def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
+    """Attend from each of the N flat rows to its own request's positions up to itself.
+
+    q and the result are (N, num_heads, head_dim); the caches are one layer's,
+    (num_blocks, block_size, num_kv_heads, head_dim), with this step's keys already written.
+    """
+    plan = batch.plan
+    if plan.single_tables is not None:
+        rows = q if plan.single_rows is None else q[plan.single_rows]
+        k, v = (_gather(cache, plan.single_tables) for cache in (k_cache, v_cache))
+        single = sdpa(rows.unsqueeze(1), k, v, plan.single_mask).squeeze(1)
+        if plan.single_rows is None:
+            return single
+    out = torch.empty_like(q)
+    if plan.single_tables is not None:
+        out[plan.single_rows] = single
+    for start, end, table, mask in plan.chunks:
+        k, v = (_gather(cache, table.unsqueeze(0)) for cache in (k_cache, v_cache))
+        out[start:end] = sdpa(q[None, start:end], k, v, mask)[0]
+    return out
+
+
+def _gather(cache: Tensor, tables: Tensor) -> Tensor:
+    """The blocks of each table, one behind the other: (R, M) ids to (R, M * block_size, heads, head_dim)."""
+    blocks = cache.index_select(0, tables.flatten())
+    return blocks.view(len(tables), -1, *cache.shape[2:])
+
+
+class PagedBackend:
+    """How the engine computes a step: one forward pass over the flat batch, KV in the paged pool.
+
+    Any other backend has the same two methods: a constructor that takes the model and the KV
+    manager, and `forward(rows)`.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv,
+        *,
+        next_chunk: Callable = next_chunk,
+        write_kv: Callable = write_kv,
+        paged_attention: Callable = paged_attention,
+    ):
+        self.model, self.kv = model, kv
+        self.next_chunk, self.write_kv, self.paged_attention = next_chunk, write_kv, paged_attention
+        self.pool = KVPool(model.config, kv.num_blocks, kv.block_size, model.dtype, model.device)
+
+    def forward(self, rows: list[tuple[Request, int]]) -> Tensor:
+        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
+        batch = build_batch(rows, self.kv, self.model.device, self.next_chunk)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
+            self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
+            return self.paged_attention(q, k_cache, v_cache, batch)
+
+        hidden = self.model(batch.token_ids, batch.positions, attend)
+        return self.model.logits(hidden[batch.last_rows])

@@ -1,0 +1,98 @@
+"""From logits to tokens: greedy or random, with a generator of its own for every request.
+
+A request draws exactly one number a token, so its stream depends on its seed alone, never on what
+it is batched with or on how its prompt was cut.
+"""
+
+import torch
+from torch import Tensor
+
+from mini_engine.request import Request
+
+
+class Sampler:
+    """Call it with logits (S, vocab_size) and the S requests they belong to.
+
+    A request without a seed gets one from `seed` and its arrival number, so a whole run repeats.
+    """
+
+    def __init__(self, seed: int = 0):
+        self.seed = seed
+        self._generators: dict[str, torch.Generator] = {}
+
+    def __call__(self, logits: Tensor, requests: list[Request]) -> list[int]:
+        params = [request.sampling for request in requests]
+        if any(p.repetition_penalty != 1 for p in params):
+            logits = self._penalize(logits, requests)
+        token_ids = logits.argmax(dim=-1)
+        random = [i for i, p in enumerate(params) if p.temperature > 0]
+        if random:
+            probs = _probabilities(logits[random], [params[i] for i in random])
+            token_ids[random] = _draw(probs, self._uniform([requests[i] for i in random]))
+        return token_ids.tolist()
+
+    def forget(self, request_id: str) -> None:
+        self._generators.pop(request_id, None)
+
+    def _uniform(self, requests: list[Request]) -> Tensor:
+        """One number in [0, 1) from each request's generator, (S,) float64. Drawn on the CPU: the
+        same on every device."""
+        draws = []
+        for request in requests:
+            generator = self._generators.get(request.request_id)
+            if generator is None:
+                seed = request.sampling.seed
+                if seed is None:
+                    seed = (self.seed << 32) + request.arrival
+                generator = torch.Generator().manual_seed(seed)
+                self._generators[request.request_id] = generator
+            draws.append(torch.rand((), dtype=torch.float64, generator=generator))
+        return torch.stack(draws)
+
+    def _penalize(self, logits: Tensor, requests: list[Request]) -> Tensor:
+        """Make tokens that the request has seen less likely (Keskar et al., CTRL, 2019)."""
+        logits = logits.clone()
+        for row, request in zip(logits, requests, strict=True):
+            penalty = request.sampling.repetition_penalty
+            if penalty != 1:
+                seen = torch.tensor(sorted(set(request.token_ids())), device=logits.device)
+                row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+        return logits
+
+
+def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
+    """Log probabilities of the chosen token and of the `num` best, from one row of raw logits."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    best = logprobs.topk(num).indices.tolist() if num else []
+    return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
+
+
+def _probabilities(logits: Tensor, params: list) -> Tensor:
+    """Temperature, then min_p, top_k and top_p, in that order: (S, vocab_size) float32."""
+
+    def column(name):
+        return torch.tensor([getattr(p, name) for p in params], device=logits.device).unsqueeze(1)
+
+    logits = logits.float() / column("temperature")
+    if any(p.min_p > 0 for p in params):
+        probs = logits.softmax(dim=-1)
+        logits = logits.masked_fill(probs < column("min_p") * probs.amax(-1, keepdim=True), -torch.inf)
+    if any(p.top_k or p.top_p < 1 for p in params):
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+        rank = torch.arange(logits.shape[-1], device=logits.device)
+        top_k = column("top_k")
+        ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
+        probs = ordered.softmax(dim=-1)
+        # A token stays while those before it have not reached top_p; the first always does.
+        top_p = column("top_p")
+        cut = (top_p < 1) & (probs.cumsum(-1) - probs >= top_p)
+        ordered = ordered.masked_fill(cut, -torch.inf)
+        logits = logits.scatter(-1, order, ordered)
+    return logits.softmax(dim=-1)
+
+
+def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Invert the cumulative distribution: the first token whose running sum exceeds the draw."""
+    running = probs.double().cumsum(dim=-1)
+    draw = uniform.to(probs.device).unsqueeze(1) * running[:, -1:]
+    return torch.searchsorted(running, draw, right=True).clamp_(max=probs.shape[-1] - 1).squeeze(1)
