@@ -10,9 +10,11 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from mini_engine.model import CausalLM, ModelConfig
 
@@ -60,23 +62,23 @@ def load_model(path, dtype: str | torch.dtype = "auto", device: str | torch.devi
 
 
 def _build(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    with torch.device("meta"):
-        model = CausalLM(checkpoint.config)
-    model.requires_grad_(False)
-    heads, head_dim = model.layers[0].self_attn.heads, checkpoint.config.head_dim
+    with torch.device("meta"), _SkipInit():
+        model = CausalLM(checkpoint.config).requires_grad_(False)
+    config = checkpoint.config
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
     state, used = {}, set()
     for name, parameter in model.named_parameters():  # a tied lm_head does not appear
         module = name.split(".")[-2]
         parts = [name.replace(module, part) for part in FUSED.get(module, (module,))]
         if module == "qkv_proj":
-            rows = [n * head_dim for n in heads]
+            rows = [n * config.head_dim for n in heads]
         else:
             rows = [len(parameter) // len(parts)] * len(parts)
         state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
         for part, target in zip(parts, state[name].split(rows), strict=True):
             target.copy_(_read(checkpoint, part, target.shape))
         used.update(parts)
-    if checkpoint.config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
     ignored = {name for name in checkpoint.files if name.endswith("rotary_emb.inv_freq")} | {"lm_head.weight"}
     if unknown := sorted(checkpoint.files.keys() - used - ignored):
@@ -85,11 +87,21 @@ def _build(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> 
             f"{checkpoint.source} describes"
         )
     model.load_state_dict(state, assign=True)
-    if checkpoint.config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight  # one Parameter again
     if checkpoint.rope_factors is not None:
         model.inv_freq = model.inv_freq / checkpoint.rope_factors
     return model.eval()
+
+
+class _SkipInit(TorchFunctionMode):
+    """Leave out torch.nn.init: on meta tensors it does nothing but import torch's compiler (2 s)."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _read(checkpoint: Checkpoint, name: str, shape: torch.Size) -> Tensor:
@@ -165,7 +177,7 @@ def _read_json(file: Path) -> dict:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{file}: there is no such file; a model folder holds config.json, tokenizer.json and model.safetensors"
+            f"{file}: there is no such file; a model folder has it beside its model.safetensors"
         ) from None
     except ValueError as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from None
@@ -200,6 +212,8 @@ def _open_gguf(path: Path) -> Checkpoint:
     from mini_engine.gguf_file import GGUFFile
 
     gguf = GGUFFile(path)
+    if gguf.get("split.count", 1) > 1:
+        raise ValueError(f"{path}: one part of several; join them with llama.cpp's gguf-split first")
     tensors = {}
     for tensor in gguf.tensors:
         *layer, stem, kind = tensor.name.split(".")  # blk.3.attn_q.weight, output_norm.weight
@@ -214,13 +228,15 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     def read(name):
         tensor = tensors[name]
+        data, kind = (
+            np.asarray(tensor.data),
+            tensor.tensor_type,
+        )  # no longer a memmap: those are slow to slice
         try:
-            data = (
-                tensor.data if tensor.data.dtype.kind == "f" else dequantize(tensor.data, tensor.tensor_type)
-            )
+            data = data if data.dtype.kind == "f" else dequantize(data, kind)
         except NotImplementedError:
             raise ValueError(
-                f"{path}: tensor {tensor.name!r} has type {tensor.tensor_type.name}, which cannot be dequantized"
+                f"{path}: tensor {tensor.name!r} is {kind.name}, which is not supported"
             ) from None
         if heads := interleaved.get(name.split(".")[-2]):
             if len(data) % (2 * heads):
@@ -228,7 +244,7 @@ def _open_gguf(path: Path) -> Checkpoint:
                     f"{path}: tensor {tensor.name!r} has {len(data)} rows, which {heads} heads cannot share"
                 )
             data = data.reshape(heads, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
-        # Reads of a memory map are private copies or not writable; torch is told to make its own.
+        # torch wants to own writable memory, and the file is mapped read-only.
         return torch.from_numpy(data if data.flags.writeable else data.copy())
 
     factors = read("rope_freqs.weight") if "rope_freqs.weight" in tensors else None

@@ -257,11 +257,10 @@ def _from_gguf(path: Path) -> Tokenizer:
 
     gguf = GGUFFile(path)
     tokens = gguf.need("tokenizer.ggml.tokens")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(gguf.need("tokenizer.ggml.model"))
+    model = gguf.need("tokenizer.ggml.model")
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
-        raise ValueError(
-            f"{path}: tokenizer.ggml.model {gguf.get('tokenizer.ggml.model')!r} is not supported; gpt2 and llama are"
-        )
+        raise ValueError(f"{path}: tokenizer.ggml.model {model!r} is not supported; gpt2 and llama are")
     backend, add_bos = build(gguf, tokens)
     kinds = gguf.get("tokenizer.ggml.token_type") or []
     typed = list(zip(tokens, kinds, strict=False))

@@ -1,0 +1,245 @@
+"""The decoder and the readers against transformers: same weights, same logits, same tokens.
+
+Checkpoints are tiny, random, and saved by transformers itself. Every weight is drawn, biases and
+norms included: transformers starts those at 0 and 1, where leaving one out would not show.
+"""
+
+import re
+
+import pytest
+import torch
+
+from mini_engine import models
+from mini_engine.checkpoint import load_model
+from mini_engine.gguf_file import GGUFFile
+from mini_engine.model import sdpa
+from mini_engine.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+
+SIZES = dict(
+    vocab_size=96,
+    hidden_size=48,
+    intermediate_size=80,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+)
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=500.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
+CASES = {
+    "llama-gqa-untied": ("Llama", {}),
+    "llama-mha-tied": ("Llama", dict(num_key_value_heads=6, tie_word_embeddings=True)),
+    "llama-biases": ("Llama", dict(attention_bias=True, mlp_bias=True)),
+    "llama-head-dim-eps": ("Llama", dict(head_dim=16, rms_norm_eps=1e-2)),
+    "llama-rope-llama3": ("Llama", dict(rope_parameters=LLAMA3)),
+    "llama-rope-linear": ("Llama", dict(rope_parameters=LINEAR)),
+    "qwen2-gqa-tied": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen2-untied-theta": ("Qwen2", dict(rope_parameters=dict(rope_type="default", rope_theta=100.0))),
+    "qwen3-head-dim": ("Qwen3", dict(head_dim=16)),
+    "qwen3-tied-biases": ("Qwen3", dict(head_dim=4, attention_bias=True, tie_word_embeddings=True)),
+}
+TOKENS = torch.randint(SIZES["vocab_size"], (2, 80), generator=torch.Generator().manual_seed(1))
+
+
+def make(case: str):
+    """A random transformers model, float32."""
+    family, changes = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return model
+
+
+@torch.no_grad()
+def our_logits(model, token_ids: torch.Tensor) -> torch.Tensor:
+    """Logits of every position, with nothing cached: the dense reference."""
+    positions = torch.arange(token_ids.shape[-1]).expand(token_ids.shape)
+    hidden = model(token_ids, positions, lambda layer, q, k, v: sdpa(q, k, v, is_causal=True))
+    return model.logits(hidden)
+
+
+def our_greedy(model, prompt: list[int], n: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(our_logits(model, torch.tensor([ids]))[0, -1].argmax().item())
+    return ids[len(prompt) :]
+
+
+def their_greedy(model, prompt: list[int], n: int) -> list[int]:
+    model.generation_config.eos_token_id = None  # run to the end
+    ids = torch.tensor([prompt])
+    # Without a mask, transformers takes a prompt token that equals the pad token for padding.
+    ids = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, do_sample=False, pad_token_id=0
+    )
+    return ids[0, len(prompt) :].tolist()
+
+
+def norms_in_double(model):
+    """transformers' RMSNorm rounds to float32 whatever the model's type; for the tight comparison
+    it is replaced by the formula itself."""
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = forward.__get__(module)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_greedy_tokens_equal_transformers(case, tmp_path):
+    """In float32 to 1e-4 and in tokens; in float64 to 1e-9, where near ties cannot hide an error."""
+    theirs = make(case)
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path, device="cpu")
+    assert (ours.lm_head.weight is ours.embed_tokens.weight) == theirs.config.tie_word_embeddings
+    torch.testing.assert_close(our_logits(ours, TOKENS), theirs(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    prompt = TOKENS[0, :40].tolist()
+    assert our_greedy(ours, prompt, 12) == their_greedy(theirs, prompt, 12)
+
+    ours, theirs = load_model(tmp_path, dtype="float64", device="cpu"), norms_in_double(theirs.double())
+    torch.testing.assert_close(our_logits(ours, TOKENS), theirs(TOKENS).logits, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["llama-rope-llama3", "llama-rope-linear", "qwen3-head-dim"])
+def test_the_case_is_able_to_fail(case, tmp_path):
+    """Without its special rule (rope scaling, qk-norm) the model's logits are far off, so the
+    agreement above says something."""
+    theirs = make(case)
+    theirs.save_pretrained(tmp_path)
+    ours = load_model(tmp_path, device="cpu")
+    if "rope" in case:
+        exponent = torch.arange(0, ours.config.head_dim, 2) / ours.config.head_dim
+        ours.inv_freq = 1 / ours.config.rope_theta**exponent
+    else:
+        for layer in ours.layers:
+            layer.self_attn.k_norm = torch.nn.Identity()
+    assert (our_logits(ours, TOKENS) - theirs(TOKENS).logits).abs().max() > 0.05
+
+
+def test_sharded_checkpoint_equals_transformers(tmp_path):
+    theirs = make("qwen2-untied-theta")
+    theirs.save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert not (tmp_path / "model.safetensors").exists()
+    ours = load_model(tmp_path, device="cpu")
+    torch.testing.assert_close(our_logits(ours, TOKENS), theirs(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama-gqa-untied", "qwen3-head-dim"])
+def test_bfloat16_checkpoint_equals_transformers(case, tmp_path):
+    """A bfloat16 checkpoint computes in float32 on the CPU; asked for bfloat16, it errs no more
+    than transformers does."""
+    make(case).bfloat16().save_pretrained(tmp_path)
+    theirs = {
+        dtype: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)(
+            TOKENS
+        ).logits.detach()
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    ours = load_model(tmp_path, device="cpu")
+    assert ours.dtype == torch.float32
+    exact = theirs[torch.float32]
+    torch.testing.assert_close(our_logits(ours, TOKENS), exact, rtol=1e-4, atol=1e-4)
+    ours = load_model(tmp_path, dtype="bfloat16", device="cpu")
+    assert ours.dtype == torch.bfloat16
+    error = (our_logits(ours, TOKENS).float() - exact).square().mean()
+    assert error < 1.5 * (theirs[torch.bfloat16].float() - exact).square().mean()
+
+
+# SmolLM2, from the GGUF file that transformers reads too
+
+smollm2 = pytest.mark.skipif(
+    not models.MODELS["smollm2"].is_present,
+    reason="SmolLM2 is not here; `mini-engine models fetch smollm2` gets it",
+)
+TEXTS = [
+    "Hello, world!",
+    "The answer is 42, not 4200; pi is 3.14159 and 1/2 = ½, x² = 9.",
+    "def f(x):\n    return {'a': [1, 2], \"b\": x ** 2}  # done\n\n\nprint(f(10))\n",
+    "Grüße aus Köln, naïve café — “quoted” … ñ",
+    "日本語のテキストと한국어 텍스트, и русский, عربى",
+    "emoji 🙂👍🏽 and a family 👨‍👩‍👧, flags 🇫🇷",
+    "tabs\tand   runs  of spaces\n\n  \n\r\n end ",
+    " leading, don't I'LL we've they're it's",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|><|im_start|",
+    "",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_reader():
+    """transformers opens the file with gguf's own reader, twice, at 4 to 8 seconds each time;
+    test_checkpoint shows that ours reads the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gguf.GGUFReader", GGUFFile)
+        yield
+
+
+@pytest.fixture(scope="module")
+def smollm2_tokenizers(quick_reader):
+    path = models.resolve("smollm2")
+    return Tokenizer.from_path(path), transformers.AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name
+    )
+
+
+@smollm2
+def test_smollm2_token_ids_equal_transformers(smollm2_tokenizers):
+    """Digits stand alone in this tokenizer; transformers leaves that rule out when it reads a
+    GGUF file (seen where spaces stand before a digit), so it is given the text cut at digits."""
+    ours, theirs = smollm2_tokenizers
+    for text in TEXTS:
+        pieces = [piece for piece in re.split(r"([0-9½²])", text) if piece]
+        assert ours.encode(text) == sum((theirs.encode(piece) for piece in pieces), []), text
+        assert ours.decode(ours.encode(text), skip_special_tokens=False) == text
+    assert ours.vocab_size == len(theirs)
+    assert ours.eos_token_ids == (theirs.eos_token_id,)
+
+
+@smollm2
+def test_smollm2_chat_text_equals_transformers(smollm2_tokenizers):
+    ours, theirs = smollm2_tokenizers
+    user, system = {"role": "user", "content": "Hi there!"}, {"role": "system", "content": "Be brief."}
+    answer = {"role": "assistant", "content": "Hello."}
+    for messages in ([user], [system, user], [user, answer, user]):
+        for prompt in (True, False):
+            text = theirs.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False)
+            assert ours.apply_chat_template(messages, add_generation_prompt=prompt) == text
+    ids = theirs.apply_chat_template([user], add_generation_prompt=True)["input_ids"]
+    assert ours.encode_chat([user]) == ids
+
+
+@smollm2
+def test_smollm2_logits_and_tokens_equal_transformers(smollm2_tokenizers):
+    """The real model, dequantized by each reader: logits of a prompt, and a greedy answer."""
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
+    path = models.resolve("smollm2")
+    ours = load_model(path, device="cpu")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    ).eval()
+    tokenizer = smollm2_tokenizers[0]
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    answer = their_greedy(theirs, prompt, 8)
+    assert "Paris" in tokenizer.decode(answer)
+    ids = torch.tensor([prompt + answer])
+    with torch.no_grad():
+        expected = theirs(ids).logits
+    found = our_logits(ours, ids)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    # Greedy, all steps in one pass: what follows each token of their answer is our choice too.
+    assert found[0, len(prompt) - 1 : -1].argmax(-1).tolist() == answer
