@@ -1,0 +1,474 @@
+"""Figures: what they plot, on runs of the real scheduler, and that it can be read once drawn."""
+
+import random
+import subprocess
+import sys
+from itertools import combinations
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.text import Text  # noqa: E402
+
+from mini_engine import figures  # noqa: E402
+from mini_engine.block_manager import BlockManager  # noqa: E402
+from mini_engine.metrics import request_metrics, summary  # noqa: E402
+from mini_engine.request import Request, SamplingParams  # noqa: E402
+from mini_engine.scheduler import Scheduler  # noqa: E402
+from mini_engine.trace import Recorder, Trace, VirtualClock  # noqa: E402
+
+
+def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=(), **settings):
+    """Run (arrival step, Request) pairs with random tokens in the model's place."""
+    rng = random.Random(0)
+    settings = {"max_num_batched_tokens": 32, "max_num_seqs": 6, **settings}
+    clock = VirtualClock(cost and (lambda r: cost[0] + cost[1] * r["num_batched_tokens"]))
+    run = Recorder(Scheduler(BlockManager(num_blocks, block_size), **settings), clock=clock)
+    by_id = {request.request_id: request for _, request in requests}
+    while requests or run.has_work:
+        while requests and requests[0][0] <= run.step:
+            run.add(requests.pop(0)[1])
+        for step, rid in aborts:
+            if step == run.step:
+                run.abort(rid)
+        scheduled = run.schedule()
+        ends = [rid for rid, n in scheduled.items() if n == by_id[rid].num_new_tokens]
+        run.update(scheduled, {rid: rng.randrange(100) for rid in ends})
+    return run.close("drained")
+
+
+def mixed_requests():
+    rng = random.Random(3)
+    shared, requests, at = [rng.randrange(100) for _ in range(24)], [], 0
+    for i in range(9):
+        prompt = [rng.randrange(100) for _ in range(rng.choice([6, 12, 24, 48]))]
+        prompt = shared + prompt[:8] if i % 3 == 2 else prompt
+        sampling = SamplingParams(max_tokens=rng.choice([8, 16, 24]))
+        requests.append((at, Request(f"r{i}", prompt, sampling, priority=rng.choice([0, 1, 2]))))
+        at += rng.choice([0, 1, 3, 6])
+    return requests
+
+
+def mixed(**settings):
+    """Chunks, mixed steps, preemptions, prefix hits and an abort, in one run."""
+    settings = {"policy": "priority", "long_prefill_token_threshold": 16, "aborts": [(30, "r6")], **settings}
+    return record(mixed_requests(), **settings)
+
+
+def uniform(num_requests, max_tokens=10, prompt=4, **settings):
+    requests = [
+        (0, Request(f"r{i}", [i + 1] * prompt, SamplingParams(max_tokens=max_tokens)))
+        for i in range(num_requests)
+    ]
+    return record(requests, **{"num_blocks": 4000, "block_size": 16, **settings})
+
+
+@pytest.fixture(scope="module")
+def trace():
+    trace = mixed()
+    told = summary(trace)
+    assert told.num_preemptions and told.num_cached_tokens  # else the tests below prove little
+    return trace
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+# ------------------------------------------------------------------------------------ timeline
+
+
+def test_timeline_of_two_requests_cell_by_cell():
+    """A budget of 4: `a` computes 3 tokens, `b` takes what is left, then what is missing."""
+    requests = [
+        (0, Request("a", [1, 2, 3], SamplingParams(max_tokens=3))),
+        (0, Request("b", [4, 5, 6], SamplingParams(max_tokens=1))),
+        (1, Request("c", [7], SamplingParams(max_tokens=1))),
+    ]
+    settings = {"max_num_batched_tokens": 4, "max_num_seqs": 2}
+    data = figures.timeline_data(record(requests, num_blocks=5, block_size=2, **settings))
+    assert data["ids"] == ["a", "b", "c"]
+    assert data["states"] == [
+        ["prefill", "decode", "decode"],
+        ["prefill", "prefill", "finished"],
+        [None, "waiting", "prefill"],
+    ]
+    assert data["tokens"] == [[3, 1, 1], [1, 2, 0], [0, 0, 1]]
+    assert data["finished"] == {"a": (3, "length"), "b": (2, "length"), "c": (3, "length")}
+    assert (data["decode_tokens"], data["prefill_tokens"]) == ([0, 1, 1], [4, 2, 1])
+    assert (data["used_blocks"], data["num_blocks"], data["budget"]) == ([4, 4, 4], 5, 4)
+
+
+def test_timeline_agrees_with_the_metrics(trace):
+    """Cells, hits and preemptions counted in the picture are those in the table."""
+    data, metrics = figures.timeline_data(trace), request_metrics(trace)
+    assert data["ids"] == list(metrics)
+    for rid, states, tokens in zip(data["ids"], data["states"], data["tokens"], strict=True):
+        told = metrics[rid]
+        assert states.count("preempted") == told.num_preemptions
+        found = sum(data["hits"].get(rid, {}).values())
+        assert found == told.num_cached_tokens + told.num_resumed_cached_tokens
+        assert (sum(tokens) == 0) == (told.num_output_tokens == 0)
+    together = map(sum, zip(data["decode_tokens"], data["prefill_tokens"], strict=True))
+    assert list(together) == [step["num_batched_tokens"] for step in trace.steps]
+
+
+def test_an_aborted_request_is_gone_from_the_step_of_its_abort(trace):
+    data = figures.timeline_data(trace)
+    assert data["finished"]["r6"] == (30, "abort")
+    states = data["states"][data["ids"].index("r6")]
+    assert states[30:] == ["finished"] * (len(states) - 30)
+    assert states[29] != "finished"
+
+
+def test_a_part_of_the_timeline_is_the_same_cells(trace):
+    """steps=(first, last) cuts columns, folds what came before, and drops who had gone."""
+    whole, part = figures.timeline_data(trace), figures.timeline_data(trace, (25, 40))
+    assert part["steps"] == whole["steps"][25:41]
+    assert part["decode_tokens"] == whole["decode_tokens"][25:41]
+    for rid, states in zip(part["ids"], part["states"], strict=True):
+        assert states == whole["states"][whole["ids"].index(rid)][25:41]
+    assert "r0" in whole["ids"] and "r0" not in part["ids"]
+
+
+def test_timeline_draws_rows_labels_and_legend(trace):
+    """A row a request, the chunk sizes above it, a black end for each, every state in the legend."""
+    rows, pool, budget = figures.timeline(trace)
+    data = figures.timeline_data(trace)
+    names = [f"{rid} (p{data['priorities'][rid]})" for rid in data["ids"]]
+    assert [label.get_text() for label in rows.get_yticklabels()] == names
+    legend = [text.get_text() for text in rows.get_legend().get_texts()]
+    assert legend == [
+        "waiting", "prefill (tokens above)", "decode", "preempted", "finished", "prefix-cache hit",
+    ]  # fmt: skip
+    texts = [text.get_text() for text in rows.texts]
+    assert "16+16" in texts and "abort" in texts
+    assert any(text.startswith(figures.HIT) for text in texts)
+    assert [text.get_text() for text in pool.texts] == ["pool: 36 blocks"]
+    assert [text.get_text() for text in budget.texts] == ["budget: 32 tokens"]
+
+
+def test_timeline_without_priorities_or_events_stays_plain():
+    rows, _, _ = figures.timeline(uniform(2))
+    assert [label.get_text() for label in rows.get_yticklabels()] == ["r0", "r1"]
+    assert "preempted" not in [text.get_text() for text in rows.get_legend().get_texts()]
+
+
+def test_chunks_too_narrow_for_their_counts_show_the_sum():
+    """A prefill of 30 chunks that ends just before the next would overlap what follows."""
+    trace = uniform(1, max_tokens=2, prompt=300, long_prefill_token_threshold=10)
+    rows, _, _ = figures.timeline(trace, width=3)
+    assert [text.get_text() for text in rows.texts] == ["300"]
+
+
+def test_timeline_refuses_what_nobody_could_read():
+    """61 rows are refused with the numbers and a way out; a part of them is drawn."""
+    trace = uniform(61, max_num_seqs=8)
+    with pytest.raises(ValueError, match=r"61 requests over \d+ steps .* steps=\(first, last\)"):
+        figures.timeline(trace)
+    last = len(trace.steps) - 1
+    assert len(figures.timeline(trace, steps=(last - 5, last))[0].get_yticks()) < 61
+
+
+def test_an_empty_trace_is_refused():
+    with pytest.raises(ValueError, match="no request to draw"):
+        figures.timeline(Trace({"config": {}}))
+
+
+# --------------------------------------------------------------------- budget and utilisation
+
+
+def test_budget(trace):
+    data = figures.budget_data(trace)
+    told = figures.timeline_data(trace)
+    assert data["decode_tokens"] == told["decode_tokens"]
+    assert data["prefill_tokens"] == told["prefill_tokens"]
+    spent = sum(data["decode_tokens"]) + sum(data["prefill_tokens"])
+    assert data["utilisation"] == pytest.approx(spent / (32 * len(trace.steps)))
+
+
+def classic(num_shorts):
+    """One request of 500 tokens, the others of 10, eight slots."""
+    lengths = [500] + [10] * num_shorts
+    requests = [
+        (0, Request(f"r{i}", [i + 1] * 4, SamplingParams(max_tokens=n))) for i, n in enumerate(lengths)
+    ]
+    return record(requests, num_blocks=4000, block_size=16, max_num_batched_tokens=64, max_num_seqs=8)
+
+
+def test_utilisation_of_the_classic_case():
+    """Eight requests alone keep (500 + 7 x 10) of 8 x 500 slots busy; with 343 shorts behind, all."""
+    data = figures.utilisation_data(classic(7), classic(343))
+    assert data["static"]["mean"] == 0.1425
+    assert data["static"]["mean_while_waiting"] is None
+    assert data["static"]["busy"] == [8] * 10 + [1] * 490
+    assert data["continuous"]["mean"] == (343 * 10 + 500) / (8 * 500)
+    assert data["speedup"] == pytest.approx((343 * 10 + 500) / 570)
+
+
+def test_utilisation_titles_carry_the_figures():
+    static, continuous = figures.utilisation(classic(7), classic(343))
+    assert static.get_title(loc="left") == "Static batching: 14.2% of the slots busy, 500 steps"
+    assert continuous.get_title(loc="left").startswith("Continuous batching: 98")
+
+
+# ----------------------------------------------------------------------------------- block map
+
+
+def test_block_map_agrees_with_the_pool_in_every_step(trace):
+    """Owners fill what is not free; blocks held or cached are as many as the manager counted."""
+    steps = list(range(len(trace.steps)))
+    data = figures.block_map_data(trace, steps)
+    shared = 0
+    for step, owners, cached in zip(trace.steps, data["owners"], data["cached"], strict=True):
+        held = sum(bool(ids) for ids in owners)
+        assert held == data["num_blocks"] - step["num_free_blocks"]
+        assert not any(owners[block] for block in cached)
+        assert len(cached) <= step["num_cached_blocks"]
+        shared += sum(len(ids) > 1 for ids in owners)
+    assert shared > 0
+    last = trace.steps[-1]
+    assert len(data["cached"][-1]) > 0
+    assert len(data["cached"][-1]) <= last["num_free_blocks"]
+
+
+def test_cached_blocks_are_those_the_manager_can_still_find():
+    """When all is drained, whoever asks next finds just the blocks that the map showed as cached."""
+    requests = [
+        (0, Request("a", list(range(10)), SamplingParams(max_tokens=1))),
+        (1, Request("b", [50, 51], SamplingParams(max_tokens=1))),
+    ]
+    trace = record(requests, num_blocks=6, block_size=4)
+    data = figures.block_map_data(trace, [0, 1])
+    table = trace.steps[0]["blocks"]["a"]
+    assert data["cached"] == [set(), set(table[:2])]  # the third is not full
+    assert data["owners"][1][trace.steps[1]["blocks"]["b"][0]] == ("b",)
+
+
+def test_block_map_names_the_steps_it_cannot_show(trace):
+    with pytest.raises(ValueError, match=r"within 0 to \d+"):
+        figures.block_map_data(trace, [0, 10_000])
+
+
+def test_block_map_letters_every_held_block(trace):
+    (ax,) = figures.block_map(trace, [20])
+    owners = figures.block_map_data(trace, [20])["owners"][0]
+    drawn = [text.get_text() for text in ax.texts if text.get_text()]
+    assert drawn == [ids[0] if len(ids) == 1 else f"×{len(ids)}" for ids in owners if ids]
+
+
+# ------------------------------------------------------------------------------ attention mask
+
+
+def test_attention_mask_of_two_decodes_and_a_chunk():
+    """Left padding on both sides of the seam; a query sees its own past and nothing later."""
+    data = figures.attention_mask_data([2, 1], [1, 2])
+    pad = "pad"
+    assert data["padded"]["rows"] == [("A", None), ("A", 2), ("B", 1), ("B", 2)]
+    assert data["padded"]["cells"] == [
+        [pad, pad, pad, pad],
+        [0, 1, pad, 2],
+        [pad, 0, 1, "later"],
+        [pad, 0, 1, 2],
+    ]
+    assert data["ragged"]["cells"] == [[0, 1, 2], [0, 1, "later"], [0, 1, 2]]
+    assert (data["padded"]["computed"], data["ragged"]["computed"]) == (16, 9)
+    assert data["padded"]["seen"] == data["ragged"]["seen"] == 8
+
+
+def test_attention_mask_of_a_recorded_step(trace):
+    """Every batch of a run: query p sees p + 1 keys, in both layouts."""
+    for step in trace.steps[:30]:
+        ids, past, new = figures.step_rows(trace, step["step"])
+        assert (ids, new) == (list(step["scheduled"]), list(step["scheduled"].values()))
+        data = figures.attention_mask_data(past, new, ids)
+        expected = sum(p + i + 1 for p, n in zip(past, new, strict=True) for i in range(n))
+        assert data["padded"]["seen"] == data["ragged"]["seen"] == expected
+        assert data["padded"]["computed"] == len(ids) * max(new) * (max(past) + max(new))
+
+
+def test_attention_mask_refuses_what_does_not_fit():
+    with pytest.raises(ValueError, match="40 padded rows of 120 keys do not fit"):
+        figures.attention_mask([100, 3], [1, 20])
+    with pytest.raises(ValueError, match="one past length and one number"):
+        figures.attention_mask([1, 2], [1])
+    with pytest.raises(ValueError, match="not 999"):
+        figures.step_rows(uniform(1), 999)
+
+
+# ------------------------------------------------------------------------ waste, latency, ladder
+
+
+def test_waste_of_one_request():
+    """Prompt 5 and up to 4 tokens in blocks of 4: two blocks at first; contiguous reserves 9 throughout."""
+    data = figures.waste_data(uniform(1, max_tokens=4, prompt=5, num_blocks=8, block_size=4))
+    assert data["held"] == data["held_contiguous"] == [5, 6, 7, 8]
+    assert data["paged"] == [8, 8, 8, 8]
+    assert data["contiguous"] == [9, 9, 9, 9]
+    assert data["wasted"] == {"paged": 1 - 26 / 32, "contiguous": pytest.approx(1 - 26 / 36)}
+    whole = figures.waste_data(uniform(1, max_tokens=4, prompt=5, num_blocks=8, block_size=4), 100)
+    assert whole["contiguous"] == [100] * 4
+
+
+def test_shared_blocks_are_counted_once_by_paging_and_copied_by_contiguous(trace):
+    data = figures.waste_data(trace)
+    assert all(held <= taken for held, taken in zip(data["held"], data["paged"], strict=True))
+    assert any(one < copies for one, copies in zip(data["held"], data["held_contiguous"], strict=True))
+
+
+def test_latency_plots_every_value_once(trace):
+    data = figures.latency_data({"a": trace, "b": uniform(3)})
+    told = summary(trace)
+    assert list(data) == ["a", "b"]
+    assert [len(data["a"][name]) for name in ("ttft", "tpot", "itl")] == [
+        told.ttft.count,
+        told.tpot.count,
+        told.itl.count,
+    ]
+    assert data["b"] == {"ttft": [1] * 3, "tpot": [1] * 3, "itl": [1] * 27}
+    for ax in figures.latency({"a": trace, "b": uniform(3)}):
+        assert len(ax.lines) == 2
+
+
+def long_prompts(threshold):
+    """Decodes that are under way when prompts of 400 tokens come in, on a clock with a cost model."""
+    rng = random.Random(1)
+    short = [
+        (i, Request(f"s{i}", [rng.randrange(99) for _ in range(16)], SamplingParams(max_tokens=40)))
+        for i in range(3)
+    ]
+    long = [
+        (9 + 9 * i, Request(f"l{i}", [rng.randrange(99) for _ in range(400)], SamplingParams(max_tokens=4)))
+        for i in range(2)
+    ]
+    settings = {"max_num_batched_tokens": 512, "long_prefill_token_threshold": threshold}
+    return record(short + long, num_blocks=200, block_size=16, cost=(2, 0.25), **settings)
+
+
+def test_a_smaller_threshold_shortens_the_worst_gap_and_delays_the_first_token():
+    rows = figures.itl_vs_threshold_data([long_prompts(n) for n in (0, 128, 32)])
+    assert [row["threshold"] for row in rows] == [32, 128, 0]
+    gaps, firsts = [row["itl_max"] for row in rows], [row["ttft_max"] for row in rows]
+    assert gaps == sorted(gaps) and gaps[0] < gaps[-1] / 3
+    assert firsts == sorted(firsts, reverse=True) and firsts[0] > firsts[-1]
+
+
+def test_ladder_relates_each_rung_to_the_first():
+    rows = figures.ladder_data({"one": uniform(4, max_num_seqs=1), "four": uniform(4, max_num_seqs=4)})
+    assert rows == [("one", 1.0, 1.0), ("four", 4.0, 4.0)]
+
+
+# ------------------------------------------------------------------------------------- compare
+
+
+def test_compare_marks_the_first_departing_step(trace):
+    other = mixed(long_prefill_token_threshold=12)
+    data = figures.compare_data(trace, other)
+    index = data["first_difference"]
+    assert index == 9  # r2 brings the first prompt longer than 12
+    ours, theirs = data["fields"]["scheduled"]
+    assert (dict(ours)["r2"], dict(theirs)["r2"]) == (16, 12)
+    for ax in figures.compare(trace, other):
+        (band,) = [
+            p for p in ax.patches if p.get_facecolor() == matplotlib.colors.to_rgba(figures.YELLOW, 0.45)
+        ]
+        assert (band.get_x(), band.get_width()) == (8.5, 1)
+    assert "first differ at step 9: scheduled" in ax.get_xlabel()
+
+
+def test_compare_of_equals_says_so(trace):
+    assert figures.compare_data(trace, mixed()) == {"first_difference": None, "fields": {}}
+    assert "the two are the same" in figures.compare(trace, mixed())[1].get_xlabel()
+
+
+def test_compare_of_a_trace_that_stops_early(trace):
+    short = Trace(trace.header, trace.steps[:20])
+    data = figures.compare_data(short, trace)
+    assert data["first_difference"] == 20
+    assert data["fields"]["num_running"][0] is None
+
+
+# -------------------------------------------------------------------------------- all figures
+
+DRAW = {
+    "timeline": lambda t: figures.timeline(t),
+    "budget": lambda t: figures.budget(t),
+    "utilisation": lambda t: figures.utilisation(classic(7), classic(100)),
+    "block_map": lambda t: figures.block_map(t),
+    "attention_mask": lambda t: figures.attention_mask([5, 3, 0], [1, 1, 4]),
+    "attention_mask, large": lambda t: figures.attention_mask([19, 9, 4], [1, 1, 8]),
+    "waste": lambda t: figures.waste(t),
+    "latency": lambda t: figures.latency({"chunked": long_prompts(32), "whole": long_prompts(0)}),
+    "itl_vs_threshold": lambda t: figures.itl_vs_threshold([long_prompts(n) for n in (32, 128, 0)]),
+    "ladder": lambda t: figures.ladder({"one": uniform(4, max_num_seqs=1), "four": uniform(4)}),
+    "compare": lambda t: figures.compare(t, mixed(long_prefill_token_threshold=12)),
+}
+
+
+@pytest.mark.parametrize("name", DRAW)
+def test_every_text_is_readable(name, trace, monkeypatch):
+    """At the width of a notebook no letter is below 8 points, none covers another, none is cut off."""
+    axes = DRAW[name](trace)
+    figure = (axes[0] if isinstance(axes, tuple) else axes).figure
+    assert figure.get_figwidth() <= 8
+    figure.canvas.draw()
+
+    drawn, draw = [], Text.draw  # what is really drawn: matplotlib keeps texts that it never shows
+    monkeypatch.setattr(Text, "draw", lambda text, renderer: (drawn.append(text), draw(text, renderer)))
+    figure.canvas.draw()
+    drawn = [text for text in drawn if text.get_visible() and text.get_text().strip()]
+    assert min(text.get_fontsize() for text in drawn) >= 8
+    boxes = [(text.get_text(), text.get_window_extent()) for text in drawn]
+    for (one, a), (other, b) in combinations(boxes, 2):
+        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across <= 1 or down <= 3, f"{one!r} and {other!r} overlap"
+    page = figure.bbox.padded(1)
+    for text, box in boxes:
+        assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), f"{text!r} is cut off"
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in dir(figures) if f"{n}_data" in dir(figures)] + ["attention_mask"]
+)
+def test_every_figure_is_covered_above(name):
+    assert name in DRAW
+
+
+def test_figures_draw_on_axes_that_they_are_given(trace):
+    """No second figure appears, and what comes back is what went in."""
+    _, axes = plt.subplots(3)
+    assert figures.timeline(trace, axes) == tuple(axes)
+    _, ax = plt.subplots()
+    assert figures.budget(trace, ax) is ax
+    assert figures.waste(trace, ax) is ax
+    assert figures.ladder({"one": trace}, ax) is ax
+    assert len(plt.get_fignums()) == 2
+
+
+def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
+    from PIL import Image
+
+    alt = figures.alt_text(trace, "timeline")
+    figures.save(figures.timeline(trace), tmp_path / "timeline.png", alt=alt)
+    with Image.open(tmp_path / "timeline.png") as image:
+        assert image.info["Description"] == alt
+        assert image.width > 900
+    assert plt.get_fignums() == []
+
+
+def test_alt_text_tells_the_traces_own_numbers(trace):
+    told, alt = summary(trace), figures.alt_text(trace, "block_map")
+    assert alt.startswith(f"Block map of 9 requests over {told.num_steps} steps: 8 completed,")
+    assert f"{told.num_preemptions} preemptions" in alt
+    assert f"longest gap between tokens {told.max_itl:.3g} steps" in alt
+
+
+def test_importing_figures_is_cheap():
+    """matplotlib comes with the first drawing, torch never."""
+    code = "import mini_engine.figures, sys; print({'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "set()"
