@@ -1,0 +1,9 @@
+"""pytest: the LAB_IMPL switch and what comes with it. All of it lives in labs/kit/plugin.py."""
+
+import sys
+from pathlib import Path
+
+# `pytest` from a fresh checkout, before anything is installed, finds labs and mini_engine too.
+sys.path.insert(0, str(Path(__file__).parent))
+
+pytest_plugins = ["labs.kit.plugin"]

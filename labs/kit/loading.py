@@ -1,0 +1,131 @@
+"""Loads a lab's files by path, and builds what the `lab` fixture hands to the tests.
+
+A starter that cannot be loaded becomes a `Broken` lab: it says why, in one sentence, as soon as a
+test touches it, so that collection never fails and the other labs go on.
+"""
+
+import importlib
+import sys
+import traceback
+import types
+from functools import cache
+from pathlib import Path
+
+from labs.kit.guard import PrintFlood, TimeUp, deadline, silence
+from labs.kit.manifest import Bug, Lab, LabError, find_lab
+
+
+class LoadProblem(Exception):
+    """Why an implementation cannot be tested, in words for the learner."""
+
+
+class Broken:
+    """Stands for an implementation that did not load; raises its LoadProblem when it is used."""
+
+    def __init__(self, problem: LoadProblem):
+        self._problem = problem
+
+    def __getattr__(self, name):
+        raise self._problem
+
+
+def execute(source: str, module_name: str, path: Path | str) -> types.ModuleType:
+    """Run source as a module of its own. dataclasses want it in sys.modules."""
+    module = types.ModuleType(module_name)
+    module.__file__ = str(path)
+    sys.modules[module_name] = module
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+@cache
+def load(lab_id: str, name: str) -> types.ModuleType:
+    """A lab's file as a module: load("lab-01", "scenarios")."""
+    lab = find_lab(lab_id)
+    path = lab.file(f"{name}.py")
+    if not path.exists():
+        raise LabError(f"{lab.id} has no file {path.name}")
+    return execute(path.read_text(encoding="utf-8"), _module_name(lab, name), path)
+
+
+@cache
+def namespace(lab_id: str, impl: str):
+    """What is under test: the module of starter.py or solution.py, or the engine's own parts."""
+    lab = find_lab(lab_id)
+    try:
+        if impl == "engine":
+            return _engine(lab)
+        if impl == "solution":
+            return load(lab_id, "solution")
+        return _starter(lab, lab.file("starter.py").read_text(encoding="utf-8"))
+    except LoadProblem as problem:
+        return Broken(problem)
+
+
+def pristine_starter(lab: Lab):
+    """The starter as generated, whatever the learner made of starter.py."""
+    from labs.kit.generate import starter_source
+
+    return execute(starter_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
+
+
+def buggy(lab: Lab, bug: Bug):
+    """A wrong solution from the zoo, made in memory."""
+    source = bug.apply(lab.file("solution.py").read_text(encoding="utf-8"))
+    return execute(source, _module_name(lab, f"bug_{bug.id}"), f"<{lab.id}: {bug.id}>")
+
+
+def _module_name(lab: Lab, name: str) -> str:
+    return f"{lab.id}_{name}".replace("-", "_")
+
+
+def _engine(lab: Lab):
+    parts = {}
+    twins = {task.name: task.engine for task in lab.tasks} | {k: v for k, v in lab.given.items() if v}
+    for name, twin in twins.items():
+        module_name, _, qualified = twin.partition(":")
+        try:
+            part = getattr(importlib.import_module(module_name), qualified.split(".")[0])
+        except (ImportError, AttributeError) as error:
+            raise LoadProblem(f"{lab.id}: the engine's {name} is not at {twin}: {error}") from error
+        parts[name.split(".")[0]] = part
+    return types.SimpleNamespace(**parts)
+
+
+def _starter(lab: Lab, source: str):
+    path = lab.file("starter.py")
+    try:
+        with deadline(lab.timeout), silence():
+            module = execute(source, _module_name(lab, "starter"), path)
+    except SyntaxError as error:
+        raise LoadProblem(f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}") from None
+    except TimeUp:
+        raise LoadProblem(f"{lab.id}: importing starter.py does not end; a loop at its top level?") from None
+    except PrintFlood as error:
+        raise LoadProblem(f"{lab.id}: importing starter.py floods the screen: {error}") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+        where = f", line {lines[-1]}" if lines else ""
+        raise LoadProblem(
+            f"{lab.id}: starter.py fails at import{where}: {type(error).__name__}: {error}"
+        ) from None
+    missing = [task.name for task in lab.tasks if not _has(module, task.name)]
+    if missing:
+        raise LoadProblem(
+            f"{lab.id}: starter.py no longer has {', '.join(missing)}; put the name back, or start over "
+            f"with: python -m labs reset {lab.id}"
+        )
+    return module
+
+
+def _has(module, qualified: str) -> bool:
+    value = module
+    for name in qualified.split("."):
+        value = getattr(value, name, None)
+    return callable(value)

@@ -1,0 +1,295 @@
+"""What schedule_step must do. The first part looks at single steps, the second at whole runs."""
+
+import pytest
+
+from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, make_running, one_step
+from mini_engine.request import RequestStatus
+
+scenarios = load("lab-01", "scenarios")
+SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
+
+
+def step(lab, waiting, running, kv, *, budget=64, slots=8, threshold=0, **more):
+    return one_step(
+        lab.schedule_step,
+        waiting,
+        running,
+        kv,
+        max_num_batched_tokens=budget,
+        max_num_seqs=slots,
+        long_prefill_token_threshold=threshold,
+        **more,
+    )
+
+
+def queue(**prompts):
+    return RequestQueue(make_request(name, length) for name, length in prompts.items())
+
+
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+# ------------------------------------------------------------------------------- the token budget
+
+
+def test_nobody_there(lab):
+    """With nobody running and nobody waiting the schedule is empty."""
+    assert step(lab, queue(), [], FakeKV(8)) == {}
+
+
+def test_budget_caps_the_total(lab):
+    """Three 8-token prompts under a budget of 10 get 8, 2 and nothing: one is cut, one must wait."""
+    waiting, running = queue(r0=8, r1=8, r2=8), []
+    assert step(lab, waiting, running, FakeKV(64), budget=10) == {"r0": 8, "r1": 2}
+    assert names(running) == ["r0", "r1"]
+    assert names(waiting) == ["r2"]
+
+
+def test_one_budget_for_both_phases(lab):
+    """What the running requests take is gone for the waiting ones: the budget is one pool a step."""
+    kv = FakeKV(64)
+    running = [make_running(kv, f"d{i}", 4, outputs=1) for i in range(3)]
+    scheduled = step(lab, queue(new=20), running, kv, budget=8)
+    assert scheduled == {"d0": 1, "d1": 1, "d2": 1, "new": 5}
+
+
+def test_last_prompt_is_cut_not_let_through(lab):
+    """A prompt longer than what is left is cut to it; the budget is not overdrawn even once."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "d0", 4, outputs=1)]
+    assert step(lab, queue(new=9), running, kv, budget=9) == {"d0": 1, "new": 8}
+
+
+def test_long_prompt_alone_may_use_the_whole_budget(lab):
+    """Without a threshold a lone prompt of 100 tokens takes all 64 of the budget and is not refused."""
+    assert step(lab, queue(long=100), [], FakeKV(128), budget=64) == {"long": 64}
+
+
+def test_threshold_caps_a_long_prompt(lab):
+    """With a threshold of 16 a 100-token prompt computes 16, though there is budget to burn."""
+    assert step(lab, queue(long=100), [], FakeKV(128), budget=64, threshold=16) == {"long": 16}
+
+
+def test_threshold_is_per_request(lab):
+    """The threshold caps every request by itself, running or waiting; the budget caps their sum."""
+    kv = FakeKV(256)
+    running = [make_running(kv, "old", 60, computed=16)]
+    scheduled = step(lab, queue(a=50, b=50), running, kv, budget=40, threshold=16)
+    assert scheduled == {"old": 16, "a": 16, "b": 8}
+
+
+def test_nobody_is_admitted_without_budget(lab):
+    """When the running requests use up the budget, the queue and its KV memory are left alone."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "long", 40, computed=0)]
+    waiting = queue(new=4)
+    free = kv.num_free_blocks
+    assert step(lab, waiting, running, kv, budget=16) == {"long": 16}
+    assert names(waiting) == ["new"]
+    assert kv.num_free_blocks == free
+
+
+def test_who_computes_nothing_is_left_out(lab):
+    """A running request that gets no budget in this step is not in the schedule, not even with 0."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "first", 20, computed=0), make_running(kv, "second", 20, computed=0)]
+    assert step(lab, queue(), running, kv, budget=16) == {"first": 16}
+    assert names(running) == ["first", "second"]
+
+
+# --------------------------------------------------------------------------- running before waiting
+
+
+def test_running_before_waiting(lab):
+    """A running decode gets its token first; the 20-token waiter gets what is left, in this order."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "decode", 5, outputs=1)]
+    scheduled = step(lab, queue(eager=20), running, kv, budget=16)
+    assert list(scheduled.items()) == [("decode", 1), ("eager", 15)]
+
+
+def test_running_prefill_goes_on_where_it_stopped(lab):
+    """A running prompt that is half computed gets the rest, not one token: there are no modes."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "half", 20, computed=8), make_running(kv, "decode", 5, outputs=2)]
+    assert step(lab, queue(), running, kv, budget=32) == {"half": 12, "decode": 1}
+
+
+def test_admission_order(lab):
+    """Requests are admitted first come first served, to the end of running, and rows keep that order."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "old", 4, outputs=1)]
+    scheduled = step(lab, queue(b=3, a=2, c=1), running, kv)
+    assert list(scheduled) == names(running) == ["old", "b", "a", "c"]
+
+
+def test_admitted_means_running(lab):
+    """Who is admitted leaves the queue, is in running once, and has the status RUNNING."""
+    waiting, running = queue(r0=3, r1=3), []
+    step(lab, waiting, running, FakeKV(64))
+    assert len(waiting) == 0
+    assert names(running) == ["r0", "r1"]
+    assert [request.status for request in running] == [RequestStatus.RUNNING] * 2
+
+
+# ----------------------------------------------------------------------------------------- the slots
+
+
+def test_slots_cap_the_running_set(lab):
+    """Ten tiny requests, slots for four: four are admitted, though budget and memory are plenty."""
+    waiting, running = queue(**{f"r{i}": 2 for i in range(10)}), []
+    assert step(lab, waiting, running, FakeKV(64), slots=4) == {f"r{i}": 2 for i in range(4)}
+    assert len(waiting) == 6
+
+
+def test_slots_are_taken_by_who_runs_already(lab):
+    """Three of four slots are taken by earlier steps' requests, so one waiter gets in, not four."""
+    kv = FakeKV(64)
+    running = [make_running(kv, f"old{i}", 3, outputs=1) for i in range(3)]
+    step(lab, queue(a=2, b=2, c=2), running, kv, slots=4)
+    assert names(running) == ["old0", "old1", "old2", "a"]
+
+
+def test_running_requests_keep_their_slots(lab):
+    """The slot cap is asked at admission only: with all slots taken, everybody running is served."""
+    kv = FakeKV(64)
+    running = [make_running(kv, f"r{i}", 3, outputs=1) for i in range(4)]
+    assert step(lab, queue(), running, kv, slots=4) == {f"r{i}": 1 for i in range(4)}
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def test_memory_stops_admission(lab):
+    """A fills the pool, so B stays in the queue: no crash, no partial admission, no slot taken."""
+    kv = FakeKV(10)
+    waiting, running = queue(A=8, B=8), []
+    assert step(lab, waiting, running, kv) == {"A": 8}
+    assert (names(waiting), names(running), kv.num_free_blocks) == (["B"], ["A"], 2)
+    assert waiting.peek().status is RequestStatus.WAITING
+
+
+def test_admission_claims_the_whole_sequence(lab):
+    """Two 15-token prompts in a pool of 20, 8 tokens a step: the second must not enter on credit."""
+    kv = FakeKV(20)
+    waiting, running = queue(a=15, b=15), []
+    assert step(lab, waiting, running, kv, budget=12, threshold=8) == {"a": 8}
+    assert names(waiting) == ["b"]
+    assert kv.num_free_blocks == 5
+
+
+def test_head_of_line_blocks(lab):
+    """When the front of the queue does not fit, nobody behind it is tried, however small."""
+    kv = FakeKV(10)
+    waiting, running = queue(large=12, small=1), []
+    assert step(lab, waiting, running, kv) == {}
+    assert names(waiting) == ["large", "small"]
+    assert kv.num_free_blocks == 10
+
+
+def test_no_room_for_a_running_request_is_named(lab):
+    """If allocate says no for a running request, the error names it (a bare assert would not)."""
+    kv = FakeKV(4)
+    running = [make_running(kv, "unlucky", 4, computed=3)]
+    running[0].output_token_ids.append(7)
+    with pytest.raises(RuntimeError, match="unlucky"):
+        step(lab, queue(), running, kv)
+
+
+# ------------------------------------------------------------------------- work that is done already
+
+
+def test_prefix_hit_schedules_only_the_rest(lab):
+    """A waiter of 20 tokens with 12 in the cache schedules 8, and the budget pays for 8 only."""
+    kv = FakeKV(64, cached={"hit": 12})
+    scheduled = step(lab, queue(hit=20, next=20), [], kv, budget=16)
+    assert scheduled == {"hit": 8, "next": 8}
+
+
+def test_whole_prompt_cached_still_computes_one_token(lab):
+    """A waiter whose prompt is cached entirely computes its last token: without it, no next one."""
+    kv = FakeKV(64, cached={"hit": 20})
+    assert step(lab, queue(hit=20), [], kv) == {"hit": 1}
+
+
+def test_preempted_request_recomputes_its_outputs_too(lab):
+    """A preempted waiter, prompt 6 and 5 outputs, schedules 11: what it had said must be recomputed."""
+    request = make_request("back", 6, max_tokens=9)
+    request.output_token_ids = [1, 2, 3, 4, 5]
+    assert step(lab, RequestQueue([request]), [], FakeKV(64)) == {"back": 11}
+
+
+def test_the_clamp_it_is_given(lab):
+    """schedule_step cuts with the clamp that it is handed, in both phases: lab-02 swaps it."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "old", 20, computed=4)]
+
+    def three_at_most(num_new, budget, threshold):
+        return min(num_new, budget, 3)
+
+    scheduled = step(lab, queue(new=20), running, kv, clamp=three_at_most)
+    assert scheduled == {"old": 3, "new": 3}
+
+
+# -------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_everybody_finishes(lab, name):
+    """Every scenario drains: all requests finish with the text they would have got alone."""
+    scenario = SCENARIOS[name]
+    trace = scenarios.run(lab, scenario)
+    assert_drained(trace)
+    aborted = {abort["id"] for abort in scenario.get("aborts", ())}
+    for request in scenario["requests"]:
+        if request["id"] not in aborted:
+            alone = scenarios.run(lab, scenario | {"requests": [request | {"at": 0}], "aborts": []})
+            assert text(trace, request["id"]) == text(alone, request["id"])
+            assert len(text(trace, request["id"])) == request["max_tokens"]
+
+
+def test_b_is_admitted_when_a_finishes(lab):
+    """B, for whom there was no room, is admitted in the very step after A has finished."""
+    trace = scenarios.run(lab, SCENARIOS["a slot for B when A is done"])
+    assert_drained(trace)
+    assert step_of(trace, "SCHEDULED", "B") == step_of(trace, "FINISHED", "A") + 1
+
+
+@pytest.mark.parametrize("name", ["a long prompt beside a decode", "the same with a threshold"])
+def test_a_decode_gets_a_token_every_step(lab, name):
+    """While a 60-token prompt is prefilled, the chat beside it gets a token in every single step."""
+    trace = scenarios.run(lab, SCENARIOS[name])
+    assert_drained(trace)
+    assert [record["step"] for record in trace.steps if "chat" in record["new_tokens"]] == list(range(12))
+
+
+def test_limits_hold_in_every_step(lab):
+    """On 40 random workloads no step exceeds budget or slots, and no slot of memory is lost."""
+    for scenario in scenarios.draw(seed=1, count=40):
+        trace = scenarios.run(lab, scenario)
+        assert_drained(trace)
+        config = scenario["config"]
+        for record in trace.steps:
+            assert record["num_batched_tokens"] <= config["max_num_batched_tokens"]
+            assert record["num_running"] <= config["max_num_seqs"]
+        assert trace.end["num_free_blocks"] == config["num_blocks"]
+
+
+def test_nobody_waits_without_a_reason(lab):
+    """On 40 random workloads, whoever waits does so for want of budget, a slot or memory."""
+    for scenario in scenarios.draw(seed=2, count=40):
+        for record in scenarios.run(lab, scenario).steps:
+            assert record["blocked"]["reason"] in ("budget", "slots", "memory", "empty")
+
+
+def text(trace, request_id):
+    return [record["new_tokens"][request_id] for record in trace.steps if request_id in record["new_tokens"]]
+
+
+def step_of(trace, kind, request_id):
+    for record in trace.steps:
+        for event in record["events"]:
+            if (event["type"], event["id"]) == (kind, request_id):
+                return record["step"]
+    raise AssertionError(f"{request_id} was never {kind}")
