@@ -407,7 +407,7 @@ def block_map_data(trace, steps: list[int] | None = None) -> dict:
     """Who holds which block at some steps (default: six, evenly spread).
 
     steps; owners [snapshot][block], a tuple of request ids, two or more where a prefix is shared;
-    cached [snapshot], the blocks that nobody holds but whose content can still be found;
+    cached [snapshot], the blocks, held or free, whose content the prefix cache can find;
     num_blocks, block_size. Raises ValueError for a step that the trace does not have.
     """
     config = trace.header["config"]
@@ -425,7 +425,7 @@ def block_map_data(trace, steps: list[int] | None = None) -> dict:
                 for block in view.blocks:
                     holders[block].append(rid)
             owners.append([tuple(ids) for ids in holders])
-            cached.append({block for block in published if not holders[block]})
+            cached.append(set(published))
         if config.get("prefix_caching"):
             for view in views.values():
                 published.update(view.blocks[: (view.num_computed_tokens + view.num_scheduled) // size])

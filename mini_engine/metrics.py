@@ -139,7 +139,7 @@ class Metrics:
         self.config = header.get("config", {})
         self._times: dict[str, _Times] = {}
         self._num_steps = self._num_batched = self._used_blocks = self._max_used_blocks = 0
-        self._start = self._end = None
+        self._end = None
 
     @classmethod
     def of(cls, trace) -> "Metrics":
@@ -163,7 +163,6 @@ class Metrics:
         used = self.config.get("num_blocks", 0) - record["num_free_blocks"]
         self._used_blocks += used
         self._max_used_blocks = max(self._max_used_blocks, used)
-        self._start = record["t"] if self._start is None else self._start
         self._end = end
 
     def close(self, end: dict | None) -> None:
@@ -203,8 +202,8 @@ class Metrics:
         requests = list(self.requests().values())
         steps, budget = self._num_steps, self.config.get("max_num_batched_tokens")
         num_blocks = self.config.get("num_blocks")
-        first = min((t.queued for t in self._times.values()), default=self._start)
-        duration = 0.0 if self._end is None else self._end - min(first, self._start)
+        start = min((times.queued for times in self._times.values()), default=self._end)
+        duration = 0.0 if self._end is None else self._end - start
 
         def rate(amount: int) -> float | None:
             return amount / duration if duration else None
