@@ -1,0 +1,332 @@
+"""The dense reference and the padded fused batch: the same numbers as alone, whatever is beside them."""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine import dense_attention
+from mini_engine.block_manager import BlockManager
+from mini_engine.dense_attention import (
+    DenseCache,
+    PaddedBackend,
+    assemble_fused_batch,
+    dense_attend,
+    fused_attention_mask,
+    fused_step,
+)
+from mini_engine.engine import Engine, Parts
+from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.paged_attention import PagedBackend
+from mini_engine.request import Request, SamplingParams
+
+CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Two layers, grouped queries, float64, weights large enough for logits to differ."""
+    torch.manual_seed(0)
+    model = CausalLM(CONFIG).double().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    return model
+
+
+def tokens(num: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(1, CONFIG.vocab_size), k=num)
+
+
+def solo(model, token_ids: list[int]) -> torch.Tensor:
+    """The logits behind the last token, computed in one go with nothing beside it."""
+    cache = DenseCache(model.config, model.dtype)
+    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), dense_attend(cache))
+    return model.logits(hidden[-1])
+
+
+def mid_flight(model, past: int, new: int, seed: int, name: str) -> tuple[Request, DenseCache]:
+    """A request with `past` computed tokens, in its cache, and `new` more that are known."""
+    request = Request(name, tokens(past + new, seed))
+    cache = DenseCache(model.config, model.dtype)
+    if past:
+        model(torch.tensor(request.token_ids(0, past)), torch.arange(past), dense_attend(cache))
+    request.num_computed_tokens = past
+    return request, cache
+
+
+def fleet(model, shapes: list[tuple[int, int]]) -> tuple[list, dict[str, DenseCache]]:
+    made = [mid_flight(model, past, new, i, f"r{i}") for i, (past, new) in enumerate(shapes)]
+    return [(r, r.num_new_tokens) for r, _ in made], {r.request_id: cache for r, cache in made}
+
+
+# ------------------------------------------------------------------------------------------ dense
+
+
+@pytest.mark.parametrize("cut", [1, 5, 15, 16, 17, 33])
+def test_dense_cache_in_chunks_equals_all_at_once(model, cut):
+    """Cut anywhere, also across the doublings at 16 and 32 tokens, the logits stay the same."""
+    token_ids = tokens(40, 7)
+    cache = DenseCache(CONFIG, torch.float64)
+    for start in range(0, 40, cut):
+        chunk = torch.tensor(token_ids[start : start + cut])
+        hidden = model(chunk, torch.arange(start, start + len(chunk)), dense_attend(cache))
+    torch.testing.assert_close(model.logits(hidden[-1]), solo(model, token_ids), rtol=0, atol=1e-9)
+    assert len(cache) == 40
+
+
+def test_dense_cache_grows_by_doubling():
+    """1,000 appended tokens move the cache six times, not a thousand times."""
+    cache, moves = DenseCache(CONFIG), set()
+    one = torch.ones(1, CONFIG.num_key_value_heads, CONFIG.head_dim)
+    for _ in range(1000):
+        for layer in range(CONFIG.num_hidden_layers):
+            cache.append(layer, one, one)
+        moves.add(cache.k.shape[1])
+    assert moves == {16, 32, 64, 128, 256, 512, 1024}
+    assert cache.get(1)[0].sum() == 1000 * one.numel()
+
+
+# ----------------------------------------------------------------------------------- the rectangle
+
+
+def test_the_worked_example():
+    """Decodes of 22, 15 and 9 tokens beside an 8-token chunk: four rows, eight columns, padded left."""
+    rows, caches = [], {}
+    for name, length in (("A", 22), ("B", 15), ("C", 9)):
+        request = Request(name, tokens(length - 1, length))
+        request.output_token_ids, request.num_computed_tokens = [50], length - 1
+        caches[name] = DenseCache(CONFIG)
+        for layer in range(CONFIG.num_hidden_layers):
+            caches[name].append(layer, *torch.zeros(2, length - 1, 2, 8))
+        rows.append((request, 1))
+    rows.append((Request("D", tokens(30, 0)), 8))
+    caches["D"] = DenseCache(CONFIG)
+    batch = assemble_fused_batch(rows, caches)
+    # 22 tokens are at the positions 0 to 21: the one that is computed now is at 21.
+    assert batch.positions.tolist() == [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
+    assert batch.tokens.tolist() == [[0] * 7 + [50]] * 3 + [tokens(30, 0)[:8]]
+    assert batch.past_lens.tolist() == [21, 14, 8, 0]
+    assert batch.num_new.tolist() == [1, 1, 1, 8]
+    assert batch.is_last == [True, True, True, False]
+    assert batch.mask.shape == (4, 1, 8, 21 + 8)
+
+
+def test_mask_cell_by_cell():
+    """Past 4, three new tokens, two rows, the first with two padded positions in its past."""
+    mask = fused_attention_mask(torch.tensor([2, 4]), torch.tensor([3, 3]))
+
+    def picture(row):
+        return ["".join("x" if cell else "." for cell in line) for line in mask[row, 0]]
+
+    assert mask.dtype == torch.bool and mask.shape == (2, 1, 3, 7)
+    assert picture(0) == ["..xxx..", "..xxxx.", "..xxxxx"]
+    assert picture(1) == ["xxxxx..", "xxxxxx.", "xxxxxxx"]
+
+
+def test_mask_hides_pads_of_both_kinds_and_leaves_no_row_empty():
+    """A decode beside a chunk: neither its past pads nor its new pads are seen by its real row."""
+    mask = fused_attention_mask(torch.tensor([3, 1]), torch.tensor([1, 4]))[:, 0]
+    assert mask[0, -1].tolist() == [True] * 3 + [False] * 3 + [True]
+    assert mask[1, -1].tolist() == [False, False, True] + [True] * 4
+    assert mask.any(dim=-1).all()
+
+
+SHAPES = {
+    "decodes only": [(21, 1), (14, 1), (8, 1)],
+    "one chunk only": [(0, 8)],
+    "several first chunks": [(0, 8), (0, 3), (0, 1)],
+    "later chunks and decodes": [(21, 1), (5, 6), (14, 1), (0, 9), (30, 2)],
+    "no past beside a long one": [(40, 1), (0, 1)],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_fused_step_equals_each_request_alone(model, name):
+    """Rows of different length, mixed in one call, give the logits that each gives alone."""
+    rows, caches = fleet(model, SHAPES[name])
+    logits = fused_step(model, rows, caches)
+    assert list(logits) == [request.request_id for request, _ in rows]
+    for request, _ in rows:
+        expected = solo(model, request.token_ids())
+        torch.testing.assert_close(logits[request.request_id], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_disassembly_keeps_exactly_the_new_real_rows(model, name):
+    """Afterwards each cache holds what a run alone stores, token for token and layer for layer."""
+    rows, caches = fleet(model, SHAPES[name])
+    fused_step(model, rows, caches)
+    for request, _ in rows:
+        alone = DenseCache(CONFIG, torch.float64)
+        ids = request.token_ids()
+        model(torch.tensor(ids), torch.arange(len(ids)), dense_attend(alone))
+        assert len(caches[request.request_id]) == request.num_tokens
+        for layer in range(CONFIG.num_hidden_layers):
+            pairs = zip(caches[request.request_id].get(layer), alone.get(layer), strict=True)
+            for ours, theirs in pairs:
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+def test_poisoned_pads_change_nothing(model, monkeypatch):
+    """Pads of the past at 1e4 and pads of the new tokens at another token and position: same logits."""
+    shapes = SHAPES["later chunks and decodes"]
+    rows, caches = fleet(model, shapes)
+    clean = fused_step(model, rows, caches)
+
+    def poisoned(sequences):
+        integer = not sequences[0].is_floating_point()
+        return torch.nn.utils.rnn.pad_sequence(
+            list(sequences), batch_first=True, padding_side="left", padding_value=63 if integer else 1e4
+        )
+
+    monkeypatch.setattr(dense_attention, "pad_left", poisoned)
+    rows, caches = fleet(model, shapes)
+    dirty = fused_step(model, rows, caches)
+    for name, logits in clean.items():
+        torch.testing.assert_close(dirty[name], logits, rtol=0, atol=1e-9)
+
+
+def test_an_unmasked_new_pad_would_show(model):
+    """The check has teeth: letting the new pads be seen moves a decode's logits by more than 0.1."""
+    rows, caches = fleet(model, [(21, 1), (0, 8)])
+
+    def leaky(past_lens, num_new):
+        mask = fused_attention_mask(past_lens, num_new)
+        mask[0, :, :, int(past_lens.max()) :] = True
+        return mask
+
+    logits = fused_step(
+        model,
+        rows,
+        caches,
+        assemble_fused_batch=lambda *args: assemble_fused_batch(*args, fused_attention_mask=leaky),
+    )
+    assert (logits["r0"] - solo(model, rows[0][0].token_ids())).abs().max() > 0.1
+
+
+def test_a_partial_chunk_is_stored_but_not_sampled(model):
+    """Logits come only for rows that end their sequence; the next chunk goes on from the cache."""
+    request = Request("long", tokens(12, 3))
+    caches = {"long": DenseCache(CONFIG, torch.float64)}
+    assert fused_step(model, [(request, 5)], caches) == {}
+    request.num_computed_tokens = len(caches["long"])
+    logits = fused_step(model, [(request, 7)], caches)
+    torch.testing.assert_close(logits["long"], solo(model, request.token_ids()), rtol=0, atol=1e-9)
+
+
+def test_exactly_one_model_call(model):
+    """Five rows, prefills and decodes, one forward pass."""
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        rows, caches = fleet(model, SHAPES["later chunks and decodes"])
+        calls.clear()
+        fused_step(model, rows, caches)
+    finally:
+        handle.remove()
+    assert len(calls) == 1
+
+
+def test_cache_and_counter_must_agree(model):
+    """An evicted request with its old cache is refused by name, not computed wrongly."""
+    (request, cache) = mid_flight(model, 5, 3, 0, "evicted")
+    request.num_computed_tokens = 0
+    with pytest.raises(ValueError, match="'evicted' holds 5 tokens, but 0 are computed"):
+        fused_step(model, [(request, 8)], {"evicted": cache})
+
+
+# ------------------------------------------------------------------------------------- the backend
+
+
+def run(model, backend, seed: int, **settings):
+    """A random workload with preemptions: tokens by request, logits of every sampled row, trace."""
+    rng = random.Random(seed)
+    engine = Engine(
+        model,
+        max_num_batched_tokens=12,
+        max_num_seqs=6,
+        block_size=4,
+        num_blocks=16,
+        enable_prefix_caching=False,
+        parts=Parts(attend_backend=backend),
+        **settings,
+    )
+    seen, forward = [], engine.backend.forward
+    engine.backend.forward = lambda rows: seen.append(forward(rows)) or seen[-1]
+    requests = {}
+    for _ in range(8):
+        params = SamplingParams(temperature=0, max_tokens=rng.randint(1, 20))
+        name = engine.add_request(tokens(rng.randint(1, 30), rng.random()), params)
+        requests[name] = engine.requests[name]
+    while engine.has_work:
+        engine.step()
+    return requests, torch.cat(seen), engine.trace
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_engine_on_the_padded_backend_equals_paged_and_solo(model, seed):
+    """Same schedule, same tokens, same logits, with chunks, preemption and recomputation."""
+    ours, logits, trace = run(model, PaddedBackend, seed)
+    theirs, paged_logits, paged_trace = run(model, PagedBackend, seed)
+    assert [s["scheduled"] for s in trace.steps] == [s["scheduled"] for s in paged_trace.steps]
+    torch.testing.assert_close(logits, paged_logits, rtol=0, atol=1e-9)
+    for name, request in ours.items():
+        assert request.output_token_ids == theirs[name].output_token_ids
+        for end in range(request.num_prompt_tokens, request.num_tokens):
+            expected = int(solo(model, request.token_ids(0, end)).argmax())
+            assert request.token_ids(end, end + 1) == [expected]
+
+
+def test_those_workloads_do_preempt(model):
+    """What the test above claims to cover is really there."""
+    preempted = sum(
+        r.num_preemptions for seed in range(6) for r in run(model, PaddedBackend, seed)[0].values()
+    )
+    assert preempted > 5
+
+
+def test_caches_of_those_who_left_are_dropped(model):
+    """When the last request has been served, one cache is left at most."""
+    backends = []
+
+    def remember(*args, **kwargs):
+        backends.append(PaddedBackend(*args, **kwargs))
+        return backends[-1]
+
+    run(model, remember, 0)
+    assert len(backends[0].caches) == 1
+
+
+def test_prefix_caching_is_refused(model):
+    """Dense caches share nothing, so a cached prefix would be missing: say so at the door."""
+    with pytest.raises(ValueError, match="enable_prefix_caching=False"):
+        PaddedBackend(model, BlockManager(8, 4))
+
+
+def test_a_request_left_out_of_a_step_is_named(model):
+    """A scheduler that skips a running request does not fit this backend."""
+    backend = PaddedBackend(model, BlockManager(8, 4, enable_prefix_caching=False))
+    first, second = Request("first", tokens(3, 0)), Request("second", tokens(3, 1))
+    backend.forward([(first, 2), (second, 2)])
+    first.num_computed_tokens = second.num_computed_tokens = 2
+    backend.forward([(first, 1)])
+    with pytest.raises(ValueError, match="'second' was left out of a step"):
+        backend.forward([(second, 1)])
+
+
+@pytest.mark.parametrize(
+    "name", ["fused_attention_mask", "assemble_fused_batch", "disassemble_fused_cache", "fused_step"]
+)
+def test_own_functions_are_used(model, name):
+    """Each of the four can be replaced, and then it is called."""
+    ours, calls = getattr(dense_attention, name), []
+
+    def counted(*args, **kwargs):
+        calls.append(name)
+        return ours(*args, **kwargs)
+
+    kv = BlockManager(8, 4, enable_prefix_caching=False)
+    request = Request("r", tokens(5, 0))
+    logits = PaddedBackend(model, kv, **{name: counted}).forward([(request, 5)])
+    assert calls == [name]
+    torch.testing.assert_close(logits[0], solo(model, request.token_ids()), rtol=0, atol=1e-9)
