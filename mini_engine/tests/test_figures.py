@@ -284,6 +284,21 @@ def test_attention_mask_of_a_recorded_step(trace):
         assert data["padded"]["computed"] == len(ids) * max(new) * (max(past) + max(new))
 
 
+@pytest.mark.parametrize(("past", "new"), [([5, 3, 0], [1, 1, 4]), ([0], [3]), ([2, 7], [5, 1])])
+def test_the_padded_mask_is_the_one_that_the_engine_computes(past, new):
+    """Cell by cell the same keys are visible, for every query that is not a pad."""
+    import torch
+
+    from mini_engine.dense_attention import fused_attention_mask
+
+    mask = fused_attention_mask(torch.tensor(past), torch.tensor(new)).flatten(0, 2)
+    told = figures.attention_mask_data(past, new)["padded"]
+    assert mask.shape == (len(told["cells"]), len(told["cells"][0]))
+    for (_, query), visible, row in zip(told["rows"], mask.tolist(), told["cells"], strict=True):
+        if query is not None:
+            assert visible == [isinstance(cell, int) for cell in row]
+
+
 def test_attention_mask_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="40 padded rows of 120 keys do not fit"):
         figures.attention_mask([100, 3], [1, 20])
