@@ -81,8 +81,19 @@ class LLM:
 
     def __init__(self, model: str = "shakespeare", *, dtype="auto", device: str = "auto", **engine_args):
         path = resolve(model)
-        self.tokenizer = Tokenizer.from_path(path)
-        self.engine = Engine(load_model(path, dtype=dtype, device=device), self.tokenizer, **engine_args)
+        tokenizer = Tokenizer.from_path(path)
+        self.engine = Engine(load_model(path, dtype=dtype, device=device), tokenizer, **engine_args)
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> "LLM":
+        """Put the front on an engine that is there already."""
+        self = cls.__new__(cls)
+        self.engine = engine
+        return self
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
 
     def generate(
         self,
@@ -124,7 +135,7 @@ class LLM:
         """Like `generate`, for one conversation or several, through the model's chat template."""
         if messages and isinstance(messages[0], dict):
             messages = [messages]
-        prompts = [self.tokenizer.apply_chat_template(m) for m in messages]
+        prompts = [self.tokenizer.encode_chat(m) for m in messages]
         return self.generate(prompts, sampling_params, **kwargs)
 
     def _run(self, pending: dict[str, _Pending], progress: bool) -> None:

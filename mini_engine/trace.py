@@ -317,6 +317,11 @@ class RequestView:
     blocks: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens known and not computed before this step: prompt and outputs less what is cached."""
+        return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens
+
 
 def replay(trace: Trace) -> Iterator[tuple[dict, dict[str, RequestView]]]:
     """Fold a trace: yields (step record, {request_id: view}) for each step, as things stood while
@@ -348,8 +353,7 @@ def replay(trace: Trace) -> Iterator[tuple[dict, dict[str, RequestView]]]:
             views[request_id].blocks.extend(blocks)
         for request_id, num_tokens in record["scheduled"].items():
             view = views[request_id]
-            left = view.num_prompt_tokens + view.num_output_tokens - view.num_computed_tokens
-            view.state = "decode" if view.num_output_tokens and left == 1 else "prefill"
+            view.state = "decode" if view.num_output_tokens and view.num_new_tokens == 1 else "prefill"
             view.num_scheduled = num_tokens
         for request_id, reason in finished.items():
             view = views[request_id]

@@ -1,0 +1,315 @@
+"""The command line: mini-engine demo | generate | chat | models | trace | bench.
+
+Every command imports what it needs when it runs, so that --help answers at once.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    help="A small LLM inference engine that shows what it does.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models_app = typer.Typer(help="List models, and fetch those that are not embedded.", no_args_is_help=True)
+trace_app = typer.Typer(help="Look at a recorded run.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+app.add_typer(trace_app, name="trace")
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A name from `models list`, a model folder, or a .gguf file.")
+]
+Device = Annotated[str, typer.Option(help="auto takes a GPU where there is one; else cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Output tokens at most; without it, to the limit.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+
+
+def fail(error: Exception) -> NoReturn:
+    """One clear sentence on stderr, exit code 1."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]error:[/] {_plain(error)}")
+    raise typer.Exit(1)
+
+
+def _plain(error: Exception) -> str:
+    from rich.markup import escape
+
+    return escape(str(error) or type(error).__name__)
+
+
+def _load(model: str, dtype: str, device: str):
+    """(CausalLM, Tokenizer), or a clear end."""
+    from mini_engine.checkpoint import load_model
+    from mini_engine.models import resolve
+    from mini_engine.tokenizer import Tokenizer
+
+    try:
+        path = resolve(model)
+        return load_model(path, dtype=dtype, device=device), Tokenizer.from_path(path)
+    except (ValueError, OSError) as error:
+        fail(error)
+
+
+@app.command()
+def demo(
+    model: Model = "shakespeare",
+    labs: Annotated[
+        str | None,
+        typer.Option(help="Run on your own parts: lab-01,lab-03, or auto for every lab whose tests pass."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where trace.jsonl and timeline.png go.")] = Path("out"),
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", "-t", help="0 is greedy; default 0 for chats, 0.7 for plays."),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Serve several requests at once and show every decision."""
+    from mini_engine import demo as _demo
+
+    console = Console()
+    learner = None
+    if labs:
+        learner = _learner(labs, console)
+    loaded, tokenizer = _load(model, dtype, device)
+    extra = {"parts": learner.parts, "part_names": learner.names} if learner else {}
+    try:
+        engine, workload = _demo.demo_engine(loaded, tokenizer, **extra)
+        if temperature is None:
+            temperature = 0.0 if tokenizer.chat_template else 0.7
+        _demo.run(
+            engine, workload, console, temperature, **({"after_step": learner.check} if learner else {})
+        )
+        paths = _demo.report(engine.trace, console, out)
+    except Exception as error:
+        if learner is None and not isinstance(error, ValueError | OSError):
+            raise
+        fail(learner.explain(error) if learner else error)
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def _learner(labs: str, console: Console):
+    """The learner's parts out of the labs' starter files, and a table of which part is whose."""
+    try:
+        from labs.kit.parts import LearnerParts
+    except ImportError:
+        fail(RuntimeError("--labs needs the course's folder labs/; run it from the root of the repository"))
+    try:
+        learner = LearnerParts.from_labs(labs)
+    except ValueError as error:
+        fail(error)
+    table = Table("part", "whose", header_style="bold")
+    for name, owner in learner.table():
+        table.add_row(name, owner)
+    console.print(table)
+    return learner
+
+
+@app.command()
+def generate(
+    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="May be given more than once.")],
+    model: Model = "shakespeare",
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.7,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeating.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text. May be repeated.")] = None,
+    seed: Seed = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
+    ] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Complete one or more prompts and print the text."""
+    from mini_engine.request import SamplingParams
+
+    try:
+        params = SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            max_tokens=max_tokens,
+            stop=tuple(stop or ()),
+            seed=seed,
+        )
+    except ValueError as error:
+        fail(error)
+    loaded, tokenizer = _load(model, dtype, device)
+    from mini_engine.engine import Engine
+    from mini_engine.llm import LLM
+
+    llm = LLM.from_engine(Engine(loaded, tokenizer, record=False))
+    try:
+        if chat:
+            conversations = [[{"role": "user", "content": text}] for text in prompt]
+            outputs = llm.chat(conversations, params, progress=len(prompt) > 1)
+        else:
+            outputs = llm.generate(prompt, params, progress=len(prompt) > 1)
+    except ValueError as error:
+        fail(error)
+    for text, output in zip(prompt, outputs, strict=True):
+        completion = output.outputs[0].text
+        typer.echo(completion if chat else text + completion)
+
+
+@app.command()
+def chat(
+    model: Model = "smollm2",
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.7,
+    seed: Seed = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Talk to a model. An empty line or Ctrl-D ends the conversation."""
+    from mini_engine.engine import Engine
+    from mini_engine.request import SamplingParams
+
+    loaded, tokenizer = _load(model, dtype, device)
+    if tokenizer.chat_template is None:
+        fail(ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`"))
+    engine = Engine(loaded, tokenizer, record=False)
+    messages = [{"role": "system", "content": system}] if system else []
+    console = Console(highlight=False)
+    while True:
+        try:
+            text = console.input("[bold]you:[/] ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if not text:
+            return
+        messages.append({"role": "user", "content": text})
+        answer = ""
+        try:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+            # The conversation so far is found in the prefix cache: only the new turn is computed.
+            for delta in engine.stream(tokenizer.encode_chat(messages), params):
+                typer.echo(delta.text, nl=False)
+                answer += delta.text
+        except ValueError as error:
+            fail(error)
+        except KeyboardInterrupt:
+            pass  # the answer is cut short; the conversation goes on
+        typer.echo()
+        messages.append({"role": "assistant", "content": answer})
+
+
+@models_app.command("list")
+def models_list() -> None:
+    """The models that can be named, and where they are."""
+    from mini_engine.models import list_models
+
+    table = Table("name", "what it is", "size", "where", header_style="bold")
+    for model in list_models():
+        where = str(model.path) if model.is_present else f"mini-engine models fetch {model.name}"
+        table.add_row(model.name, model.description, f"{model.size / 1e6:.0f} MB", where)
+    Console().print(table)
+
+
+@models_app.command("fetch")
+def models_fetch(name: Annotated[str, typer.Argument(help="A name from `models list`.")]) -> None:
+    """Download a model once into the user's cache."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    from mini_engine.models import FetchError, fetch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    try:
+        with Progress(*columns, transient=True) as bar:
+            task = bar.add_task(f"fetching {name}", total=None)
+            path = fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
+    except (FetchError, ValueError) as error:
+        fail(error)
+    typer.echo(f"{name} is at {path}")
+
+
+@trace_app.command("summary")
+def trace_summary(path: Annotated[Path, typer.Argument(help="A trace.jsonl.")]) -> None:
+    """Print the metrics of a recorded run."""
+    from mini_engine.demo import metrics_table
+
+    Console().print(metrics_table(_read(path)))
+
+
+@trace_app.command("timeline")
+def trace_timeline(
+    path: Annotated[Path, typer.Argument(help="A trace.jsonl.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.")] = Path("timeline.png"),
+) -> None:
+    """Draw a recorded run as a picture."""
+    import matplotlib
+
+    from mini_engine import figures
+
+    matplotlib.use("Agg")
+    trace = _read(path)
+    try:
+        figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
+    except (ValueError, OSError) as error:
+        fail(error)
+    typer.echo(f"wrote {out}")
+
+
+def _read(path: Path):
+    from mini_engine.trace import read_trace
+
+    try:
+        return read_trace(path)
+    except (ValueError, OSError) as error:
+        fail(error)
+
+
+@app.command()
+def bench(
+    model: Model = "smollm2",
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one to warm up.")] = 3,
+    prompts: Annotated[int, typer.Option(min=1, help="How many requests.")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads for both.")] = 2,
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+) -> None:
+    """Race the engine against transformers on mixed prompts, and compare their tokens."""
+    import torch
+
+    from mini_engine import bench as _bench
+    from mini_engine.models import resolve
+
+    torch.set_num_threads(threads)
+    try:
+        path = resolve(model)
+        ours = _bench.mini_engine_contestant(path, dtype, device)
+        theirs = _bench.transformers_contestant(path, dtype, device)
+    except ImportError:
+        fail(RuntimeError("the benchmark needs transformers: pip install 'mini-engine[bench]'"))
+    except (ValueError, OSError) as error:
+        fail(error)
+    load = _bench.Workload.mixed(ours.vocab_size, prompts)
+    result = _bench.run({"mini-engine": ours, "transformers": theirs}, load, rounds)
+    Console().print(_bench.table(result))
+
+
+def main() -> None:
+    if sys.platform == "win32":  # legacy consoles cannot print every character of a text
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(errors="replace")
+    app()
+
+
+if __name__ == "__main__":
+    main()
