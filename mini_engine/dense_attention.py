@@ -88,8 +88,8 @@ def fused_attention_mask(past_lens: Tensor, num_new: Tensor) -> Tensor:
     """Who may look at whom: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
 
     The P_max columns of the past come first; both parts are padded on the left, to the longest row.
-    A padded query sees itself alone: a row without any key is NaN in a softmax written by hand, and
-    NaN times 0 is NaN for all who mask it.
+    A padded query sees itself at least: a row without any key is NaN in a softmax written by hand,
+    and its NaN values reach the next layer, where even a weight of 0 times NaN is NaN.
     """
     p_max, t_max = int(past_lens.max()), int(num_new.max())
     past = torch.arange(p_max, device=past_lens.device) >= p_max - past_lens[:, None]  # (B, P_max)
