@@ -1,0 +1,38 @@
+"""Another right schedule_step: one loop over running, then the queue, as a generator of candidates."""
+
+from mini_engine.request import RequestStatus
+from mini_engine.scheduler import clamp
+
+
+def schedule_step(
+    waiting,
+    running,
+    kv,
+    *,
+    max_num_batched_tokens,
+    max_num_seqs,
+    long_prefill_token_threshold=0,
+    clamp=clamp,
+):
+    def candidates():
+        for request in tuple(running):
+            yield request, True
+        while len(waiting) and len(running) < max_num_seqs:
+            yield waiting.peek(), False
+
+    scheduled = {}
+    for request, is_running in candidates():
+        left = max_num_batched_tokens - sum(scheduled.values())
+        if left <= 0:
+            break
+        if not is_running:
+            if not kv.admit(request):
+                break
+            waiting.remove(request)
+            request.status = RequestStatus.RUNNING
+            running += [request]
+        count = clamp(request.num_new_tokens, left, long_prefill_token_threshold)
+        if is_running and not kv.allocate(request, count):
+            raise RuntimeError(f"{request.request_id}: the pool is exhausted, make room before the step")
+        scheduled[request.request_id] = count
+    return scheduled

@@ -1,0 +1,42 @@
+"""Another right schedule_step: first admit on paper, then give out tokens, in row order."""
+
+from mini_engine.request import RequestStatus
+from mini_engine.scheduler import clamp
+
+
+class Step:
+    def __init__(self, budget, threshold, clamp):
+        self.budget, self.threshold, self.clamp = budget, threshold, clamp
+        self.rows = []
+
+    def give(self, request):
+        count = self.clamp(request.num_new_tokens, self.budget, self.threshold)
+        if count:
+            self.rows.append((request.request_id, count))
+            self.budget -= count
+        return count
+
+
+def schedule_step(
+    waiting,
+    running,
+    kv,
+    *,
+    max_num_batched_tokens,
+    max_num_seqs,
+    long_prefill_token_threshold=0,
+    clamp=clamp,
+):
+    step = Step(max_num_batched_tokens, long_prefill_token_threshold, clamp)
+    for request in running:
+        count = step.give(request)
+        if count and kv.allocate(request, count) is False:
+            raise RuntimeError("cannot serve " + request.request_id)
+    for _ in range(max_num_seqs - len(running)):
+        if step.budget == 0 or not waiting or not kv.admit(waiting.peek()):
+            break
+        newcomer = waiting.pop()
+        newcomer.status = RequestStatus.RUNNING
+        running.append(newcomer)
+        step.give(newcomer)
+    return dict(step.rows)
