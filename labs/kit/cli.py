@@ -1,10 +1,21 @@
-"""`python -m labs`: the board, the hints and the tests for learners; check and generate for authors."""
+"""`python -m labs`: the board, tests, hints and resets for learners; check and generate for authors.
 
+Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py remembers what they said.
+"""
+
+import os
+import queue
+import subprocess
+import sys
+import threading
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
 
-from labs.kit.manifest import LabError, find_lab, lab_ids
+from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
 
 app = typer.Typer(
     help="Seven labs, from an empty function to an inference engine. Start with: python -m labs status",
@@ -12,30 +23,213 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+console = Console(highlight=False)
 
-LabArgument = Annotated[str | None, typer.Argument(help="lab-01 (or just 1); all labs without it")]
-
-
-def chosen(lab_id: str | None) -> list[str]:
-    """The labs that an optional argument means; an unknown one ends the program in one line."""
-    return [lab(lab_id).id] if lab_id else lab_ids()
+LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1", show_default=False)]
+OptionalLab = Annotated[str | None, typer.Argument(help="lab-01, or just 1", show_default=False)]
 
 
-def lab(lab_id: str):
+def the_lab(lab_id: str) -> Lab:
+    """The lab that an argument means; an unknown one ends the program in one line."""
     try:
         return find_lab(lab_id)
     except LabError as error:
         fail(str(error))
 
 
-def fail(message: str):
+def chosen(lab_id: str | None) -> list[str]:
+    return [the_lab(lab_id).id] if lab_id else lab_ids()
+
+
+def fail(message: str, code: int = 2):
     typer.echo(message, err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(code)
+
+
+# ------------------------------------------------------------------------------------- for learners
+
+
+@app.command()
+def status():
+    """The board: every lab and task, what is done, what comes next."""
+    from labs.kit.progress import all_progress
+
+    table = Table("lab", "task", "tests", "points", "minutes", box=None, padding=(0, 2, 0, 0))
+    board = all_progress()
+    for progress in board:
+        lab = progress.lab
+        for number, task in enumerate(lab.tasks):
+            passed, total = progress.passed(task), len(task.tests)
+            table.add_row(
+                f"{lab.id} {lab.title}" if number == 0 else "",
+                task.name,
+                "done" if progress.done(task) else f"{passed}/{total}",
+                f"{task.points if progress.done(task) else 0}/{task.points}",
+                str(lab.minutes) if number == 0 else "",
+            )
+    console.print(table)
+    for progress in board:
+        if progress.problem:
+            typer.echo(progress.problem)
+    left = [progress for progress in board if not progress.is_done]
+    if not left:
+        typer.echo("all labs are done: mini-engine demo --labs auto runs the engine on your own parts")
+        return
+    lab, minutes = left[0].lab, sum(progress.lab.minutes for progress in left)
+    typer.echo(f"next: {lab.id} {left[0].next_task.name}, in labs/{lab.id}/starter.py. {lab.question}")
+    typer.echo(f"about {minutes} minutes are left; python -m labs test shows where you are")
+
+
+@app.command()
+def test(lab_id: OptionalLab = None):
+    """Test your starter.py, and show the first failure only: its claim, and where your run departs."""
+    raise typer.Exit(0 if show_test(lab_id) else 1)
+
+
+def show_test(lab_id: str | None) -> bool:
+    """Print how far a lab is and its first failure; True when there is none."""
+    from labs.kit.progress import first_open_lab, progress
+
+    lab = the_lab(lab_id) if lab_id else first_open_lab()
+    if lab is None:
+        typer.echo("all labs are done")
+        return True
+    now = progress(lab)
+    if not now.started:
+        typer.echo(f"{lab.id}: {now.next_task.name} is not written yet: labs/{lab.id}/starter.py")
+        typer.echo(f"a hint: python -m labs hint {lab.id}")
+        return False
+    if now.problem:
+        typer.echo(now.problem)
+        return False
+    for task in lab.tasks:
+        typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass")
+    failure = now.next_failure
+    if failure is None:
+        typer.echo(f"{lab.id} is done: {now.points} points. The reference: python -m labs solution {lab.id}")
+        return True
+    typer.echo("the first that fails:")
+    sys.stdout.flush()
+    node = f"{lab.file('test_lab.py')}::{failure.test}"
+    line = [sys.executable, "-m", "pytest", node, "-rN", "--no-header", "-p", "no:cacheprovider"]
+    subprocess.run(line, cwd=LABS_DIR.parent, env=os.environ | {"LAB_IMPL": "starter"})
+    return False
+
+
+@app.command()
+def watch(lab_id: OptionalLab = None):
+    """Test again whenever you save starter.py. Keys, each with Enter: h hint, n next lab, q quit."""
+    from watchfiles import watch as changes
+
+    from labs.kit.progress import first_open_lab
+
+    lab = the_lab(lab_id) if lab_id else (first_open_lab() or the_lab(lab_ids()[0]))
+    keys: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read_keys, args=(keys,), daemon=True).start()
+    help_line = "watching labs/{}/starter.py: save to test again; h hint, n next lab, q quit (and Enter)"
+    show_test(lab.id)
+    typer.echo(help_line.format(lab.id))
+    for changed in changes(
+        LABS_DIR, watch_filter=_is_starter, debounce=300, rust_timeout=200, yield_on_timeout=True
+    ):
+        if any(lab.id in path for _, path in changed):
+            typer.echo("")
+            show_test(lab.id)
+            typer.echo(help_line.format(lab.id))
+        while not keys.empty():
+            key = keys.get()
+            if key == "q":
+                return
+            if key == "h":
+                show_hint(lab, None)
+            if key == "n":
+                ids = lab_ids()
+                lab = the_lab(ids[(ids.index(lab.id) + 1) % len(ids)])
+                show_test(lab.id)
+                typer.echo(help_line.format(lab.id))
+
+
+def _is_starter(change, path: str) -> bool:
+    return os.path.basename(path) == "starter.py"
+
+
+def _read_keys(keys: queue.Queue) -> None:
+    for line in sys.stdin:
+        keys.put(line.strip().lower()[:1])
+
+
+@app.command()
+def hint(
+    lab_id: LabArgument,
+    task: Annotated[str | None, typer.Argument(help="the task, where a lab has several")] = None,
+):
+    """The next hint for a task: first a nudge, then where to look, then pseudocode."""
+    show_hint(the_lab(lab_id), task)
+
+
+def show_hint(lab: Lab, task_name: str | None) -> None:
+    from labs.kit.progress import next_hint, progress
+
+    try:
+        task = lab.task(task_name) if task_name else (progress(lab).next_task or lab.tasks[0])
+    except LabError as error:
+        fail(str(error))
+    number, text = next_hint(lab, task)
+    typer.echo(f"{lab.id} {task.name}, hint {number} of {len(task.hints)}")
+    typer.echo("")
+    typer.echo(text)
+    if number == len(task.hints):
+        typer.echo(f"\nthat was the last one; what is left is python -m labs solution {lab.id} --spoil")
+
+
+@app.command()
+def reset(
+    lab_id: LabArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+):
+    """Back to the starter as it was. Your file is kept in labs/.state/backups."""
+    from labs.kit.progress import reset as put_back
+
+    lab = the_lab(lab_id)
+    if not yes:
+        typer.confirm(f"put labs/{lab.id}/starter.py back to how it was?", abort=True)
+    backup = put_back(lab)
+    typer.echo(f"labs/{lab.id}/starter.py is as new")
+    if backup:
+        typer.echo(f"your version is kept in {backup.relative_to(LABS_DIR.parent).as_posix()}")
+
+
+@app.command()
+def solution(
+    lab_id: LabArgument,
+    spoil: Annotated[
+        bool, typer.Option("--spoil", help="show it although your tests do not pass yet")
+    ] = False,
+):
+    """The reference solution, once your own passes."""
+    from labs.kit.progress import progress
+
+    lab = the_lab(lab_id)
+    if not lab.file("solution.py").exists():
+        fail(f"{lab.id}: this edition of the course comes without solutions", 1)
+    if not spoil:
+        now = progress(lab)
+        if not now.is_done:
+            passed, total = sum(map(now.passed, lab.tasks)), len(lab.tests)
+            fail(f"{lab.id}: {passed} of {total} tests pass; finish yours first, or add --spoil", 1)
+    source = lab.file("solution.py").read_text(encoding="utf-8")
+    if console.is_terminal:
+        console.print(Syntax(source, "python", background_color="default"))
+    else:
+        typer.echo(source)
+
+
+# -------------------------------------------------------------------------- for authors and teachers
 
 
 @app.command()
 def check(
-    lab_id: LabArgument = None,
+    lab_id: OptionalLab = None,
     strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
 ):
     """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
@@ -55,14 +249,14 @@ def check(
 
 
 @app.command()
-def generate(lab_id: LabArgument = None):
-    """For authors: write starter.py anew from solution.py (your edits to starter.py are lost)."""
+def generate(lab_id: OptionalLab = None):
+    """For authors: write starter.py anew from solution.py (edits of starter.py are lost)."""
     from labs.kit.generate import starter_source
 
     for name in chosen(lab_id):
-        one = lab(name)
+        lab = the_lab(name)
         try:
-            one.file("starter.py").write_text(starter_source(one), encoding="utf-8")
+            lab.file("starter.py").write_text(starter_source(lab), encoding="utf-8")
         except LabError as error:
             fail(str(error))
         typer.echo(f"wrote labs/{name}/starter.py")

@@ -5,7 +5,7 @@ Docstrings and given functions are kept as they are; imports that only the tasks
 
 import ast
 
-from labs.kit.manifest import Lab, LabError, functions, replace_body
+from labs.kit.manifest import LABS_DIR, Lab, LabError, functions, replace_body
 
 DOCSTRING = '''"""{id}, {title}: your file.
 
@@ -28,6 +28,12 @@ def starter_source(lab: Lab) -> str:
     lines = source.splitlines(keepends=True)
     body = "".join(lines[module.body[0].end_lineno :])
     return _without_unused_imports(DOCSTRING.format(id=lab.id, title=lab.title) + body)
+
+
+def pristine_source(lab: Lab) -> str:
+    """The pristine starter; the student edition, which has no solution, carries it as a file."""
+    kept = LABS_DIR / "kit" / "pristine" / f"{lab.id}.py"
+    return kept.read_text(encoding="utf-8") if kept.exists() else starter_source(lab)
 
 
 def interface(source: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ import types
 from functools import cache
 from pathlib import Path
 
+from labs.kit.generate import pristine_source
 from labs.kit.guard import PrintFlood, TimeUp, deadline, silence
 from labs.kit.manifest import Bug, Lab, LabError, find_lab
 
@@ -61,16 +62,14 @@ def namespace(lab_id: str, impl: str):
             return _engine(lab)
         if impl == "solution":
             return load(lab_id, "solution")
-        return _starter(lab, lab.file("starter.py").read_text(encoding="utf-8"))
+        return _starter(lab)
     except LoadProblem as problem:
         return Broken(problem)
 
 
 def pristine_starter(lab: Lab):
     """The starter as generated, whatever the learner made of starter.py."""
-    from labs.kit.generate import starter_source
-
-    return execute(starter_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
+    return execute(pristine_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
 
 
 def buggy(lab: Lab, bug: Bug):
@@ -96,11 +95,15 @@ def _engine(lab: Lab):
     return types.SimpleNamespace(**parts)
 
 
-def _starter(lab: Lab, source: str):
+def _starter(lab: Lab):
     path = lab.file("starter.py")
     try:
         with deadline(lab.timeout), silence():
-            module = execute(source, _module_name(lab, "starter"), path)
+            module = execute(path.read_text(encoding="utf-8"), _module_name(lab, "starter"), path)
+    except FileNotFoundError:
+        raise LoadProblem(
+            f"{lab.id}: starter.py is gone; get it back with: python -m labs reset {lab.id}"
+        ) from None
     except SyntaxError as error:
         raise LoadProblem(f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}") from None
     except TimeUp:

@@ -265,8 +265,8 @@ def test_a_decode_gets_a_token_every_step(lab, name):
 
 
 def test_limits_hold_in_every_step(lab):
-    """On 40 random workloads no step exceeds budget or slots, and no slot of memory is lost."""
-    for scenario in scenarios.draw(seed=1, count=40):
+    """On 20 random workloads no step exceeds budget or slots, and no slot of memory is lost."""
+    for scenario in scenarios.draw(seed=1, count=20):
         trace = scenarios.run(lab, scenario)
         assert_drained(trace)
         config = scenario["config"]
@@ -277,8 +277,8 @@ def test_limits_hold_in_every_step(lab):
 
 
 def test_nobody_waits_without_a_reason(lab):
-    """On 40 random workloads, whoever waits does so for want of budget, a slot or memory."""
-    for scenario in scenarios.draw(seed=2, count=40):
+    """On 20 random workloads, whoever waits does so for want of budget, a slot or memory."""
+    for scenario in scenarios.draw(seed=2, count=20):
         for record in scenarios.run(lab, scenario).steps:
             assert record["blocked"]["reason"] in ("budget", "slots", "memory", "empty")
 

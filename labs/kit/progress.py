@@ -1,0 +1,146 @@
+"""How far a learner is: derived from running the tests on starter.py, cached by the files' hash.
+
+What is kept between calls (results, hints shown, backups) lies in labs/.state, which git ignores.
+"""
+
+import hashlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from labs.kit import matrix
+from labs.kit.generate import pristine_source
+from labs.kit.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
+from labs.kit.matrix import Result
+
+STATE = LABS_DIR / ".state"
+_writing = threading.Lock()
+
+
+@dataclass
+class Progress:
+    """A lab's results on the learner's starter.py; `problem` says why there are none."""
+
+    lab: Lab
+    results: list[Result]
+    problem: str = ""
+    started: bool = True
+
+    def passed(self, task: Task) -> int:
+        """How many of the task's tests pass, in all their cases."""
+        failed = {result.function for result in self.results if not result.passed}
+        return sum(test not in failed for test in task.tests) if self.results else 0
+
+    def done(self, task: Task) -> bool:
+        return self.passed(task) == len(task.tests)
+
+    @property
+    def is_done(self) -> bool:
+        return all(self.done(task) for task in self.lab.tasks)
+
+    @property
+    def points(self) -> int:
+        return sum(task.points for task in self.lab.tasks if self.done(task))
+
+    @property
+    def next_task(self) -> Task | None:
+        return next((task for task in self.lab.tasks if not self.done(task)), None)
+
+    @property
+    def next_failure(self) -> Result | None:
+        """The first failing test of the first task that is not done."""
+        task = self.next_task
+        for test in task.tests if task else ():
+            for result in self.results:
+                if result.function == test and not result.passed:
+                    return result
+        return None
+
+
+def progress(lab: Lab) -> Progress:
+    """Run the learner's starter through the lab's tests, or remember what it did last time."""
+    if starter_text(lab) == pristine_source(lab):
+        return Progress(lab, [], started=False)
+    key = digest(lab)
+    kept = read_state("results.json")
+    if kept.get(lab.id, {}).get("key") == key:
+        entry = kept[lab.id]
+        return Progress(lab, [Result(**row) for row in entry["results"]], entry["problem"])
+    outcomes = matrix.run_matrix(lab, ["yours"])
+    results = outcomes.results.get("yours", [])
+    said = {result.said for result in results}
+    problem = outcomes.trouble
+    if len(said) == 1 and next(iter(said)).startswith("LoadProblem: "):
+        problem = said.pop().removeprefix("LoadProblem: ")
+    rows = [vars(result) | {"runs": ""} for result in results]
+    with _writing:
+        entry = {"key": key, "problem": problem, "results": rows}
+        write_state("results.json", read_state("results.json") | {lab.id: entry})
+    return Progress(lab, results, problem)
+
+
+def all_progress(labs: list[str] | None = None) -> list[Progress]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda lab_id: progress(find_lab(lab_id)), labs or lab_ids()))
+
+
+def first_open_lab() -> Lab | None:
+    """The first lab that is not done, which is the one to go on with."""
+    return next((p.lab for p in map(lambda i: progress(find_lab(i)), lab_ids()) if not p.is_done), None)
+
+
+def digest(lab: Lab) -> str:
+    """Changes with everything that a result can depend on."""
+    root = LABS_DIR.parent
+    files = [*lab.path.glob("*.py"), lab.file("lab.toml"), *(LABS_DIR / "kit").glob("*.py")]
+    files += (root / "mini_engine").glob("*.py")
+    # lab-07 runs the learner's earlier parts.
+    files += [find_lab(earlier).file("starter.py") for earlier in lab.prerequisites]
+    total = hashlib.blake2b()
+    for path in sorted(files):
+        total.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def next_hint(lab: Lab, task: Task) -> tuple[int, str]:
+    """The number and text of the next hint that was not shown yet; the last one again at the end."""
+    shown = read_state("hints.json")
+    key = f"{lab.id} {task.name}"
+    number = min(shown.get(key, 0) + 1, len(task.hints))
+    write_state("hints.json", shown | {key: number})
+    return number, task.hints[number - 1]
+
+
+def reset(lab: Lab) -> Path | None:
+    """Put the pristine starter back; where the learner's file went, if it held anything."""
+    path, backup = lab.file("starter.py"), None
+    pristine = pristine_source(lab)
+    if path.exists() and starter_text(lab) != pristine:
+        backup = STATE / "backups" / f"{lab.id}-{datetime.now():%Y%m%d-%H%M%S-%f}.py"
+        backup.parent.mkdir(parents=True, exist_ok=True)
+        backup.write_bytes(path.read_bytes())
+    path.write_text(pristine, encoding="utf-8")
+    return backup
+
+
+def starter_text(lab: Lab) -> str:
+    """The learner's file as text, whatever is in it."""
+    path = lab.file("starter.py")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def read_state(name: str) -> dict:
+    try:
+        return json.loads((STATE / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there yet, or cut off: it can be found out again
+        return {}
+
+
+def write_state(name: str, content: dict) -> None:
+    STATE.mkdir(exist_ok=True)
+    part = STATE / f"{name}.part"
+    part.write_text(json.dumps(content), encoding="utf-8")
+    part.replace(STATE / name)
