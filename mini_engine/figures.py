@@ -1,8 +1,8 @@
 """Figures of a trace, for notebooks, docs and the demo. matplotlib is imported when one is drawn.
 
 Every figure has a twin, `<name>_data`, that returns what is plotted: that is what to test and to
-print. Colours are Okabe and Ito's, which colour-blind readers tell apart, and each also differs in
-lightness, hatch or letter, so that a figure survives a grey printer.
+print. Colours are Okabe and Ito's and tints of them, which colour-blind readers tell apart; lightness,
+hatch, shape or letter say the same once more, so that a figure survives a grey printer.
 """
 
 from itertools import cycle, groupby, islice, pairwise
@@ -12,15 +12,15 @@ from mini_engine.trace import decisions, first_difference, replay
 
 WAITING, PREFILL, DECODE, PREEMPTED, FINISHED = "waiting", "prefill", "decode", "preempted", "finished"
 
-BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
-VERMILLION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
+BLUE, GREEN, VERMILLION, PURPLE, YELLOW = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#F0E442"
+LIGHT_ORANGE, LIGHT_BLUE, LIGHT_GREEN = "#F7C873", "#8CC6EC", "#8CCFBB"
 INK, GREY, PALE = "#222222", "#8C8C8C", "#DDDDDD"
 # state: (face, hatch, hatch colour, share of the row's height). Waiting is a thin line, so that
 # it is told from decoding without any colour.
 STYLES = {
     WAITING: (GREY, "", GREY, 0.10),
     PREFILL: (BLUE, "", BLUE, 0.52),
-    DECODE: ("#F7C873", "", "#F7C873", 0.52),
+    DECODE: (LIGHT_ORANGE, "", LIGHT_ORANGE, 0.52),
     PREEMPTED: (VERMILLION, "xxxxxx", "#3A1500", 0.52),
 }
 WIDTH = 7.5  # inches: a notebook's column, a printed page
@@ -30,7 +30,7 @@ POINTS = 5.2  # width of a character at 8 points
 
 
 def _pyplot():
-    """pyplot with our text sizes; drawing functions never show and never choose a backend."""
+    """pyplot, for figures that a notebook shows by itself; nothing here shows one or picks a backend."""
     import matplotlib.pyplot as plt
 
     return plt
@@ -66,7 +66,8 @@ def _legend(target, handles=None, ncols=4):
     else:
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
     ncols = min(ncols, len(handles))
-    target.legend(handles=handles, ncols=ncols, fontsize=8, frameon=False, columnspacing=1.4, **place)
+    spacing = {"columnspacing": 1.1, "handlelength": 1.5, "handletextpad": 0.6}
+    target.legend(handles=handles, ncols=ncols, fontsize=8, frameon=False, **spacing, **place)
 
 
 def save(axes, path, *, alt: str = "", dpi: int = 150) -> None:
@@ -263,22 +264,11 @@ def _legend_rows(ax, data: dict) -> None:
         if state in seen
     ]
     if data["finished"]:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color="black",
-                marker="|",
-                markersize=9,
-                markeredgewidth=2.4,
-                linestyle="",
-                label="finished",
-            )
-        )
+        end = {"marker": "|", "markersize": 9, "markeredgewidth": 2.4}
+        handles.append(Line2D([], [], color="black", linestyle="", label="finished", **end))
     if data["hits"]:
-        handles.append(
-            Line2D([], [], color="black", marker="v", markersize=5, linestyle="", label="prefix-cache hit")
-        )
+        hit = {"marker": "v", "markersize": 5, "label": "prefix-cache hit"}
+        handles.append(Line2D([], [], color="black", linestyle="", **hit))
     _legend(ax, handles, ncols=6)
 
 
@@ -288,7 +278,7 @@ def _draw_pool(ax, data: dict) -> None:
         ax.text(0.5, 0.5, "this trace has no KV pool", transform=ax.transAxes, ha="center", fontsize=8)
         return
     edges = [data["steps"][0] - 0.5 + i for i in range(len(data["steps"]) + 1)]
-    ax.stairs(data["used_blocks"], edges, fill=True, color="#8CCFBB", linewidth=0)
+    ax.stairs(data["used_blocks"], edges, fill=True, color=LIGHT_GREEN, linewidth=0)
     ax.stairs(data["used_blocks"], edges, color=GREEN, linewidth=1)
     _limit(ax, data["num_blocks"], f"pool: {data['num_blocks']} blocks")
 
@@ -308,16 +298,8 @@ def _draw_budget(ax, data: dict, headroom: float = 0.4) -> None:
 def _limit(ax, value: float, text: str, headroom: float = 0.4) -> None:
     """A dashed line that says what it is, with room above for the words."""
     ax.axhline(value, color=INK, linewidth=1, linestyle="--")
-    ax.annotate(
-        text,
-        (1, value),
-        (0, 2),
-        ax.get_yaxis_transform(),
-        "offset points",
-        fontsize=8,
-        ha="right",
-        va="bottom",
-    )
+    place = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "ha": "right"}
+    ax.annotate(text, (1, value), (0, 2), fontsize=8, va="bottom", **place)
     ax.set_ylim(0, value * (1 + headroom))
     ax.set_yticks([0, value])
 
@@ -392,7 +374,7 @@ def utilisation(static, continuous, axes=None):
         idle = {"facecolor": "white", "edgecolor": GREY, "hatch": "////", "label": "idle slot"}
         ax.stairs([told["slots"]] * told["num_steps"], edges, fill=True, linewidth=0, **idle)
         ax.stairs(told["busy"], edges, fill=True, color=BLUE, linewidth=0, label="busy slot")
-        share = f"{told['mean']:.1%} of the slots busy, {told['num_steps']} steps"
+        share = f"{told['mean']:.2%} of the slots busy, {told['num_steps']} steps"
         _style(ax, ylabel="slots", title=f"{name.capitalize()} batching: {share}", grid="")
         ax.set(xlim=(-0.5, longest - 0.5), ylim=(0, told["slots"]), yticks=[0, told["slots"]])
     axes[1].set_xlabel("engine step", fontsize=9)
@@ -462,7 +444,7 @@ def block_map(trace, steps: list[int] | None = None, axes=None):
 
 
 # Light enough for black letters. Colours come round again; the name in the block decides.
-OWNERS = ("#F7C873", "#8CC6EC", "#8CCFBB", "#E3B0CB", "#F0E442", "#EE9A66", "#BFC7D5")
+OWNERS = (LIGHT_ORANGE, LIGHT_BLUE, LIGHT_GREEN, "#E3B0CB", YELLOW, "#EE9A66", "#BFC7D5")
 
 
 def _block_grid(count: int, width: int, height: int) -> list:
@@ -675,7 +657,7 @@ def waste(trace, ax=None, *, max_model_len: int | None = None):
     data = waste_data(trace, max_model_len)
     ax = _axes(ax, height=3.0)
     edges = [data["steps"][0] - 0.5 + i for i in range(len(data["steps"]) + 1)]
-    ax.stairs(data["held"], edges, fill=True, color="#8CCFBB", linewidth=0, label="tokens held")
+    ax.stairs(data["held"], edges, fill=True, color=LIGHT_GREEN, linewidth=0, label="tokens held")
     for name, colour, dash in (("paged", BLUE, "-"), ("contiguous", VERMILLION, (0, (4, 1.5)))):
         wasted = data["wasted"][name]
         label = f"{name}: {wasted:.0%} wasted" if wasted is not None else name
@@ -718,7 +700,9 @@ def latency(traces, axes=None):
     data, traces = latency_data(traces), traces if isinstance(traces, dict) else {"": traces}
     unit = next(iter(traces.values())).header.get("unit", "step")
     if axes is None:
-        _, axes = _pyplot().subplots(1, 3, figsize=(WIDTH, 2.7), sharey=True, layout="constrained")
+        _, axes = _pyplot().subplots(
+            1, 3, figsize=(WIDTH, 2.7), sharey=True, layout="constrained", gridspec_kw={"wspace": 0.06}
+        )
     titles = {"ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency"}
     for ax, (name, title) in zip(axes, titles.items(), strict=True):
         for (label, told), (colour, dash) in zip(data.items(), cycle(LINES), strict=False):
@@ -796,14 +780,10 @@ def ladder(traces: dict, ax=None):
     rows = ladder_data(traces)
     unit = next(iter(traces.values())).header.get("unit", "step")
     ax = _axes(ax, height=0.34 * len(rows) + 0.9)
-    colours = [BLUE if i == len(rows) - 1 else "#8CC6EC" for i in range(len(rows))]
+    colours = [BLUE if i == len(rows) - 1 else LIGHT_BLUE for i in range(len(rows))]
     bars = ax.barh([label for label, _, _ in rows], [rate for _, rate, _ in rows], color=colours, height=0.66)
-    ax.bar_label(
-        bars,
-        [f"{rate:.3g}  (\N{MULTIPLICATION SIGN}{ratio:.2g})" for _, rate, ratio in rows],
-        fontsize=8,
-        padding=4,
-    )
+    labels = [f"{rate:.3g}  (\N{MULTIPLICATION SIGN}{ratio:.2g})" for _, rate, ratio in rows]
+    ax.bar_label(bars, labels, fontsize=8, padding=4)
     ax.invert_yaxis()
     ax.margins(x=0.16)
     _style(ax, xlabel=f"output tokens per {unit}", grid="x")
@@ -861,10 +841,8 @@ def compare(
         if index is not None:
             ax.axvspan(index - 0.5, index + 0.5, color=YELLOW, alpha=0.45, linewidth=0, zorder=0)
             ax.axvline(index - 0.5, color=INK, linewidth=1, linestyle=":")
-    words = (
-        "the two are the same"
-        if index is None
-        else f"first differ at step {index}: {', '.join(told['fields'])}"
-    )
+    words = "the two are the same"
+    if index is not None:
+        words = f"first differ at step {index}: {', '.join(told['fields'])}"
     axes[1].set_xlabel(f"engine step ({words})", fontsize=9)
     return tuple(axes)

@@ -212,8 +212,8 @@ def test_utilisation_of_the_classic_case():
 
 def test_utilisation_titles_carry_the_figures():
     static, continuous = figures.utilisation(classic(7), classic(343))
-    assert static.get_title(loc="left") == "Static batching: 14.2% of the slots busy, 500 steps"
-    assert continuous.get_title(loc="left").startswith("Continuous batching: 98")
+    assert static.get_title(loc="left") == "Static batching: 14.25% of the slots busy, 500 steps"
+    assert continuous.get_title(loc="left").startswith("Continuous batching: 98.25%")
 
 
 # ----------------------------------------------------------------------------------- block map
