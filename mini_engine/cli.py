@@ -76,23 +76,19 @@ def demo(
     from mini_engine import demo as _demo
 
     console = Console()
-    learner = None
-    if labs:
-        learner = _learner(labs, console)
+    learner = _learner(labs, console) if labs else None
     loaded, tokenizer = _load(model, dtype, device)
-    extra = {"parts": learner.parts, "part_names": learner.names} if learner else {}
+    engine = None
     try:
-        engine, workload = _demo.demo_engine(loaded, tokenizer, **extra)
+        engine, workload = _demo.demo_engine(loaded, tokenizer, **(learner.engine_args if learner else {}))
         if temperature is None:
             temperature = 0.0 if tokenizer.chat_template else 0.7
-        _demo.run(
-            engine, workload, console, temperature, **({"after_step": learner.check} if learner else {})
-        )
+        _demo.run(engine, workload, console, temperature, learner.check if learner else None)
         paths = _demo.report(engine.trace, console, out)
-    except Exception as error:
-        if learner is None and not isinstance(error, ValueError | OSError):
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not (learner or isinstance(error, ValueError | OSError)):
             raise
-        fail(learner.explain(error) if learner else error)
+        fail(learner.explain(error, engine and engine.scheduler.step) if learner else error)
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
 

@@ -97,7 +97,7 @@ def run(
     workload: list[tuple[DemoRequest, list[int]]],
     console: Console,
     temperature: float,
-    after_step: Callable[[Engine], None] = lambda engine: None,
+    after_step: Callable[[Engine], None] | None = None,
 ) -> dict[str, str]:
     """Serve the workload with a live view; returns the text of each request."""
     texts: dict[str, str] = {}
@@ -118,7 +118,8 @@ def run(
                 texts[delta.request_id] += delta.text
                 if delta.finish_reason:
                     done[delta.request_id] = delta.finish_reason
-            after_step(engine)
+            if after_step:
+                after_step(engine)
             turn += 1
             live.update(_live_view(engine, prompts, texts, done))
     _print_texts(console, prompts, texts)
@@ -153,9 +154,10 @@ def metrics_table(trace: Trace) -> Table:
         caption_justify="left",
         header_style="bold",
         pad_edge=False,
+        padding=0,
     )
     columns = "prio prompt cached output queue\nsteps queue prefill TTFT TPOT preemp-\ntions"
-    table.add_column("request")
+    table.add_column("id")
     for name in columns.split(" "):
         table.add_column(name, justify="right")
     table.add_column("end")

@@ -6,15 +6,14 @@ run in one sentence that names the lab, the step and the request.
 
 import inspect
 import os
-import subprocess
-import sys
 import traceback
 from dataclasses import dataclass, fields
 
 from labs.kit.driver import Referee
 from labs.kit.guard import TimeUp, deadline
 from labs.kit.loading import Broken, namespace
-from labs.kit.manifest import LABS_DIR, LabError, find_lab, lab_ids
+from labs.kit.manifest import LabError, find_lab, lab_ids
+from labs.kit.progress import progress
 from mini_engine.engine import Engine, Parts
 
 SECONDS_A_STEP = 60
@@ -104,13 +103,14 @@ class LearnerParts:
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
             path = frame.f_code.co_filename
             if os.path.basename(path) == "starter.py":
+                if isinstance(error, NotImplementedError):
+                    return RuntimeError(str(error))
                 request = getattr(frame.f_locals.get("request"), "request_id", None)
                 about = f", with request {request}" if request else ""
-                kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
                 lab_id = os.path.basename(os.path.dirname(path))
                 return RuntimeError(
                     f"{lab_id}: {frame.f_code.co_name} stopped the run{where}{about} "
-                    f"(starter.py, line {line}): {kind}{error}"
+                    f"(starter.py, line {line}): {type(error).__name__}: {error}"
                 )
         owners = ", ".join(sorted(set(self.names.values()))) or "no lab's parts"
         kind = "the run took too long" if isinstance(error, TimeUp) else str(error)
@@ -154,12 +154,4 @@ def _timed(step):
 
 def passing_labs() -> list[str]:
     """The labs whose tests pass on the learner's starter."""
-    env = os.environ | {"LAB_IMPL": "starter"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x"]
-
-    def passes(lab_id: str) -> bool:
-        tests = str(LABS_DIR / lab_id)
-        done = subprocess.run([*command, tests], env=env, cwd=LABS_DIR.parent, capture_output=True)
-        return done.returncode == 0
-
-    return [lab_id for lab_id in lab_ids() if passes(lab_id)]
+    return [lab_id for lab_id in lab_ids() if progress(find_lab(lab_id)).is_done]
