@@ -1,0 +1,186 @@
+"use strict";
+// The two pictures that can have thousands of parts, on canvases: the whole run and the block pool.
+// Each has a text alternative, set where it is drawn (view.js).
+
+// Light tints that carry dark letters in both themes; they come round again, the name decides.
+const OWNERS = ["#F7C873", "#8CC6EC", "#8CCFBB", "#E3B0CB", "#F0E442", "#EE9A66", "#BFC7D5"];
+
+/** A canvas of the given size in CSS pixels, cleared, sharp on every screen. */
+function prepare(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.height = `${height}px`;
+  const ctx = canvas.getContext("2d");
+  ctx.scale(ratio, ratio);
+  ctx.textBaseline = "middle";
+  return ctx;
+}
+
+/** The page's own colours, as the current theme resolves them. */
+function palette() {
+  const probe = document.body.appendChild(document.createElement("i"));
+  const read = (name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const names = ["ink", "muted", "line", "card", "waiting", "prefill", "decode", "preempted", "used"];
+  const colours = Object.fromEntries(names.map((name) => [name, read(name)]));
+  probe.remove();
+  return colours;
+}
+
+function hatch(ctx, x, y, width, height, colour, gap = 5) {
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(x, y, width, height);
+  ctx.clip();
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = 1.2;
+  ctx.beginPath();
+  for (let at = x - height; at < x + width; at += gap) {
+    ctx.moveTo(at, y + height);
+    ctx.lineTo(at + height, y);
+  }
+  ctx.stroke();
+  ctx.restore();
+}
+
+/** A row a request, a column a step, and below them tokens and blocks. Returns { left, column }. */
+function drawOverview(canvas, fold, numSteps, departing, followed, colours) {
+  const rows = [...fold.lives];
+  const rowHeight = Math.max(0.4, Math.min(17, 180 / rows.length));
+  const labelled = rowHeight >= 11;
+  const chart = 26, gap = 10, top = departing.length ? 10 : 2;
+  const middle = top + rows.length * rowHeight;
+  const width = canvas.clientWidth, left = 46;
+  const column = (width - left - 1) / numSteps;
+  const ctx = prepare(canvas, width, middle + 2 * (chart + gap));
+  const x = (step) => left + step * column;
+
+  rows.forEach(([id, life], row) => {
+    const y = top + row * rowHeight;
+    ctx.font = `${id === followed ? "bold " : ""}11px system-ui, sans-serif`;
+    if (labelled) label(ctx, id, left, y + rowHeight / 2, id === followed ? colours.ink : colours.muted);
+    life.forEach(({ step, state }, i) => {
+      const end = life[i + 1]?.step ?? fold.steps.length;
+      drawState(ctx, state, x(step), y, Math.max((end - step) * column, 0.7), rowHeight, colours);
+    });
+  });
+  ctx.font = "11px system-ui, sans-serif";
+  if (!labelled) label(ctx, `${rows.length} req.`, left, top + 6, colours.muted);
+
+  const budget = fold.config.max_num_batched_tokens;
+  const tokens = middle + gap, blocks = tokens + chart + gap;
+  label(ctx, "tokens", left, tokens + chart / 2, colours.muted);
+  label(ctx, "blocks", left, blocks + chart / 2, colours.muted);
+  fold.steps.forEach((record, step) => {
+    const bar = (base, from, to, colour) => {
+      ctx.fillStyle = colour;
+      ctx.fillRect(x(step), base + chart * (1 - to), Math.max(column - (column > 6 ? 1 : 0), 0.7), chart * (to - from));
+    };
+    const decodes = fold.numDecodes[step] / budget;
+    bar(tokens, 0, decodes, colours.decode);
+    bar(tokens, decodes, record.num_batched_tokens / budget, colours.prefill);
+    bar(blocks, 0, 1 - record.num_free_blocks / fold.config.num_blocks, colours.used);
+  });
+  ctx.fillStyle = colours.line;
+  for (const y of [tokens - 1, tokens + chart, blocks - 1, blocks + chart]) ctx.fillRect(left, y, width - left, 1);
+  ctx.fillStyle = colours.preempted;
+  for (const step of departing) {
+    ctx.beginPath();
+    ctx.moveTo(x(step + 0.5) - 3, 0);
+    ctx.lineTo(x(step + 0.5) + 3, 0);
+    ctx.lineTo(x(step + 0.5), 6);
+    ctx.fill();
+  }
+  return { left, column };
+}
+
+function label(ctx, text, right, y, colour) {
+  ctx.fillStyle = colour;
+  ctx.textAlign = "right";
+  ctx.fillText(text, right - 6, y, right - 8);
+}
+
+function drawState(ctx, state, x, y, width, height, colours) {
+  if (state === "finished") return;
+  const share = state === "waiting" ? 0.14 : 0.72; // waiting is a thin line, told from work without colour
+  const top = y + (height * (1 - share)) / 2;
+  ctx.fillStyle = colours[state];
+  ctx.fillRect(x, top, width, height * share);
+  if (state === "preempted" && height > 6) hatch(ctx, x, top, width, height * share, "#3a1500", 4);
+}
+
+/** The block pool as a grid. Returns where the cells are, { columns, side, owners }, for clicks. */
+function drawPool(canvas, fold, record, views, tint, followed, colours) {
+  const total = fold.config.num_blocks;
+  const width = canvas.clientWidth;
+  const { columns, side } = poolGrid(width, total);
+  const ctx = prepare(canvas, width, Math.ceil(total / columns) * side + 1);
+  const owners = Array.from({ length: total }, () => []);
+  for (const view of views.values()) for (const block of view.blocks) owners[block]?.push(view.request_id);
+  const taken = new Set(Object.values(record.blocks).flat());
+  const inset = side > 14 ? 2 : 0.5, size = side - 2 * inset;
+  ctx.textAlign = "center";
+  for (let block = 0; block < total; block++) {
+    const x = (block % columns) * side + inset, y = Math.floor(block / columns) * side + inset;
+    const ids = owners[block];
+    if (ids.length) drawOwned(ctx, x, y, size, ids, tint, taken.has(block));
+    else if (fold.cached[block]) hatch(ctx, x, y, size, size, colours.muted, size > 14 ? 5 : 2.5);
+    if (ids.length && side >= 40) {
+      ctx.font = "9px ui-monospace, monospace";
+      ctx.fillStyle = "rgba(0,0,0,.6)";
+      ctx.fillText(block, x + 9, y + 8);
+    }
+    ctx.strokeStyle = ids.includes(followed) ? colours.ink : ids.length ? "rgba(0,0,0,.25)" : colours.line;
+    ctx.lineWidth = ids.includes(followed) && size > 10 ? 3 : 1;
+    ctx.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+    if (!ids.length && size >= 26) {
+      ctx.fillStyle = colours.card;
+      ctx.font = "10px ui-monospace, monospace";
+      if (fold.cached[block]) ctx.fillRect(x + size / 2 - 8, y + size / 2 - 6, 16, 12);
+      ctx.fillStyle = colours.muted;
+      ctx.fillText(block, x + size / 2, y + size / 2);
+    }
+  }
+  return { columns, side, owners };
+}
+
+function drawOwned(ctx, x, y, size, ids, tint, isNew) {
+  ctx.fillStyle = tint(ids[0]);
+  ctx.fillRect(x, y, size, size);
+  if (ids.length > 1) {
+    // Shared: the second owner's colour takes the lower half.
+    ctx.fillStyle = tint(ids[1]);
+    ctx.fillRect(x, y + size / 2, size, size / 2);
+  }
+  if (size < 18) return;
+  ctx.fillStyle = "#1a1a1a";
+  ctx.font = `600 ${size >= 30 ? 12 : 10}px ui-monospace, monospace`;
+  if (ids.length === 1) ctx.fillText(ids[0], x + size / 2, y + size / 2 + 0.5, size - 4);
+  else {
+    ctx.fillText(ids[0], x + size / 2, y + size * 0.27, size - 4);
+    ctx.fillText(ids.length > 2 ? `+${ids.length - 1}` : ids[1], x + size / 2, y + size * 0.76, size - 4);
+  }
+  if (isNew) {
+    ctx.beginPath();
+    ctx.moveTo(x + size, y);
+    ctx.lineTo(x + size - 9, y);
+    ctx.lineTo(x + size, y + 9);
+    ctx.fill();
+  }
+}
+
+/** Cells as large as fit about 180 pixels in height, between 5 and 46 pixels; even rows if possible. */
+function poolGrid(width, total) {
+  const side = Math.max(5, Math.min(46, Math.sqrt((width * 180) / total)));
+  let columns = Math.max(1, Math.min(total, Math.floor(width / side)));
+  for (let fewer = columns; fewer > columns * 0.5; fewer--) {
+    if (total % fewer === 0) {
+      columns = fewer;
+      break;
+    }
+  }
+  return { columns, side: Math.min(46, width / columns) };
+}

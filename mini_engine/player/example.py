@@ -1,0 +1,54 @@
+"""A run small enough to be understood step by step: 20 free blocks and six requests, no model.
+
+The real Scheduler and BlockManager decide; only the tokens are made up. It shows a chunked prefill,
+steps that mix prefill and decode, a prefix hit, a full house, and a preemption with its resumption.
+"""
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder, Trace
+
+# (id, prompt tokens, max_tokens, arrives before this step). r3 starts with r0's first 16 tokens,
+# as two questions about the same document do.
+REQUESTS = (
+    ("r0", 20, 16, 0),
+    ("r1", 9, 14, 0),
+    ("r2", 9, 12, 2),
+    ("r3", 21, 9, 5),
+    ("r4", 10, 10, 7),
+    ("r5", 8, 4, 8),
+)
+SHARED = 16
+
+
+def ready_setup() -> Trace:
+    """The example's trace: deterministic, virtual time, a step a unit."""
+    requests = {}
+    for n, (request_id, num_prompt, max_tokens, step) in enumerate(REQUESTS):
+        prompt = [100 * n + position for position in range(num_prompt)]
+        if request_id == "r3":
+            prompt[:SHARED] = range(SHARED)
+        request = Request(request_id, prompt, SamplingParams(temperature=0, max_tokens=max_tokens))
+        requests[request_id] = (request, step)
+    scheduler = Recorder(
+        Scheduler(
+            BlockManager(num_blocks=20, block_size=4),
+            max_num_batched_tokens=16,
+            max_num_seqs=4,
+            long_prefill_token_threshold=8,
+        )
+    )
+    left = dict(requests)
+    while left or scheduler.has_work:
+        for request_id, (request, step) in list(left.items()):
+            if step <= scheduler.step:
+                scheduler.add(request)
+                del left[request_id]
+        scheduled = scheduler.schedule()
+        sampled = {}
+        for request in scheduler.running:
+            if request.num_computed_tokens + scheduled.get(request.request_id, 0) == request.num_tokens:
+                sampled[request.request_id] = 1000 + request.num_tokens  # a stand-in for the model's
+        scheduler.update(scheduled, sampled)
+    return scheduler.close("drained")

@@ -1,0 +1,155 @@
+"use strict";
+// Says in sentences what a step decided and why. Everything is taken from the step's record and
+// the folded views; nothing is guessed that the trace does not tell.
+
+const MANY = 5; // more than so many requests are named in one sentence, not in one each
+
+/** The sentences of step `index`: [{ kind, ids, text }], in the order in which the scheduler decides. */
+function sentences(fold, index) {
+  const record = fold.steps[index];
+  const views = fold.at(index);
+  const told = [];
+  const say = (kind, ids, text) => told.push({ kind, ids, text });
+  const events = (type) => record.events.filter((event) => event.type === type);
+  const rows = record.scheduled.map(([id]) => views.get(id));
+
+  sayArrivals(events("QUEUED").map((event) => views.get(event.id)), fold.config, say);
+  for (const { id, reason } of events("FINISHED")) {
+    if (reason === "abort") say("finish", [id], `${id} is aborted. What it held is free again.`);
+  }
+  sayRoom(events("PREEMPTED"), views, fold.config, say);
+  sayDecodes(rows.filter((view) => view.state === "decode" && !view.admitted), record, say);
+  sayGrowth(record, views, say);
+  for (const view of rows) {
+    if (view.admitted) say("admit", [view.request_id], admission(view, fold.config, record));
+    else if (view.state === "prefill") say("prefill", [view.request_id], `${view.request_id} goes on: ${chunk(view, fold.config, record)}.`);
+  }
+  sayBlocked(record, fold.config, say);
+  for (const { id, reason } of events("FINISHED")) {
+    if (reason !== "abort") say("finish", [id], ending(views.get(id), reason, record));
+  }
+  const end = fold.trace.end;
+  if (end && index === fold.steps.length - 1) {
+    for (const { id } of end.events ?? []) say("finish", [id], `${id} is aborted after the last step.`);
+    say("end", [], ENDS[end.end] ?? `The run ends: ${end.end}.`);
+  }
+  return told;
+}
+
+const ENDS = {
+  drained: "The run ends here: every request is done.",
+  stuck: "The run ends here, stuck: no step would make progress any more.",
+  max_steps: "The recording ends here: the limit of steps is reached.",
+  error: "The run ends here with an error.",
+};
+
+function sayArrivals(views, config, say) {
+  const ids = views.map((view) => view.request_id);
+  if (views.length > MANY) return say("arrive", ids, `${list(ids)} arrive and join the queue.`);
+  for (const view of views) {
+    const class_ = config.policy === "priority" ? `, priority ${view.priority}` : "";
+    const size = `${count(view.num_prompt_tokens, "prompt token")}, at most ${count(view.max_tokens, "output token")}`;
+    say("arrive", [view.request_id], `${view.request_id} arrives: ${size}${class_}.`);
+  }
+}
+
+function sayRoom(events, views, config, say) {
+  if (!events.length) return;
+  const { needs, free } = events[0];
+  say("room", [], `Room must be made first: the running requests need ${count(needs, "more block")}, ${are(free)} free.`);
+  for (const { id, for: other } of events) {
+    const view = views.get(id);
+    const why = other === id ? "" : ` so that ${other} can go on`;
+    const kept = view.num_output_tokens ? `keeps its ${count(view.num_output_tokens, "output token")}` : "starts over later";
+    say("preempt", [id, other], `${id}, last in ${config.policy} order, is preempted${why}. It lets go of ${count(view.num_lost_blocks, "block")} and ${kept}.`);
+  }
+}
+
+function sayDecodes(views, record, say) {
+  const ids = views.map((view) => view.request_id);
+  if (views.length > 1) say("decode", ids, `${list(ids)} decode: one token each.`);
+  for (const view of views.length === 1 ? views : []) {
+    say("decode", ids, `${ids[0]} decodes: output token ${view.num_output_tokens + 1} of at most ${view.max_tokens}.`);
+  }
+}
+
+function sayGrowth(record, views, say) {
+  const grown = Object.entries(record.blocks).filter(([id]) => !views.get(id).admitted);
+  if (!grown.length) return;
+  const parts = grown.map(([id, blocks]) => `${id} takes block ${list(blocks)}`);
+  say("grow", grown.map(([id]) => id), `${list(parts)}: no place was left in ${grown.length > 1 ? "their" : "its"} last block.`);
+}
+
+function admission(view, config, record) {
+  const claimed = count(record.blocks[view.request_id]?.length ?? 0, "block");
+  const again = view.num_preemptions ? "comes back" : "is admitted";
+  const tokens = count(numTokens(view), "token");
+  const room = view.num_cached_tokens
+    ? `the prefix cache has ${view.num_cached_tokens} of its ${tokens}, and it claims ${claimed} for the rest`
+    : `it claims ${claimed} for its ${tokens}`;
+  return `${view.request_id} ${again}: ${room}. It starts with ${chunk(view, config, record)}.`;
+}
+
+/** "tokens 9 to 16 of its prompt, and 4 are left (a step takes at most 8 of one request)". */
+function chunk(view, config, record) {
+  const first = view.num_computed_tokens + 1;
+  const last = view.num_computed_tokens + view.num_scheduled;
+  const span = first === last ? `token ${first}` : `tokens ${first} to ${last}`;
+  const whole = view.num_output_tokens ? "its prompt and output" : "its prompt";
+  const left = numTokens(view) - last;
+  if (left === 0) {
+    const sampled = view.request_id in record.new_tokens;
+    return `${span} of ${whole}, the last chunk${sampled ? `, and output token ${view.num_output_tokens + 1} is sampled` : ""}`;
+  }
+  const limit = config.long_prefill_token_threshold;
+  const why = limit && view.num_scheduled === limit
+    ? `the threshold allows ${limit} a step`
+    : `the budget of ${config.max_num_batched_tokens} has no more`;
+  return `${span} of ${whole}; ${left} ${left === 1 ? "is" : "are"} left, since ${why}`;
+}
+
+function sayBlocked(record, config, say) {
+  const { reason, id, needs, free } = record.blocked;
+  if (reason === "empty") return;
+  const reserve = config.watermark && record.num_running ? ` (${config.watermark} of them in reserve)` : "";
+  const why = {
+    preempted: "waits: room had to be made in this step, so nobody is admitted",
+    slots: `waits: all ${config.max_num_seqs} slots are taken`,
+    budget: `waits: the budget of ${count(config.max_num_batched_tokens, "token")} is spent`,
+    memory: `waits: needs ${count(needs, "block")}${reserve}, ${are(free)} free`,
+    none: "waits although slots, budget and blocks would do: a bug of the scheduler",
+  }[reason] ?? `waits: ${reason}`;
+  const behind = record.num_waiting - 1;
+  const others = behind > 0 ? ` ${behind === 1 ? "One more waits" : `${behind} more wait`} behind it.` : "";
+  say("wait", [id], `${id} ${why}.${others}`);
+}
+
+function ending(view, reason, record) {
+  const id = view.request_id;
+  const outputs = count(view.num_output_tokens + (id in record.new_tokens ? 1 : 0), "output token");
+  const why = { length: `it has its ${outputs}`, stop: `it came to a stop after ${outputs}`, error: "it failed" }[reason] ?? reason;
+  return `${id} finishes: ${why}. Its ${count(view.blocks.length, "block")} can be used from the next step on.`;
+}
+
+/** What a request's life is about now, in a sentence: for the panel, and for who cannot see the diagram. */
+function lifeOf(view, id) {
+  if (!view) return `${id} has not arrived yet.`;
+  if (view.state === "finished") return `${id} is finished (${view.finish_reason}).`;
+  if (view.state === "preempted") return `${id} is preempted in this step and waits again.`;
+  if (view.state === "waiting") return `${id} is waiting${view.num_preemptions ? " to come back" : ""}.`;
+  const doing = view.state === "decode" ? "decoding" : "in prefill";
+  return `${id} is ${doing}${view.finish_reason ? ` and finishes in this step (${view.finish_reason})` : ""}.`;
+}
+
+function count(number, thing) {
+  return `${number} ${thing}${number === 1 ? "" : "s"}`;
+}
+
+function are(number) {
+  return number === 0 ? "none is" : number === 1 ? "1 is" : `${number} are`;
+}
+
+function list(names) {
+  const shown = names.length > MANY + 2 ? [...names.slice(0, MANY), `${names.length - MANY} more`] : names;
+  return shown.length < 2 ? String(shown[0]) : `${shown.slice(0, -1).join(", ")} and ${shown[shown.length - 1]}`;
+}
