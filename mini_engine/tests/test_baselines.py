@@ -1,0 +1,409 @@
+"""The baselines: the same tokens as the engine, and each with the weakness it is kept for."""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine.baselines import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
+from mini_engine.block_manager import BlockManager
+from mini_engine.cost_model import CostModel, LoadMeter, StepLoad, step_loads
+from mini_engine.engine import Engine
+from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder, VirtualClock, replay
+
+CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    model = CausalLM(CONFIG).double().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    return model
+
+
+def request(name: str, prompt: int, max_tokens: int, priority: int = 0) -> Request:
+    tokens = random.Random(name).choices(range(64), k=prompt)
+    return Request(name, tokens, SamplingParams(temperature=0, max_tokens=max_tokens), priority)
+
+
+def run(scheduler, requests, clock=None, every_step=lambda scheduler: scheduler.kv.check()):
+    """Serve without a model: the token of a step is its number. Returns the trace."""
+    recorder = Recorder(scheduler, clock=clock)
+    for r in requests:
+        recorder.add(r)
+    by_id = {r.request_id: r for r in requests}
+    while recorder.has_work:
+        scheduled = recorder.schedule()
+        assert scheduled, "nothing scheduled although there is work"
+        ends = [name for name, n in scheduled.items() if n == by_id[name].num_new_tokens]
+        recorder.update(scheduled, {name: recorder.step % 64 for name in ends})
+        every_step(scheduler)
+    return recorder.close("drained")
+
+
+def make(name: str, *, num_blocks=64, block_size=4, caching=False, **settings):
+    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 4, **settings}
+    kv = BlockManager(num_blocks, block_size, enable_prefix_caching=caching, watermark=0)
+    return BASELINES[name](kv, **settings)
+
+
+def token_steps(trace) -> dict[str, list[int]]:
+    """The steps in which each request got a token."""
+    steps: dict[str, list[int]] = {}
+    for record in trace.steps:
+        for name in record["new_tokens"]:
+            steps.setdefault(name, []).append(record["step"])
+    return steps
+
+
+def slot_utilisation(trace, max_num_seqs: int) -> float:
+    """The share of slot-steps that gave a token."""
+    return sum(len(r["new_tokens"]) for r in trace.steps) / (max_num_seqs * len(trace.steps))
+
+
+# ------------------------------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", BASELINES)
+def test_same_tokens_as_the_engine(model, name, seed):
+    """Random prompts and lengths, arriving while others run, in a pool that is too small for all."""
+
+    def serve(parts) -> dict[str, list[int]]:
+        rng = random.Random(seed)
+        engine = Engine(
+            model,
+            max_num_batched_tokens=64,
+            max_num_seqs=5,
+            block_size=2,
+            num_blocks=40,
+            enable_prefix_caching=False,
+            parts=parts,
+        )
+        prompts = [[rng.randrange(64) for _ in range(rng.randint(1, 30))] for _ in range(9)]
+        params = [SamplingParams(temperature=0, max_tokens=rng.randint(1, 25)) for _ in prompts]
+        requests = []
+        while len(requests) < 9 or engine.has_work:
+            if len(requests) < 9 and (rng.random() < 0.3 or not engine.has_work):
+                name = engine.add_request(prompts[len(requests)], params[len(requests)])
+                requests.append(engine.requests[name])
+            engine.step()
+            engine.scheduler.kv.check()
+        assert engine.scheduler.kv.num_free_blocks == 40
+        return {r.request_id: r.output_token_ids for r in requests}
+
+    reference = serve(None)
+    assert serve(BASELINES[name].parts()) == reference
+    assert all(reference.values())
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_invariants_over_random_workloads(name, policy, caching):
+    """Everything finishes, budget and slots hold in every step, and at the end all blocks are free."""
+    for seed in range(15):
+        rng = random.Random(seed)
+        requests = [
+            request(f"r{i}", rng.randint(1, 20), rng.randint(1, 20), rng.randint(0, 2)) for i in range(12)
+        ]
+        scheduler = make(name, num_blocks=24, caching=caching, policy=policy, max_num_batched_tokens=40)
+        trace = run(scheduler, requests)
+        assert [len(r.output_token_ids) for r in requests] == [r.max_tokens for r in requests]
+        assert trace.end["num_free_blocks"] == 24
+        for record in trace.steps:
+            assert record["num_batched_tokens"] <= 40
+            assert record["num_running"] <= 4
+        preempted = sum(r.num_preemptions for r in requests)
+        assert preempted <= sum(r.max_tokens for r in requests) + len(requests)
+
+
+# ------------------------------------------------------------------------ one at a time and static
+
+
+def test_one_at_a_time_takes_a_step_for_every_token():
+    """Five requests of six tokens take thirty steps, and nobody runs beside anybody."""
+    trace = run(make("one-at-a-time"), [request(f"r{i}", 5, 6) for i in range(5)])
+    assert len(trace.steps) == 30
+    assert {record["num_running"] for record in trace.steps} == {1}
+
+
+CLASSIC = [500] + [10] * 7
+
+
+def classic(num_batches: int) -> list[Request]:
+    return [request(f"b{b}-{i}", 1, n) for b in range(num_batches) for i, n in enumerate(CLASSIC)]
+
+
+def test_the_classic_case():
+    """8 requests, one of 500 tokens and seven of 10: a static batch uses 570 of its 4000 slot-steps."""
+    trace = run(make("static", num_blocks=400, max_num_seqs=8), classic(1))
+    assert len(trace.steps) == 500
+    assert slot_utilisation(trace, 8) == 570 / 4000 == 0.1425
+    # With nobody waiting, continuous batching has nothing to fill the empty places with.
+    assert len(run(make("mixed", num_blocks=400, max_num_seqs=8), classic(1)).steps) == 500
+
+
+def test_the_classic_case_with_a_queue_behind():
+    """With forty such batches waiting, continuous batching fills the places: over 6 times the speed."""
+    static, mixed = (
+        run(make(name, num_blocks=1200, max_num_seqs=8), classic(40), every_step=lambda scheduler: None)
+        for name in ("static", "mixed")
+    )
+    assert slot_utilisation(static, 8) == pytest.approx(0.1425)
+    assert slot_utilisation(mixed, 8) > 0.9
+    assert 6 < len(static.steps) / len(mixed.steps) < 1 / 0.1425
+
+
+def test_static_batching_keeps_its_places_shut():
+    """A free place stays empty until the last of the batch is done; then the whole next batch enters."""
+    trace = run(make("static"), [request(f"r{i}", 3, 2 if i else 9) for i in range(8)])
+    admitted = [
+        (record["step"], event["id"])
+        for record in trace.steps
+        for event in record["events"]
+        if event["type"] == "SCHEDULED"
+    ]
+    assert admitted == [(0, f"r{i}") for i in range(4)] + [(9, f"r{i}") for i in range(4, 8)]
+
+
+def test_static_batching_reserves_the_full_length():
+    """Prompts of 4 that grow to 12 in a pool of 24: two enter, not six, and nobody is preempted."""
+    requests = [request(f"r{i}", 4, 9) for i in range(6)]
+    trace = run(make("static", num_blocks=24, block_size=1, max_num_seqs=6), requests)
+    assert trace.steps[0]["num_running"] == 2 and trace.steps[0]["num_free_blocks"] == 0
+    assert sum(r.num_preemptions for r in requests) == 0
+
+
+# ----------------------------------------------------------------------------------- prefill first
+
+
+def test_prefill_first_makes_decodes_wait():
+    """While one prompt after the other arrives, a running decode gets nothing; the engine never does that."""
+
+    def worst_gap(name: str) -> int:
+        scheduler = make(name)
+        recorder, requests = Recorder(scheduler), {}
+
+        def add(r):
+            recorder.add(r)
+            requests[r.request_id] = r
+
+        add(request("stream", 4, 10))
+        for step in range(40):
+            if 2 <= step < 5:
+                add(request(f"late{step}", 30, 2))
+            if not recorder.has_work:
+                break
+            scheduled = recorder.schedule()
+            decodes = {requests[i].is_decode for i in scheduled}
+            assert name == "mixed" or len(decodes) == 1, "a step is prefill or decode, never both"
+            ends = [i for i, n in scheduled.items() if n == requests[i].num_new_tokens]
+            recorder.update(scheduled, dict.fromkeys(ends, 0))
+        steps = token_steps(recorder.close("drained"))["stream"]
+        assert len(steps) == 10
+        return max(b - a for a, b in zip(steps, steps[1:], strict=False))
+
+    assert worst_gap("prefill-first") == 4
+    assert worst_gap("mixed") == 1
+
+
+def test_prefill_first_checks_the_full_length_but_charges_the_rest():
+    """Two prompts of 20 with 16 cached need 4 tokens each; under a budget of 30 one has to wait."""
+    scheduler = make("prefill-first", caching=True, max_num_batched_tokens=30)
+    shared = request("first", 20, 1)
+    run(scheduler, [shared])
+    for name in ("second", "third", "fourth"):
+        scheduler.add(Request(name, shared.prompt_token_ids, SamplingParams(max_tokens=2)))
+    # 0 + 20 fits, 4 + 20 fits, 8 + 20 fits: the charge is 4 each ...
+    assert scheduler.schedule() == {"second": 4, "third": 4, "fourth": 4}
+    # ... but with a budget of 20 the check is against 4 + 20, although 4 more would be computed.
+    scheduler = make("prefill-first", caching=True, max_num_batched_tokens=21)
+    run(scheduler, [shared := request("first", 20, 1)])
+    for name in ("second", "third"):
+        scheduler.add(Request(name, shared.prompt_token_ids, SamplingParams(max_tokens=2)))
+    assert scheduler.schedule() == {"second": 4}
+
+
+def test_prefill_first_evicts_the_youngest_to_the_front():
+    """Who cannot grow evicts the youngest, in the loop; it is first in the queue again."""
+    scheduler = make("prefill-first", num_blocks=9, block_size=1, max_num_seqs=3)
+    requests = {name: request(name, 3, 5) for name in ("old", "mid", "young")}
+    for r in requests.values():
+        scheduler.add(r)
+    scheduler.add(request("later", 1, 1))
+    scheduled = scheduler.schedule()
+    assert scheduled == {"old": 3, "mid": 3, "young": 3}
+    scheduler.update(scheduled, dict.fromkeys(scheduled, 0))
+    assert scheduler.schedule() == {"old": 1, "mid": 1}
+    assert [r.request_id for r in scheduler.waiting] == ["young", "later"]
+    assert requests["young"].num_preemptions == 1 and requests["young"].output_token_ids == [0]
+
+
+def test_prefill_first_refuses_what_it_could_never_prefill():
+    """No prompt is cut, so one above the budget would block the queue for ever: refused by name."""
+    with pytest.raises(ValueError, match="'big' may have to prefill 65 tokens at once"):
+        make("prefill-first").add(request("big", 60, 6))
+    make("prefill-first").add(request("fits", 60, 5))
+
+
+# ------------------------------------------------------------------------- two passes, and padding
+
+
+def test_two_pass_prefills_one_prompt_at_a_time():
+    """Three prompts under a budget for all: one enters a step, and the decodes are always paid."""
+    scheduler = make("two-pass", max_num_batched_tokens=20)
+    trace = run(scheduler, [request(f"r{i}", 30, 8) for i in range(3)])
+    for record, views in replay(trace):
+        states = [views[name].state for name in record["scheduled"]]
+        assert states.count("prefill") <= 1
+    assert [record["scheduled"] for record in trace.steps[:4]] == [
+        {"r0": 20},
+        {"r0": 10},
+        {"r0": 1, "r1": 19},
+        {"r0": 1, "r1": 11},
+    ]
+
+
+def test_two_pass_calls_the_model_twice(model):
+    """Steps with decodes and a chunk make two model calls, and the cost model knows it."""
+    calls = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        engine = Engine(model, max_num_batched_tokens=8, max_num_seqs=4, parts=BASELINES["two-pass"].parts())
+        for i in range(3):
+            engine.add_request([i + 1] * 10, SamplingParams(temperature=0, max_tokens=6))
+        per_step = []
+        while engine.has_work:
+            calls.clear()
+            engine.step()
+            per_step.append(len(calls))
+    finally:
+        handle.remove()
+    assert set(per_step) == {1, 2}
+    assert per_step == [load.num_forwards for load in step_loads(engine.trace, "two-pass")]
+
+
+def test_two_pass_costs_more_time_than_fused():
+    """The same requests, the same prices: two calls a step take longer than one."""
+
+    def time(name):
+        cost = CostModel().clock(BASELINES[name].backend)
+        requests = [request(f"r{i}", 40, 10) for i in range(6)]
+        return run(make(name, max_num_batched_tokens=16), requests, VirtualClock(cost)).steps[-1]["t_end"]
+
+    assert time("two-pass") > 1.2 * time("mixed")
+
+
+def test_padding_is_paid_for():
+    """A 12-token chunk beside three decodes is a rectangle of 4 by 12, and of 4 by the longest past."""
+    scheduler = make("padded", max_num_batched_tokens=16)
+    trace = run(scheduler, [request(f"r{i}", 4, 6) for i in range(3)] + [request("long", 16, 1)])
+    # Step 0: three prompts of 4 and 4 tokens of the long one. Step 1: three decodes and the other 12.
+    assert trace.steps[1]["scheduled"] == {"r0": 1, "r1": 1, "r2": 1, "long": 12}
+    assert list(step_loads(trace, "padded"))[:2] == [StepLoad(1, 16, 16), StepLoad(1, 48, 4 * (4 + 12))]
+    assert list(step_loads(trace))[:2] == [StepLoad(1, 16, 16), StepLoad(1, 15, 16 + 15)]
+
+
+# ------------------------------------------------------------------------------------- over-commit
+
+
+def test_over_commit_runs_over_for_one_step_at_most():
+    """Two prompts of 10 under 22 tokens: a step ends at 23, the next one starts by evicting."""
+    requests = [request("low", 10, 10, priority=2), request("high", 10, 5, priority=0)]
+    scheduler = make("over-commit", num_blocks=22, block_size=1, max_num_batched_tokens=16, policy="priority")
+    levels = []
+    trace = run(scheduler, requests, every_step=lambda s: levels.append(s.num_kv_tokens))
+    assert max(levels) == 23
+    over = [i for i, level in enumerate(levels) if level > 22]
+    assert over and all(b - a > 1 for a, b in zip(over, over[1:], strict=False))
+    preempted = [e["id"] for r in trace.steps for e in r["events"] if e["type"] == "PREEMPTED"]
+    assert preempted == ["low"]
+    assert all(record["num_free_blocks"] >= 0 for record in trace.steps)
+
+
+def test_the_engine_never_ends_a_step_over():
+    """Over-commit's workloads, random ones: the scheduler's own rule keeps the claim within the pool."""
+    overs = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        lengths = [(rng.randint(1, 12), rng.randint(1, 10)) for _ in range(8)]
+        for name in ("over-commit", "mixed"):
+
+            def watch(scheduler, name=name):
+                nonlocal overs
+                held = sum(len(scheduler.kv.block_table(r)) for r in scheduler.running)
+                assert held <= 22
+                overs += name == "over-commit" and scheduler.num_kv_tokens > scheduler.max_kv_tokens
+
+            requests = [request(f"r{i}", *sizes) for i, sizes in enumerate(lengths)]
+            run(make(name, num_blocks=22, block_size=1), requests, every_step=watch)
+    assert overs > 20
+
+
+def test_over_commit_says_what_it_cannot_hold():
+    """A limit above what the pool can guarantee, and a request above the limit, are refused."""
+    kv = BlockManager(10, 4, watermark=0)
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
+    with pytest.raises(ValueError, match="max_kv_tokens must be 1 to 28 .* but is 29"):
+        OverCommit(kv, max_kv_tokens=29, **settings)
+    with pytest.raises(ValueError, match="'big' grows to 29 tokens, but max_kv_tokens is 28"):
+        OverCommit(kv, **settings).add(request("big", 20, 10))
+
+
+# --------------------------------------------------------------------------------------- cost model
+
+
+def test_loads_follow_preemption_cache_hits_and_the_end_of_a_run():
+    """The meter's idea of what is computed equals the requests' own counters, step by step."""
+    for seed in range(10):
+        rng = random.Random(seed)
+        scheduler = make("mixed", num_blocks=20, caching=True, max_num_batched_tokens=12)
+        requests = [request("same", rng.randint(1, 20), rng.randint(1, 20)) for _ in range(10)]
+        for i, r in enumerate(requests):
+            r.request_id = f"r{i}"
+        expected, schedule = [], scheduler.schedule
+
+        def watched(expected=expected, schedule=schedule, requests=requests):
+            scheduled = schedule()
+            by_id = {r.request_id: r for r in requests}
+            kv = sum(by_id[i].num_computed_tokens + n for i, n in scheduled.items())
+            expected.append(StepLoad(1, sum(scheduled.values()), kv))
+            return scheduled
+
+        scheduler.schedule = watched
+        live, meter = [], LoadMeter()
+        clock = VirtualClock(lambda record, live=live, meter=meter: live.append(meter(record)) or 1.0)
+        trace = run(scheduler, requests, clock)
+        assert live == expected
+        assert list(step_loads(trace)) == expected
+        assert not meter._num_tokens or len(meter._num_tokens) <= 4, "finished requests are forgotten"
+
+
+def test_step_time_adds_up():
+    cost = CostModel(per_forward=5, per_token=0.5, per_kv_token=0.01)
+    assert cost.step_time(StepLoad(2, 10, 100)) == 10 + 5 + 1
+
+
+def test_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend must be one of paged, two-pass, padded, but is 'sparse'"):
+        CostModel().clock("sparse")
+
+
+def test_registry_is_what_it_says():
+    """Every baseline is a Scheduler with the same interface, so recorder, engine and simulator run it."""
+    kinds = {name: type(make(name)) for name in BASELINES}
+    assert kinds == {
+        "one-at-a-time": OneAtATime,
+        "static": StaticBatching,
+        "prefill-first": PrefillFirst,
+        "two-pass": TwoPass,
+        "over-commit": OverCommit,
+        "padded": Scheduler,
+        "mixed": Scheduler,
+    }
