@@ -1,0 +1,328 @@
+"""What the engine's tests share.
+
+`SlotEngine` is scheduler and block manager with a model of fingerprints, without torch: it checks
+itself every step. Below it: tiny real models, the dense reference, a tokenizer of bytes, and an
+engine whose "model" says what it is told.
+"""
+
+import functools
+import hashlib
+import random
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder, VirtualClock
+
+VOCAB = 5  # of the fingerprint model: so few that equal blocks are common
+
+
+def make_request(request_id, prompt=4, max_tokens=4, *, priority=0, cache_salt="", eos=(), **sampling):
+    """`prompt` is a list of token ids, or a length; of one length and id, always the same tokens."""
+    if isinstance(prompt, int):
+        rng = random.Random(str(request_id))
+        prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, **sampling)
+    return Request(request_id, prompt, params, priority, cache_salt=cache_salt, eos_token_ids=eos)
+
+
+def fingerprint(before: bytes, token_id: int) -> bytes:
+    """Of a sequence: of its last token and of all that precede it."""
+    return hashlib.blake2b(before + token_id.to_bytes(4, "big"), digest_size=8).digest()
+
+
+def expected_tokens(request: Request) -> list[int]:
+    """The outputs of a request that is alone and computed in one piece, by the fingerprint model."""
+    read, outputs = b"", []
+    for token_id in request.prompt_token_ids:
+        read = fingerprint(read, token_id)
+    while len(outputs) < request.max_tokens:
+        outputs.append(read[0] % VOCAB)
+        if outputs[-1] in request.sampling.stop_token_ids:
+            break
+        if outputs[-1] in request.eos_token_ids and not request.sampling.ignore_eos:
+            break
+        read = fingerprint(read, outputs[-1])
+    return outputs
+
+
+class SlotEngine:
+    """An engine whose KV slots hold fingerprints.
+
+    What a slot should hold is known for every position of every request, so each read is checked:
+    it must be the fingerprint of exactly this request's tokens up to there. `trace` has the run.
+    """
+
+    def __init__(self, num_blocks=64, block_size=4, *, caching=True, watermark=0, manager=None, **settings):
+        settings = {"max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
+        manager = manager or BlockManager
+        self.kv = manager(num_blocks, block_size, enable_prefix_caching=caching, watermark=watermark)
+        self.recorder = Recorder(Scheduler(self.kv, **settings), clock=VirtualClock())
+        self.scheduler = self.recorder.scheduler
+        self.trace = self.recorder.trace
+        self.settings = settings
+        self.slots: dict[int, bytes] = {}
+        self.requests: dict[str, Request] = {}
+        self.preemptions: list[str] = []  # ids, in order
+        self.num_reads = 0
+
+    def add(self, *requests: Request) -> "SlotEngine":
+        for request in requests:
+            self.recorder.add(request)
+            self.requests[request.request_id] = request
+        return self
+
+    def abort(self, request_id: str) -> bool:
+        found = self.recorder.abort(request_id)
+        self.kv.check()
+        return found
+
+    def step(self) -> dict[str, int]:
+        """One step, with every invariant of it checked; what was scheduled."""
+        before = list(self.scheduler.running)
+        scheduled = self.recorder.schedule()
+        running = self.scheduler.running
+        gone = [request.request_id for request in before if request not in running]
+        admitted = [request for request in running if request not in before]
+        self.preemptions += gone
+        assert sum(scheduled.values()) <= self.settings["max_num_batched_tokens"]
+        assert len(running) <= self.settings["max_num_seqs"]
+        assert list(scheduled) == [request.request_id for request in running], "each runs, in admission order"
+        assert all(num_tokens > 0 for num_tokens in scheduled.values())
+        assert not (gone and admitted), "nobody is admitted in a step that preempted"
+        finished = self.recorder.update(scheduled, self.compute(running, scheduled))
+        assert not any(request in self.scheduler.running for request in finished)
+        self.kv.check()
+        return scheduled
+
+    def compute(self, running, scheduled) -> dict[str, int]:
+        """The forward pass: everybody writes, then everybody reads all that is theirs."""
+        truth = {}
+        for request in running:
+            prints, size = [b""], scheduled[request.request_id]
+            for token_id in request.token_ids():
+                prints.append(fingerprint(prints[-1], token_id))
+            start, end = request.num_computed_tokens, request.num_computed_tokens + size
+            assert end <= request.num_tokens
+            for position, slot in zip(
+                range(start, end), self.kv.slot_mapping(request, start, end), strict=True
+            ):
+                self.slots[slot] = prints[position + 1]
+            truth[request.request_id] = prints
+        sampled = {}
+        for request in running:
+            prints = truth[request.request_id]
+            end = request.num_computed_tokens + scheduled[request.request_id]
+            for position, slot in enumerate(self.kv.slot_mapping(request, 0, end)):
+                assert self.slots.get(slot) == prints[position + 1], (
+                    f"{request.request_id} reads at position {position} (slot {slot}) what is not its own"
+                )
+            self.num_reads += end
+            if end == request.num_tokens:
+                sampled[request.request_id] = prints[end][0] % VOCAB
+        return sampled
+
+    def run(self, max_steps=2000) -> "SlotEngine":
+        """Until nothing is left; every request must then have the tokens it has alone."""
+        steps = 0
+        while self.scheduler.has_work:
+            self.step()
+            steps += 1
+            assert steps < max_steps, "no end"
+        self.check_drained()
+        for request in self.requests.values():
+            expected = expected_tokens(request)
+            if request.finish_reason == "abort":
+                expected = expected[: len(request.output_token_ids)]
+            assert request.output_token_ids == expected, request.request_id
+        return self
+
+    def check_drained(self) -> None:
+        assert self.kv.num_free_blocks == self.kv.num_blocks
+        assert len(self.scheduler.waiting) == 0 and self.scheduler.running == []
+        assert not any(self.kv.block_table(request) for request in self.requests.values())
+        self.kv.check()
+
+
+def random_workload(seed: int) -> tuple[dict, list[tuple[int, Request]]]:
+    """Settings for a SlotEngine, and requests with the step in which each arrives. Pools are tight:
+    the longest request fits, and little more."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 3, 4, 7])
+    shared = [rng.randrange(VOCAB) for _ in range(12)]
+    arrivals = []
+    for i in range(rng.randint(3, 9)):
+        own = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))]
+        prompt = shared[: rng.choice([0, 0, 5, 12])] + own
+        request = make_request(f"q{i}", prompt, rng.randint(1, 12), priority=rng.choice([0, 0, 1, 2]))
+        arrivals.append((rng.randint(0, 8), request))
+    longest = max(r.num_prompt_tokens + r.max_tokens - 1 for _, r in arrivals)
+    max_num_seqs = rng.randint(1, 6)
+    settings = dict(
+        num_blocks=-(-longest // block_size) + rng.randint(0, 3),
+        block_size=block_size,
+        caching=rng.random() < 0.7,
+        watermark=rng.choice([0, 0, 1]),
+        policy=rng.choice(["fcfs", "priority"]),
+        max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 5, 40]),
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=rng.choice([0, 0, 1, 4]),
+    )
+    settings["watermark"] = min(settings["watermark"], settings["num_blocks"] - 1)
+    return settings, sorted(arrivals, key=lambda item: item[0])
+
+
+def play(settings: dict, arrivals, max_steps=3000) -> SlotEngine:
+    """Run requests that arrive at given steps, to the end."""
+    engine, left, step = SlotEngine(**settings), list(arrivals), 0
+    while left or engine.scheduler.has_work:
+        while left and left[0][0] <= step:
+            engine.add(left.pop(0)[1])
+        if engine.scheduler.has_work:
+            engine.step()
+        step += 1
+        assert step < max_steps, "no end"
+    return engine.run()
+
+
+# ------------------------------------------------------------------------------ with torch
+
+
+def tiny_model(model_type="llama", dtype="float64", seed=0, **changes):
+    """A random decoder of two layers, every weight drawn, biases and norms too."""
+    import torch
+
+    from mini_engine.model import CausalLM, ModelConfig
+
+    torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it gives
+    config = ModelConfig.from_dict(
+        dict(
+            model_type=model_type,
+            vocab_size=64,
+            hidden_size=24,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            max_position_embeddings=128,
+        )
+        | changes
+    )
+    model = CausalLM(config).to(getattr(torch, dtype)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=generator)
+    return model
+
+
+def dense_logits(model, token_ids):
+    """(num tokens, vocab_size): one plain causal forward pass, nothing cached, nothing batched."""
+    import torch
+
+    from mini_engine.model import sdpa
+
+    with torch.inference_mode():
+        ids = torch.tensor([token_ids])
+        positions = torch.arange(len(token_ids)).unsqueeze(0)
+        hidden = model(ids, positions, lambda layer, q, k, v: sdpa(q, k, v, is_causal=True))
+        return model.logits(hidden)[0]
+
+
+def alone(model, prompt, sampling) -> list[int]:
+    """The outputs of a request by itself, the whole sequence computed anew for each token."""
+    return list(_alone(model, tuple(prompt), sampling))
+
+
+@functools.cache
+def _alone(model, prompt, sampling):
+    from mini_engine.sampler import Sampler
+
+    request, sampler = Request("alone", prompt, sampling), Sampler()
+    while request.finish_reason is None:
+        logits = dense_logits(model, request.token_ids())[-1:]
+        request.output_token_ids += sampler(logits, [request])
+        request.finish_reason = request.check_stop()
+    return request.output_token_ids
+
+
+def byte_tokenizer():
+    """Bytes as tokens (ids 0 to 255, in the order of the byte-level alphabet); 256 ends a text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    from mini_engine.tokenizer import Tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>"])
+    return Tokenizer(backend, source="bytes", eos_token_ids=[256])
+
+
+def scripted_engine(scripts: dict, **settings):
+    """An Engine whose model gives request `id` the tokens (or the text) scripts[id], one a step.
+
+    After its script a request gets "." for ever. `engine.backend.calls` counts the forward passes.
+    """
+    import torch
+
+    from mini_engine.engine import Engine, Parts
+
+    tokenizer = byte_tokenizer()
+    tokens = {i: tokenizer.encode(s) if isinstance(s, str) else s for i, s in scripts.items()}
+    dot = tokenizer.encode(".")[0]
+
+    class Scripted:
+        def __init__(self, model, kv, **parts):
+            self.calls = 0
+
+        def forward(self, rows):
+            self.calls += 1
+            logits = []
+            for request, num_tokens in rows:
+                if num_tokens == request.num_new_tokens:
+                    script, done = tokens.get(request.request_id, []), len(request.output_token_ids)
+                    row = torch.zeros(257)
+                    row[script[done] if done < len(script) else dot] = 10.0
+                    logits.append(row)
+            return torch.stack(logits) if logits else torch.empty(0, 257)
+
+    settings = {"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
+    model = tiny_model(vocab_size=257, dtype="float32")
+    return Engine(model, tokenizer, parts=Parts(attend_backend=Scripted), **settings)
+
+
+def drain(engine, max_steps=1000) -> dict[str, list]:
+    """Step an Engine until nothing is left, the block manager checked each time; deltas by request."""
+    deltas: dict[str, list] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            break
+        for delta in engine.step():
+            deltas.setdefault(delta.request_id, []).append(delta)
+        engine.scheduler.kv.check()
+    assert not engine.has_work, "no end"
+    assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+    return deltas
+
+
+def tokens_of(deltas: list) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def text_of(deltas: list) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+def spy(owner, name: str) -> list[tuple]:
+    """Replace a method by itself, noting the arguments of each call."""
+    calls, method = [], getattr(owner, name)
+
+    def noting(*args):
+        calls.append(args)
+        return method(*args)
+
+    setattr(owner, name, noting)
+    return calls

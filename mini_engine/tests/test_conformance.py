@@ -1,0 +1,1010 @@
+"""The rules of behaviour of a scheduler and its cache, 1 to 33, each shown by a test of its number.
+
+Most run without torch, on `SlotEngine`; where logits matter, on a tiny model in float64. The
+modules' own tests go further into each part.
+"""
+
+import copy
+import inspect
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.request import RequestStatus, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.tests.helpers import (
+    VOCAB,
+    SlotEngine,
+    alone,
+    dense_logits,
+    drain,
+    expected_tokens,
+    make_request,
+    play,
+    random_workload,
+    scripted_engine,
+    spy,
+    text_of,
+    tokens_of,
+)
+from mini_engine.trace import WallClock, decisions
+
+SEEDS = range(60)
+
+
+def events(engine, kind):
+    return [(r["step"], e) for r in engine.trace.steps for e in r["events"] if e["type"] == kind]
+
+
+def ids(requests):
+    return [request.request_id for request in requests]
+
+
+def test_every_rule_is_here():
+    """All 33 numbers have a test, and each test's first line says its number."""
+    rules = {}
+    for name, test in globals().items():
+        if match := re.match(r"test_(\d\d)_", name):
+            rules.setdefault(int(match[1]), []).append(test)
+    assert sorted(rules) == list(range(1, 34))
+    for number, tests in rules.items():
+        for test in tests:
+            assert inspect.getdoc(inspect.unwrap(test)).startswith(f"{number}. "), test.__name__
+
+
+# --------------------------------------------------------------------------- budget and phases
+
+
+def test_01_short_prompts_start_together_in_order_of_arrival():
+    """1. Short prompts are all scheduled in one step, in arrival order, and run."""
+    engine = SlotEngine().add(*(make_request(i, 5) for i in "cab"))
+    assert list(engine.step().items()) == [("c", 5), ("a", 5), ("b", 5)]
+    assert ids(engine.scheduler.running) == ["c", "a", "b"]
+    assert all(r.status is RequestStatus.RUNNING for r in engine.scheduler.running)
+    assert len(engine.scheduler.waiting) == 0
+
+
+def test_02_budget_and_slots_hold_in_every_step():
+    """2. The sum scheduled stays within the budget, decodes included, and the running set in its slots."""
+    full_budget = full_slots = 0
+    for seed in SEEDS:
+        engine = play(*random_workload(seed))
+        limits = engine.trace.header["config"]
+        for record in engine.trace.steps:
+            assert sum(record["scheduled"].values()) <= limits["max_num_batched_tokens"]
+            assert record["num_running"] <= limits["max_num_seqs"]
+            full_budget += record["num_batched_tokens"] == limits["max_num_batched_tokens"]
+            full_slots += record["num_running"] == limits["max_num_seqs"]
+    assert full_budget and full_slots, "the limits were never reached: this says nothing"
+
+
+def test_02_decodes_count_against_the_budget():
+    """2. Three decodes leave a new prompt 5 of 8 tokens."""
+    engine = SlotEngine(max_num_batched_tokens=8, max_num_seqs=4)
+    engine.add(*(make_request(i, 2) for i in "abc")).step()
+    engine.add(make_request("d", 20))
+    assert engine.step() == {"a": 1, "b": 1, "c": 1, "d": 5}
+
+
+def test_03_only_the_last_admitted_is_cut_by_the_budget():
+    """3. Every admitted prompt but the last is cut only by the threshold; the last also by the budget."""
+    engine = SlotEngine(max_num_batched_tokens=10, max_num_seqs=4, long_prefill_token_threshold=4)
+    engine.add(make_request("a", 9), make_request("b", 3), make_request("c", 9), make_request("d", 9))
+    assert engine.step() == {"a": 4, "b": 3, "c": 3}
+
+    cut = 0
+    for seed in SEEDS:
+        workload, arrivals = random_workload(seed)
+        engine = play(workload, arrivals)
+        threshold = workload["long_prefill_token_threshold"] or 10**9
+        lengths = {r.request_id: r.num_prompt_tokens for _, r in arrivals}
+        told = dict.fromkeys(lengths, 0)
+        for record in engine.trace.steps:
+            admitted = [e for e in record["events"] if e["type"] == "SCHEDULED"]
+            for i, event in enumerate(admitted):
+                known = lengths[event["id"]] + told[event["id"]]
+                wants = min(known - event["num_cached_tokens"], threshold)
+                got = record["scheduled"][event["id"]]
+                if got < wants:
+                    assert i == len(admitted) - 1
+                    assert record["num_batched_tokens"] == workload["max_num_batched_tokens"]
+                    cut += 1
+            for request_id in record["new_tokens"]:
+                told[request_id] += 1
+    assert cut, "no prompt was ever cut by the budget: this says nothing"
+
+
+def test_04_running_before_waiting():
+    """4. Running requests come first; a decode has its token every step."""
+    engine = SlotEngine(max_num_batched_tokens=6, max_num_seqs=4)
+    engine.add(make_request("a", 3), make_request("long", 30))
+    engine.step()
+    engine.add(make_request("urgent", 2, priority=-1))
+    for _ in range(3):
+        assert engine.step() == {"a": 1, "long": 5}
+    assert ids(engine.scheduler.waiting) == ["urgent"]
+
+
+def test_04_decodes_are_served_every_step_unless_preempted():
+    """4. In random runs a request that decodes gets exactly one token in each step it survives."""
+    decodes = 0
+    for seed in SEEDS:
+        workload, arrivals = random_workload(seed)
+        engine = SlotEngine(**workload).add(*(request for _, request in arrivals))
+        while engine.scheduler.has_work:
+            decoding = [request for request in engine.scheduler.running if request.is_decode]
+            scheduled = engine.step()
+            for request in decoding:
+                if request.request_id in scheduled:
+                    assert scheduled[request.request_id] == 1
+                    assert engine.trace.steps[-1]["new_tokens"][request.request_id] is not None
+                    decodes += 1
+                else:
+                    assert engine.preemptions[-1:] and request.request_id in engine.preemptions
+    assert decodes > 1000
+
+
+def test_05_an_inner_chunk_yields_no_token():
+    """5. A chunk that does not end its sequence yields no token."""
+    engine = SlotEngine(long_prefill_token_threshold=4).add(make_request("a", 10, 2))
+    for tokens, yields in ((4, False), (4, False), (2, True), (1, True)):
+        assert engine.step() == {"a": tokens}
+        assert bool(engine.trace.steps[-1]["new_tokens"]) == yields
+
+
+def test_05_an_inner_chunk_consumes_no_randomness(model):
+    """5. Cut into 1, 3 or 64 tokens a step, a random request draws one number a token: the same text."""
+    from mini_engine.engine import Engine
+
+    texts = set()
+    for budget in (1, 3, 64):
+        engine = Engine(model, num_blocks=16, block_size=4, max_num_batched_tokens=budget, max_num_seqs=1)
+        draws = spy(engine.sampler, "_uniform")
+        engine.add_request(list(range(20)), SamplingParams(temperature=1.5, seed=7, max_tokens=8))
+        texts.add(tuple(tokens_of(drain(engine)["r0"])))
+        assert sum(len(requests) for (requests,) in draws) == 8
+    assert len(texts) == 1
+
+
+def test_06_a_long_prompt_alone_uses_the_whole_budget():
+    """6. With the threshold at 0 a 100-token prompt alone takes 32, 32, 32 and 4 of a budget of 32."""
+    engine = SlotEngine(max_num_batched_tokens=32).add(make_request("a", 100, 1))
+    assert [engine.step()["a"] for _ in range(4)] == [32, 32, 32, 4]
+
+
+def test_07_a_decode_never_waits_for_a_prefill():
+    """7. While another prompt is prefilled, a decode's worst gap between two tokens is one step."""
+    engine = SlotEngine(max_num_batched_tokens=5, max_num_seqs=2).add(make_request("a", 3, 20))
+    engine.step()
+    engine.add(make_request("b", 60))
+    while engine.requests["b"].num_computed_tokens < 60:
+        engine.step()
+    with_token = [r["step"] for r in engine.trace.steps if "a" in r["new_tokens"]]
+    assert len(engine.trace.steps) > 15
+    assert {b - a for a, b in itertools.pairwise(with_token)} == {1}
+
+
+# --------------------------------------------------------------------------------- preemption
+
+
+def short_of_memory(policy, priorities, **workload):
+    """Requests of 4 tokens in 4 blocks of 4, of which nobody can grow: the next step preempts."""
+    engine = SlotEngine(num_blocks=len(priorities), block_size=4, policy=policy, **workload)
+    for name, priority in zip("abcdefg", priorities, strict=False):
+        engine.add(make_request(name, 4, 5, priority=priority))
+    engine.step()
+    assert len(engine.scheduler.running) == len(priorities)
+    return engine
+
+
+def test_08_victim_is_the_newest_of_the_least_important():
+    """8. The victim: under fcfs the newest, under priority the largest (priority, arrival)."""
+    engine = short_of_memory("fcfs", [0, 2, 1, 0])
+    engine.step()
+    assert sorted(engine.preemptions) == ["c", "d"]  # two blocks for the two that stay
+
+    engine = short_of_memory("priority", [0, 2, 1, 2])
+    engine.step()
+    assert sorted(engine.preemptions) == ["b", "d"]
+
+
+def test_08_arrival_is_a_sequence_number():
+    """8. Arrival counts up from 0 and leaves no ties, whatever is aborted in between."""
+    engine = SlotEngine().add(make_request("a"), make_request("b"))
+    engine.abort("a")
+    engine.add(make_request("c"))
+    assert [engine.requests[i].arrival for i in "abc"] == [0, 1, 2]
+
+
+def test_09_room_is_made_before_anything_is_scheduled():
+    """9. The victim holds neither budget nor a place: the others get all of it, in the same step."""
+    # Row order v, a, u: the victim would come first, and its chunk would take 5 of 7 tokens.
+    engine = SlotEngine(num_blocks=15, max_num_batched_tokens=7, max_num_seqs=3, policy="priority")
+    engine.add(make_request("v", 30, 2, priority=9), make_request("a", 4, 9), make_request("u", 21, 2))
+    engine.requests["a"].priority = engine.requests["u"].priority = 0
+    scheduler, kv = engine.scheduler, engine.kv
+    for request in (engine.requests[i] for i in "vau"):  # as they would be found in mid-run
+        scheduler.waiting.remove(request)
+        assert kv.admit(request)
+        scheduler.running.append(request)
+        request.status = RequestStatus.RUNNING
+    assert kv.num_free_blocks == 0
+    scheduler.update({"a": 4}, {"a": 1})
+    assert engine.recorder.schedule() == {"a": 1, "u": 6}
+    assert ids(scheduler.running) == ["a", "u"]
+    assert ids(scheduler.waiting) == ["v"]
+
+
+def test_10_the_victim_keeps_what_it_has():
+    """10. A victim keeps its outputs and arrival, is ahead of later ones, and recomputes the rest."""
+    engine = SlotEngine(num_blocks=4, block_size=4, caching=False)
+    engine.add(make_request("a", 7, 8), make_request("b", 7, 8))
+    engine.step()
+    engine.add(make_request("later", 3))
+    engine.step()
+    a, b = engine.requests["a"], engine.requests["b"]
+    outputs = list(b.output_token_ids)
+    engine.step()
+    assert engine.preemptions == ["b"]
+    assert (b.output_token_ids, b.arrival, b.num_computed_tokens) == (outputs, 1, 0)
+    assert (b.status, b.num_preemptions) == (RequestStatus.WAITING, 1)
+    assert ids(engine.scheduler.waiting) == ["b", "later"]
+    while a.finish_reason is None:
+        engine.step()
+    assert engine.step()["b"] == 7 + len(outputs), "prompt and outputs, all computed again"
+    assert b.output_token_ids[: len(outputs)] == outputs and len(b.output_token_ids) == len(outputs) + 1
+    engine.run()
+
+
+def test_10_the_victim_finds_its_own_cached_blocks():
+    """10. What a victim's cached blocks still hold is not computed again."""
+    engine = SlotEngine(num_blocks=6, block_size=4)
+    engine.add(make_request("a", 7, 3), make_request("b", 7, 8))
+    for _ in range(3):
+        engine.step()
+    assert engine.preemptions == []
+    engine.recorder.scheduler.preempt(engine.requests["b"])
+    engine.step()
+    assert engine.requests["b"].num_cached_tokens == 8
+    engine.run()
+
+
+def test_11_nobody_is_admitted_in_a_step_that_preempted():
+    """11. Not even a request that would fit into what the victim has left behind."""
+    preempting = 0
+    engine = short_of_memory("fcfs", [0, 0, 0])
+    engine.add(make_request("tiny", 1, 1))
+    assert engine.step().keys() == {"a"}
+    assert engine.kv.num_free_blocks == 1 and "tiny" in ids(engine.scheduler.waiting)
+    for seed in SEEDS:
+        engine = play(*random_workload(seed))
+        for record in engine.trace.steps:
+            kinds = [event["type"] for event in record["events"]]
+            preempting += "PREEMPTED" in kinds
+            assert not ("PREEMPTED" in kinds and "SCHEDULED" in kinds)
+    assert preempting > 20
+
+
+def test_12_admission_claims_the_whole_sequence():
+    """12. Two prompts of 15 do not share 20 blocks: the second waits, and nobody is thrown out."""
+    engine = SlotEngine(num_blocks=20, block_size=1, max_num_batched_tokens=4, max_num_seqs=2)
+    engine.add(make_request("a", 15, 2), make_request("b", 15, 2))
+    engine.step()
+    assert len(engine.kv.block_table(engine.requests["a"])) == 15
+    assert ids(engine.scheduler.waiting) == ["b"]
+    assert engine.run().preemptions == []
+
+
+def test_12_chunks_never_allocate():
+    """12. Only a decode ever needs a block; each preemption is paid for by a token or a request."""
+    chunks = preemptions = 0
+    for seed in SEEDS:
+        workload, arrivals = random_workload(seed)
+        engine = SlotEngine(**workload).add(*(request for _, request in arrivals))
+        while engine.scheduler.has_work:
+            for request in engine.scheduler.running:
+                if not request.is_decode:
+                    assert engine.kv.num_new_blocks(request, request.num_new_tokens) == 0
+                    chunks += 1
+            engine.step()
+        outputs = sum(len(r.output_token_ids) for r in engine.requests.values())
+        assert len(engine.preemptions) <= outputs + len(engine.requests)
+        preemptions += len(engine.preemptions)
+    assert chunks > 100 and preemptions > 20
+
+
+def test_13_what_can_never_fit_is_refused_by_name():
+    """13. Prompt plus max_tokens - 1 beyond the pool is refused when added; one token less runs."""
+    engine = SlotEngine(num_blocks=5, block_size=4)
+    with pytest.raises(ValueError, match="'big'.*21 tokens.*pool holds 20"):
+        engine.add(make_request("big", 11, 11))
+    assert not engine.scheduler.has_work
+    engine.add(make_request("fits", 11, 10)).run()
+    assert engine.requests["fits"].finish_reason == "length"
+
+
+def test_13_the_models_length_is_a_limit(model):
+    """13. Prompt plus max_tokens beyond the model's length is refused by name; one token less runs."""
+    from mini_engine.engine import Engine
+
+    engine = Engine(model, num_blocks=64, block_size=4, max_model_len=30)
+    with pytest.raises(ValueError, match="'big'.*prompt 20 [+] max_tokens 11 exceeds the model's length 30"):
+        engine.add_request([1] * 20, SamplingParams(max_tokens=11), request_id="big")
+    with pytest.raises(ValueError, match="'long'.*exceeds the model's length 30"):
+        engine.add_request([1] * 30, SamplingParams(max_tokens=None), request_id="long")
+    assert not engine.has_work and not engine.requests
+    engine.add_request([1] * 20, SamplingParams(max_tokens=10))
+    (deltas,) = drain(engine).values()
+    assert len(tokens_of(deltas)) == 10
+
+
+@pytest.mark.parametrize(("num_blocks", "expected"), [(64, 10), (6, 5)])
+def test_13_no_max_tokens_runs_to_the_limit(model, num_blocks, expected):
+    """13. max_tokens None ends at the model's length or at the pool's, with finish_reason length."""
+    from mini_engine.engine import Engine
+
+    engine = Engine(model, num_blocks=num_blocks, block_size=4, max_model_len=30)
+    engine.add_request([1] * 20, SamplingParams(max_tokens=None))
+    deltas = drain(engine)["r0"]
+    assert (len(tokens_of(deltas)), deltas[-1].finish_reason) == (expected, "length")
+
+
+def test_13_the_watermark_is_waived_when_nothing_runs():
+    """13. Blocks held back for decodes never keep a request out of an idle engine."""
+    engine = SlotEngine(num_blocks=5, block_size=4, watermark=3)
+    engine.add(make_request("a", 12, 9), make_request("b", 1, 2))
+    engine.step()
+    assert ids(engine.scheduler.running) == ["a"], "2 free blocks, and 3 are to stay free"
+    engine.run()
+
+
+def test_14_equal_priorities_are_fcfs():
+    """14. With one priority for all, the priority policy decides as fcfs does, step by step."""
+    preemptions = 0
+    for seed in SEEDS:
+        runs = []
+        for policy in ("fcfs", "priority"):
+            workload, arrivals = random_workload(seed)
+            for _, request in arrivals:
+                request.priority = 1
+            engine = play(workload | {"policy": policy}, arrivals)
+            runs.append([decisions(record) for record in engine.trace.steps])
+            preemptions += len(engine.preemptions)
+        assert runs[0] == runs[1]
+    assert preemptions
+
+
+def test_14_nothing_is_preempted_while_there_is_room():
+    """14. A preemption means that the running requests needed more blocks than were free."""
+    for seed in SEEDS:
+        workload, arrivals = random_workload(seed)
+        tight = play(workload, arrivals)
+        for _, event in events(tight, "PREEMPTED"):
+            assert event["needs"] > event["free"]
+        workload, arrivals = random_workload(seed)
+        assert play(workload | {"num_blocks": 200}, arrivals).preemptions == []
+
+
+def test_15_preemption_does_not_change_the_output(model):
+    """15. Greedy output after preemption equals the output without it."""
+    from mini_engine.engine import Engine
+
+    params = SamplingParams(temperature=0, max_tokens=12)
+    prompts = [[i, 2 * i, 5, 7, 11, i + 3] for i in range(4)]
+    engine = Engine(model, num_blocks=10, block_size=3, max_num_seqs=4, max_num_batched_tokens=16)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(prompt, params, request_id=str(i))
+    deltas = drain(engine)
+    assert len(events(engine, "PREEMPTED")) >= 2
+    for i, prompt in enumerate(prompts):
+        assert tokens_of(deltas[str(i)]) == alone(model, prompt, params)
+
+
+# --------------------------------------------------------------------- blocks and prefix cache
+
+
+def computed(kv, request, num_tokens=None):
+    """Admit a request and pretend that a step has computed it."""
+    assert kv.admit(request)
+    request.num_computed_tokens = num_tokens or request.num_tokens
+    kv.publish(request)
+    return kv.block_table(request)
+
+
+def hits(kv, prompt, **kwargs):
+    """How many blocks a request with this prompt would find, without admitting it."""
+    return len(kv.find_prefix(make_request("probe", prompt, **kwargs)))
+
+
+def test_16_only_full_and_computed_blocks_are_published():
+    """16. Of 11 tokens in blocks of 4, two blocks are found, and none before it is computed."""
+    kv = BlockManager(8, 4)
+    prompt, request = list(range(11)), make_request("a", list(range(11)))
+    assert kv.admit(request)
+    for num_computed, found in ((0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (11, 2)):
+        request.num_computed_tokens = num_computed
+        kv.publish(request)
+        kv.check()
+        assert hits(kv, prompt + [99] * 9) == kv.num_cached_blocks == found
+
+
+def test_16_the_hash_chains_over_the_parent():
+    """16. A block's hash is made from its parent's and its own tokens."""
+    seen = []
+
+    def note(parent, token_ids):
+        seen.append((parent, token_ids))
+        return b"%d" % len(seen)
+
+    kv = BlockManager(8, 2, hash_block=note)
+    computed(kv, make_request("a", [1, 2, 3, 4, 5, 6], cache_salt="s"))
+    assert seen == [(b"s", (1, 2)), (b"1", (3, 4)), (b"2", (5, 6))]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_17_a_hit_leaves_something_to_compute(block_size):
+    """17. A hit covers (num_tokens - 1) // block_size blocks: 1 to block_size tokens are left."""
+    for num_tokens in range(1, 4 * block_size + 1):
+        kv, prompt = BlockManager(20, block_size), list(range(num_tokens))
+        first = make_request("a", prompt)
+        computed(kv, first)
+        kv.free(first)
+        again = make_request("b", prompt)
+        assert kv.admit(again)
+        assert again.num_computed_tokens == (num_tokens - 1) // block_size * block_size
+        assert 1 <= again.num_new_tokens <= block_size
+
+
+def test_18_a_hit_adds_a_reference():
+    """18. A hit on a block in use shares it; a hit on a free cached block takes it off the free list."""
+    kv, prompt = BlockManager(8, 4), list(range(8))
+    a, b, c = (make_request(name, [*prompt, i]) for i, name in enumerate("abc"))
+    table = list(computed(kv, a))
+    assert kv.admit(b)
+    assert kv.block_table(b)[:2] == table[:2] and kv.num_free_blocks == 8 - 4
+    kv.check()
+    kv.free(a)
+    assert kv.num_free_blocks == 8 - 3, "what b still holds is not free"
+    kv.free(b)
+    assert kv.num_free_blocks == 8
+    assert kv.admit(c)
+    assert kv.block_table(c)[:2] == table[:2] and kv.num_free_blocks == 8 - 3
+    kv.check()
+
+
+def test_19_a_failed_allocation_changes_nothing():
+    """19. When admit or allocate says no, manager and request are as they were."""
+    kv = BlockManager(6, 4)
+    old, holder = make_request("old", list(range(8))), make_request("holder", [9] * 16)
+    computed(kv, old)
+    kv.free(old)
+    computed(kv, holder)
+
+    def state(request):
+        kept = {k: v for k, v in vars(request).items() if k != "block_hashes"}  # a memo, not a claim
+        return copy.deepcopy((vars(kv), kept))
+
+    big = make_request("big", [*range(8), *range(20)])
+    before = state(big)
+    assert kv.find_prefix(big) and not kv.admit(big)
+    assert state(big) == before
+    before = state(holder)
+    assert not kv.allocate(holder, 9)
+    assert state(holder) == before
+    assert kv.allocate(holder, 8)
+
+
+def test_20_its_own_hits_are_no_room_for_a_request():
+    """20. Three free blocks that are hits are not room for three new ones."""
+    kv, prompt = BlockManager(5, 4), list(range(12))
+    old, holder = make_request("old", prompt), make_request("holder", [7])
+    computed(kv, old)
+    kv.free(old)
+    computed(kv, holder)
+    assert kv.num_free_blocks == 4
+    assert not kv.admit(make_request("b", [*prompt, *range(12)])), "3 hits + 3 new, 1 other block is free"
+    kv.check()
+    assert kv.admit(make_request("c", [*prompt, 1]))
+    kv.check()
+
+
+def test_21_eviction_order():
+    """21. Uncached blocks go first, then the least recently used, a sequence's tail before its head."""
+    kv = BlockManager(8, 2)
+    first, second = [1, 2, 3, 4], [5, 6, 7, 8]
+    for name, prompt in (("a", first), ("b", second)):
+        request = make_request(name, prompt)
+        computed(kv, request)
+        kv.free(request)
+    taker = make_request("t", [0])
+    assert kv.admit(taker) and kv.allocate(taker, 8)  # four blocks: all that have no content
+    assert (hits(kv, [*first, 0]), hits(kv, [*second, 0])) == (2, 2)
+    touched = make_request("a", [*first, 0])
+    kv.free(taker)
+    assert kv.admit(touched)  # used again: now the second is the older one
+    kv.free(touched)
+    left = []
+    taker = make_request("t", [0])
+    kv.admit(taker)
+    for tokens in range(2, 17, 2):
+        kv.allocate(taker, tokens)
+        left.append((hits(kv, [*first, 0]), hits(kv, [*second, 0])))
+    assert left == [(2, 2)] * 4 + [(2, 1), (2, 0), (1, 0), (0, 0)]
+
+
+def test_22_a_reused_block_loses_its_content():
+    """22. A block that is taken for something new is found under its old content no more."""
+    kv = BlockManager(2, 2)
+    old = make_request("old", [1, 2, 3, 4])
+    computed(kv, old)
+    kv.free(old)
+    new = make_request("new", [5, 6, 7, 8])
+    assert kv.admit(new)
+    assert hits(kv, [1, 2, 3, 4, 0]) == kv.num_cached_blocks == 0
+    kv.check()
+
+
+def test_22_equal_blocks_coexist():
+    """22. Two that computed the same side by side keep a copy each; one can go and the other be found."""
+    kv, prompt = BlockManager(8, 4), list(range(8))
+    a, b = make_request("a", prompt), make_request("b", prompt)
+    assert kv.admit(a) and kv.admit(b)
+    for request in (a, b):
+        request.num_computed_tokens = 8
+        kv.publish(request)
+        kv.check()
+    assert not set(kv.block_table(a)) & set(kv.block_table(b))
+    assert kv.num_cached_blocks == 4 and hits(kv, [*prompt, 1]) == 2
+    kv.free(a)
+    taker = make_request("t", [9])
+    kv.admit(taker)
+    assert kv.allocate(taker, 4 * kv.num_free_blocks + 4), "a's copies are overwritten"
+    kv.check()
+    assert hits(kv, [*prompt, 1]) == 2
+    c = make_request("c", [*prompt[:4], 7, 7, 7, 7])
+    kv.free(taker)
+    assert kv.admit(c) and kv.block_table(c)[0] == kv.block_table(b)[0]
+
+
+def test_22_a_block_table_only_grows():
+    """22. While a request runs its table keeps what it has and adds to the end."""
+    for seed in SEEDS:
+        workload, arrivals = random_workload(seed)
+        engine = SlotEngine(**workload).add(*(request for _, request in arrivals))
+        tables = {}
+        while engine.scheduler.has_work:
+            engine.step()
+            running = {r.request_id: list(engine.kv.block_table(r)) for r in engine.scheduler.running}
+            for request_id, table in running.items():
+                if request_id not in engine.preemptions:
+                    known = tables.get(request_id, [])
+                    assert table[: len(known)] == known
+            tables = running
+
+
+@pytest.mark.parametrize("hash_block", [None, lambda parent, token_ids: b"same"])
+def test_23_equal_content_elsewhere_never_hits(hash_block):
+    """23. Nor do equal tokens under another parent or salt, even when all hashes collide."""
+    kv = BlockManager(12, 2, **({"hash_block": hash_block} if hash_block else {}))
+    computed(kv, make_request("a", [1, 2, 3, 4, 5, 6]))
+    assert hits(kv, [1, 2, 3, 4, 5, 6, 0]) == 3
+    assert hits(kv, [3, 4, 5, 6, 0]) == 0, "under no parent"
+    assert hits(kv, [1, 2, 5, 6, 0]) == 1, "under another parent"
+    assert hits(kv, [1, 9, 3, 4, 0]) == 0
+    assert hits(kv, [1, 2, 3, 4, 0], cache_salt="another tenant") == 0
+    salted = make_request("s", [1, 2, 3, 4], cache_salt="another tenant")
+    assert kv.admit(salted) and salted.num_cached_tokens == 0
+    salted.num_computed_tokens = 4
+    kv.publish(salted)
+    kv.check()
+    assert hits(kv, [1, 2, 3, 4, 0], cache_salt="another tenant") == 2
+    assert hits(kv, [1, 2, 3, 4, 0]) == 2
+
+
+def test_23_a_run_survives_a_hash_that_always_collides():
+    """23. With one hash for everything, no request ever reads what is another's."""
+
+    def colliding(*args, **kwargs):
+        return BlockManager(*args, hash_block=lambda parent, token_ids: b"same", **kwargs)
+
+    found = 0
+    for seed in SEEDS[:20]:
+        workload, arrivals = random_workload(seed)
+        engine = play(workload | {"caching": True, "manager": colliding}, arrivals)
+        found += engine.kv.stats.hit
+    assert found, "the cache was never used: this says nothing"
+
+
+def test_24_reset_is_refused_while_blocks_are_held():
+    """24. Reset clears everything, and is refused as long as anybody holds a block."""
+    kv, request = BlockManager(8, 4), make_request("a", list(range(9)))
+    computed(kv, request)
+    assert not kv.reset_prefix_cache()
+    assert hits(kv, list(range(9))) == 2
+    kv.free(request)
+    assert kv.reset_prefix_cache()
+    kv.check()
+    assert hits(kv, list(range(9))) == kv.num_cached_blocks == kv.stats.queried == 0
+    assert kv.num_free_blocks == 8
+
+
+def test_25_without_caching_no_hits_and_the_same_tokens():
+    """25. Caching off: nothing is found or kept, and each request has the tokens it has with it."""
+    found = 0
+    for seed in SEEDS:
+        outputs = []
+        for caching in (True, False):
+            workload, arrivals = random_workload(seed)
+            engine = play(workload | {"caching": caching}, arrivals)
+            outputs.append([r.output_token_ids for _, r in arrivals])
+            if caching:
+                found += engine.kv.stats.hit
+            else:
+                assert engine.kv.stats.hit == engine.kv.num_cached_blocks == 0
+                assert all(event["num_cached_tokens"] == 0 for _, event in events(engine, "SCHEDULED"))
+        assert outputs[0] == outputs[1]
+    assert found
+
+
+def test_26_hits_are_counted_in_tokens_once_an_admission():
+    """26. A head that waits for room is asked about every step and counted once; the resumed apart."""
+    engine = SlotEngine(num_blocks=6, block_size=4)
+    prompt = list(range(1, 5)) * 2
+    engine.add(make_request("a", [*prompt, 0], 1)).run()
+    assert (engine.kv.stats.queried, engine.kv.stats.hit) == (9, 0)
+    engine.add(make_request("b", [9] * 12, 6), make_request("c", [*prompt, 3, 3, 3], 8))
+    for _ in range(5):
+        engine.step()
+    stats, c = engine.kv.stats, engine.requests["c"]
+    assert (stats.queried, stats.hit) == (9 + 12 + 11, 8)
+    assert stats.resumed_queried == 0
+    engine.run()
+    assert engine.preemptions == ["c"]
+    assert (stats.queried, stats.hit) == (9 + 12 + 11, 8), "resuming is not counted here"
+    (_, resumed) = [e for _, e in events(engine, "SCHEDULED") if e["id"] == "c"]
+    assert stats.resumed_queried > c.num_prompt_tokens
+    assert stats.resumed_hit == resumed["num_cached_tokens"]
+
+
+# --------------------------------------------------------------------- stopping and life cycle
+
+
+STOPS = [
+    ("an eos", "ab\0cd", {}, "ab", "stop"),
+    ("an eos, ignored", "ab\0cd", {"ignore_eos": True, "max_tokens": 4}, "abc", "length"),
+    ("a stop id", "abcd", {"stop_token_ids": "c"}, "abc", "stop"),
+    ("a stop id, eos ignored", "abcd", {"stop_token_ids": "c", "ignore_eos": True}, "abc", "stop"),
+    ("an eos id that is also a stop id", "ab\0", {"stop_token_ids": "\0", "ignore_eos": True}, "ab", "stop"),
+    ("a stop string", "abcd", {"stop": "bc"}, "a", "stop"),
+    ("a stop string, eos ignored", "abcd", {"stop": "bc", "ignore_eos": True}, "a", "stop"),
+    ("max_tokens", "abcd", {"max_tokens": 3}, "abc", "length"),
+    ("the model's length", "abcd", {"max_tokens": None}, "abcd....", "length"),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "params", "text", "reason"), [s[1:] for s in STOPS], ids=[s[0] for s in STOPS]
+)
+def test_27_stops(script, params, text, reason):
+    """27. Ends: eos, stop ids, stop strings, max_tokens, the model's length; ignore_eos is for the first."""
+    engine = scripted_engine({}, max_model_len=10)
+    encode = engine.tokenizer.encode
+
+    def tokens(told):
+        return [256 if char == "\0" else encode(char)[0] for char in told]
+
+    engine = scripted_engine({"a": tokens(script)}, max_model_len=10)
+    params = {"max_tokens": 8} | params
+    if "stop_token_ids" in params:
+        params["stop_token_ids"] = tokens(params["stop_token_ids"])
+    engine.add_request("xy", SamplingParams(temperature=0, **params), request_id="a")
+    deltas = drain(engine)["a"]
+    assert (text_of(deltas), deltas[-1].finish_reason) == (text, reason)
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+
+
+@pytest.mark.parametrize("phase", ["waiting", "mid-prefill", "decoding", "preempted"])
+def test_28_abort_frees_everything(phase):
+    """28. Aborted while waiting, mid-prefill, decoding or preempted, a request leaves nothing behind."""
+    engine = SlotEngine(num_blocks=7, block_size=4, max_num_batched_tokens=8, max_num_seqs=2)
+    if phase == "preempted":
+        engine.add(make_request("first", 12, 9))
+    engine.add(make_request("a", 12, 9))
+    if phase != "waiting":
+        engine.step()
+    request = engine.requests["a"]
+    while phase in ("decoding", "preempted") and not request.output_token_ids:
+        engine.step()
+    while phase == "preempted" and not engine.preemptions:
+        engine.step()
+    facts = {
+        "waiting": request.status is RequestStatus.WAITING,
+        "mid-prefill": 0 < request.num_computed_tokens < 12,
+        "decoding": request.is_decode,
+        "preempted": request.num_preemptions == 1 and request.status is RequestStatus.WAITING,
+    }
+    assert facts[phase]
+    assert engine.abort("a") is True
+    assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "abort")
+    assert engine.kv.block_table(request) == []
+    assert request not in engine.scheduler.running and request not in list(engine.scheduler.waiting)
+    assert engine.abort("a") is False
+    engine.run()
+
+
+def test_29_when_drained_everything_is_back():
+    """29. Free equals total, no references, empty queues and maps."""
+    for seed in SEEDS:
+        engine = play(*random_workload(seed))
+        engine.check_drained()
+        kv = engine.kv
+        assert all(block.ref_count == 0 for block in kv._blocks)
+        assert kv._tables == {} and kv._num_published == {}
+        taker = make_request("all", [0])
+        kv.admit(taker)
+        assert kv.allocate(taker, kv.num_blocks * kv.block_size)
+        assert len(set(kv.block_table(taker))) == kv.num_blocks
+        assert kv._cached == {} and kv.num_cached_blocks == 0
+
+
+def test_29_the_engine_keeps_nothing_either():
+    """29. The engine's own maps are empty too, streams and aborts included."""
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    stream = engine.stream("x", SamplingParams(max_tokens=5, logprobs=1, seed=1), request_id="a")
+    engine.add_request("y", SamplingParams(max_tokens=9), request_id="b")
+    engine.add_request("z", SamplingParams(max_tokens=9), request_id="c")
+    next(stream)
+    engine.abort("c")
+    list(stream)
+    drain(engine)
+    assert (engine.requests, engine._texts, engine._logprobs) == ({}, {}, {})
+    assert (engine._inboxes, engine.sampler._generators) == ({}, {})
+
+
+TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16)
+REQUESTS = st.lists(
+    st.fixed_dictionaries(
+        dict(
+            at=st.integers(0, 8),
+            prompt=TOKENS,
+            max_tokens=st.integers(1, 10),
+            priority=st.integers(0, 2),
+            cache_salt=st.sampled_from(["", "", "", "s"]),
+            abort_at=st.none() | st.integers(0, 20),
+        )
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@st.composite
+def configs(draw):
+    max_num_seqs = draw(st.integers(1, 5))
+    num_blocks = draw(st.integers(1, 20))
+    return dict(
+        num_blocks=num_blocks,
+        block_size=draw(st.integers(1, 5)),
+        caching=draw(st.booleans()),
+        watermark=draw(st.integers(0, min(2, num_blocks - 1))),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 20)),
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3])),
+    )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(configs(), REQUESTS)
+def test_30_any_mix_keeps_every_invariant(config, specs):
+    """30. Arrivals, aborts, chunks, preemptions and hits at random: every step checks itself."""
+    engine, step = SlotEngine(**config), 0
+    while engine.scheduler.has_work or any(spec["at"] >= step for spec in specs):
+        for i, spec in enumerate(specs):
+            if spec["at"] == step:
+                request = make_request(
+                    f"q{i}",
+                    spec["prompt"],
+                    spec["max_tokens"],
+                    priority=spec["priority"],
+                    cache_salt=spec["cache_salt"],
+                )
+                longest = len(spec["prompt"]) + spec["max_tokens"] - 1
+                if longest > config["num_blocks"] * config["block_size"]:
+                    with pytest.raises(ValueError, match="pool holds"):
+                        engine.add(request)
+                else:
+                    engine.add(request)
+            if spec["abort_at"] == step:
+                engine.abort(f"q{i}")
+        if engine.scheduler.has_work:
+            engine.step()
+        step += 1
+        assert step < 1000, "no end"
+    engine.run()
+    assert {record["blocked"]["reason"] for record in engine.trace.steps} <= {
+        "preempted",
+        "slots",
+        "budget",
+        "memory",
+        "empty",
+    }
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(configs(), st.lists(st.tuples(TOKENS, st.integers(1, 10)), min_size=2, max_size=6))
+def test_31_every_read_is_the_requests_own(config, specs):
+    """31. Each position that is read holds the fingerprint of that request's tokens up to there."""
+    room = config["num_blocks"] * config["block_size"]
+    engine = SlotEngine(**config)
+    requests = [make_request(f"q{i}", *spec) for i, spec in enumerate(specs)]
+    engine.add(*(r for r in requests if r.num_prompt_tokens + r.max_tokens - 1 <= room)).run()
+    assert engine.num_reads >= sum(r.num_tokens - 1 for r in engine.requests.values())
+
+
+class SharesToo(BlockManager):
+    """Wrong on purpose: hits the cache by content alone, whatever precedes it."""
+
+    def _lookup(self, request, index, parent):
+        token_ids = self._tokens(request, index)
+        return next((b for b in self._blocks if b.hash is not None and b.token_ids == token_ids), None)
+
+
+class FreesTooMuch(BlockManager):
+    """Wrong on purpose: a freed block may be taken though another still reads it."""
+
+    def free(self, request):
+        for block_id in self.block_table(request):
+            self._blocks[block_id].ref_count = 1
+        super().free(request)
+
+
+@pytest.mark.parametrize("manager", [SharesToo, FreesTooMuch])
+def test_31_a_wrong_manager_is_caught(manager):
+    """31. The check is able to fail: a manager that shares or frees wrongly is caught at once."""
+    caught = 0
+    for seed in SEEDS[:20]:
+        workload, arrivals = random_workload(seed)
+        try:
+            play(workload | {"manager": manager, "caching": True}, arrivals)
+        except (AssertionError, RuntimeError):
+            caught += 1
+    assert caught
+
+
+def one_by_one(backend_class):
+    """The same backend, with a forward pass for each request of a step instead of one for all."""
+    import torch
+
+    class Separate(backend_class):
+        def forward(self, rows):
+            return torch.cat([super(Separate, self).forward([row]) for row in rows])
+
+    return Separate
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("way", ["fused", "separate", "unchunked", "cached", "preempted"])
+def test_32_every_way_gives_the_same(model, way, block_size):
+    """32. Each way of computing gives the tokens of the request alone, and its logits to 1e-9."""
+    from mini_engine.engine import Engine, Parts
+    from mini_engine.paged_attention import PagedBackend
+
+    base = one_by_one(PagedBackend) if way == "separate" else PagedBackend
+    seen = {}
+
+    class Backend(base):
+        def forward(self, rows):
+            logits = super().forward(rows)
+            ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
+            for request, row in zip(ending, logits, strict=True):
+                seen[request.request_id, request.num_tokens] = row
+            return logits
+
+    tokens = 200
+    if way == "preempted":
+        tokens = 48 if block_size == 16 else 32
+    engine = Engine(
+        model,
+        num_blocks=-(-tokens // block_size),
+        block_size=block_size,
+        max_num_batched_tokens=200 if way == "unchunked" else 7,
+        max_num_seqs=4,
+        enable_prefix_caching=way == "cached",
+        parts=Parts(attend_backend=Backend),
+    )
+    params = SamplingParams(temperature=0, max_tokens=10)
+    shared = list(range(20, 38))
+    prompts = [[5] * 9, shared + [1], shared + [2, 3], shared[:4]]
+    requests = []
+    for prompt in prompts:
+        requests.append(engine.requests[engine.add_request(prompt, params)])
+        for _ in range(3):
+            engine.step()
+    drain(engine)
+    assert (len(events(engine, "PREEMPTED")) > 0) == (way == "preempted")
+    assert (engine.scheduler.kv.stats.hit > 0) == (way == "cached")
+    for request, prompt in zip(requests, prompts, strict=True):
+        logits = dense_logits(model, request.token_ids())
+        assert request.output_token_ids == alone(model, prompt, params)
+        for n in range(len(prompt), request.num_tokens):
+            assert (seen[request.request_id, n] - logits[n - 1]).abs().max() < 1e-9
+
+
+RERUN = """
+import json
+from mini_engine.engine import Engine
+from mini_engine.request import SamplingParams
+from mini_engine.tests.helpers import play, random_workload, tiny_model, drain, tokens_of
+from mini_engine.trace import decisions
+told = []
+for seed in range(12):
+    engine = play(*random_workload(seed))
+    told += [[decisions(r), r["blocks"], r["blocked"]] for r in engine.trace.steps]
+engine = Engine(tiny_model(), num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=9)
+for name in ("b", "a", "zz", "c", "k"):
+    engine.add_request([1, 2, 3, len(name)] * 3, SamplingParams(max_tokens=9), request_id=name)
+deltas = drain(engine)
+told += [decisions(r) for r in engine.trace.steps]
+print(json.dumps([told, {name: tokens_of(d) for name, d in deltas.items()}]))
+"""
+
+
+def test_33_nothing_depends_on_hash_seeds():
+    """33. Two interpreters with other string hashes and addresses decide and sample alike."""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", RERUN],
+            env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "31337")
+    ]
+    first, second = (run.communicate(timeout=120)[0] for run in runs)
+    told, tokens = json.loads(first)
+    assert len(told) > 200 and all(len(ids) == 9 for ids in tokens.values())
+    assert first == second
+
+
+def test_33_nothing_depends_on_the_clock():
+    """33. In wall time and in virtual time the decisions are the same."""
+    workload, arrivals = random_workload(3)
+    virtual = play(workload, arrivals).trace
+    workload, arrivals = random_workload(3)
+    engine = SlotEngine(**workload)
+    engine.recorder.clock, step = WallClock(), 0
+    while arrivals or engine.scheduler.has_work:
+        while arrivals and arrivals[0][0] <= step:
+            engine.add(arrivals.pop(0)[1])
+        if engine.scheduler.has_work:
+            engine.step()
+        step += 1
+    assert [decisions(r) for r in engine.trace.steps] == [decisions(r) for r in virtual.steps]
+
+
+def test_33_ties_are_decided_by_arrival_alone():
+    """33. The ids play no part: renamed, the requests run in the same order."""
+    orders = []
+    for names in (["a", "b", "c", "d"], ["z", "y", "x", "w"]):
+        engine = SlotEngine(policy="priority", max_num_seqs=1)
+        engine.add(*(make_request(name, [1, 2], 1, priority=1) for name in names)).run()
+        orders.append([names.index(i) for r in engine.trace.steps for i in r["scheduled"]])
+    assert orders == [[0, 1, 2, 3]] * 2
+
+
+def test_expected_tokens_stop_where_requests_stop():
+    """The yardstick itself: outputs alone end at a stop id, an eos or max_tokens."""
+    free = expected_tokens(make_request("a", [1, 2, 3], 30))
+    assert len(free) == 30 and len(set(free)) == VOCAB
+    assert expected_tokens(make_request("a", [1, 2, 3], 30, stop_token_ids=free[2:3]))[-1] == free[2]
+    scheduler = Scheduler(BlockManager(20, 4), max_num_batched_tokens=8, max_num_seqs=1)
+    assert not scheduler.has_work
