@@ -59,6 +59,8 @@ class GGUFFile(GGUFReader):
         ]
         if scalar is not None:
             end = offset + count * np.dtype(scalar).itemsize
+            if end > len(data):
+                raise _CutShort(f"an array of {count} values ends at byte {end} of {len(data)}")
             values = data[offset:end].view(scalar)
             parts += [values[i : i + 1] for i in range(count)]
             return end - orig_offs, parts, list(range(2, 2 + count)), types

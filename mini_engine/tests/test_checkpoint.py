@@ -1,0 +1,413 @@
+"""Reading checkpoints: fused weights land where they belong, and whatever is wrong with a file is
+told in one sentence that names it. (Agreement with transformers is in test_oracle_model.)"""
+
+import dataclasses
+import json
+import shutil
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Q
+from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file, save_file
+
+from mini_engine.checkpoint import load_model
+from mini_engine.gguf_file import GGUFFile
+from mini_engine.model import sdpa
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000.0,
+    "tie_word_embeddings": False,
+}
+FAMILIES = {
+    "llama": {},
+    "llama-tied-biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
+}
+LAYER = "model.layers.0."
+
+
+def tensors_of(config: dict) -> dict[str, torch.Tensor]:
+    """Random weights of a config, under Hugging Face's names."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    for i in range(config["num_hidden_layers"]):
+        linear = {
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+        if config["model_type"] == "qwen3":
+            norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
+        names = {f"{name}.weight": shape for name, shape in linear.items()}
+        names |= {f"{name}.weight": (size,) for name, size in norms.items()}
+        for name, (rows, _) in linear.items():
+            qkv = name[-6:] in ("q_proj", "k_proj", "v_proj")
+            attention = config.get("attention_bias") or (qkv and config["model_type"] == "qwen2")
+            if attention if "attn" in name else config.get("mlp_bias"):
+                names[f"{name}.bias"] = (rows,)
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in names.items()}
+    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_folder(tmp_path / "model", CONFIG)
+
+
+def write_folder(path, config, tensors=None):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors_of(config) if tensors is None else tensors, path / "model.safetensors")
+    return path
+
+
+def change(folder, edit):
+    """Rewrite the weights of a folder after edit(tensors)."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    edit(tensors)
+    save_file(tensors, file)
+
+
+@torch.no_grad()
+def logits(model):
+    ids = torch.arange(0, 64, 2)
+    return model.logits(model(ids, torch.arange(len(ids)), attend))
+
+
+def attend(layer, q, k, v):
+    return sdpa(q[None], k[None], v[None], is_causal=True)[0]
+
+
+# What is loaded
+
+
+def test_fused_parameters_hold_their_parts_in_order(folder):
+    tensors = tensors_of(CONFIG)
+    layer = load_model(folder, device="cpu").layers[0]
+    q, k, v = layer.self_attn.qkv_proj.weight.split([64, 32, 32])
+    gate, up = layer.mlp.gate_up_proj.weight.split(96)
+    for found, name in (
+        (q, "self_attn.q"),
+        (k, "self_attn.k"),
+        (v, "self_attn.v"),
+        (gate, "mlp.gate"),
+        (up, "mlp.up"),
+    ):
+        assert torch.equal(found, tensors[f"{LAYER}{name}_proj.weight"])
+
+
+def test_model_is_ready_for_inference(folder):
+    model = load_model(folder, device="cpu")
+    assert not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+    assert all(p.device.type == "cpu" for p in model.parameters())
+
+
+def test_tied_embeddings_stay_one_parameter(tmp_path):
+    config = {**CONFIG, "tie_word_embeddings": True}
+    model = load_model(write_folder(tmp_path / "model", config), device="cpu")
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert len(list(model.parameters())) == len(dict(model.named_parameters(remove_duplicate=False))) - 1
+
+
+@pytest.mark.parametrize(
+    "dtype, expected", [("auto", "float32"), ("bfloat16", "bfloat16"), (torch.float64, "float64")]
+)
+def test_dtype(folder, dtype, expected):
+    """auto on the CPU is float32, whatever the checkpoint holds."""
+    change(folder, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
+    model = load_model(folder, dtype=dtype, device="cpu")
+    assert {p.dtype for p in model.parameters()} == {getattr(torch, expected)}
+
+
+def test_names_without_the_prefix_load_the_same(tmp_path):
+    with_prefix = load_model(write_folder(tmp_path / "a", CONFIG), device="cpu")
+    bare = {name.removeprefix("model."): t for name, t in tensors_of(CONFIG).items()}
+    without = load_model(write_folder(tmp_path / "b", CONFIG, bare), device="cpu")
+    assert torch.equal(logits(with_prefix), logits(without))
+
+
+def test_leftovers_of_old_checkpoints_are_ignored(folder):
+    """Older files carry the rotary frequencies, which follow from the config."""
+    expected = logits(load_model(folder, device="cpu"))
+    change(folder, lambda t: t.update({f"{LAYER}self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    assert torch.equal(logits(load_model(folder, device="cpu")), expected)
+
+
+# GGUF
+
+
+def write_gguf(path, config, tensors, quant=Q.F32, extra=()):
+    """What llama.cpp's converter makes of a Hugging Face checkpoint."""
+    arch = config["model_type"]
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    if "head_dim" in config:
+        writer.add_key_length(config["head_dim"])
+    writer.add_token_list(["a", "b", "ü"])
+    writer.add_array("test.floats", [0.5, 1.5])
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config["num_hidden_layers"])
+    for name, tensor in tensors.items():
+        data = tensor.numpy()
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if arch == "llama" and heads:  # rows of a head: half, half -> in turn
+            n = config[heads]
+            data = data.reshape(n, 2, len(data) // n // 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        kind = quant if data.ndim == 2 else Q.F32
+        raw = data if kind == Q.F32 else quantize(data, kind)
+        stem, _, suffix = name.rpartition(".")
+        writer.add_tensor(f"{names.get_name(stem)}.{suffix}", raw, raw_dtype=kind)
+    for add in extra:
+        add(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gguf_equals_the_folder_it_was_made_from(family, tmp_path):
+    config = {**CONFIG, **FAMILIES[family]}
+    tensors = tensors_of(config)
+    ours = load_model(write_gguf(tmp_path / "model.gguf", config, tensors), device="cpu")
+    expected = load_model(write_folder(tmp_path / "model", config), device="cpu")
+    eps = ours.config.rms_norm_eps  # a float32 in the file
+    assert dataclasses.replace(ours.config, rms_norm_eps=1e-5) == expected.config and eps == pytest.approx(
+        1e-5
+    )
+    for (name, found), parameter in zip(ours.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(found, parameter), name
+
+
+@pytest.mark.parametrize("quant", [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_1], ids=lambda q: q.name)
+def test_gguf_quantized_types(quant, tmp_path):
+    """Every type is dequantized row by row to what the package says it is worth."""
+    tensors = tensors_of(CONFIG)
+    model = load_model(write_gguf(tmp_path / "model.gguf", CONFIG, tensors, quant), device="cpu")
+    for found, name in (
+        (model.layers[1].mlp.down_proj, "model.layers.1.mlp.down_proj.weight"),
+        (model.lm_head, "lm_head.weight"),
+    ):
+        expected = dequantize(quantize(tensors[name].numpy(), quant), quant)
+        assert torch.equal(found.weight, torch.from_numpy(expected))
+        assert 0 < (found.weight - tensors[name]).abs().max() < 0.2
+
+
+def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    config = {**CONFIG, "rope_scaling": scaling}
+    expected = load_model(write_folder(tmp_path / "model", config), device="cpu")
+    plain = 1 / 1000.0 ** (torch.arange(0, 16, 2) / 16)
+    factors = (plain / expected.inv_freq).numpy()
+    assert factors.max() == pytest.approx(8) and factors.min() == pytest.approx(1)
+    add = lambda writer: writer.add_tensor("rope_freqs.weight", factors)  # noqa: E731
+    ours = load_model(write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add]), device="cpu")
+    torch.testing.assert_close(ours.inv_freq, expected.inv_freq)
+    torch.testing.assert_close(logits(ours), logits(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_gguf_linear_rope_scaling(tmp_path):
+    def add(writer):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(4.0)
+
+    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add])
+    assert load_model(file, device="cpu").config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_quick_gguf_reader_reads_what_the_package_reads(tmp_path):
+    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), Q.Q8_0)
+    ours, theirs = GGUFFile(file), gguf.GGUFReader(file)
+    assert {k: (f.contents(), f.types) for k, f in ours.fields.items()} == {
+        k: (f.contents(), f.types) for k, f in theirs.fields.items()
+    }
+    assert ours.get("tokenizer.ggml.tokens") == ["a", "b", "ü"]
+    for mine, other in zip(ours.tensors, theirs.tensors, strict=True):
+        assert mine[:2] == other[:2] and np.array_equal(mine.data, other.data)
+
+
+# What is wrong, in one sentence
+
+
+def refused(path, match, error=ValueError):
+    with pytest.raises(error, match=match) as caught:
+        load_model(path, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def edit_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_missing_folder(tmp_path):
+    refused(tmp_path / "nowhere", "nowhere: there is no such folder or file", FileNotFoundError)
+    refused(tmp_path / "nowhere.gguf", "nowhere.gguf: there is no such file", FileNotFoundError)
+
+
+def test_neither_folder_nor_gguf(tmp_path):
+    (tmp_path / "model.bin").write_text("x")
+    refused(tmp_path / "model.bin", "model.bin: neither a folder nor a .gguf file")
+
+
+def test_missing_or_broken_config(folder):
+    (folder / "config.json").write_text("{,")
+    refused(folder, "config.json: not valid JSON")
+    (folder / "config.json").write_text("[]")
+    refused(folder, "config.json: expected a JSON object, found list")
+    (folder / "config.json").unlink()
+    refused(folder, "config.json: there is no such file", FileNotFoundError)
+
+
+def test_unsupported_architecture(folder):
+    refused(edit_config(folder, model_type="gpt2"), "config.json: model_type 'gpt2' is not supported")
+
+
+def test_missing_config_key(folder):
+    refused(edit_config(folder, hidden_size=None), "config.json: the key 'hidden_size' is missing")
+
+
+def test_missing_weight_file(folder):
+    (folder / "model.safetensors").unlink()
+    refused(folder, "model.safetensors: there is no such file", FileNotFoundError)
+
+
+def test_truncated_weight_file(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    refused(folder, "model.safetensors: damaged or cut short")
+
+
+def test_missing_tensor(folder):
+    change(folder, lambda t: t.pop(f"{LAYER}mlp.up_proj.weight"))
+    refused(folder, "model.safetensors: tensor 'layers.0.mlp.up_proj.weight' is missing")
+
+
+def test_unexpected_shape(folder):
+    change(folder, lambda t: t.update({f"{LAYER}self_attn.k_proj.weight": torch.zeros(16, 64)}))
+    refused(
+        folder,
+        r"model.safetensors: tensor 'layers.0.self_attn.k_proj.weight' has shape \(16, 64\), "
+        r"but .*config.json asks for \(32, 64\)",
+    )
+
+
+def test_mismatched_vocabulary(folder):
+    refused(
+        edit_config(folder, vocab_size=65),
+        r"tensor 'embed_tokens.weight' has shape \(64, 64\), but .*config.json asks for \(65, 64\)",
+    )
+
+
+def test_a_tensor_that_nothing_accounts_for(folder):
+    """A bias that the config does not announce must not be dropped in silence."""
+    change(folder, lambda t: t.update({f"{LAYER}self_attn.q_proj.bias": torch.zeros(64)}))
+    refused(folder, "tensor 'layers.0.self_attn.q_proj.bias' has no place in the model")
+
+
+def test_quantized_weights_in_a_folder(folder):
+    name = f"{LAYER}self_attn.q_proj.weight"
+    change(folder, lambda t: t.update({name: torch.zeros(64, 64, dtype=torch.int8)}))
+    refused(folder, "q_proj.weight' holds torch.int8; quantized weights are read from GGUF files only")
+
+
+def test_shard_that_the_index_names_is_missing(folder):
+    tensors = tensors_of(CONFIG)
+    shutil.move(folder / "model.safetensors", folder / "model-00001-of-00002.safetensors")
+    index = folder / "model.safetensors.index.json"
+    weight_map = dict.fromkeys(tensors, "model-00001-of-00002.safetensors")
+    weight_map["lm_head.weight"] = "model-00002-of-00002.safetensors"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    refused(
+        folder,
+        "00002-of-00002.safetensors: there is no such file, though model.safetensors.index.json names it",
+        FileNotFoundError,
+    )
+    index.write_text("{}")
+    refused(folder, "model.safetensors.index.json: the key 'weight_map' is missing")
+
+
+def test_unknown_dtype(folder):
+    with pytest.raises(ValueError, match="dtype must be auto, float32, bfloat16, float64 .* but is 'int4'"):
+        load_model(folder, dtype="int4", device="cpu")
+
+
+def test_gguf_that_is_none(tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"")
+    refused(file, "m.gguf: not a whole GGUF file")
+    file.write_bytes(b"a page that says: not found" * 10)
+    refused(file, "m.gguf: not a whole GGUF file")
+
+
+@pytest.mark.parametrize("share", [0.001, 0.004, 0.5, 0.99])
+def test_truncated_gguf(tmp_path, share):
+    """Wherever the file ends: in its metadata, its table or its tensors."""
+    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG))
+    raw = file.read_bytes()
+    file.write_bytes(raw[: int(len(raw) * share)])
+    refused(file, "m.gguf: (cut short, tensor '.*' ends at byte|not a whole GGUF file)")
+
+
+def test_gguf_errors_name_key_and_tensor(tmp_path):
+    tensors = tensors_of(CONFIG)
+    file = write_gguf(tmp_path / "m.gguf", CONFIG | {"hidden_size": 32}, tensors)
+    refused(file, r"m.gguf: tensor '.*' has shape .* asks for")
+    tensors.pop(f"{LAYER}mlp.up_proj.weight")
+    refused(write_gguf(file, CONFIG, tensors), "m.gguf: tensor 'layers.0.mlp.up_proj.weight' is missing")
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(file, "m.gguf: the metadata key 'llama.block_count' is missing")
+    writer = gguf.GGUFWriter(file, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(file, "m.gguf: model_type 'mamba' is not supported")
+
+
+def test_gguf_with_experts_is_refused(tmp_path):
+    add = lambda writer: writer.add_expert_count(8)  # noqa: E731
+    refused(
+        write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add]), "llama.expert_count is not"
+    )
