@@ -331,10 +331,10 @@ def _sentencepiece(gguf, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]
     backend = tokenizers.Tokenizer(
         models.BPE(vocab, [pair for _, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
+    # A space goes before the text, also where it begins with one: so SentencePiece has it.
     space = gguf.get("tokenizer.ggml.add_space_prefix", True)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(
-        prepend_scheme="first" if space else "never", split=False
-    )
+    prepend = [normalizers.Prepend("▁")] if space else []
+    backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if space else []
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]

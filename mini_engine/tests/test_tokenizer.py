@@ -1,0 +1,396 @@
+"""Tokenizers, chat templates, and text that streams without ever splitting a character.
+
+(SmolLM2's token ids and chat text against transformers are in test_oracle_model.)
+"""
+
+import json
+import subprocess
+import sys
+
+import gguf
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, pre_tokenizers, processors
+
+from mini_engine.tokenizer import Detokenizer, Tokenizer
+
+TEXT = "Grüße, 世界! 👨‍👩‍👧 naïve — don't  stop 123\n\tdef f(x): return x\r\n é"
+SPECIAL = ["<|end|>", "<|user|>", "<|begin|>"]
+
+
+def byte_level(**changes) -> tokenizers.Tokenizer:
+    """256 byte tokens, and merges of English alone: every other character takes several tokens."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=292,
+        special_tokens=SPECIAL,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator(["the quick brown fox don't stop returning " * 20], trainer)
+    return backend
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """In the manner of Llama 2: a metaspace, bytes for what the vocabulary lacks, a strip."""
+    vocab = {"<unk>": 0, "<|end|>": 1} | {f"<0x{i:02X}>": 2 + i for i in range(256)}
+    vocab |= {token: 258 + i for i, token in enumerate(["▁", "a", "b", "c", "▁a", "▁ab", "ab"])}
+    merges = [("▁", "a"), ("▁a", "b"), ("a", "b")]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<|end|>"])
+    return backend
+
+
+BYTE_LEVEL = Tokenizer(byte_level(), source="byte level")
+BYTE_FALLBACK = Tokenizer(byte_fallback(), source="byte fallback")
+
+
+def streamed(tokenizer, ids, **options):
+    detokenizer = Detokenizer(tokenizer, **options)
+    return [detokenizer.feed(i) for i in ids] + [detokenizer.flush()]
+
+
+# Detokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
+def test_a_character_comes_whole_or_not_at_all(tokenizer):
+    """No delta holds a replacement character, though most characters here take several tokens."""
+    ids = tokenizer.encode(TEXT)
+    deltas = streamed(tokenizer, ids)
+    assert "".join(deltas) == tokenizer.decode(ids) == TEXT
+    assert not any("\ufffd" in delta for delta in deltas)
+    assert len(ids) > len(TEXT) and deltas.count("") > 10  # characters were in fact held back
+
+
+@given(ids=st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1), max_size=60), skip=st.booleans())
+def test_deltas_add_up_to_decode_for_any_tokens(ids, skip):
+    """Broken bytes, special tokens and all; and after flush nothing is held."""
+    deltas = streamed(BYTE_LEVEL, ids, skip_special_tokens=skip)
+    assert "".join(deltas) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
+
+
+@given(text=st.text(max_size=40))
+def test_deltas_add_up_to_any_text_with_byte_fallback(text):
+    ids = BYTE_FALLBACK.encode(text)
+    assert "".join(streamed(BYTE_FALLBACK, ids)) == BYTE_FALLBACK.decode(ids)
+
+
+@given(text=st.text(min_size=1), cut=st.integers(0, 200))
+def test_every_delta_is_a_prefix_that_stays(text, cut):
+    """Whoever streams never sees a character taken back."""
+    ids = BYTE_LEVEL.encode(text)
+    detokenizer = Detokenizer(BYTE_LEVEL)
+    so_far = "".join(detokenizer.feed(i) for i in ids[:cut])
+    assert BYTE_LEVEL.decode(ids).startswith(so_far)
+    # Tokens that are fed again to a new one (after a restart) give the same text.
+    assert so_far == "".join(streamed(BYTE_LEVEL, ids[:cut])[:-1])
+
+
+def test_flush_gives_what_an_unfinished_character_is_worth():
+    ids = BYTE_LEVEL.encode("ab世")[:-1]
+    detokenizer = Detokenizer(BYTE_LEVEL)
+    assert "".join(map(detokenizer.feed, ids)) == "ab"
+    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.flush() == ""
+
+
+def test_context_decides_about_the_leading_space():
+    """A decoder that strips the first space of a text must not strip that of a continuation."""
+    ids = BYTE_FALLBACK.encode("ab ab")
+    assert "".join(streamed(BYTE_FALLBACK, ids[1:])) == "ab"
+    assert "".join(streamed(BYTE_FALLBACK, ids[1:], context=ids[:1])) == " ab"
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        BYTE_LEVEL.encode("the quick brown fox ") * 200,
+        BYTE_LEVEL.encode("世") * 700,
+        BYTE_LEVEL.encode("世")[:1] * 2000,  # a model that babbles bytes
+        BYTE_LEVEL.encode("<|end|>") * 2000,  # ignore_eos
+    ],
+    ids=["text", "characters of three tokens", "broken bytes", "special tokens"],
+)
+def test_a_token_costs_the_same_however_long_the_text_is(stream, monkeypatch):
+    """Counted in tokens handed to the decoder, not in seconds."""
+    decoded, decode = [], Tokenizer.decode
+    monkeypatch.setattr(
+        Tokenizer, "decode", lambda self, ids, **kw: decoded.append(len(ids)) or decode(self, ids, **kw)
+    )
+    text = "".join(streamed(BYTE_LEVEL, stream))
+    assert max(decoded, default=0) < 20
+    assert sum(decoded) < 60 * len(stream)
+    assert text == decode(BYTE_LEVEL, stream)
+
+
+# Hugging Face folders
+
+
+@pytest.fixture
+def folder(tmp_path):
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "tokenizer_config.json", eos_token="<|end|>", bos_token={"content": "<|begin|>"})
+    return tmp_path
+
+
+def write(folder, name, **values):
+    (folder / name).write_text(json.dumps(values))
+
+
+def test_folder_roundtrip_and_special_tokens(folder):
+    tokenizer = Tokenizer.from_path(folder)
+    text = f"<|user|>{TEXT}<|end|>"
+    ids = tokenizer.encode(text)
+    assert ids[0] == SPECIAL.index("<|user|>") and ids[-1] == SPECIAL.index("<|end|>")
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert (tokenizer.vocab_size, tokenizer.eos_token_ids, tokenizer.bos) == (292, (0,), 2)
+
+
+def test_eos_ids_come_from_the_generation_config_first(folder):
+    write(folder, "config.json", eos_token_id=1)
+    assert Tokenizer.from_path(folder).eos_token_ids == (1,)
+    write(folder, "generation_config.json", eos_token_id=[2, 0])
+    assert Tokenizer.from_path(folder).eos_token_ids == (2, 0)
+
+
+def test_bos_is_added_only_where_the_model_s_own_tokenizer_does(folder):
+    assert Tokenizer.from_path(folder).encode("the")[0] != 2
+    backend = byte_level()
+    backend.post_processor = processors.TemplateProcessing(
+        single=["<|begin|>", "$A"], special_tokens=[("<|begin|>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_path(folder)
+    assert tokenizer.encode("the")[0] == 2
+    assert tokenizer.encode("the", add_special_tokens=False)[0] != 2
+
+
+def test_training_time_truncation_and_padding_are_dropped(folder):
+    backend = byte_level()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=4)
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_path(folder)
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert len(tokenizer.encode("a")) == 1
+
+
+def test_folder_errors_name_the_file(folder):
+    write(folder, "config.json", vocab_size=290)
+    with pytest.raises(
+        ValueError, match=r"tokenizer.json: token ids reach 291, but vocab_size in .*config.json is 290"
+    ):
+        Tokenizer.from_path(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match="generation_config.json: not valid JSON"):
+        Tokenizer.from_path(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="tokenizer.json: not a tokenizer that can be read"):
+        Tokenizer.from_path(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match="tokenizer.json: there is no such file"):
+        Tokenizer.from_path(folder)
+
+
+# Chat templates
+
+TEMPLATE = """{{ bos_token }}{% for m in messages %}
+    {% if m['role'] == 'tool' %}
+        {{ raise_exception('no tools here') }}
+    {% endif %}
+<|user|>{{ m['content'] | trim }}{% endfor %}
+{% if add_generation_prompt %}<|end|>{{ {'a': '<é>'} | tojson }}{% endif %}"""
+MESSAGES = [{"role": "user", "content": " hi "}, {"role": "user", "content": "ho"}]
+
+
+@pytest.mark.parametrize("where", ["string", "list", "file"])
+def test_chat_template_wherever_it_is_written(folder, where):
+    if where == "file":
+        (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+        write(folder, "tokenizer_config.json", bos_token="<|begin|>", chat_template="not this one")
+    else:
+        named = [{"name": "rag", "template": "not this"}, {"name": "default", "template": TEMPLATE}]
+        template = TEMPLATE if where == "string" else named
+        write(folder, "tokenizer_config.json", bos_token="<|begin|>", chat_template=template)
+    tokenizer = Tokenizer.from_path(folder)
+    text = "<|begin|><|user|>hi<|user|>ho"
+    assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False) == text
+    text += '<|end|>{"a": "<é>"}'
+    assert tokenizer.apply_chat_template(MESSAGES) == text
+    assert tokenizer.encode_chat(MESSAGES) == tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.encode_chat(MESSAGES)[:2] == [2, 1]
+
+
+def test_chat_template_equals_transformers(folder):
+    transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+    write(folder, "tokenizer_config.json", bos_token="<|begin|>", chat_template=TEMPLATE)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    ours = Tokenizer.from_path(folder)
+    for prompt in (True, False):
+        assert ours.apply_chat_template(MESSAGES, prompt) == theirs.apply_chat_template(
+            MESSAGES, add_generation_prompt=prompt, tokenize=False
+        )
+
+
+def test_chat_template_errors(folder):
+    with pytest.raises(ValueError, match="has no chat template; use a chat model, or give a plain prompt"):
+        Tokenizer.from_path(folder).apply_chat_template(MESSAGES)
+    for template, match in (
+        (TEMPLATE, "the chat template of .* failed: no tools here"),
+        ("{% if %}", "the chat template of .* failed: Expected an expression"),
+        ("{{ messages.__class__.__mro__ }}", "the chat template of .* failed: .*unsafe"),
+        ("{{ messages.append(1) }}", "the chat template of .* failed: .*unsafe"),
+    ):
+        write(folder, "tokenizer_config.json", chat_template=template)
+        with pytest.raises(ValueError, match=match):
+            Tokenizer.from_path(folder).apply_chat_template([{"role": "tool", "content": ""}])
+
+
+# GGUF
+
+
+def write_gguf(path, backend, pre=None, scores=None, **flags):
+    """The vocabulary of a tokenizers.Tokenizer, as llama.cpp's converter writes it."""
+    state = json.loads(backend.to_str())
+    vocab = backend.get_vocab(with_added_tokens=True)
+    tokens = sorted(vocab, key=vocab.get)
+    special = {token["content"] for token in state["added_tokens"]}
+    kinds = [3 if t in special else 2 if t == "<unk>" else 6 if t.startswith("<0x") else 1 for t in tokens]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama" if scores else "gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    if pre:
+        writer.add_tokenizer_pre(pre)
+    if scores:
+        writer.add_token_scores([scores.get(token, 0.0) for token in tokens])
+    else:
+        writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+    writer.add_eos_token_id(vocab["<|end|>"])
+    for name, value in flags.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "llama-bpe", "qwen2"])
+def test_gguf_byte_level_roundtrip(pre, tmp_path):
+    tokenizer = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
+    text = f"<|user|>{TEXT}<|end|>"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert ids[0] == 1 and ids[-1] == 0 and tokenizer.eos_token_ids == (0,)
+    assert tokenizer.vocab_size == 292
+
+
+def test_gguf_default_split_encodes_as_the_tokenizer_it_was_made_from(tmp_path):
+    tokenizer = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2"))
+    assert tokenizer.encode(TEXT * 3) == BYTE_LEVEL.encode(TEXT * 3)
+
+
+@pytest.mark.parametrize(
+    "pre, pieces",
+    [
+        ("gpt-2", ["don", "'t", " stop", " 1234", "  ", " x", "!!\n"]),
+        ("smollm", ["don", "'t", " stop", " ", "1", "2", "3", "4", "  ", " x", "!!\n"]),
+        ("llama-bpe", ["don", "'t", " stop", " ", "123", "4", "  ", " x", "!!\n"]),
+        ("qwen2", ["don", "'t", " stop", " ", "1", "2", "3", "4", "  ", " x", "!!\n"]),
+    ],
+)
+def test_gguf_pre_tokenizer_cuts_text(pre, pieces, tmp_path):
+    """Where text is cut before merging, which decides about digits, spaces and punctuation. In
+    GPT-2 and SmolLM a line break stands apart from the punctuation before it."""
+    tokenizer = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
+    cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str("don't stop 1234   x!!\n")
+    if pre in ("gpt-2", "smollm"):
+        pieces = [*pieces[:-1], "!!", "\n"]
+    assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == pieces
+
+
+def test_gguf_bos(tmp_path):
+    """Added where the file says so, and by Llama 3's files without a word; by no other."""
+    for pre, flags, adds in (
+        ("gpt-2", {}, False),
+        ("gpt-2", {"add_bos_token": True}, True),
+        ("llama-bpe", {}, True),
+        ("llama-bpe", {"add_bos_token": False}, False),
+    ):
+        file = write_gguf(tmp_path / "m.gguf", byte_level(), pre, bos_token_id=2, **flags)
+        tokenizer = Tokenizer.from_path(file)
+        assert (tokenizer.encode("the")[0] == 2) == adds
+        assert tokenizer.encode("the", add_special_tokens=False)[0] != 2
+        assert tokenizer.bos == 2
+
+
+def test_gguf_chat_template_and_turn_end(tmp_path):
+    file = write_gguf(
+        tmp_path / "m.gguf", byte_level(), "qwen2", bos_token_id=2, eot_token_id=1, chat_template=TEMPLATE
+    )
+    tokenizer = Tokenizer.from_path(file)
+    assert (
+        tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False)
+        == "<|begin|><|user|>hi<|user|>ho"
+    )
+    assert tokenizer.eos_token_ids == (0, 1)
+
+
+def test_gguf_sentencepiece_equals_transformers(tmp_path):
+    """Scores instead of merges: a trained vocabulary, its ranks written as scores."""
+    transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    special = ["<unk>", "<s>", "<|end|>", *(f"<0x{i:02X}>" for i in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    backend.train_from_iterator(["the quick brown fox stops at the brown thing, quickly " * 9], trainer)
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in ("<s>", "<|end|>")]
+    backend = tokenizers.Tokenizer.from_str(json.dumps(state))
+    scores = {"".join(pair): -1.0 - rank for rank, pair in enumerate(state["model"]["merges"])}
+    file = write_gguf(tmp_path / "m.gguf", backend, scores=scores, bos_token_id=1, unk_token_id=0)
+    ours = Tokenizer.from_path(file)
+    theirs = transformers.LlamaTokenizer(
+        vocab=backend.get_vocab(), merges=[tuple(pair) for pair in state["model"]["merges"]]
+    )
+    for text in ("the quick fox", "stops  at the thing ", TEXT, "quickly, 世界\n", " a leading space"):
+        if not text.startswith(" "):  # transformers swallows that space; SentencePiece does not
+            assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False), text
+        assert ours.encode(text)[0] == 1  # SentencePiece models open with BOS unless told otherwise
+        assert ours.decode(ours.encode(text)) == text
+    assert (
+        max(map(len, map(ours._backend.id_to_token, ours.encode("the quick brown fox")))) > 4
+    )  # merges did happen
+
+
+def test_gguf_errors_name_the_key(tmp_path):
+    with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.pre 'tekken' is not supported"):
+        Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "tekken"))
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_token_list(["a"])
+    writer.add_tokenizer_model("bert")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.model 'bert' is not supported"):
+        Tokenizer.from_path(tmp_path / "m.gguf")
+
+
+def test_no_torch_for_text():
+    """Reading a tokenizer must not cost the seconds that importing torch takes."""
+    code = "import sys, mini_engine.tokenizer, mini_engine.models, mini_engine.gguf_file\n"
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
