@@ -73,11 +73,9 @@ class LoadMeter:
             name, kind = event["id"], event["type"]
             if kind == "QUEUED":
                 self._num_tokens[name] = self._num_prompt[name] = event["num_prompt_tokens"]
-            elif kind == "PREEMPTED":
-                self._num_computed[name] = 0
-            elif kind == "SCHEDULED":
+            elif kind == "SCHEDULED":  # after a preemption too
                 self._num_computed[name] = event["num_cached_tokens"]
-            elif name not in record["scheduled"]:  # aborted between two steps
+            elif kind == "FINISHED" and name not in record["scheduled"]:  # aborted between two steps
                 self._forget(name)
         rows = list(record["scheduled"].items())
         load = self._load(rows)

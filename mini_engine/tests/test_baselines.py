@@ -270,6 +270,15 @@ def test_two_pass_prefills_one_prompt_at_a_time():
     ]
 
 
+@pytest.mark.parametrize("name", ["two-pass", "over-commit"])
+def test_one_prompt_in_flight_though_all_would_fit(name):
+    """Three prompts of five tokens fit the budget together; still one enters a step."""
+    trace = run(make(name), [request(f"r{i}", 5, 4) for i in range(3)])
+    assert [record["num_running"] for record in trace.steps[:3]] == [1, 2, 3]
+    trace = run(make(name, max_num_batched_tokens=8), [request("long", 20, 4), request("short", 2, 4)])
+    assert token_steps(trace)["short"][0] == 3, "the short prompt waits for three chunks of the long one"
+
+
 def test_two_pass_calls_the_model_twice(model):
     """Steps with decodes and a chunk make two model calls, and the cost model knows it."""
     calls = []
