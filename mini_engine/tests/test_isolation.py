@@ -1,0 +1,248 @@
+"""A request's tokens and logits do not depend on what runs beside it.
+
+In float64, against a plain dense pass over the request alone. Every KV slot that holds nothing of
+use is poisoned with 1e4 before each step: a read of anything but the request's own shows at once.
+"""
+
+import random
+
+import pytest
+import torch
+
+from mini_engine.engine import Engine, Parts
+from mini_engine.paged_attention import PagedBackend
+from mini_engine.request import SamplingParams
+from mini_engine.tests.helpers import alone, dense_logits, tiny_model
+
+POISON = 1e4  # not NaN: a masked NaN still poisons the sum, since 0 times NaN is NaN
+TOLERANCE = 1e-9
+
+
+class Watched(PagedBackend):
+    """The engine's backend with a poisoned pool, noting the logits of every sampled row."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.logits = {}
+        self.num_poisoned = 0
+        self.pool.k.fill_(POISON)
+        self.pool.v.fill_(POISON)
+
+    def forward(self, rows):
+        kv, running = self.kv, [request for request, _ in rows]
+        useless = [b * kv.block_size + i for b in kv._free for i in range(kv.block_size)]
+        for request in running:
+            room = len(kv.block_table(request)) * kv.block_size
+            useless += kv.slot_mapping(request, request.num_computed_tokens, room)
+        self.num_poisoned += len(useless)
+        for cache in (self.pool.k, self.pool.v):
+            cache.flatten(1, 2)[:, useless] = POISON
+        logits = super().forward(rows)
+        ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
+        assert len(logits) == len(ending)
+        for request, row in zip(ending, logits, strict=True):
+            self.logits[request.request_id, request.num_tokens] = row
+        return logits
+
+
+SHARED = [(7 * i) % 64 for i in range(34)]  # two blocks of 16 and a bit
+GREEDY, RANDOM = {"temperature": 0}, {"temperature": 1.3, "top_k": 20}
+
+
+def workload() -> list[tuple[list[int], SamplingParams]]:
+    """Long and short, alike and different, greedy and random; the same in every test."""
+    rng = random.Random(5)
+
+    def own(n):
+        return [rng.randrange(64) for _ in range(n)]
+
+    prompts = [
+        own(3),
+        SHARED + own(1),
+        own(17),
+        SHARED,
+        SHARED[:20] + own(4),
+        own(1),
+        SHARED + own(6),
+        own(9),
+    ]
+    limits = [15, 6, 8, 7, 10, 6, 8, 12]  # some grow past a multiple of 16
+    return [
+        (prompt, SamplingParams(max_tokens=limit, seed=i, **(RANDOM if i % 3 == 2 else GREEDY)))
+        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+    ]
+
+
+def check(engine, backend, requests, model):
+    """All tokens are those of the request alone, all logits those of a dense pass."""
+    for request in requests:
+        expected = alone(model, request.prompt_token_ids, request.sampling)
+        if request.finish_reason == "abort":
+            expected = expected[: len(request.output_token_ids)]
+        assert request.output_token_ids == expected, request.request_id
+        if request.output_token_ids:
+            logits = dense_logits(model, request.token_ids())
+            for n in range(request.num_prompt_tokens, request.num_tokens):
+                found = backend.logits[request.request_id, n]
+                assert (found - logits[n - 1]).abs().max() < TOLERANCE, (request.request_id, n)
+
+
+def run(model, *, arrivals=None, aborts=(), **settings):
+    """Serve the workload, request i arriving at step arrivals[i]; aborts are (step, i)."""
+    engine = Engine(model, parts=Parts(attend_backend=Watched), **settings)
+    kv, step, requests = engine.scheduler.kv, 0, {}
+    left = sorted(zip(arrivals or [0] * 8, range(8), workload(), strict=True))
+    while left or engine.has_work:
+        while left and left[0][0] <= step:
+            _, i, (prompt, sampling) = left.pop(0)
+            request_id = engine.add_request(prompt, sampling, request_id=f"q{i}", priority=i % 3)
+            requests[i] = engine.requests[request_id]
+        for at, i in aborts:
+            if at == step:
+                engine.abort(f"q{i}")
+        if engine.has_work:
+            engine.step()
+            kv.check()
+        step += 1
+        assert step < 1000, "no end"
+    assert kv.num_free_blocks == kv.num_blocks
+    assert engine.backend.num_poisoned
+    check(engine, engine.backend, requests.values(), model)
+    return engine, requests
+
+
+def num_preemptions(requests):
+    return sum(request.num_preemptions for request in requests.values())
+
+
+BUDGETS = [(4, 0, 4), (9, 3, 6), (16, 0, 8), (100, 5, 8)]  # budget, threshold, slots
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_tight_pools(model, block_size, caching, policy):
+    """Over budgets, thresholds and arrival times, with a pool that forces preemptions."""
+    preempting = hits = 0
+    for seed, (budget, threshold, slots) in enumerate(BUDGETS):
+        rng = random.Random(seed)
+        engine, requests = run(
+            model,
+            # The longest needs 47 tokens of room; its neighbours have to go when they grow.
+            num_blocks=-(-(50 if block_size < 16 else 64) // block_size),
+            block_size=block_size,
+            arrivals=[rng.randrange(4 * seed + 1) for _ in range(8)],
+            policy=policy,
+            max_num_batched_tokens=budget,
+            long_prefill_token_threshold=threshold,
+            max_num_seqs=slots,
+            enable_prefix_caching=caching,
+        )
+        preempting += num_preemptions(requests) > 0
+        hits += engine.scheduler.kv.stats.hit
+    assert preempting >= 2, "of four runs"
+    assert (hits > 0) == caching
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+def test_ample_pools(model, block_size):
+    """With room for all: one big step, or one token at a time; nobody is preempted."""
+    for budget, slots in ((500, 8), (1, 1), (8, 8)):
+        _, requests = run(
+            model,
+            num_blocks=-(-600 // block_size),
+            block_size=block_size,
+            max_num_batched_tokens=budget,
+            max_num_seqs=slots,
+            arrivals=[0, 0, 0, 5, 5, 7, 9, 9],
+        )
+        assert num_preemptions(requests) == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+def test_aborts_in_mid_run(model, block_size, caching):
+    """Requests that vanish in any phase leave the others as they were, and no block behind."""
+    phases = set()
+    for seed in range(6):
+        rng = random.Random(seed)
+        aborts = [(rng.randrange(1, 30), i) for i in rng.sample(range(8), 4)]
+        _, requests = run(
+            model,
+            num_blocks=-(-64 // block_size),
+            block_size=block_size,
+            aborts=aborts,
+            arrivals=[rng.randrange(6) for _ in range(8)],
+            max_num_batched_tokens=10,
+            max_num_seqs=6,
+            enable_prefix_caching=caching,
+        )
+        for _, i in aborts:
+            if requests[i].finish_reason == "abort":
+                phases.add((bool(requests[i].output_token_ids), requests[i].num_preemptions > 0))
+    assert {(False, False), (True, False)} <= phases
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_other_architectures(model_type):
+    """Biases and qk-norm come before the cache, so it is the same for them."""
+    model = tiny_model(model_type)
+    _, requests = run(
+        model,
+        num_blocks=14,
+        block_size=4,
+        max_num_batched_tokens=9,
+        max_num_seqs=6,
+        long_prefill_token_threshold=4,
+        arrivals=[0, 0, 2, 3, 3, 8, 9, 20],
+    )
+    assert num_preemptions(requests) > 0
+
+
+def test_a_salt_separates_tenants(model):
+    """The same prompt under another salt finds nothing, and gives the same."""
+    engine = Engine(model, num_blocks=40, block_size=4, parts=Parts(attend_backend=Watched))
+    params, requests = SamplingParams(temperature=0, max_tokens=4), []
+    for salt in ("", "", "other", "other"):
+        request_id = engine.add_request(SHARED, params, cache_salt=salt)
+        requests.append(engine.requests[request_id])
+        while engine.has_work:
+            engine.step()
+    assert [request.num_cached_tokens for request in requests] == [0, 32, 0, 32]
+    check(engine, engine.backend, requests, model)
+
+
+def read_past_the_end(monkeypatch):
+    """Let each decode attend to one position more than there is."""
+    from mini_engine.batch import AttentionPlan
+
+    init = AttentionPlan.__init__
+
+    def wrong(self, batch):
+        init(self, batch)
+        if self.single_mask is not None:
+            self.single_mask[..., 1:] |= self.single_mask[..., :-1].clone()
+
+    monkeypatch.setattr(AttentionPlan, "__init__", wrong)
+
+
+def write_elsewhere(monkeypatch):
+    """Store the last key of each step where the first belongs."""
+    from mini_engine import paged_attention
+
+    write = paged_attention.write_kv
+
+    def wrong(k_cache, v_cache, slots, k, v):
+        write(k_cache, v_cache, torch.cat((slots[:-1], slots[:1])), k, v)
+
+    monkeypatch.setattr(
+        PagedBackend.__init__, "__kwdefaults__", PagedBackend.__init__.__kwdefaults__ | {"write_kv": wrong}
+    )
+
+
+@pytest.mark.parametrize("break_it", [read_past_the_end, write_elsewhere])
+def test_the_check_is_able_to_fail(model, monkeypatch, break_it):
+    """A batch that reads or writes a single wrong slot is caught."""
+    break_it(monkeypatch)
+    with pytest.raises(AssertionError):
+        run(model, num_blocks=60, block_size=4, max_num_batched_tokens=30, max_num_seqs=6)

@@ -1,0 +1,201 @@
+"""The whole engine against transformers' generate: float32, greedy, token for token.
+
+Requests run together, chunked, cached and preempted; the oracle answers one prompt at a time.
+"""
+
+import pytest
+import torch
+
+from mini_engine import models
+from mini_engine.checkpoint import load_model
+from mini_engine.engine import Engine
+from mini_engine.gguf_file import GGUFFile
+from mini_engine.request import SamplingParams
+from mini_engine.tests.helpers import drain, tokens_of
+from mini_engine.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+
+
+def generate(theirs, prompt, max_tokens):
+    """transformers' greedy continuation of token ids, with its own cache and its own stops."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        ids = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return ids[0, len(prompt) :].tolist()
+
+
+def serve(model, prompts, max_tokens, tokenizer=None, **settings):
+    """All prompts at once, greedy: (outputs in order, the engine)."""
+    engine = Engine(model, tokenizer, **settings)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
+    deltas = drain(engine)
+    return [tokens_of(deltas[request_id]) for request_id in ids], engine
+
+
+def num_preempted(engine):
+    return sum(e["type"] == "PREEMPTED" for r in engine.trace.steps for e in r["events"])
+
+
+LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=500.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+TINY = {
+    "llama": ("Llama", dict(num_key_value_heads=2, rope_parameters=LLAMA3)),
+    "llama-tied-biases": ("Llama", dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
+    "qwen2": ("Qwen2", dict(num_key_value_heads=2)),
+    "qwen3": ("Qwen3", dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True)),
+}
+
+
+@pytest.fixture(scope="module", params=TINY)
+def tiny(request, tmp_path_factory):
+    """(our model, theirs): a random checkpoint that transformers has saved."""
+    torch.set_num_threads(1)
+    family, changes = TINY[request.param]
+    config = getattr(transformers, f"{family}Config")(
+        **dict(
+            vocab_size=96,
+            hidden_size=48,
+            intermediate_size=80,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=256,
+            eos_token_id=None,
+            bos_token_id=None,
+        )
+        | changes
+    )
+    torch.manual_seed(0)
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
+    for name, parameter in theirs.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    path = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(path)
+    return load_model(path, device="cpu"), theirs
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+def test_tiny_checkpoints(tiny, block_size):
+    """Random Llama, Qwen2 and Qwen3: mixed lengths, shared prefixes, chunks, preemptions."""
+    ours, theirs = tiny
+    generator = torch.Generator().manual_seed(3)
+    shared = torch.randint(96, (40,), generator=generator).tolist()
+    prompts = [shared[:n] + torch.randint(96, (m,), generator=generator).tolist() for n, m in (
+        (0, 1), (40, 3), (0, 30), (40, 7), (20, 2),
+    )]  # fmt: skip
+    found, engine = serve(
+        ours,
+        prompts,
+        24,
+        block_size=block_size,
+        num_blocks=-(-112 // block_size),
+        max_num_batched_tokens=13,
+        max_num_seqs=5,
+        long_prefill_token_threshold=8,
+    )
+    assert num_preempted(engine) > 0
+    assert engine.scheduler.kv.stats.hit > 0
+    assert found == [generate(theirs, prompt, 24) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def shakespeare():
+    """(our model, theirs, tokenizer) of the embedded model."""
+    if not models.MODELS["shakespeare"].is_present:
+        pytest.skip("the embedded model has not been trained yet")
+    path = models.resolve("shakespeare")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return load_model(path, device="cpu"), theirs, Tokenizer.from_path(path)
+
+
+PLAYS = ["O Romeo, ", "KING LEAR.\n", "To be", "Enter two", "The ", "My lord, I have ", "A", "What, ho!\n\n"]
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_shakespeare(shakespeare, block_size):
+    """The embedded model, eight openings through one engine with a tight pool."""
+    ours, theirs, tokenizer = shakespeare
+    prompts = [tokenizer.encode(text) for text in PLAYS]
+    found, engine = serve(
+        ours,
+        prompts,
+        40,
+        tokenizer,
+        block_size=block_size,
+        num_blocks=-(-192 // block_size),
+        max_num_batched_tokens=12,
+        max_num_seqs=8,
+    )
+    assert num_preempted(engine) > 0
+    assert found == [generate(theirs, prompt, 40) for prompt in prompts]
+
+
+CHATS = [
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "What is 2 + 3?",
+    "Name three colours.",
+    "Who wrote Hamlet?",
+]
+TEXTS = [
+    "Once upon a time, there was a",
+    "The three laws of motion are",
+    "def fibonacci(n):\n",
+    "In 1969, the first",
+    "Water boils at",
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """(our model, tokenizer, prompts, their answers) of SmolLM2, both read from the same file."""
+    if not models.MODELS["smollm2"].is_present:
+        pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
+    path = models.resolve("smollm2")
+    tokenizer = Tokenizer.from_path(path)
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in CHATS]
+    prompts += [tokenizer.encode(text) for text in TEXTS]
+    with pytest.MonkeyPatch.context() as patch:
+        # gguf's own reader takes seconds, and transformers opens the file more than once.
+        patch.setattr("gguf.GGUFReader", GGUFFile)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+    theirs.generation_config.eos_token_id = list(tokenizer.eos_token_ids)
+    answers = [generate(theirs, prompt, 12) for prompt in prompts]
+    del theirs
+    return load_model(path, device="cpu"), tokenizer, prompts, answers
+
+
+@pytest.mark.parametrize(("block_size", "budget"), [(3, 24), (16, 64)])
+def test_smollm2(smollm2, block_size, budget):
+    """Ten prompts of chat and plain text through one engine, chunked and preempted."""
+    model, tokenizer, prompts, answers = smollm2
+    found, engine = serve(
+        model,
+        prompts,
+        12,
+        tokenizer,
+        block_size=block_size,
+        num_blocks=-(-160 // block_size),
+        max_num_batched_tokens=budget,
+        max_num_seqs=10,
+    )
+    assert num_preempted(engine) > 0
+    assert found == answers
+    assert "Paris" in tokenizer.decode(found[0])
