@@ -1,0 +1,199 @@
+"""BlockManager by itself: tables, slots, room, settings, and the check that guards them."""
+
+import random
+
+import pytest
+
+from mini_engine.block_manager import BlockManager, hash_block
+from mini_engine.tests.helpers import make_request
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(num_blocks=0), "num_blocks must be at least 1, but is 0"),
+        (dict(block_size=0), "block_size must be at least 1, but is 0"),
+        (dict(watermark=-1), "watermark must be 0 to 7 blocks, but is -1"),
+        (dict(watermark=8), "watermark must be 0 to 7 blocks, but is 8"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BlockManager(**{"num_blocks": 8, "block_size": 4, **settings})
+
+
+def test_the_default_watermark_is_one_percent():
+    assert [BlockManager(n, 4).watermark for n in (8, 99, 100, 1000)] == [0, 0, 1, 10]
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_slots_are_block_times_size_plus_offset(block_size):
+    """Each position has a slot of its own, in the block that the table names."""
+    kv, request = BlockManager(20, block_size), make_request("a", 10)
+    assert kv.admit(request)
+    table = kv.block_table(request)
+    slots = kv.slot_mapping(request, 0, 10)
+    assert slots == [table[p // block_size] * block_size + p % block_size for p in range(10)]
+    assert len(set(slots)) == 10
+    assert kv.slot_mapping(request, 4, 7) == slots[4:7]
+    assert kv.slot_mapping(request, 3, 3) == []
+
+
+@pytest.mark.parametrize("span", [(0, 13), (-1, 2), (5, 4)])
+def test_slots_beyond_the_table_are_refused(span):
+    kv, request = BlockManager(20, 4), make_request("a", 10)
+    kv.admit(request)
+    with pytest.raises(ValueError, match=r"'a' has room for positions 0 to 11, but \["):
+        kv.slot_mapping(request, *span)
+
+
+def test_num_new_blocks_is_what_allocate_takes():
+    """For any growth, and 0 for what admission has claimed."""
+    kv, request = BlockManager(20, 4), make_request("a", 6)
+    assert kv.num_new_blocks(request, 6) == 2
+    kv.admit(request)
+    assert [kv.num_new_blocks(request, n) for n in (0, 1, 6, 8, 9, 12, 13)] == [0, 0, 0, 0, 1, 1, 2]
+    free = kv.num_free_blocks
+    assert kv.allocate(request, 8) and kv.num_free_blocks == free
+    assert kv.allocate(request, 13) and kv.num_free_blocks == free - 2
+    assert len(kv.block_table(request)) == 4
+    kv.check()
+
+
+def test_two_requests_never_share_a_block_that_is_not_cached():
+    kv = BlockManager(20, 4, enable_prefix_caching=False)
+    a, b = make_request("a", [1] * 8), make_request("b", [1] * 8)
+    for request in (a, b):
+        kv.admit(request)
+        request.num_computed_tokens = 8
+        kv.publish(request)
+    assert not set(kv.block_table(a)) & set(kv.block_table(b))
+
+
+def test_admitting_twice_is_refused():
+    kv, request = BlockManager(20, 4), make_request("a", 6)
+    kv.admit(request)
+    with pytest.raises(ValueError, match="'a' holds blocks already"):
+        kv.admit(request)
+
+
+def test_freeing_twice_does_nothing():
+    kv, request = BlockManager(20, 4), make_request("a", 6)
+    kv.admit(request)
+    kv.free(request)
+    kv.free(request)
+    kv.check()
+    assert kv.num_free_blocks == 20 and kv.block_table(request) == []
+
+
+def test_the_watermark_keeps_blocks_for_those_that_run():
+    """Waived for the first, kept from the second; growth of the running may use it."""
+    kv = BlockManager(10, 4, watermark=3)
+    a, b, c = make_request("a", 16), make_request("b", 13), make_request("c", 12)
+    assert kv.admit(a)
+    assert not kv.admit(b), "4 blocks and 3 to keep, of 6"
+    assert kv.admit(c)
+    a.num_computed_tokens = 16
+    assert kv.allocate(a, 12) and kv.num_free_blocks == 0
+
+
+def test_a_hit_needs_less_room():
+    """Shared blocks count once: a request may enter though its whole length would not fit."""
+    kv, prompt = BlockManager(5, 4), list(range(12))
+    a, b = make_request("a", prompt), make_request("b", [*prompt, 1])
+    kv.admit(a)
+    a.num_computed_tokens = 12
+    kv.publish(a)
+    assert kv.num_free_blocks == 2
+    assert kv.admit(b) and kv.num_free_blocks == 1
+    kv.check()
+
+
+def test_a_preempted_request_publishes_its_outputs_too():
+    """Blocks of generated tokens are found like those of a prompt."""
+    kv, request = BlockManager(10, 4), make_request("a", [1, 2, 3])
+    kv.admit(request)
+    request.output_token_ids = [4, 5, 6]
+    kv.allocate(request, 6)
+    request.num_computed_tokens = 5
+    kv.publish(request)
+    kv.free(request)
+    assert len(kv.find_prefix(make_request("b", [1, 2, 3, 4, 9]))) == 1
+    assert len(kv.find_prefix(make_request("b", [1, 2, 3, 5, 9]))) == 0
+
+
+def test_hash_block():
+    """It depends on the tokens, their order and the parent, and on nothing else."""
+    assert hash_block(b"p", (1, 2)) == hash_block(b"p", (1, 2))
+    others = [hash_block(b"q", (1, 2)), hash_block(b"p", (2, 1)), hash_block(b"p", (1, 2, 0))]
+    assert len({hash_block(b"p", (1, 2)), *others}) == 4
+    hash_block(b"", (2**31, 2**40))  # ids of any vocabulary
+
+
+def test_allocation_does_not_search():
+    """Taking and giving back a block costs the same in a pool of 100 and of 100,000."""
+    import time
+
+    def seconds(num_blocks):
+        kv, best = BlockManager(num_blocks, 1), 1.0
+        for _ in range(5):
+            requests = [make_request(str(i), [i] * 8) for i in range(10)]
+            start = time.perf_counter()
+            for request in requests:
+                kv.admit(request)
+            for request in requests:
+                kv.free(request)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(100_000) < 20 * seconds(100)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda kv: kv._free.append(kv._free[0]), "free twice"),
+        (lambda kv: kv._tables["a"].append(kv._tables["a"][0]), "'a' holds a block twice"),
+        (lambda kv: setattr(kv._blocks[kv._tables["a"][0]], "ref_count", 2), "counts 2 of 1 owners"),
+        (lambda kv: kv._free.append(kv._tables["a"][0]), "free and unowned blocks differ"),
+        (lambda kv: kv._free.pop(), "free and unowned blocks differ"),
+        (lambda kv: setattr(kv._blocks[kv._free[0]], "hash", b"x"), "uncached free block has a hash"),
+        (lambda kv: kv._cached.clear(), "hash map is stale"),
+        (lambda kv: setattr(kv, "num_cached_blocks", 0), "count of cached blocks is off"),
+    ],
+)
+def test_check_is_able_to_fail(damage, message):
+    """Each invariant, broken by hand, is named."""
+    kv, request = BlockManager(6, 4), make_request("a", 9)
+    kv.admit(request)
+    request.num_computed_tokens = 9
+    kv.publish(request)
+    kv.check()
+    damage(kv)
+    with pytest.raises(RuntimeError, match=message):
+        kv.check()
+
+
+def test_random_operations_against_a_naive_model():
+    """Hits are those that a dict of whole prefixes would give, as long as nothing was evicted."""
+    rng = random.Random(0)
+    for _ in range(30):
+        size = rng.choice([1, 2, 3])
+        kv, known = BlockManager(400, size), set()
+        live = []
+        for i in range(25):
+            request = make_request(str(i), [rng.randrange(2) for _ in range(rng.randint(1, 9))])
+            tokens = request.token_ids()
+            assert kv.admit(request)
+            found = 0
+            while (found + 1) * size < len(tokens) and tuple(tokens[: (found + 1) * size]) in known:
+                found += 1
+            assert request.num_cached_tokens == found * size
+            request.num_computed_tokens = rng.randint(request.num_cached_tokens, len(tokens))
+            kv.publish(request)
+            full = request.num_computed_tokens // size
+            known |= {tuple(tokens[: n * size]) for n in range(1, full + 1)}
+            live.append(request)
+            if rng.random() < 0.5:
+                kv.free(live.pop(rng.randrange(len(live))))
+            kv.check()

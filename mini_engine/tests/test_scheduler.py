@@ -1,0 +1,206 @@
+"""The scheduler's parts by themselves: clamp, next_chunk, the queue, victims, settings, life cycle.
+
+How they behave together is in test_conformance.py.
+"""
+
+import random
+
+import pytest
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.request import RequestStatus
+from mini_engine.scheduler import (
+    RequestQueue,
+    Scheduler,
+    clamp,
+    next_chunk,
+    pick_victim,
+    policy_key,
+    prefill_budget,
+    schedule_step,
+)
+from mini_engine.tests.helpers import SlotEngine, make_request
+
+
+@pytest.mark.parametrize(
+    ("num_new", "budget", "threshold", "expected"),
+    [
+        (10, 20, 0, 10),
+        (10, 4, 0, 4),
+        (10, 20, 3, 3),
+        (10, 2, 3, 2),
+        (3, 20, 3, 3),
+        (2, 20, 3, 2),
+        (10, 0, 0, 0),
+        (10, -2, 0, 0),
+        (0, 5, 2, 0),
+        (1, 1, 1, 1),
+    ],
+)
+def test_clamp(num_new, budget, threshold, expected):
+    """At most the threshold (0: none), at most the budget, never negative."""
+    assert clamp(num_new, budget, threshold) == expected
+
+
+def test_next_chunk():
+    """The tokens that come next, at their absolute positions; last if nothing is left after them."""
+    request = make_request("a", [10, 11, 12, 13])
+    request.output_token_ids = [14, 15]
+    request.num_computed_tokens = 3
+    assert next_chunk(request, 2) == ([13, 14], [3, 4], False)
+    assert next_chunk(request, 3) == ([13, 14, 15], [3, 4, 5], True)
+
+
+def test_prefill_budget():
+    """Every decode takes one token before prefills are thought of; prefills take none yet."""
+    decode, prefill = make_request("d", 3), make_request("p", 9)
+    decode.output_token_ids, decode.num_computed_tokens = [1], 3
+    assert prefill_budget([decode, prefill, decode], 10) == 8
+
+
+def stamped(*priorities):
+    requests = [make_request(f"q{i}", priority=p) for i, p in enumerate(priorities)]
+    for i, request in enumerate(requests):
+        request.arrival = i
+    return requests
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_queue_pops_in_policy_order(policy):
+    """Whatever the order of pushes and removals, peek, pop and iteration agree on the smallest key."""
+    rng = random.Random(4)
+    queue, kept = RequestQueue(policy), []
+    requests = stamped(*(rng.randrange(4) for _ in range(60)))
+    rng.shuffle(requests)
+    for request in requests:
+        queue.push(request)
+        kept.append(request)
+        if rng.random() < 0.3:
+            gone = kept.pop(rng.randrange(len(kept)))
+            queue.remove(gone)
+    kept.sort(key=lambda r: policy_key(r, policy))
+    assert list(queue) == kept and len(queue) == len(kept)
+    for request in kept:
+        assert queue.peek() is request
+        assert queue.pop() is request
+    assert not queue
+
+
+def test_a_missing_request_cannot_be_removed():
+    queue = RequestQueue()
+    with pytest.raises(ValueError):
+        queue.remove(make_request("a"))
+
+
+def test_pick_victim():
+    requests = stamped(0, 2, 1, 2, 0)
+    assert pick_victim(requests, "fcfs") is requests[4]
+    assert pick_victim(requests, "priority") is requests[3]
+    assert pick_victim(requests[::-1], "priority") is requests[3], "the order of running plays no part"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(policy="lifo"), "policy must be one of fcfs, priority, but is 'lifo'"),
+        (dict(max_num_seqs=0), "max_num_seqs must be at least 1, but is 0"),
+        (dict(max_num_seqs=9), "max_num_seqs 9 exceeds max_num_batched_tokens 8"),
+        (dict(long_prefill_token_threshold=-1), "long_prefill_token_threshold must be 0 .* but is -1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Scheduler(BlockManager(4, 4), **{"max_num_batched_tokens": 8, "max_num_seqs": 4, **settings})
+
+
+def test_a_duplicate_id_is_refused_while_it_is_in_use():
+    engine = SlotEngine().add(make_request("a", 4, 2))
+    for _ in range(2):  # waiting, then running
+        with pytest.raises(ValueError, match="'a' is in use"):
+            engine.add(make_request("a"))
+        engine.step()
+    while engine.scheduler.has_work:
+        engine.step()
+    engine.add(make_request("a"))
+    assert engine.requests["a"].arrival == 1, "what was refused has not used up a number"
+
+
+def test_a_short_running_request_means_that_room_was_not_made():
+    """schedule_step never skips a running request in silence."""
+    kv = BlockManager(1, 4)
+    request = make_request("a", 4)
+    assert kv.admit(request)
+    request.num_computed_tokens, request.output_token_ids = 4, [1]
+    with pytest.raises(RuntimeError, match="no KV room for running request 'a'"):
+        schedule_step(RequestQueue(), [request], kv, max_num_batched_tokens=8, max_num_seqs=2)
+
+
+def test_a_token_for_an_unfinished_chunk_is_refused():
+    """update takes no token for a request that still has tokens to compute."""
+    engine = SlotEngine(max_num_batched_tokens=8).add(make_request("a", 12))
+    scheduled = engine.scheduler.schedule()
+    with pytest.raises(ValueError, match="'a' got a token with 4 tokens still to compute"):
+        engine.scheduler.update(scheduled, {"a": 1})
+
+
+def test_an_urgent_newcomer_jumps_the_queue_but_evicts_nobody():
+    """Priority orders the queue; a running request goes only when decodes run short."""
+    engine = SlotEngine(policy="priority", max_num_seqs=1)
+    engine.add(make_request("low", 4, 3, priority=5))
+    engine.step()
+    engine.add(make_request("mid", 4, 1, priority=3), make_request("high", 4, 1, priority=0))
+    order = []
+    while engine.scheduler.has_work:
+        order += [i for i in engine.step() if i not in order]
+    assert order == ["low", "high", "mid"] and engine.preemptions == []
+
+
+def test_the_head_of_the_queue_blocks():
+    """A small request does not pass a large one that waits for memory."""
+    engine = SlotEngine(num_blocks=6, block_size=4)
+    engine.add(make_request("first", 12, 4), make_request("large", 16, 2), make_request("small", 1, 2))
+    engine.step()
+    assert list(engine.scheduler.waiting)[0].request_id == "large"
+    assert "small" not in {i for _ in range(2) for i in engine.step()}
+    engine.run()
+
+
+def test_room_that_frees_up_is_used_in_the_very_next_step():
+    engine = SlotEngine(num_blocks=4, block_size=4)
+    engine.add(make_request("a", 12, 2), make_request("b", 8, 1))
+    assert [list(engine.step()) for _ in range(3)] == [["a"], ["a"], ["b"]]
+
+
+def test_a_waiter_with_computed_tokens_schedules_what_is_left():
+    """The cached prefix is not paid for out of the budget."""
+    engine = SlotEngine(max_num_batched_tokens=8)
+    prompt = [1, 2, 3, 4] * 3
+    engine.add(make_request("a", prompt, 1)).run()
+    engine.add(make_request("b", [*prompt, 2], 1), make_request("c", [0] * 9, 1))
+    assert engine.step() == {"b": 1, "c": 7}
+
+
+def test_statuses_over_a_life():
+    engine = SlotEngine().add(make_request("a", 4, 2))
+    request = engine.requests["a"]
+    assert request.status is RequestStatus.WAITING
+    engine.step()
+    assert request.status is RequestStatus.RUNNING
+    engine.step()
+    assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "length")
+
+
+def test_learners_parts_are_called():
+    """Scheduler uses the schedule_step and the clamp that it is given."""
+    seen = []
+
+    def own_clamp(num_new, budget, threshold):
+        seen.append("clamp")
+        return clamp(num_new, budget, threshold)
+
+    def own_step(*args, **kwargs):
+        seen.append("step")
+        return schedule_step(*args, **kwargs)
+
+    SlotEngine(schedule_step=own_step, clamp=own_clamp).add(make_request("a", 4, 1)).step()
+    assert seen == ["step", "clamp"]
