@@ -5,14 +5,24 @@ Two counters drive everything: `num_tokens` (prompt plus output so far) and `num
 is no prefill mode and no decode mode.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral, Real
 
 
 class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -40,25 +50,46 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self):
-        # A frozen dataclass that accepts the spellings people type: a lone string, a list.
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        # A frozen dataclass that accepts the spellings people type: a lone string, a list, None.
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                value = (value,)
+            if value is None or isinstance(value, Iterable):
+                object.__setattr__(self, name, tuple(value or ()))
         rules = {
-            "temperature": (0 <= self.temperature < float("inf"), "0 (greedy) or more"),
-            "top_k": (self.top_k >= 0, "0 (off) or more"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (0 <= self.min_p <= 1, "between 0 and 1"),
+            "temperature": (
+                _is_number(self.temperature) and 0 <= self.temperature < float("inf"),
+                "0 (greedy) or more",
+            ),
+            "top_k": (_is_whole(self.top_k) and self.top_k >= 0, "a whole number, 0 (off) or more"),
+            "top_p": (_is_number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (_is_number(self.min_p) and 0 <= self.min_p <= 1, "between 0 and 1"),
             "repetition_penalty": (
-                0 < self.repetition_penalty < float("inf"),
+                _is_number(self.repetition_penalty) and 0 < self.repetition_penalty < float("inf"),
                 "above 0 (1 is off)",
             ),
             "max_tokens": (
-                self.max_tokens is None or self.max_tokens >= 1,
-                "at least 1, or None for no limit",
+                self.max_tokens is None or _is_whole(self.max_tokens) and self.max_tokens >= 1,
+                "a whole number, at least 1, or None for no limit",
             ),
-            "logprobs": (self.logprobs is None or self.logprobs >= 0, "0 or more, or None"),
-            "stop": (all(self.stop), "without empty strings"),
+            "logprobs": (
+                self.logprobs is None or _is_whole(self.logprobs) and self.logprobs >= 0,
+                "a whole number, 0 or more, or None",
+            ),
+            "seed": (
+                self.seed is None or _is_whole(self.seed) and 0 <= self.seed < 2**64,
+                "a whole number from 0 to 2**64 - 1, or None",
+            ),
+            "stop": (
+                isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
+                "a string or a list of strings, without empty ones",
+            ),
+            "stop_token_ids": (
+                isinstance(self.stop_token_ids, tuple) and all(map(_is_whole, self.stop_token_ids)),
+                "a list of token ids",
+            ),
+            "ignore_eos": (isinstance(self.ignore_eos, bool), "True or False"),
         }
         for name, (holds, rule) in rules.items():
             if not holds:
@@ -94,6 +125,10 @@ class Request:
     def __post_init__(self):
         if not self.prompt_token_ids:
             raise ValueError(f"request {self.request_id!r} has an empty prompt; give it a token")
+        if not _is_whole(self.priority):
+            raise ValueError(
+                f"request {self.request_id!r}: priority must be a whole number, but is {self.priority!r}"
+            )
         self.prompt_token_ids = list(self.prompt_token_ids)
         if self.max_tokens is None:
             self.max_tokens = self.sampling.max_tokens
