@@ -1,0 +1,159 @@
+"""lab-03, preemption: your file.
+
+Replace each NotImplementedError by code; the docstrings say what to do, README.md says why.
+Check with: LAB_IMPL=starter pytest labs/lab-03     Stuck? python -m labs hint lab-03
+"""
+
+from mini_engine.scheduler import clamp, schedule_step  # yours from lab-01 and lab-02 fit in their place
+
+POLICIES = ("fcfs", "priority")
+
+
+def policy_key(request, policy):
+    """What requests are ordered by: the one with the smaller key is served earlier.
+
+    fcfs looks at `arrival` alone. priority looks at `priority` first (0 is the most important) and
+    breaks ties by `arrival`. An arrival is a sequence number, so two requests never have equal keys.
+    """
+    raise NotImplementedError("lab-03: policy_key is not written yet")
+
+
+class RequestQueue:
+    """The waiting requests, the first in policy order at the front: a min-heap (see heapq).
+
+    Has the methods that lab-01's queue has; schedule_step uses peek, pop and the truth value.
+    """
+
+    def __init__(self, policy="fcfs"):
+        """Start empty. Raise a ValueError that names the policy if it is not one of POLICIES."""
+        raise NotImplementedError("lab-03: RequestQueue.__init__ is not written yet")
+
+    def push(self, request):
+        """Put a request into its place. What it is pushed with (arrival, priority) does not change."""
+        raise NotImplementedError("lab-03: RequestQueue.push is not written yet")
+
+    def peek(self):
+        """The request at the front, which stays there."""
+        raise NotImplementedError("lab-03: RequestQueue.peek is not written yet")
+
+    def pop(self):
+        """Take the request at the front."""
+        raise NotImplementedError("lab-03: RequestQueue.pop is not written yet")
+
+    def remove(self, request):
+        """Take this request out, wherever it is; the others keep their order."""
+        raise NotImplementedError("lab-03: RequestQueue.remove is not written yet")
+
+    def __len__(self):
+        """How many wait. It gives the queue its truth value, too."""
+        raise NotImplementedError("lab-03: RequestQueue.__len__ is not written yet")
+
+    def __iter__(self):
+        """All waiting requests in the order in which they would be popped; nothing is taken."""
+        raise NotImplementedError("lab-03: RequestQueue.__iter__ is not written yet")
+
+
+def pick_victim(running, policy):
+    """Whom to preempt: the last in policy order. So the newest, or the newest of the least important."""
+    raise NotImplementedError("lab-03: pick_victim is not written yet")
+
+
+class Scheduler:
+    """The queue, the running set, and what happens to them between two forward passes.
+
+    `running` is kept in admission order, which is the row order of a step. `kv` is any memory with
+    admit, allocate, num_new_blocks, publish, free, num_blocks, num_free_blocks and block_size.
+    """
+
+    def __init__(
+        self,
+        kv,
+        *,
+        policy="fcfs",
+        max_num_batched_tokens,
+        max_num_seqs,
+        long_prefill_token_threshold=0,
+        schedule_step=schedule_step,
+        clamp=clamp,
+    ):
+        """Given. Each running request needs a token every step: more seqs than budget is refused."""
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs must be between 1 and max_num_batched_tokens, but is {max_num_seqs} "
+                f"with a budget of {max_num_batched_tokens}"
+            )
+        self.kv = kv
+        self.policy = policy
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.schedule_step = schedule_step
+        self.clamp = clamp
+        self.waiting = RequestQueue(policy)
+        self.running = []
+        self.num_arrivals = 0
+
+    @property
+    def has_work(self):
+        """Given: whether anybody waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request):
+        """Queue a new request, or refuse it with a ValueError that names it.
+
+        1. Refuse an id that somebody who waits or runs has already.
+        2. Refuse who could not finish even alone: it needs room for prompt + max_tokens - 1 tokens
+           (the last token is sampled, but never computed), and the pool has num_blocks * block_size.
+           max_tokens None means as far as the pool goes: write that number into it.
+        3. Set request.arrival to the number of requests that came before (self.num_arrivals), count
+           this one, and push it to the queue.
+        """
+        raise NotImplementedError("lab-03: Scheduler.add is not written yet")
+
+    def schedule(self):
+        """Decide the next step: {request_id: number of tokens}, in row order.
+
+        1. Make room (make_room).
+        2. Call self.schedule_step(waiting, running, kv, max_num_batched_tokens=...,
+           max_num_seqs=..., long_prefill_token_threshold=..., clamp=...) and return what it says.
+           If room had to be made, hand it an empty queue, so that nobody is admitted in this step.
+        """
+        raise NotImplementedError("lab-03: Scheduler.schedule is not written yet")
+
+    def make_room(self):
+        """See to it that every running request can compute a token; True if anybody had to go for it.
+
+        kv.num_new_blocks(request, 1) says how many blocks a request would take for one token more
+        (none, while it computes what admission has claimed). As long as all running requests
+        together would take more than kv.num_free_blocks, preempt a victim; then count again.
+        """
+        raise NotImplementedError("lab-03: Scheduler.make_room is not written yet")
+
+    def preempt(self, request):
+        """Send a running request back to the queue, to be recomputed later.
+
+        It leaves running and gives its room back (kv.free). num_computed_tokens is 0 again,
+        num_preemptions counts up, the status is WAITING. Outputs and arrival stay as they are.
+        """
+        raise NotImplementedError("lab-03: Scheduler.preempt is not written yet")
+
+    def update(self, scheduled, sampled):
+        """Take back a computed step; return the list of the requests that have finished in it.
+
+        scheduled: what schedule() returned. sampled: {request_id: token} of those that reached
+        num_tokens. For each running request that was scheduled:
+
+        1. Advance num_computed_tokens by its number of tokens, then kv.publish(request).
+        2. If a token was sampled for it: should it still have new tokens, the chunk was a partial
+           one, and the token means nothing: raise a ValueError that names the request. Otherwise
+           append the token to output_token_ids and set finish_reason to request.check_stop().
+        3. If there is a finish_reason, it leaves running, gives its room back, and is FINISHED.
+        """
+        raise NotImplementedError("lab-03: Scheduler.update is not written yet")
+
+    def abort(self, request_id):
+        """Drop a request, wherever it is. False if nobody of that name waits or runs.
+
+        It leaves its list and gives its room back; finish_reason is "abort", the status FINISHED.
+        """
+        raise NotImplementedError("lab-03: Scheduler.abort is not written yet")

@@ -1,0 +1,626 @@
+"""What a scheduler that can preempt must do: the queue, the single steps, then whole runs."""
+
+from collections import Counter
+
+import pytest
+
+from labs.kit import FakeKV, assert_drained, load, make_request, make_running, one_step
+from mini_engine.request import RequestStatus
+from mini_engine.trace import decisions, describe, replay
+
+scenarios = load("lab-03", "scenarios")
+SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
+SETTINGS = ("policy", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+
+
+def waiter(name, arrival, priority=0, prompt=4, **more):
+    """A request as add would have queued it."""
+    request = make_request(name, prompt, priority=priority, **more)
+    request.arrival = arrival
+    return request
+
+
+def runner(scheduler, name, prompt, arrival, *, priority=0, outputs=1, computed=None):
+    """A request that runs already. With outputs it is a decode that needs a slot for its last one;
+    without, it is in the middle of its prompt, whose slots it holds."""
+    computed = prompt + outputs - 1 if outputs else computed
+    request = make_running(scheduler.kv, name, prompt, outputs=max(outputs - 1, 0), computed=computed)
+    request.output_token_ids = list(range(outputs))
+    request.arrival, request.priority = arrival, priority
+    scheduler.running.append(request)
+    return request
+
+
+def decide(scheduler):
+    """One call of schedule(), recorded."""
+    settings = {name: value for name, value in describe(scheduler).items() if name in SETTINGS}
+    return one_step(
+        lambda *_, **__: scheduler.schedule(), scheduler.waiting, scheduler.running, scheduler.kv, **settings
+    )
+
+
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+def text(trace, request_id):
+    return [record["new_tokens"][request_id] for record in trace.steps if request_id in record["new_tokens"]]
+
+
+def events(trace, kind):
+    """(step, id) of every event of this kind, in order."""
+    return [(r["step"], event["id"]) for r in trace.steps for event in r["events"] if event["type"] == kind]
+
+
+# ------------------------------------------------------------------------------ the order, the queue
+
+
+@pytest.mark.parametrize("policy, order", [("fcfs", "abcd"), ("priority", "bdac")])
+def test_key_is_the_order_of_the_policy(lab, policy, order):
+    """Sorted by key, fcfs goes by arrival alone, priority by priority first, 0 before 1."""
+    requests = [waiter("a", 0, 2), waiter("b", 1, 0), waiter("c", 2, 2), waiter("d", 3, 1)]
+    assert names(sorted(requests, key=lambda r: lab.policy_key(r, policy))) == list(order)
+
+
+def test_unknown_policy_is_refused(lab):
+    """A policy that does not exist is refused by name when the queue is made, not at the first push."""
+    with pytest.raises(ValueError, match="shortest"):
+        lab.RequestQueue("shortest")
+
+
+@pytest.mark.parametrize("policy, order", [("fcfs", "abcd"), ("priority", "bdac")])
+def test_queue_pops_in_policy_order(lab, policy, order):
+    """Pushed in any order, requests come out in policy order, equal priorities by arrival."""
+    queue = lab.RequestQueue(policy)
+    for request in (waiter("c", 2, 2), waiter("d", 3, 1), waiter("a", 0, 2), waiter("b", 1, 0)):
+        queue.push(request)
+    assert [queue.pop().request_id for _ in range(4)] == list(order)
+    assert not queue
+
+
+def test_peek_leaves_it_there(lab):
+    """peek shows the front and takes nothing: pop then gives the same request."""
+    queue = lab.RequestQueue("priority")
+    for request in (waiter("a", 0, 1), waiter("b", 1, 0)):
+        queue.push(request)
+    assert queue.peek() is queue.peek()
+    assert (len(queue), queue.pop().request_id, len(queue)) == (2, "b", 1)
+
+
+def test_remove_keeps_the_others_in_order(lab):
+    """Whoever is removed, the seven others still come out in order: the heap is one again."""
+    for gone in range(8):
+        queue, requests = lab.RequestQueue(), [waiter(f"r{i}", i) for i in range(8)]
+        for i in (0, 4, 1, 5, 6, 2, 3, 7):
+            queue.push(requests[i])
+        queue.remove(requests[gone])
+        assert [queue.pop().arrival for _ in range(7)] == [i for i in range(8) if i != gone]
+
+
+def test_looking_through_takes_nothing(lab):
+    """Iterating shows all in the order of their turns, and leaves them in the queue."""
+    queue = lab.RequestQueue()
+    for i in (5, 2, 4, 0, 3, 1):
+        queue.push(waiter(f"r{i}", i))
+    assert [request.arrival for request in queue] == [0, 1, 2, 3, 4, 5]
+    assert len(queue) == 6
+
+
+def test_a_long_queue_stays_quick(lab):
+    """2,000 pushes and pops look at some 20 others each, not at all of them: that is what heaps are for."""
+    looks = Counter()
+
+    class Number(int):
+        def __lt__(self, other):
+            looks["<"] += 1
+            return int(self) < int(other)
+
+    queue = lab.RequestQueue()
+    for i in range(2000):
+        queue.push(waiter(f"r{i}", Number(i * 7919 % 2000)))
+    assert [queue.pop().arrival for _ in range(2000)] == list(range(2000))
+    assert looks["<"] < 2000 * 100
+
+
+# ----------------------------------------------------------------------------------------------- add
+
+
+def test_arrivals_are_numbered(lab):
+    """add numbers requests in the order in which they come, under priority too."""
+    scheduler = scenarios.make(lab, FakeKV(64), policy="priority")
+    requests = [make_request(name, 4, priority=p) for name, p in (("a", 2), ("b", 0), ("c", 1))]
+    for request in requests:
+        scheduler.add(request)
+    a, b, c = (request.arrival for request in requests)
+    assert a < b < c
+    assert names(scheduler.waiting) == ["b", "c", "a"]
+
+
+def test_who_could_never_finish_is_refused(lab):
+    """A prompt of 12 with 12 tokens to come needs 23 slots: a pool of 22 refuses it by name, at the door."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    with pytest.raises(ValueError, match="greedy"):
+        scheduler.add(make_request("greedy", 12, max_tokens=12))
+    assert not scheduler.has_work
+
+
+def test_who_just_fits_is_taken(lab):
+    """12 and 11 need 22 slots, the last token none: a pool of 22 is enough, and the request finishes."""
+    trace = scenarios.run(lab, _alone(prompt=12, max_tokens=11, blocks=22))
+    assert_drained(trace)
+    assert len(text(trace, "r0")) == 11
+    assert trace.steps[-1]["num_free_blocks"] == 0
+
+
+def test_no_limit_means_the_pools_limit(lab):
+    """max_tokens None runs as far as the pool goes: 11 tokens after a prompt of 12 in 22 slots."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    request = make_request("endless", 12, max_tokens=None)
+    scheduler.add(request)
+    assert request.max_tokens == 11
+
+
+def test_one_id_one_request(lab):
+    """An id that waits or runs already is refused by name: two of one name could not be told apart."""
+    scheduler = scenarios.make(lab, FakeKV(64))
+    runner(scheduler, "runs", 4, arrival=0)
+    scheduler.add(make_request("waits", 4))
+    for name in ("runs", "waits"):
+        with pytest.raises(ValueError, match=name):
+            scheduler.add(make_request(name, 4))
+    assert names(scheduler.waiting) == ["waits"]
+
+
+# ---------------------------------------------------------------------------------------- the victim
+
+
+def test_victim_is_the_newest(lab):
+    """Under fcfs the latest arrival goes, whatever the priorities say: it has the least to lose."""
+    running = [waiter("a", 0, 2), waiter("b", 1, 0), waiter("c", 2, 1)]
+    assert lab.pick_victim(running, "fcfs").request_id == "c"
+
+
+def test_victim_is_the_least_important(lab):
+    """Under priority the largest number goes, wherever it stands in running."""
+    for order in ("abc", "bca", "cab"):
+        by_name = {"a": waiter("a", 0, 1), "b": waiter("b", 1, 2), "c": waiter("c", 2, 0)}
+        assert lab.pick_victim([by_name[name] for name in order], "priority").request_id == "b"
+
+
+def test_victim_among_equals_is_the_latest(lab):
+    """Among the least important the latest arrival goes, not the one who has worked longest."""
+    running = [waiter("a", 3, 1), waiter("b", 7, 2), waiter("c", 5, 2), waiter("d", 8, 0)]
+    assert lab.pick_victim(running, "priority").request_id == "b"
+
+
+# ------------------------------------------------------------------------------------------- preempt
+
+
+def test_preempted_gives_back_room_and_progress(lab):
+    """The victim leaves running, its slots are free, nothing of it counts as computed, and it WAITs."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    runner(scheduler, "stays", 5, 0)
+    goes = runner(scheduler, "goes", 9, 1, outputs=3)
+    scheduler.preempt(goes)
+    assert (names(scheduler.running), names(scheduler.waiting)) == (["stays"], ["goes"])
+    assert scheduler.kv.num_free_blocks == 22 - 5
+    assert (goes.num_computed_tokens, goes.num_preemptions) == (0, 1)
+    assert goes.status is RequestStatus.WAITING
+
+
+def test_preempted_keeps_outputs_and_arrival(lab):
+    """What it has said it has said: prompt, outputs and arrival are those of before."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    request = runner(scheduler, "goes", 9, arrival=5, outputs=3)
+    prompt, outputs = list(request.prompt_token_ids), list(request.output_token_ids)
+    scheduler.preempt(request)
+    assert (request.prompt_token_ids, request.output_token_ids) == (prompt, outputs)
+    assert (request.arrival, request.num_new_tokens) == (5, 12)
+
+
+@pytest.mark.parametrize(
+    "policy, order", [("fcfs", "older goes later vip"), ("priority", "vip older goes later")]
+)
+def test_preempted_waits_where_its_arrival_puts_it(lab, policy, order):
+    """Neither front nor back: behind who is ahead of it by policy, ahead of all that came later."""
+    scheduler = scenarios.make(lab, FakeKV(22), policy=policy)
+    goes = runner(scheduler, "goes", 4, arrival=3, priority=1)
+    for request in (waiter("later", 7, 1), waiter("older", 2, 1), waiter("vip", 8, 0)):
+        scheduler.waiting.push(request)
+    scheduler.preempt(goes)
+    assert names(scheduler.waiting) == order.split()
+
+
+# ----------------------------------------------------------------------------- make room, then schedule
+
+
+def test_nobody_goes_while_there_is_room(lab):
+    """Two decodes and exactly two free slots: both compute, nobody is preempted."""
+    scheduler = scenarios.make(lab, FakeKV(10))
+    runner(scheduler, "a", 4, 0), runner(scheduler, "b", 4, 1)
+    assert decide(scheduler) == {"a": 1, "b": 1}
+    assert (len(scheduler.waiting), scheduler.kv.num_free_blocks) == (0, 0)
+
+
+def test_room_is_counted_for_all_together(lab):
+    """One slot is free, and two decodes could each take it: that is not room for both, so b goes."""
+    scheduler = scenarios.make(lab, FakeKV(9))
+    runner(scheduler, "a", 4, 0), runner(scheduler, "b", 4, 1)
+    assert decide(scheduler) == {"a": 1}
+    assert names(scheduler.waiting) == ["b"]
+
+
+def test_only_as_many_go_as_must(lab):
+    """Four decodes, no free slot: the newest gives back 4, which is room for the other three."""
+    scheduler = scenarios.make(lab, FakeKV(16))
+    for arrival, name in enumerate("abcd"):
+        runner(scheduler, name, 4, arrival)
+    assert decide(scheduler) == {"a": 1, "b": 1, "c": 1}
+    assert names(scheduler.waiting) == ["d"]
+
+
+def test_one_may_not_be_enough(lab):
+    """Four decodes with one slot each, no free slot: one victim makes room for one only, so two go."""
+    scheduler = scenarios.make(lab, FakeKV(4))
+    for arrival, name in enumerate("abcd"):
+        runner(scheduler, name, 1, arrival)
+    assert decide(scheduler) == {"a": 1, "b": 1}
+    assert names(scheduler.waiting) == ["c", "d"]
+
+
+def test_who_prefills_needs_no_more_room(lab):
+    """A prompt's slots were claimed at admission: it goes on in a full pool, and nobody has to go."""
+    scheduler = scenarios.make(lab, FakeKV(13))
+    runner(scheduler, "long", 8, 0, outputs=0, computed=3)
+    runner(scheduler, "decode", 4, 1)
+    assert decide(scheduler) == {"long": 5, "decode": 1}
+    assert (len(scheduler.waiting), scheduler.kv.num_free_blocks) == (0, 0)
+
+
+def test_not_the_one_who_is_short_but_the_last(lab):
+    """a finds no room, and b behind it has just enough: still b, the last in order, goes, and a computes."""
+    scheduler = scenarios.make(lab, FakeKV(12))
+    runner(scheduler, "a", 4, 0)
+    runner(scheduler, "b", 8, 1, outputs=0, computed=2)
+    assert decide(scheduler) == {"a": 1}
+    assert names(scheduler.waiting) == ["b"]
+
+
+def test_victim_computes_nothing(lab):
+    """The least important stands first in running: it is preempted before it computes, and is in no row."""
+    scheduler = scenarios.make(lab, FakeKV(9), policy="priority")
+    runner(scheduler, "batch", 4, 0, priority=2)
+    runner(scheduler, "chat", 5, 1, priority=0)
+    assert decide(scheduler) == {"chat": 1}
+    assert (names(scheduler.running), names(scheduler.waiting)) == (["chat"], ["batch"])
+
+
+def test_victim_leaves_its_budget_to_the_others(lab):
+    """Of a budget of 8 the victim's chunk of 4 is not spent: the prompt at the end gets 4 tokens, not 3."""
+    scheduler = scenarios.make(
+        lab, FakeKV(36), policy="priority", max_num_batched_tokens=8, long_prefill_token_threshold=4
+    )
+    runner(scheduler, "victim", 12, 0, priority=2, outputs=0, computed=4)
+    runner(scheduler, "decode", 4, 1, priority=0)
+    runner(scheduler, "prompt", 20, 2, priority=0, outputs=0, computed=3)
+    assert decide(scheduler) == {"decode": 1, "prompt": 4}
+
+
+def test_rows_stay_in_admission_order(lab):
+    """Who stays keeps the order: preempting under priority does not sort the rows."""
+    scheduler = scenarios.make(lab, FakeKV(16), policy="priority")
+    for arrival, (name, priority) in enumerate({"a": 1, "b": 2, "c": 0, "d": 1}.items()):
+        runner(scheduler, name, 4, arrival, priority=priority)
+    assert list(decide(scheduler).items()) == [("a", 1), ("c", 1), ("d", 1)]
+
+
+def test_nobody_comes_in_while_room_is_made(lab):
+    """The step that preempts admits nobody, however small and important; the next one does."""
+    scheduler = scenarios.make(lab, FakeKV(17), policy="priority")
+    a = runner(scheduler, "a", 8, 0, priority=1)
+    runner(scheduler, "b", 9, 1, priority=1)
+    scheduler.waiting.push(waiter("small", 2, 0, prompt=2))
+    assert decide(scheduler) == {"a": 1}
+    assert (names(scheduler.running), names(scheduler.waiting)) == (["a"], ["small", "b"])
+    a.num_computed_tokens += 1  # what update would do
+    a.output_token_ids.append(9)
+    assert decide(scheduler) == {"a": 1, "small": 2}
+
+
+def test_the_parts_it_is_given(lab):
+    """The scheduler decides with the schedule_step and the clamp it was handed: labs 01 and 02 live on."""
+
+    def one_newcomer(waiting, running, kv, *, max_num_seqs, **settings):
+        from mini_engine.scheduler import schedule_step
+
+        return schedule_step(
+            waiting, running, kv, max_num_seqs=min(max_num_seqs, len(running) + 1), **settings
+        )
+
+    def three_at_most(num_new, budget, threshold):
+        return min(num_new, budget, 3)
+
+    scheduler = scenarios.make(lab, FakeKV(64), schedule_step=one_newcomer, clamp=three_at_most)
+    for arrival, name in enumerate("ab"):
+        scheduler.waiting.push(waiter(name, arrival, prompt=9))
+    assert [decide(scheduler) for _ in range(2)] == [{"a": 3}, {"a": 3, "b": 3}]
+
+
+# -------------------------------------------------------------------------------------------- update
+
+
+def test_a_chunk_advances_without_a_token(lab):
+    """A chunk of 5 out of 12 advances the count by 5; no token comes of it, and the request runs on."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    half, idle = (runner(scheduler, name, 12, i, outputs=0, computed=2) for i, name in enumerate("hi"))
+    assert scheduler.update({"h": 5}, {}) == []
+    assert (half.num_computed_tokens, half.output_token_ids) == (7, [])
+    assert (idle.num_computed_tokens, names(scheduler.running)) == (2, ["h", "i"])
+
+
+def test_a_token_is_appended(lab):
+    """The chunk that ends the prompt gives the first token, which is known now, but not computed."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    request = runner(scheduler, "r0", 12, 0, outputs=0, computed=7)
+    scheduler.update({"r0": 5}, {"r0": 42})
+    assert request.output_token_ids == [42]
+    assert (request.num_tokens, request.num_computed_tokens, request.is_decode) == (13, 12, True)
+
+
+def test_a_token_from_a_partial_chunk_is_refused(lab):
+    """A token sampled in mid-prompt says nothing about the prompt's end: an error names the request."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    request = runner(scheduler, "hasty", 12, 0, outputs=0, computed=2)
+    with pytest.raises(ValueError, match="hasty"):
+        scheduler.update({"hasty": 5}, {"hasty": 42})
+    assert request.output_token_ids == []
+
+
+def test_published_when_it_is_computed(lab):
+    """kv.publish is called once for each row, after the count: lab-06 finds blocks by that count."""
+    seen = []
+
+    class Watching(FakeKV):
+        def publish(self, request):
+            seen.append((request.request_id, request.num_computed_tokens))
+
+    scheduler = scenarios.make(lab, Watching(32))
+    runner(scheduler, "a", 6, 0), runner(scheduler, "b", 12, 1, outputs=0, computed=2)
+    runner(scheduler, "idle", 3, 2, outputs=0, computed=1)
+    scheduler.update({"a": 1, "b": 5}, {"a": 42})
+    assert seen == [("a", 7), ("b", 7)]
+
+
+def test_all_who_finish_leave_at_once(lab):
+    """Three neighbours finish in one step: all leave, all slots are free, the one behind them runs on."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    requests = [runner(scheduler, name, 4, i) for i, name in enumerate("abcd")]
+    for request in requests[:3]:
+        request.max_tokens = 2
+    done = scheduler.update(dict.fromkeys("abcd", 1), dict.fromkeys("abcd", 42))
+    assert (names(done), names(scheduler.running)) == (["a", "b", "c"], ["d"])
+    assert {r.status for r in done} == {RequestStatus.FINISHED}
+    assert [r.finish_reason for r in requests] == ["length", "length", "length", None]
+    assert scheduler.kv.num_free_blocks == 32 - 4
+
+
+def test_one_token_means_one(lab):
+    """max_tokens=1 gives one token, out of the very step that ends the prompt: there is no decode."""
+    trace = scenarios.run(lab, _alone(prompt=6, max_tokens=1, blocks=6))
+    assert_drained(trace)
+    assert (len(trace.steps), len(text(trace, "r0"))) == (1, 1)
+
+
+def test_a_stop_token_ends_it(lab):
+    """A stop token ends the request early: it is the last of the text, and the reason says stop."""
+    usual = text(scenarios.run(lab, _alone(prompt=6, max_tokens=8, blocks=32)), "r0")
+    trace = scenarios.run(lab, _alone(prompt=6, max_tokens=8, blocks=32, stop_token_ids=[usual[3]]))
+    assert_drained(trace)
+    assert text(trace, "r0") == usual[:4]
+    assert trace.steps[-1]["events"] == [{"type": "FINISHED", "id": "r0", "reason": "stop"}]
+
+
+# --------------------------------------------------------------------------------------------- abort
+
+
+@pytest.mark.parametrize("when", ["waiting", "in mid-prompt", "decoding", "preempted"])
+def test_abort_frees_everything(lab, when):
+    """Whoever leaves, in whatever state, leaves no slot, no place and no ghost in the queue behind."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    scheduler.add(make_request("other", 4))
+    if when == "waiting":
+        scheduler.add(request := make_request("goes", 6))
+    else:
+        request = runner(scheduler, "goes", 6, 5, outputs=0 if when == "in mid-prompt" else 2, computed=3)
+    if when == "preempted":
+        scheduler.preempt(request)
+    assert scheduler.abort("goes") is True
+    assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "abort")
+    assert (scheduler.running, names(scheduler.waiting)) == ([], ["other"])
+    assert scheduler.kv.num_free_blocks == 32
+
+
+def test_abort_of_nobody_says_so(lab):
+    """An id that neither waits nor runs (any more) answers False, and nobody else is touched."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    scheduler.add(make_request("other", 4))
+    assert scheduler.abort("nobody") is False
+    assert scheduler.abort("other") is True
+    assert scheduler.abort("other") is False
+
+
+# --------------------------------------------------------------------------------- whole runs: policies
+
+
+def test_fcfs_in_order_of_arrival(lab):
+    """Three equals under fcfs: admitted in the order in which they came, and finished in it."""
+    trace = scenarios.run(lab, SCENARIOS["three equals"])
+    assert_drained(trace)
+    for kind in ("SCHEDULED", "FINISHED"):
+        assert [name for _, name in events(trace, kind)] == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize("policy, first", [("fcfs", "essay"), ("priority", "chat")])
+def test_policies_swap_the_admission(lab, policy, first):
+    """An essay of 30 tokens (priority 2) and a chat of 6 (priority 0): fcfs and priority swap who is first."""
+    trace = scenarios.run(lab, SCENARIOS[f"essay and chat, {policy}"])
+    assert_drained(trace)
+    assert events(trace, "SCHEDULED")[0] == (0, first)
+    assert events(trace, "FINISHED")[0][1] == first
+
+
+def test_equal_priorities_are_fcfs(lab):
+    """Where all are equally important, priority decides what fcfs decides, preemptions included."""
+    for scenario in scenarios.draw(seed=1, count=15):
+        requests = [request | {"priority": 1} for request in scenario["requests"]]
+        runs = [
+            scenarios.run(
+                lab, scenario | {"requests": requests, "config": scenario["config"] | {"policy": policy}}
+            )
+            for policy in ("fcfs", "priority")
+        ]
+        assert [decisions(record) for record in runs[0].steps] == [decisions(r) for r in runs[1].steps]
+
+
+def test_a_latecomer_who_matters(lab):
+    """It overtakes the queue and gets the next place; those who run lose neither place nor a step."""
+    trace = scenarios.run(lab, SCENARIOS["a latecomer who matters"])
+    assert_drained(trace)
+    assert [name for _, name in events(trace, "SCHEDULED")] == ["a", "b", "vip", "c"]
+    assert events(trace, "PREEMPTED") == []
+    for name, count in (("a", 8), ("b", 12)):
+        assert [r["step"] for r in trace.steps if name in r["new_tokens"]] == list(range(count))
+
+
+# ------------------------------------------------------------------------------ whole runs: preemption
+
+TIGHT = ["two in a tight pool", "the second a step later"]
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_tight_memory_preempts_the_less_important(lab, name):
+    """10 + 10 tokens in 22 slots: the one of priority 2 has to go once, and both finish."""
+    trace = scenarios.run(lab, SCENARIOS[name])
+    assert_drained(trace)
+    assert [victim for _, victim in events(trace, "PREEMPTED")] == ["r0"]
+    assert [len(text(trace, name)) for name in ("r0", "r1")] == [10, 5]
+    assert [name for _, name in events(trace, "FINISHED")] == ["r1", "r0"]
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_kv_length_after_reentry(lab, name):
+    """Back again, r0 holds prompt plus outputs minus 1 at its end: 10 + 10 - 1 = 19, not 18, not 20."""
+    trace = scenarios.run(lab, SCENARIOS[name])
+    assert_drained(trace)
+    assert "r0" in trace.steps[-1]["new_tokens"]
+    assert 22 - trace.steps[-1]["num_free_blocks"] == 10 + 10 - 1
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_text_is_that_of_a_run_alone(lab, name):
+    """Preempted or not, everybody's text is that of a run alone: each token once, none taken back."""
+    scenario = SCENARIOS[name]
+    trace = scenarios.run(lab, scenario)
+    assert_drained(trace)
+    aborted = {abort["id"] for abort in scenario.get("aborts", ())}
+    for request in scenario["requests"]:
+        if request["id"] not in aborted:
+            alone = scenario | {"requests": [request | {"at": 0}], "aborts": []}
+            assert text(trace, request["id"]) == text(scenarios.run(lab, alone), request["id"])
+            assert len(text(trace, request["id"])) == request["max_tokens"]
+
+
+def test_the_newest_recomputes_prompt_and_outputs(lab):
+    """Under fcfs r1 goes, though r0 has the larger priority number, and comes back with 11 to compute."""
+    trace = scenarios.run(lab, SCENARIOS["two in a tight pool, fcfs"])
+    assert_drained(trace)
+    assert [victim for _, victim in events(trace, "PREEMPTED")] == ["r1"]
+    back = events(trace, "SCHEDULED")[-1][0]
+    assert trace.steps[back]["scheduled"] == {"r1": 10 + 1}
+
+
+def test_arrival_is_never_restamped(lab):
+    """A victim who came early is back before one who came later and waited all the while."""
+    scenario = SCENARIOS["thrashing"]
+    trace = scenarios.run(lab, scenario)
+    assert_drained(trace)
+    assert [name for _, name in events(trace, "FINISHED")] == ["r0", "r1", "r2", "r3", "r4"]
+
+
+# ------------------------------------------------------------------------------ whole runs, at random
+
+
+def drawn(lab, seed, count=30):
+    for scenario in scenarios.draw(seed, count):
+        trace = scenarios.run(lab, scenario)
+        assert_drained(trace)
+        yield scenario, trace
+
+
+def test_limits_hold_in_every_step(lab):
+    """On random workloads no step exceeds budget, slots or memory, and in the end all slots are free."""
+    for scenario, trace in drawn(lab, seed=2):
+        config = scenario["config"]
+        for record, views in replay(trace):
+            held = sum(len(view.blocks) for view in views.values())
+            assert held + record["num_free_blocks"] == config["num_blocks"]
+            assert record["num_batched_tokens"] <= config["max_num_batched_tokens"]
+            assert record["num_running"] <= config["max_num_seqs"]
+        assert trace.end["num_free_blocks"] == config["num_blocks"]
+
+
+def test_every_runner_computes_in_every_step(lab):
+    """On random workloads everybody in running is in every schedule: who stays is never stalled."""
+    for _, trace in drawn(lab, seed=3):
+        for record in trace.steps:
+            assert len(record["scheduled"]) == record["num_running"]
+
+
+def test_nobody_waits_without_a_reason(lab):
+    """On random workloads the front waits for budget, a slot, memory, or because room was made."""
+    for _, trace in drawn(lab, seed=4):
+        for record in trace.steps:
+            assert record["blocked"]["reason"] in ("budget", "slots", "memory", "preempted", "empty")
+
+
+def test_victims_had_to_go(lab):
+    """On random workloads victims are the last in policy order, and no more of them than needed."""
+    preemptions = 0
+    for scenario, trace in drawn(lab, seed=5):
+        by_priority = scenario["config"]["policy"] == "priority"
+        for record, views in replay(trace):
+            key = {name: (v.priority if by_priority else 0, v.arrival) for name, v in views.items()}
+            victims = sorted((n for n, v in views.items() if v.state == "preempted"), key=key.get)
+            if victims:
+                preemptions += len(victims)
+                assert max(key[name] for name in record["scheduled"]) < key[victims[0]]
+                spared = views[victims[0]]  # it holds, or needs now, a slot for each of its tokens
+                tokens = spared.num_prompt_tokens + spared.num_output_tokens
+                assert tokens > record["num_free_blocks"], f"{victims[0]} could have stayed"
+    assert preemptions > 10
+
+
+def test_thrashing_ends(lab):
+    """Each admission of a victim yields a token, or ends for an earlier one's sake: so all of it ends."""
+    runs = [SCENARIOS["thrashing"], *scenarios.draw(seed=6, count=30)]
+    for scenario in runs:
+        trace = scenarios.run(lab, scenario)
+        assert_drained(trace)
+        by_priority = scenario["config"]["policy"] == "priority"
+        without_token = set()  # admitted, and no token since
+        for record, views in replay(trace):
+            key = {name: (v.priority if by_priority else 0, v.arrival) for name, v in views.items()}
+            for event in record["events"]:
+                if event["type"] == "PREEMPTED" and event["id"] in without_token:
+                    assert min(key[name] for name in record["scheduled"]) < key[event["id"]]
+                elif event["type"] == "SCHEDULED":
+                    without_token.add(event["id"])
+            without_token -= record["new_tokens"].keys()
+        outputs = sum(request["max_tokens"] for request in scenario["requests"])
+        assert len(events(trace, "PREEMPTED")) <= outputs + len(scenario["requests"])
+
+
+def _alone(*, prompt, max_tokens, blocks, **more):
+    config = SCENARIOS["two in a tight pool"]["config"] | {"num_blocks": blocks}
+    request = {"id": "r0", "prompt": prompt, "max_tokens": max_tokens, "at": 0} | more
+    return {"name": "alone", "config": config, "requests": [request]}
