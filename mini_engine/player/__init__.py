@@ -37,7 +37,9 @@ def player_html(trace: Trace, other: Trace | None = None, *, names: tuple[str, .
     names = names or ("trace", "reference")
     for name, one in zip(names, traces, strict=False):
         if not one.steps:
-            raise ValueError(f"the trace {name!r} has no steps, so there is nothing to play; record a run first")
+            raise ValueError(
+                f"the trace {name!r} has no steps, so there is nothing to play; record a run first"
+            )
     assets = files(__package__)
     parts = {
         "STYLE": (assets / "player.css").read_text("utf-8"),

@@ -31,19 +31,14 @@ function palette() {
 }
 
 function hatch(ctx, x, y, width, height, colour, gap = 5) {
-  ctx.save();
-  ctx.beginPath();
-  ctx.rect(x, y, width, height);
-  ctx.clip();
   ctx.strokeStyle = colour;
   ctx.lineWidth = 1.2;
   ctx.beginPath();
-  for (let at = x - height; at < x + width; at += gap) {
-    ctx.moveTo(at, y + height);
-    ctx.lineTo(at + height, y);
+  for (let at = gap; at < width + height; at += gap) {
+    ctx.moveTo(x + Math.min(at, width), y + at - Math.min(at, width));
+    ctx.lineTo(x + at - Math.min(at, height), y + Math.min(at, height));
   }
   ctx.stroke();
-  ctx.restore();
 }
 
 /** A row a request, a column a step, and below them tokens and blocks. Returns { left, column }. */
@@ -108,14 +103,13 @@ function drawState(ctx, state, x, y, width, height, colours) {
   const share = state === "waiting" ? 0.14 : 0.72; // waiting is a thin line, told from work without colour
   const top = y + (height * (1 - share)) / 2;
   ctx.fillStyle = colours[state];
-  ctx.fillRect(x, top, width, height * share);
+  ctx.fillRect(x, top, width, state === "waiting" ? height * share : Math.max(height * share, 1));
   if (state === "preempted" && height > 6) hatch(ctx, x, top, width, height * share, "#3a1500", 4);
 }
 
 /** The block pool as a grid. Returns where the cells are, { columns, side, owners }, for clicks. */
-function drawPool(canvas, fold, record, views, tint, followed, colours) {
+function drawPool(canvas, width, fold, record, views, tint, followed, colours) {
   const total = fold.config.num_blocks;
-  const width = canvas.clientWidth;
   const { columns, side } = poolGrid(width, total);
   const ctx = prepare(canvas, width, Math.ceil(total / columns) * side + 1);
   const owners = Array.from({ length: total }, () => []);
@@ -127,7 +121,7 @@ function drawPool(canvas, fold, record, views, tint, followed, colours) {
     const x = (block % columns) * side + inset, y = Math.floor(block / columns) * side + inset;
     const ids = owners[block];
     if (ids.length) drawOwned(ctx, x, y, size, ids, tint, taken.has(block));
-    else if (fold.cached[block]) hatch(ctx, x, y, size, size, colours.muted, size > 14 ? 5 : 2.5);
+    else if (fold.cached[block]) hatch(ctx, x, y, size, size, colours.muted, size > 14 ? 5 : size / 1.9);
     if (ids.length && side >= 40) {
       ctx.font = "9px ui-monospace, monospace";
       ctx.fillStyle = "rgba(0,0,0,.6)";
@@ -172,9 +166,9 @@ function drawOwned(ctx, x, y, size, ids, tint, isNew) {
   }
 }
 
-/** Cells as large as fit about 180 pixels in height, between 5 and 46 pixels; even rows if possible. */
+/** Cells as large as fit about 180 pixels in height, between 5 and 60 pixels; even rows if possible. */
 function poolGrid(width, total) {
-  const side = Math.max(5, Math.min(46, Math.sqrt((width * 180) / total)));
+  const side = Math.max(5, Math.min(60, Math.sqrt((width * 180) / total)));
   let columns = Math.max(1, Math.min(total, Math.floor(width / side)));
   for (let fewer = columns; fewer > columns * 0.5; fewer--) {
     if (total % fewer === 0) {
@@ -182,5 +176,5 @@ function poolGrid(width, total) {
       break;
     }
   }
-  return { columns, side: Math.min(46, width / columns) };
+  return { columns, side: Math.min(60, width / columns) };
 }

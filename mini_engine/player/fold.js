@@ -20,7 +20,9 @@ class Fold {
       this.forward();
       if (index % KEYFRAME === 0) this.keyframes.push(this.copy());
       this.numDecodes.push(this.steps[index].scheduled.filter(([id]) => this.views.get(id).state === "decode").length);
-      for (const view of this.views.values()) this.remember(view, index);
+      for (const { life, state } of this.views.values()) {
+        if (life.at(-1)?.state !== state) life.push({ step: index, state });
+      }
     }
   }
 
@@ -43,12 +45,6 @@ class Fold {
     return { views, cached: this.cached.slice() };
   }
 
-  remember(view, step) {
-    let life = this.lives.get(view.request_id);
-    if (!life) this.lives.set(view.request_id, (life = []));
-    if (!life.length || life[life.length - 1].state !== view.state) life.push({ step, state: view.state });
-  }
-
   forward() {
     if (this.index >= 0) this.settle(this.steps[this.index]);
     this.index++;
@@ -65,8 +61,10 @@ class Fold {
     const finished = [];
     for (const event of record.events) {
       const view = this.views.get(event.id);
-      if (event.type === "QUEUED") this.views.set(event.id, newView(event));
-      else if (event.type === "PREEMPTED") {
+      if (event.type === "QUEUED") {
+        if (!this.lives.has(event.id)) this.lives.set(event.id, []);
+        this.views.set(event.id, newView(event, this.lives.get(event.id)));
+      } else if (event.type === "PREEMPTED") {
         view.num_lost_blocks = view.blocks.length;
         Object.assign(view, { state: "preempted", blocks: [], num_computed_tokens: 0, running: false });
         view.num_preemptions++;
@@ -108,14 +106,14 @@ class Fold {
   }
 }
 
-function newView(event) {
+function newView(event, life) {
   const { id, num_prompt_tokens, max_tokens, priority, arrival } = event;
   return {
     request_id: id, num_prompt_tokens, max_tokens, priority, arrival,
     state: "waiting", num_scheduled: 0, num_computed_tokens: 0, num_output_tokens: 0,
     num_preemptions: 0, num_cached_tokens: 0, blocks: [], finish_reason: null,
     // Only the player's own:
-    running: false, admitted: false, row: -1, num_lost_blocks: 0,
+    life, running: false, admitted: false, row: -1, num_lost_blocks: 0,
   };
 }
 

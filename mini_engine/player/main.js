@@ -64,7 +64,8 @@ const player = {
     if (this.panes.length > 1) showDifference();
   },
 
-  tint: (id) => OWNERS[ids.indexOf(id) % OWNERS.length],
+  tints: new Map(),
+  tint: (id) => player.tints.get(id),
 };
 
 const $ = (id) => document.getElementById(id);
@@ -81,6 +82,7 @@ function start() {
   player.panes = traces.map((trace, number) => new Pane(trace, number, player));
   ids.push(...new Set(player.panes.flatMap((pane) => [...pane.fold.lives.keys()])));
   $("panes").append(...player.panes.map((pane) => pane.root));
+  ids.forEach((id, i) => player.tints.set(id, OWNERS[i % OWNERS.length]));
   document.title = `${traces.map((trace) => trace.name).join(" and ")} - trace player`;
   $("slider").max = player.numSteps - 1;
   $("follow").append(...ids.map((id) => el("option", { value: id }, id)));

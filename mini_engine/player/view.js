@@ -41,6 +41,7 @@ class Pane {
       if (row) player.follow(row.dataset.id);
     });
     this.find(".pool canvas").addEventListener("click", (event) => this.clickPool(event));
+    this.find(".log").addEventListener("scroll", (event) => (this.scrolled = event.target.scrollTop > 0));
     const chart = this.find(".chart");
     const seek = (event) => event.buttons & 1 && player.go(this.stepAt(event));
     chart.addEventListener("pointerdown", seek);
@@ -54,6 +55,9 @@ class Pane {
   /** Redraw what does not depend on the step: after a change of size or theme. */
   drawRun() {
     this.colours = palette();
+    // Measured here only: to ask for a size between two changes makes the browser lay out twice.
+    this.poolWidth = this.find(".pool").clientWidth;
+    for (const rows of [this.waiting, this.running]) rows.height = rows.box.clientHeight;
     const canvas = this.find(".overview canvas");
     this.scale = drawOverview(canvas, this.fold, this.player.numSteps, this.player.departing, this.player.followed, this.colours);
     const { lives, steps } = this.fold;
@@ -111,12 +115,12 @@ class Pane {
     log.setAttribute("aria-label", `Event log of ${this.fold.trace.name}`);
     log.replaceChildren(...told.map(({ kind, ids, text }) =>
       el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind]), el("span", {}, text))));
-    log.scrollTop = 0;
+    if (this.scrolled) log.scrollTop = 0;
   }
 
   drawPool(record, views, followed) {
     const canvas = this.find(".pool canvas");
-    this.pool = drawPool(canvas, this.fold, record, views, this.player.tint, followed, this.colours);
+    this.pool = drawPool(canvas, this.poolWidth, this.fold, record, views, this.player.tint, followed, this.colours);
     const { num_blocks: total, block_size: size } = this.fold.config;
     const cached = this.fold.config.prefix_caching ? `, ${record.num_cached_blocks} with content that can be found` : "";
     this.find(".pool-card .count").textContent = `${total} of ${count(size, "token")} each${cached}`;
@@ -192,9 +196,12 @@ class Pane {
 /** A list of which only the rows in sight are in the document. */
 class Rows {
   constructor(box, name, makeRow) {
-    Object.assign(this, { box, list: box.firstElementChild, makeRow, views: [] });
+    Object.assign(this, { box, list: box.firstElementChild, makeRow, views: [], top: 0, height: 0 });
     this.list.setAttribute("aria-label", name);
-    box.addEventListener("scroll", () => this.render());
+    box.addEventListener("scroll", () => {
+      this.top = box.scrollTop;
+      this.render();
+    });
   }
 
   show(views) {
@@ -205,8 +212,8 @@ class Rows {
 
   render() {
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.id : null;
-    const first = Math.max(0, Math.floor(this.box.scrollTop / ROW) - 1);
-    const last = Math.min(this.views.length, first + Math.ceil(this.box.clientHeight / ROW) + 3);
+    const first = Math.max(0, Math.floor(this.top / ROW) - 1);
+    const last = Math.min(this.views.length, first + Math.ceil(this.height / ROW) + 3);
     const rows = [];
     for (let i = first; i < last; i++) {
       const place = { style: `top:${i * ROW}px`, "aria-setsize": this.views.length, "aria-posinset": i + 1 };

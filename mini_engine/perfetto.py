@@ -1,0 +1,165 @@
+"""A trace as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing.
+
+One track a request (queued, prefill chunks, decode, preempted), one of the steps, and counters;
+an arrow leads from each preemption to the resumption. Google, Trace Event Format (2016).
+"""
+
+from dataclasses import dataclass
+
+from mini_engine.trace import Trace, replay
+
+# Chrome traces count microseconds; a step of virtual time is shown as a millisecond.
+MICROSECONDS = {"step": 1e3, "ms": 1e3, "s": 1e6, "us": 1.0}
+ENGINE, REQUESTS = 1, 2  # process ids, which is how the viewers group tracks
+STEPS = 1  # the thread id of the engine's one track
+REQUEST, PHASE, CHUNK, POINT = range(4)  # what encloses what: where times are equal, the outer comes first
+
+
+@dataclass
+class _Track:
+    """What is open on a request's track."""
+
+    tid: int
+    queued: float
+    phase: str = "queued"
+    since: float = 0.0
+    until: float = 0.0  # the end of the latest step that the phase took part in
+    flow: int | None = None  # an arrow that waits for the resumption
+
+
+class _Writer:
+    """Collects events; times come in the trace's unit and go out in microseconds."""
+
+    def __init__(self, unit: str):
+        if unit not in MICROSECONDS:
+            raise ValueError(f"time unit must be one of {', '.join(MICROSECONDS)}, but is {unit!r}")
+        self.scale = MICROSECONDS[unit]
+        self.names: list[dict] = []
+        self.events: list[tuple[float, int, dict]] = []
+
+    def at(self, t: float) -> float:
+        return round(t * self.scale, 3)  # whole nanoseconds, so that nested slices end exactly together
+
+    def add(
+        self, ph: str, name: str, t: float, pid: int, tid: int = 0, *, depth: int = POINT, **more
+    ) -> None:
+        ts = self.at(t)
+        self.events.append((ts, depth, {"ph": ph, "name": name, "ts": ts, "pid": pid, "tid": tid, **more}))
+
+    def slice(self, depth: int, name: str, start: float, end: float, pid: int, tid: int, **args) -> None:
+        dur = round(self.at(end) - self.at(start), 3)
+        if dur > 0:
+            self.add("X", name, start, pid, tid, depth=depth, dur=dur, cat="mini-engine", args=args)
+
+    def name(self, kind: str, name: str, pid: int, tid: int = 0, sort_index: int = 0) -> None:
+        for label, args in (
+            (f"{kind}_name", {"name": name}),
+            (f"{kind}_sort_index", {"sort_index": sort_index}),
+        ):
+            self.names.append({"ph": "M", "name": label, "pid": pid, "tid": tid, "ts": 0, "args": args})
+
+    def finish(self) -> list[dict]:
+        self.events.sort(key=lambda item: item[:2])
+        return self.names + [event for _, _, event in self.events]
+
+
+def to_perfetto(trace: Trace) -> dict:
+    """The Chrome trace of a run, ready for json.dump: {"traceEvents": [...], ...}, sorted by time.
+
+    Raises ValueError for a unit of time that we cannot turn into microseconds.
+    """
+    out = _Writer(trace.header["unit"])
+    out.name("process", "engine", ENGINE, sort_index=ENGINE)
+    out.name("process", "requests", REQUESTS, sort_index=REQUESTS)
+    out.name("thread", "steps", ENGINE, STEPS)
+    tracks: dict[str, _Track] = {}
+    num_tracks = num_flows = 0
+    end = 0.0
+    for record, views in replay(trace):
+        start, end = record["t"], record["t_end"]
+        for event in record["events"]:
+            request_id = event["id"]
+            if event["type"] == "QUEUED":
+                num_tracks += 1
+                tracks[request_id] = _Track(num_tracks, event["t"], since=event["t"])
+                out.name("thread", request_id, REQUESTS, num_tracks, num_tracks)
+            elif event["type"] == "PREEMPTED":
+                num_flows += 1
+                _close(out, tracks[request_id], start)
+                _open(tracks[request_id], "preempted", start)
+                tracks[request_id].flow = num_flows
+                out.add(
+                    "s", "resumption", start, REQUESTS, tracks[request_id].tid, id=num_flows, cat="preemption"
+                )
+            elif event.get("reason") == "abort":  # before the step; other ends come with it
+                _finish(out, tracks.pop(request_id), views[request_id], start, "abort")
+        _step(out, record, trace.header["config"])
+        for request_id in record["scheduled"]:
+            _work(out, tracks[request_id], views[request_id], record)
+        for event in record["events"]:
+            if event["type"] == "FINISHED" and event["reason"] != "abort":
+                _finish(out, tracks.pop(event["id"]), views[event["id"]], end, event["reason"])
+    for event in (trace.end or {}).get("events", ()):
+        if event["type"] == "FINISHED":
+            _finish(out, tracks.pop(event["id"]), views[event["id"]], end, event["reason"])
+    for request_id, track in tracks.items():  # still there when the recording stopped
+        _finish(out, track, views[request_id], end, None)
+    return {
+        "traceEvents": out.finish(),
+        "displayTimeUnit": "ms",
+        "otherData": {"config": trace.header["config"]},
+    }
+
+
+def _work(out: _Writer, track: _Track, view, record: dict) -> None:
+    """A request's part in a step: a slice a prefill chunk, one slice for decodes that follow on."""
+    start, end = record["t"], record["t_end"]
+    if track.phase != view.state:
+        _close(out, track, start)
+        _open(track, view.state, start)
+        if track.flow is not None:
+            arrow = {"id": track.flow, "cat": "preemption", "bp": "e"}
+            out.add("f", "resumption", start, REQUESTS, track.tid, **arrow)
+            track.flow = None
+    if view.state == "prefill":
+        first = view.num_computed_tokens
+        name = f"chunk of {view.num_scheduled}"
+        args = {"step": record["step"], "first_position": first, "num_cached_tokens": view.num_cached_tokens}
+        out.slice(CHUNK, name, start, end, REQUESTS, track.tid, **args)
+    track.until = end
+
+
+def _open(track: _Track, phase: str, t: float) -> None:
+    track.phase, track.since, track.until = phase, t, t
+
+
+def _close(out: _Writer, track: _Track, t: float) -> None:
+    # Work ends with its last step, waiting with what follows it.
+    until = track.until if track.phase in ("prefill", "decode") else t
+    out.slice(PHASE, track.phase, track.since, until, REQUESTS, track.tid)
+
+
+def _finish(out: _Writer, track: _Track, view, t: float, reason: str | None) -> None:
+    _close(out, track, t)
+    args = {
+        "num_prompt_tokens": view.num_prompt_tokens,
+        "max_tokens": view.max_tokens,
+        "priority": view.priority,
+        "num_preemptions": view.num_preemptions,
+        "finish_reason": reason,
+    }
+    out.slice(REQUEST, view.request_id, track.queued, t, REQUESTS, track.tid, **args)
+
+
+def _step(out: _Writer, record: dict, config: dict) -> None:
+    start = record["t"]
+    args = {"scheduled": record["scheduled"], "blocked": record["blocked"]}
+    out.slice(PHASE, f"step {record['step']}", start, record["t_end"], ENGINE, STEPS, **args)
+    counters = {
+        "KV blocks in use": config["num_blocks"] - record["num_free_blocks"],
+        "waiting requests": record["num_waiting"],
+        "running requests": record["num_running"],
+        "tokens in the step": record["num_batched_tokens"],
+    }
+    for name, value in counters.items():
+        out.add("C", name, start, ENGINE, args={"value": value})

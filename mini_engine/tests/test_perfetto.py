@@ -1,0 +1,170 @@
+"""The Chrome trace export: the schema, the nesting of slices, flows and counters, against the trace.
+
+trace_processor itself is a downloaded binary, so the format's rules are checked here instead.
+"""
+
+import json
+import random
+
+import pytest
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.perfetto import ENGINE, MICROSECONDS, REQUESTS, to_perfetto
+from mini_engine.player import ready_setup
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder, VirtualClock, replay
+
+PHASES = {"queued", "prefill", "decode", "preempted"}
+
+
+def random_trace(seed: int, cost=None):
+    """A crowded run with late arrivals, aborts and preemptions."""
+    rng = random.Random(seed)
+    kv = BlockManager(
+        num_blocks=12, block_size=rng.choice([1, 2, 4]), enable_prefix_caching=rng.random() < 0.5
+    )
+    recorder = Recorder(
+        Scheduler(kv, policy=rng.choice(["fcfs", "priority"]), max_num_batched_tokens=8, max_num_seqs=4),
+        clock=VirtualClock(cost),
+    )
+    room = kv.num_blocks * kv.block_size
+    for n in range(12):
+        prompt = [rng.randrange(3) for _ in range(rng.randint(1, room // 2))]
+        params = SamplingParams(max_tokens=rng.randint(1, room // 2))
+        recorder.add(Request(f"r{n}", prompt, params, priority=rng.randrange(3)))
+        for _ in range(rng.randrange(4)):
+            if recorder.has_work:
+                advance(recorder)
+        if rng.random() < 0.2:
+            recorder.abort(f"r{rng.randrange(n + 1)}")
+    while recorder.has_work:
+        advance(recorder)
+    return recorder.close("drained")
+
+
+def advance(recorder) -> None:
+    scheduled = recorder.schedule()
+    done = [r for r in recorder.running if r.num_new_tokens == scheduled.get(r.request_id)]
+    recorder.update(scheduled, {r.request_id: 7 for r in done})
+
+
+TRACES = [
+    ready_setup(),
+    *map(random_trace, range(6)),
+    random_trace(7, lambda r: 0.1 + r["num_batched_tokens"] / 7),
+]
+
+
+@pytest.fixture(params=range(len(TRACES)))
+def exported(request):
+    trace = TRACES[request.param]
+    return trace, json.loads(json.dumps(to_perfetto(trace), allow_nan=False))
+
+
+def test_every_event_meets_the_format(exported):
+    """Phase, time, process and thread are there, with the fields that each phase asks for."""
+    needed = {
+        "X": {"dur", "args"},
+        "C": {"args"},
+        "M": {"args"},
+        "s": {"id", "cat"},
+        "f": {"id", "cat", "bp"},
+    }
+    _, chrome = exported
+    events = chrome["traceEvents"]
+    for event in events:
+        assert {"ph", "name", "ts", "pid", "tid"} <= event.keys()
+        assert needed[event["ph"]] <= event.keys(), event
+        assert event["ts"] >= 0 and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] == "C":
+            assert all(isinstance(value, int) for value in event["args"].values())
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times)
+
+
+def test_slices_nest_on_every_track(exported):
+    """Read in file order, each slice lies wholly inside or wholly after the one before it."""
+    _, chrome = exported
+    open_slices = {}
+    for event in chrome["traceEvents"]:
+        if event["ph"] != "X":
+            continue
+        stack = open_slices.setdefault((event["pid"], event["tid"]), [])
+        start, end = event["ts"], event["ts"] + event["dur"]
+        while stack and stack[-1][1] <= start + 1e-6:
+            stack.pop()
+        if stack:
+            assert end <= stack[-1][1] + 1e-6, (event, stack)
+        inside = [name for name, _ in stack]
+        assert len(inside) == {"chunk": 2, "phase": 1, "request": 0, "step": 0}[kind(event)], (event, inside)
+        stack.append((event["name"], end))
+
+
+def kind(event) -> str:
+    if event["pid"] == ENGINE:
+        return "step"
+    if event["name"].startswith("chunk of "):
+        return "chunk"
+    return "phase" if event["name"] in PHASES else "request"
+
+
+def test_the_tracks_tell_what_the_trace_tells(exported):
+    """Chunks carry all prefill tokens, decode lasts as long as its steps, counters repeat the records."""
+    trace, chrome = exported
+    scale = MICROSECONDS[trace.header["unit"]]
+    slices = [event for event in chrome["traceEvents"] if event["ph"] == "X"]
+    chunks, decode = [], 0.0
+    for record, views in replay(trace):
+        for request_id, num_tokens in record["scheduled"].items():
+            if views[request_id].state == "prefill":
+                chunks.append(num_tokens)
+            else:
+                decode += record["t_end"] - record["t"]
+    assert sorted(int(e["name"].split()[-1]) for e in slices if kind(e) == "chunk") == sorted(chunks)
+    assert sum(e["dur"] for e in slices if e["name"] == "decode") == pytest.approx(decode * scale)
+    counted = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "tokens in the step"]
+    assert counted == [record["num_batched_tokens"] for record in trace.steps]
+    used = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "KV blocks in use"]
+    assert used == [trace.header["config"]["num_blocks"] - r["num_free_blocks"] for r in trace.steps]
+
+
+def test_an_arrow_leads_from_each_preemption_to_its_resumption(exported):
+    """Each arrow starts with a preempted slice and ends where the same track's work goes on."""
+    trace, chrome = exported
+    events = chrome["traceEvents"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    preemptions = [e for r in trace.steps for e in r["events"] if e["type"] == "PREEMPTED"]
+    assert len(starts) == len(preemptions) and ends.keys() <= starts.keys()
+    begins = {(e["name"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
+    for flow, start in starts.items():
+        assert ("preempted", start["tid"], start["ts"]) in begins
+        if flow in ends:
+            end = ends[flow]
+            assert end["tid"] == start["tid"] and end["ts"] > start["ts"]
+            assert begins & {(work, end["tid"], end["ts"]) for work in ("prefill", "decode")}
+
+
+def test_the_traces_exercise_preemption_and_abort():
+    """Without these two the tests above would prove little."""
+    events = [e for trace in TRACES for record in trace.steps for e in record["events"]]
+    assert any(e["type"] == "PREEMPTED" for e in events)
+    assert any(e.get("reason") == "abort" for e in events)
+
+
+def test_tracks_are_named_in_order_of_arrival():
+    """A viewer lists the requests as they came."""
+    names = [
+        e["args"]["name"]
+        for e in to_perfetto(ready_setup())["traceEvents"]
+        if e["name"] == "thread_name" and e["pid"] == REQUESTS
+    ]
+    assert names == ["r0", "r1", "r2", "r3", "r4", "r5"]
+
+
+def test_an_unknown_unit_is_refused():
+    trace = ready_setup()
+    trace.header["unit"] = "fortnight"
+    with pytest.raises(ValueError, match="fortnight"):
+        to_perfetto(trace)

@@ -1,0 +1,515 @@
+"""The trace player: what the page says must be what the trace says.
+
+The tests drive the real page in a headless Chromium (skipped where there is none) and compare its
+state with Python's replay() and the records. No page may log an error or ask for anything.
+"""
+
+import json
+import random
+import re
+from dataclasses import asdict, fields
+
+import pytest
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.player import player_html, ready_setup, write_player
+from mini_engine.player.screenshot import find_browser, open_browser
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder, RequestView, Trace, decisions, first_difference, replay
+
+
+def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), **settings) -> Trace:
+    """A run of the real scheduler over [(id, prompt, max_tokens, priority, arrival step)]."""
+    rng = random.Random(seed)
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 4, **settings}
+    recorder = Recorder(Scheduler(BlockManager(*pool, watermark=1), **settings))
+    left = list(requests)
+    while left or recorder.has_work:
+        while left and (left[0][4] <= recorder.step or not recorder.has_work):
+            request_id, prompt, max_tokens, priority, _ = left.pop(0)
+            recorder.add(Request(request_id, prompt, SamplingParams(max_tokens=max_tokens), priority))
+        if rng.random() < aborts:
+            victim = rng.choice([*recorder.running, *recorder.waiting])
+            recorder.abort(victim.request_id)
+            if not recorder.has_work:
+                continue
+        scheduled = recorder.schedule()
+        done = [r for r in recorder.running if r.num_new_tokens == scheduled.get(r.request_id)]
+        recorder.update(scheduled, {r.request_id: 7 for r in done})
+    return recorder.close("drained")
+
+
+def crowd(seed: int, number: int = 30) -> list:
+    rng = random.Random(seed)
+    steps = sorted(rng.randrange(3 * number) for _ in range(number))
+    prompts = [[rng.randrange(2) for _ in range(rng.randint(1, 30))] for _ in range(number)]
+    # Ids that look like numbers, because JavaScript would reorder them.
+    return [
+        (str(40 - n), p, rng.randint(1, 16), rng.randrange(3), s)
+        for n, (p, s) in enumerate(zip(prompts, steps, strict=True))
+    ]
+
+
+RANDOM = {
+    seed: run(crowd(seed), aborts=0.06, seed=seed, policy=policy, long_prefill_token_threshold=threshold)
+    for seed, policy, threshold in ((1, "fcfs", 0), (4, "priority", 6))
+}
+
+
+# --------------------------------------------------------------------------------- without a browser
+
+
+def test_the_ready_setup_shows_what_a_scheduler_can_do():
+    """A chunked prefill, a mixed step, a full house, a prefix hit, a preemption and its resumption."""
+    trace = ready_setup()
+    assert trace.header["config"]["num_blocks"] == 20 and trace.end["num_free_blocks"] == 20
+    states = [{view.state for view in views.values() if view.num_scheduled} for _, views in replay(trace)]
+    assert {"prefill", "decode"} in states
+    events = [event for record in trace.steps for event in record["events"]]
+    preempted = [event["id"] for event in events if event["type"] == "PREEMPTED"]
+    admitted = [event["id"] for event in events if event["type"] == "SCHEDULED"]
+    assert len(preempted) == 1 and admitted.count(preempted[0]) == 2
+    assert any(event.get("num_cached_tokens") for event in events)
+    reasons = {record["blocked"]["reason"] for record in trace.steps}
+    assert reasons == {"empty", "preempted", "slots", "budget", "memory"}
+    assert ready_setup() == trace
+
+
+def test_the_page_asks_for_nothing_and_holds_the_trace(tmp_path):
+    """No address in it, a policy that forbids requests, and the data come back as they went in."""
+    trace = ready_setup()
+    trace.steps[0]["events"][0]["id"] = trace.steps[0]["events"][0]["id"] + "</script><script>alert(1)"
+    page = write_player(tmp_path / "deep" / "player.html", trace, names=("a {{DATA}} name",)).read_text(
+        "utf-8"
+    )
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    assert "default-src 'none'" in page
+    assert page.count("</script>") == 2
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    (told,) = json.loads(data)
+    assert told["name"] == "a {{DATA}} name" and told["header"] == trace.header and told["end"] == trace.end
+    assert [{**step, "scheduled": dict(step["scheduled"])} for step in told["steps"]] == trace.steps
+
+
+def test_a_trace_without_steps_is_refused():
+    with pytest.raises(ValueError, match="no steps"):
+        player_html(Trace(ready_setup().header))
+
+
+# ------------------------------------------------------------------------------------ in the browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra has it)")
+    path = find_browser()
+    if path is None:
+        pytest.skip("no Chromium or Chrome found; install one or set BROWSER_PATH")
+    with open_browser(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_player(browser, tmp_path):
+    """A function that opens a player; at the end, no page may have complained or asked for anything."""
+    troubles, contexts = [], []
+
+    def open_(trace, other=None, *, fragment="", names=(), width=1280, height=900, **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        address = write_player(tmp_path / f"{len(contexts)}.html", trace, other, names=names).as_uri()
+        page.on("request", lambda asked: asked.url.split("#")[0] == address or troubles.append(asked.url))
+        page.goto(address + fragment)
+        page.troubles = troubles
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not troubles
+
+
+FOLDED = [field.name for field in fields(RequestView)]
+VIEWS = """([steps, fields]) => {
+    const told = (view) => Object.fromEntries(fields.map((field) => [field, view[field]]));
+    const views = (step) => [...player.panes[0].fold.at(step)].map(([id, view]) => [id, told(view)]);
+    return steps.map((step) => Object.fromEntries(views(step)));
+}"""
+
+
+@pytest.mark.parametrize(
+    "trace", [ready_setup(), *RANDOM.values()], ids=["ready", "random fcfs", "random priority"]
+)
+def test_the_fold_equals_replay(open_player, trace):
+    """At every step, going on and jumping about, keyframes or not."""
+    page = open_player(trace)
+    expected = [{i: asdict(view) for i, view in views.items()} for _, views in replay(trace)]
+    forward = list(range(len(expected)))
+    for order in (forward, random.Random(0).sample(forward, len(forward))):
+        for step, views in zip(order, page.evaluate(VIEWS, [order, FOLDED]), strict=True):
+            assert views == expected[step], step
+
+
+def test_the_random_traces_are_rich_enough():
+    """Longer than two keyframes, with every event and every reason to wait."""
+    for trace in RANDOM.values():
+        assert len(trace.steps) > 100
+        events = [event for record in trace.steps for event in record["events"]]
+        assert {"QUEUED", "SCHEDULED", "PREEMPTED", "FINISHED"} == {event["type"] for event in events}
+        assert any(event.get("reason") == "abort" for event in events)
+        reasons = {record["blocked"]["reason"] for record in trace.steps}
+        assert reasons == {"empty", "preempted", "slots", "budget", "memory"}
+
+
+def test_queues_and_pool_agree_with_the_records(open_player):
+    """Who runs and waits, in row order; which blocks are held; which free ones the cache can find."""
+    trace = RANDOM[4]
+    page = open_player(trace)
+    told = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
+        const { fold } = player.panes[0], views = fold.at(step);
+        return {
+            running: runningOf(views, record).map((v) => v.request_id),
+            waiting: waitingOf(views, fold.config.policy).map((v) => [v.priority, v.arrival]),
+            held: new Set([...views.values()].flatMap((v) => v.blocks)).size,
+            cached: fold.cached.reduce((a, b) => a + b, 0),
+        }})""")
+    for record, now in zip(trace.steps, told, strict=True):
+        assert now["running"] == list(record["scheduled"])
+        assert len(now["waiting"]) == record["num_waiting"] and now["waiting"] == sorted(now["waiting"])
+        assert now["held"] == trace.header["config"]["num_blocks"] - record["num_free_blocks"]
+        assert now["cached"] == record["num_cached_blocks"]
+
+
+SENTENCES = "() => { const { fold } = player.panes[0]; return fold.steps.map((_, i) => sentences(fold, i)); }"
+
+
+@pytest.mark.parametrize(
+    "trace", [ready_setup(), *RANDOM.values()], ids=["ready", "random fcfs", "random priority"]
+)
+def test_every_decision_is_explained_in_a_sentence(open_player, trace):
+    """Every row, event, refusal and new block of a step is told, and nothing that is not so."""
+    last = trace.steps[-1]
+    kinds = {"QUEUED": "arrive", "SCHEDULED": "admit", "PREEMPTED": "preempt", "FINISHED": "finish"}
+    limits = trace.header["config"]
+    for (record, views), told in zip(replay(trace), open_player(trace).evaluate(SENTENCES), strict=True):
+        about = {
+            kind: {i for line in told if line["kind"] == kind for i in line["ids"]} for kind in kinds.values()
+        }
+        for type_, kind in kinds.items():
+            events = record["events"] + (trace.end.get("events", []) if record is last else [])
+            ids = {event["id"] for event in events if event["type"] == type_}
+            assert ids <= about[kind] and (kind == "preempt" or ids == about[kind]), (record["step"], kind)
+        work = {i for line in told if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
+        assert work == set(record["scheduled"])
+        text = " ".join(line["text"] for line in told)
+        for request_id, blocks in record["blocks"].items():
+            if request_id not in about["admit"]:
+                assert f"{request_id} takes block {blocks[0]}" in text
+        for line in told:
+            if line["kind"] in ("admit", "prefill"):
+                view = views[line["ids"][0]]
+                left = view.num_prompt_tokens + view.num_output_tokens
+                left -= view.num_computed_tokens + view.num_scheduled
+                assert (f"; {left} " in line["text"]) == bool(left)
+        blocked = record["blocked"]
+        expected = {
+            "empty": None,
+            "preempted": "room had to be made in this step",
+            "slots": f"all {limits['max_num_seqs']} slots are taken",
+            "budget": f"the budget of {limits['max_num_batched_tokens']} tokens is spent",
+            "memory": f"needs {blocked.get('needs')} block",
+        }[blocked["reason"]]
+        waits = [line["text"] for line in told if line["kind"] == "wait"]
+        assert len(waits) == (expected is not None)
+        if expected:
+            assert waits[0].startswith(f"{blocked['id']} waits: {expected}")
+
+
+def test_sentences_are_good_english(open_player):
+    """One and many, none and one, as a person would say it; pinned on a step made for it."""
+    size = {"num_prompt_tokens": 1, "max_tokens": 1, "priority": 0}
+    arrivals = [{"type": "QUEUED", "id": i, "t": 0.0, **size, "arrival": n} for n, i in enumerate("abcd")]
+    record = {
+        "step": 0,
+        "t": 0.0,
+        "t_end": 1.0,
+        "scheduled": {"a": 1},
+        "num_batched_tokens": 1,
+        "num_running": 1,
+        "num_waiting": 3,
+        "blocked": {"reason": "memory", "id": "b", "needs": 2, "free": 1},
+        "blocks": {"a": [4]},
+        "new_tokens": {"a": 5},
+        "num_free_blocks": 1,
+        "num_cached_blocks": 0,
+        "events": [
+            *arrivals,
+            {"type": "SCHEDULED", "id": "a", "num_cached_tokens": 0, "cached_blocks": []},
+            {"type": "FINISHED", "id": "a", "reason": "length"},
+        ],
+    }
+    trace = Trace(ready_setup().header, [record])
+    (told,) = open_player(trace).evaluate(SENTENCES)
+    assert [line["text"] for line in told][3:] == [
+        "d arrives: 1 prompt token, at most 1 output token.",
+        "a is admitted: it claims 1 block for its 1 token. "
+        "It starts with token 1 of its prompt, the last chunk, and output token 1 is sampled.",
+        "b waits: needs 2 blocks, 1 is free. 2 more wait behind it.",
+        "a finishes: it has its 1 output token. Its 1 block can be used from the next step on.",
+    ]
+
+
+def test_keys_move_through_the_trace(open_player):
+    """Everything is within reach of the keyboard, and the page shows the step it is in."""
+    trace = ready_setup()
+    page = open_player(trace)
+    last = len(trace.steps) - 1
+    for key, step in (
+        ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("Shift+ArrowRight", 11), ("End", last),
+        ("ArrowRight", last), ("Home", 0), ("ArrowLeft", 0),
+    ):  # fmt: skip
+        page.keyboard.press(key)
+        assert page.locator("#readout").text_content() == f"Step {step} of {last}", key
+        assert page.locator("#slider").input_value() == str(step)
+        assert page.locator(".log-card h3").text_content() == f"What step {step} decides"
+    page.locator("#slider").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("player.step") == 1
+    page.locator("#forward").focus()
+    page.keyboard.press("Space")  # presses the button that has the focus, and does not play
+    assert page.evaluate("[player.step, player.playing]") == [2, False]
+
+
+def test_play_runs_to_the_end_and_stays_quiet_meanwhile(open_player):
+    """A screen reader is spared the film and hears the log again when it stops."""
+    trace = ready_setup()
+    page = open_player(trace)
+    log = page.locator(".log")
+    assert log.get_attribute("aria-live") == "polite"
+    page.locator("#speed").select_option("30")
+    page.locator("body").press("Space")
+    assert log.get_attribute("aria-live") == "off"
+    page.get_by_role("button", name="Play", exact=True).wait_for()  # it says Pause while playing
+    assert page.evaluate("player.step") == len(trace.steps) - 1
+    assert log.get_attribute("aria-live") == "polite"
+
+
+def test_following_a_request_lights_its_state(open_player):
+    """Click, select and key choose; at every step the state machine shows what replay() says."""
+    trace = ready_setup()
+    page = open_player(trace)
+    page.locator(".running-card .row", has_text="r1").click()
+    assert page.evaluate("player.followed") == "r1"
+    assert page.locator(".row[aria-pressed=true]").get_attribute("data-id") == "r1"
+    page.keyboard.press("f")
+    assert page.locator("#follow").input_value() == "r2"
+    page.keyboard.press("Shift+F")
+    assert page.locator(".who").text_content() == "r1"
+    page.locator("#follow").select_option("r3")
+    for step, (record, views) in enumerate(replay(trace)):
+        state = views["r3"].state if "r3" in views else None
+        page.evaluate(f"player.go({step})")
+        lit = page.evaluate("[...document.querySelectorAll('.machine .lit')].map((e) => e.classList.value)")
+        shown = "waiting" if state == "preempted" else state
+        assert [name for name in lit if "state" in name] == ([f"state {shown} lit"] if shown else [])
+        assert ("arrow preempted lit" in lit) == (state == "preempted")
+        began = any(e["type"] == "SCHEDULED" and e["id"] == "r3" for e in record["events"])
+        assert ("arrow admitted lit" in lit) == began
+
+
+def test_a_click_in_the_pool_follows_the_owner(open_player):
+    """Also of a shared block: the second click goes on to the next owner."""
+    trace = ready_setup()
+    step = next(r["step"] for r in trace.steps for e in r["events"] if e.get("num_cached_tokens"))
+    page = open_player(trace, fragment=f"#step={step}")
+    side, owners = page.evaluate("[player.panes[0].pool.side, player.panes[0].pool.owners]")
+    shared = owners.index(["r0", "r3"])
+    place = {"x": (shared + 0.5) * side, "y": side / 2}  # the first row holds it
+    page.locator(".pool canvas").click(position=place)
+    assert page.evaluate("player.followed") == "r3"
+    page.locator(".pool canvas").click(position=place)
+    assert page.evaluate("player.followed") == "r0"
+
+
+def test_next_difference_stops_where_decisions_depart(open_player):
+    """The same steps that Python's comparison names, whichever way one goes."""
+    ours = run(crowd(1), long_prefill_token_threshold=6)
+    theirs = run(crowd(1), long_prefill_token_threshold=7)
+    page = open_player(ours, theirs, names=("six", "seven"))
+    length = max(len(ours.steps), len(theirs.steps))
+    padded = [[decisions(r) for r in t.steps] + [None] * (length - len(t.steps)) for t in (ours, theirs)]
+    departing = [i for i, (a, b) in enumerate(zip(*padded, strict=True)) if a != b]
+    assert (
+        page.evaluate("player.departing") == departing and departing[0] == first_difference(ours, theirs) > 0
+    )
+    page.keyboard.press("n")
+    assert page.evaluate("player.step") == departing[0]
+    assert f"Step {departing[0]} differs" in page.locator("#difference-summary").text_content()
+    fields = page.locator("#difference-table th[scope=row]").all_text_contents()
+    assert "scheduled" in fields
+    page.keyboard.press("n")
+    assert page.evaluate("player.step") == departing[1]
+    page.keyboard.press("Shift+N")
+    assert page.evaluate("player.step") == departing[0]
+
+
+def test_equal_traces_are_called_equal_and_the_shorter_one_ends(open_player):
+    """Times, block ids and `blocked` do not make a difference; a missing step does."""
+    trace, other = ready_setup(), ready_setup()
+    for record in other.steps:
+        record.update(t=record["t"] + 5, blocked={"reason": "empty"})
+    page = open_player(trace, other)
+    assert page.evaluate("player.departing") == []
+    assert "decide the same in every step" in page.locator("#difference-summary").text_content()
+    other.steps.pop()
+    page = open_player(trace, other)
+    page.keyboard.press("n")
+    assert page.evaluate("[player.step, player.departing]") == [len(other.steps), [len(other.steps)]]
+    assert page.locator(".log-card h3").all_text_contents()[1].startswith("Over after step")
+
+
+def test_the_page_is_labelled_for_screen_readers(open_player):
+    """Landmarks, a name for every control and picture, a live log, focus that follows its request."""
+    page = open_player(ready_setup(), ready_setup(), fragment="#step=4")
+    unnamed = page.evaluate("""() => {
+        const all = [...document.querySelectorAll("button, select, input, [role=img], [role=log]")];
+        const named = (e) => e.ariaLabel || e.textContent.trim() || e.labels?.length;
+        return all.filter((e) => !named(e)).map((e) => e.outerHTML);
+    }""")
+    assert unnamed == []
+    assert page.locator("main").count() == 1 and page.locator("header.top").count() == 1
+    assert page.get_by_role("region", name="Playback").count() == 1
+    assert page.get_by_role("log").count() == 2
+    assert "step 4 of" in page.locator("#slider").get_attribute("aria-valuetext")
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+    row = page.locator(".running-card .row").nth(1)
+    row.focus()
+    name = row.get_attribute("data-id")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.id") == name
+    page.locator("body").press("Tab")
+
+
+def test_single_letter_keys_can_be_switched_off(open_player):
+    """Speech input says letters by accident; the arrows stay."""
+    page = open_player(ready_setup())
+    page.keyboard.press("?")
+    page.locator("#letters").uncheck()
+    page.locator("dialog button").click()
+    page.keyboard.press("f")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("[player.followed, player.step]") == ["r0", 1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_both_themes(open_player, scheme):
+    """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
+    page = open_player(ready_setup(), color_scheme=scheme, fragment="#step=11&follow=r3")
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate(CONTRAST) == []
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") != scheme
+
+
+# Every element with text of its own whose colour is too close to the first ground below it.
+CONTRAST = """() => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const rgba = (colour) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const luminance = (rgb) => {
+        const curve = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        const linear = rgb.map((v) => curve(v / 255));
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+    };
+    const over = (below, [r, g, b, a]) => [r, g, b].map((v, i) => (v * a + below[i] * (255 - a)) / 255);
+    const ground = (element) => {
+        const layers = [];
+        for (let e = element; e; e = e.parentElement) {
+            layers.unshift(rgba(getComputedStyle(e).backgroundColor));
+        }
+        return layers.reduce(over, [255, 255, 255]);
+    };
+    const faint = [];
+    for (const e of document.querySelectorAll("body *")) {
+        const own = [...e.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        if (!own || !e.checkVisibility() || e.disabled) continue;
+        const style = getComputedStyle(e), svg = e.namespaceURI.endsWith("svg");
+        const box = svg && e.parentElement.querySelector("rect");
+        const back = box ? rgba(getComputedStyle(box).fill).slice(0, 3) : ground(e);
+        const front = rgba(svg ? style.fill : style.color).slice(0, 3);
+        const [low, high] = [luminance(front), luminance(back)].sort((a, b) => a - b);
+        const ratio = (high + 0.05) / (low + 0.05);
+        const outlined = style.textShadow !== "none"; // the white X on its hatch
+        if (ratio < 4.5 && !outlined) faint.push([e.textContent.trim(), ratio]);
+    }
+    return faint;
+}"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
+def test_nothing_spills_over_at_any_width(open_player, width):
+    """No sideways scrolling, for one trace and for two."""
+    for other in (None, ready_setup()):
+        page = open_player(ready_setup(), other, width=width, height=800, fragment="#step=11")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_ids_stay_text(open_player):
+    """A request's id is shown letter by letter, whatever it looks like."""
+    evil = "<img src=x onerror=alert(1)></script>"
+    page = open_player(run([(evil, [1, 2], 3, 0, 0)]), names=(evil,))
+    assert page.locator(".who").text_content() == evil
+    assert page.locator("img").count() == 0
+
+
+def test_a_broken_trace_is_reported_on_the_page(open_player):
+    """Not an empty page: a sentence that a screen reader speaks at once."""
+    trace = ready_setup()
+    trace.steps[3]["scheduled"] = {"nobody": 1}
+    page = open_player(trace)
+    assert page.get_by_role("alert").text_content().startswith("This trace cannot be shown")
+    assert len(page.troubles) == 1  # the error that the page reports
+    page.troubles.clear()
+
+
+def test_five_thousand_steps_and_five_hundred_requests_do_not_stall(open_player):
+    """A step, on, back or far away, takes less than 50 ms of processor time, layout and painting included."""
+    rng = random.Random(0)
+    requests = [
+        (f"r{n}", [n * 1000 + k for k in range(rng.randint(20, 600))], rng.randint(80, 240), 0, 0)
+        for n in range(500)
+    ]
+    trace = run(
+        requests,
+        pool=(1024, 16),
+        max_num_seqs=16,
+        max_num_batched_tokens=128,
+        long_prefill_token_threshold=64,
+    )
+    assert len(trace.steps) >= 5000
+    page = open_player(trace)
+    # Processor time, so that other work on the machine does not count.
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def busy() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
+
+    go = "(step) => new Promise((done) => { player.go(step); requestAnimationFrame(() => setTimeout(done)) })"
+    for steps in (range(1000, 1040), range(4000, 3960, -1), rng.sample(range(len(trace.steps)), 40)):
+        before = busy()
+        for step in steps:
+            page.evaluate(go, step)
+        assert (busy() - before) / len(steps) < 0.050
+    assert page.locator(".waiting-card li").count() < 20  # of hundreds that wait
+    assert int(page.locator("#slider").get_attribute("max")) == len(trace.steps) - 1
