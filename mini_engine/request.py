@@ -78,8 +78,8 @@ class SamplingParams:
                 "a whole number, 0 or more, or None",
             ),
             "seed": (
-                self.seed is None or _is_whole(self.seed) and 0 <= self.seed < 2**64,
-                "a whole number from 0 to 2**64 - 1, or None",
+                self.seed is None or _is_whole(self.seed) and self.seed >= 0,
+                "a whole number, 0 or more, or None",
             ),
             "stop": (
                 isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),

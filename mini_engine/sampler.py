@@ -4,6 +4,8 @@ A request draws exactly one number a token, so its stream depends on its seed al
 it is batched with or on how its prompt was cut.
 """
 
+import random
+
 import torch
 from torch import Tensor
 
@@ -18,36 +20,34 @@ class Sampler:
 
     def __init__(self, seed: int = 0):
         self.seed = seed
-        self._generators: dict[str, torch.Generator] = {}
+        self._generators: dict[str, random.Random] = {}
 
     def __call__(self, logits: Tensor, requests: list[Request]) -> list[int]:
         params = [request.sampling for request in requests]
         if any(p.repetition_penalty != 1 for p in params):
             logits = self._penalize(logits, requests)
         token_ids = logits.argmax(dim=-1)
-        random = [i for i, p in enumerate(params) if p.temperature > 0]
-        if random:
-            probs = _probabilities(logits[random], [params[i] for i in random])
-            token_ids[random] = _draw(probs, self._uniform([requests[i] for i in random]))
+        drawn = [i for i, p in enumerate(params) if p.temperature > 0]
+        if drawn:
+            probs = _probabilities(logits[drawn], [params[i] for i in drawn])
+            token_ids[drawn] = _draw(probs, self._uniform([requests[i] for i in drawn]))
         return token_ids.tolist()
 
     def forget(self, request_id: str) -> None:
         self._generators.pop(request_id, None)
 
     def _uniform(self, requests: list[Request]) -> Tensor:
-        """One number in [0, 1) from each request's generator, (S,) float64. Drawn on the CPU: the
-        same on every device."""
+        """One number in [0, 1) from each request's generator, (S,) float64."""
         draws = []
         for request in requests:
             generator = self._generators.get(request.request_id)
             if generator is None:
+                # Python's generator, not torch's: that one looks at 32 bits of a seed only.
                 seed = request.sampling.seed
-                if seed is None:
-                    seed = (self.seed << 32) + request.arrival
-                generator = torch.Generator().manual_seed(seed)
+                generator = random.Random(f"{self.seed}/{request.arrival}" if seed is None else int(seed))
                 self._generators[request.request_id] = generator
-            draws.append(torch.rand((), dtype=torch.float64, generator=generator))
-        return torch.stack(draws)
+            draws.append(generator.random())
+        return torch.tensor(draws, dtype=torch.float64)
 
     def _penalize(self, logits: Tensor, requests: list[Request]) -> Tensor:
         """Make tokens that the request has seen less likely (Keskar et al., CTRL, 2019)."""
@@ -63,7 +63,7 @@ class Sampler:
 def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
     """Log probabilities of the chosen token and of the `num` best, from one row of raw logits."""
     logprobs = logits.float().log_softmax(dim=-1)
-    best = logprobs.topk(num).indices.tolist() if num else []
+    best = logprobs.topk(min(num, len(logprobs))).indices.tolist()
     return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
 
 
@@ -73,7 +73,8 @@ def _probabilities(logits: Tensor, params: list) -> Tensor:
     def column(name):
         return torch.tensor([getattr(p, name) for p in params], device=logits.device).unsqueeze(1)
 
-    logits = logits.float() / column("temperature")
+    # Below 1e-6 the best token has all the probability already, and a quotient may overflow.
+    logits = logits.float() / column("temperature").clamp(min=1e-6)
     if any(p.min_p > 0 for p in params):
         probs = logits.softmax(dim=-1)
         logits = logits.masked_fill(probs < column("min_p") * probs.amax(-1, keepdim=True), -torch.inf)
