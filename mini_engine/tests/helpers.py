@@ -209,11 +209,11 @@ def tiny_model(model_type="llama", dtype="float64", seed=0, **changes):
         )
         | changes
     )
-    model = CausalLM(config).to(getattr(torch, dtype)).eval().requires_grad_(False)
+    model = CausalLM(config).double().eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         parameter.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=generator)
-    return model
+    return model.to(getattr(torch, dtype))
 
 
 def dense_logits(model, token_ids):

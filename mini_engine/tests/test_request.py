@@ -39,7 +39,6 @@ BAD = [
     ("seed", "seven"),
     ("seed", 1.5),
     ("seed", -1),
-    ("seed", 2**64),
     ("stop", [""]),
     ("stop", ["a", ""]),
     ("stop", [5]),
@@ -71,7 +70,7 @@ def test_sampling_params_refuse_at_the_door(name, value):
         ("max_tokens", 1),
         ("logprobs", 0),
         ("seed", 0),
-        ("seed", 2**63),
+        ("seed", 2**70),
     ],
 )
 def test_the_limits_themselves_are_allowed(name, value):

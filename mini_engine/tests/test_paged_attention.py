@@ -1,0 +1,134 @@
+"""Writing to and reading from the paged pool, against attention over a plain sequence."""
+
+import math
+
+import pytest
+import torch
+
+from mini_engine.batch import build_batch
+from mini_engine.block_manager import BlockManager
+from mini_engine.model import sdpa
+from mini_engine.paged_attention import KVPool, PagedBackend, paged_attention, write_kv
+from mini_engine.tests.helpers import dense_logits, make_request, spy, tiny_model
+
+HEADS, KV_HEADS, DIM = 4, 2, 6
+
+
+def rand(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_pool_has_the_shape_of_the_model():
+    model = tiny_model(dtype="float32")
+    pool = KVPool(model.config, 7, 5, torch.float32, "cpu")
+    assert pool.k.shape == pool.v.shape == (2, 7, 5, KV_HEADS, DIM)
+    bytes_per_token = KVPool.bytes_per_token(model.config, torch.float32)
+    assert bytes_per_token * 7 * 5 == pool.k.nbytes + pool.v.nbytes
+    assert KVPool.bytes_per_token(model.config, torch.bfloat16) * 2 == bytes_per_token
+
+
+def test_write_kv_touches_its_slots_only():
+    """Slot s is block s // block_size, offset s % block_size; everything else stays."""
+    k_cache, v_cache = torch.full((3, 4, KV_HEADS, DIM), 7.0), torch.full((3, 4, KV_HEADS, DIM), 8.0)
+    k, v = rand(3, KV_HEADS, DIM).float(), rand(3, KV_HEADS, DIM, seed=1).float()
+    write_kv(k_cache, v_cache, torch.tensor([5, 0, 11]), k, v)
+    for cache, new, old in ((k_cache, k, 7.0), (v_cache, v, 8.0)):
+        assert torch.equal(cache[1, 1], new[0])
+        assert torch.equal(cache[0, 0], new[1])
+        assert torch.equal(cache[2, 3], new[2])
+        assert (cache == old).sum() == 9 * KV_HEADS * DIM
+
+
+def by_hand(q, k, v):
+    """Attention of one query (heads, d) over keys and values (T, kv_heads, d), by the formula."""
+    out = torch.empty_like(q)
+    for head in range(len(q)):
+        kv_head = head // (HEADS // KV_HEADS)
+        weights = (k[:, kv_head] @ q[head] / math.sqrt(DIM)).softmax(0)
+        out[head] = weights @ v[:, kv_head]
+    return out
+
+
+def test_sdpa_is_the_formula():
+    """Grouped heads share keys: head h reads kv head h // group."""
+    q, k, v = rand(1, 1, HEADS, DIM), rand(1, 5, KV_HEADS, DIM, seed=1), rand(1, 5, KV_HEADS, DIM, seed=2)
+    assert torch.allclose(sdpa(q, k, v)[0, 0], by_hand(q[0, 0], k[0], v[0]), atol=1e-12)
+
+
+CASES = {
+    "decodes": [(9, 1), (4, 1), (17, 1)],
+    "one chunk": [(0, 7)],
+    "chunks": [(0, 5), (6, 3), (8, 8)],
+    "mixed": [(3, 4), (9, 1), (0, 6), (0, 1), (12, 1)],
+}
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("case", CASES)
+def test_paged_attention_is_attention_over_the_requests_own(case, block_size):
+    """Each row equals the formula over its request's keys up to itself; all other slots hold 1e4."""
+    kv = BlockManager(80, block_size, enable_prefix_caching=False)
+    k_cache, v_cache = (torch.full((80, block_size, KV_HEADS, DIM), 1e4).double() for _ in "kv")
+    rows, truth = [], []
+    for i, (past, new) in enumerate(CASES[case]):
+        request = make_request(str(i), [1] * (past + new))
+        kv.admit(request)
+        kv.block_table(request).reverse()  # not in order of block ids
+        k, v = rand(past + new, KV_HEADS, DIM, seed=2 * i), rand(past + new, KV_HEADS, DIM, seed=2 * i + 1)
+        write_kv(k_cache, v_cache, torch.tensor(kv.slot_mapping(request, 0, past + new)), k, v)
+        request.num_computed_tokens = past
+        rows.append((request, new))
+        truth += [(k[: n + 1], v[: n + 1]) for n in range(past, past + new)]
+    batch = build_batch(rows, kv)
+    q = rand(len(truth), HEADS, DIM, seed=99)
+    out = paged_attention(q, k_cache, v_cache, batch)
+    for row, (k, v), found in zip(q, truth, out, strict=True):
+        assert torch.allclose(found, by_hand(row, k, v), atol=1e-10)
+
+
+def test_the_backend_returns_logits_of_ending_rows_only():
+    """A step of an inner chunk alone gives no logits; the model runs once a step."""
+    model = tiny_model()
+    calls = spy(model, "forward")
+    kv = BlockManager(20, 4)
+    backend = PagedBackend(model, kv)
+    a, b = make_request("a", [5, 6, 7, 8, 9, 10]), make_request("b", [11, 12])
+    assert kv.admit(a) and kv.admit(b)
+    with torch.inference_mode():
+        assert backend.forward([(a, 4)]).shape == (0, 64)
+        a.num_computed_tokens = 4
+        logits = backend.forward([(a, 2), (b, 2)])
+    assert len(calls) == 2
+    assert torch.allclose(logits[0], dense_logits(model, a.prompt_token_ids)[-1], atol=1e-9)
+    assert torch.allclose(logits[1], dense_logits(model, b.prompt_token_ids)[-1], atol=1e-9)
+
+
+def test_a_learners_parts_are_called():
+    """write_kv and paged_attention can be replaced, and are then used in every layer."""
+    seen = []
+
+    def own_write(*args):
+        seen.append("write")
+        write_kv(*args)
+
+    def own_attention(*args):
+        seen.append("attend")
+        return paged_attention(*args)
+
+    kv, request = BlockManager(20, 4), make_request("a", [5, 6, 7])
+    backend = PagedBackend(tiny_model(), kv, write_kv=own_write, paged_attention=own_attention)
+    kv.admit(request)
+    backend.forward([(request, 3)])
+    assert seen == ["write", "attend"] * 2
+
+
+def test_bfloat16_runs():
+    """The pool takes the model's type; logits stay close to float64's."""
+    exact, rough = tiny_model(), tiny_model(dtype="bfloat16")
+    kv, request = BlockManager(20, 4), make_request("a", list(range(9)))
+    kv.admit(request)
+    backend = PagedBackend(rough, kv)
+    assert backend.pool.k.dtype == torch.bfloat16
+    logits = backend.forward([(request, 9)])[0].double()
+    expected = dense_logits(exact, request.prompt_token_ids)[-1]
+    assert torch.corrcoef(torch.stack((logits, expected)))[0, 1] > 0.99

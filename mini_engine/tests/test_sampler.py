@@ -1,0 +1,258 @@
+"""The sampler: what each parameter keeps and drops, and that a seed is all that randomness depends on."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from mini_engine.engine import Engine
+from mini_engine.request import Request, SamplingParams
+from mini_engine.sampler import Sampler, top_logprobs
+from mini_engine.tests.helpers import drain, tokens_of
+
+LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
+
+
+def probabilities(logits, temperature=1.0):
+    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+    return [w / sum(weights) for w in weights]
+
+
+def draw(n, logits=LOGITS, prompt=(0,), **params):
+    """Counts of tokens drawn from the same logits by n requests with seeds of their own."""
+    requests = [Request(str(i), list(prompt), SamplingParams(seed=i, **params)) for i in range(n)]
+    token_ids = Sampler()(torch.tensor([logits]).expand(n, -1), requests)
+    return [token_ids.count(i) for i in range(len(logits))]
+
+
+def assert_distributed(counts, expected):
+    """Pearson's chi-square, below its 99.9 % point; what has no probability is never drawn."""
+    n, chi = sum(counts), 0.0
+    for count, p in zip(counts, expected, strict=True):
+        if p == 0:
+            assert count == 0
+        else:
+            chi += (count - n * p) ** 2 / (n * p)
+    limits = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
+    assert chi < limits[sum(p > 0 for p in expected) - 1], (counts, expected)
+
+
+def renormalized(probs, keep):
+    total = sum(probs[i] for i in keep)
+    return [p / total if i in keep else 0 for i, p in enumerate(probs)]
+
+
+def test_greedy_takes_the_best_and_the_first_of_equals():
+    row = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
+    sampler = Sampler()
+    assert sampler(row, [Request("a", [0], SamplingParams(temperature=0))]) == [1]
+    assert sampler._generators == {}, "greedy needs no randomness"
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_temperature(temperature):
+    assert_distributed(draw(3000, temperature=temperature), probabilities(LOGITS, temperature))
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-300])
+def test_a_tiny_temperature_is_greedy(temperature):
+    """No overflow on the way: the best token, always."""
+    assert draw(20, [-5.0, 80.0, 79.0, 30.0], temperature=temperature) == [0, 20, 0, 0]
+
+
+def test_top_k():
+    probs = probabilities(LOGITS)
+    assert_distributed(draw(3000, top_k=3), renormalized(probs, {0, 1, 2}))
+    assert draw(50, top_k=1)[0] == 50
+    assert draw(300, top_k=100) == draw(300), "more than there are is no limit"
+
+
+def test_top_p():
+    """The smallest set that reaches top_p; the best token always stays."""
+    probs = probabilities(LOGITS)
+    assert probs[0] < 0.7 < probs[0] + probs[1]
+    assert_distributed(draw(3000, top_p=0.7), renormalized(probs, {0, 1}))
+    assert draw(50, top_p=1e-9)[0] == 50
+
+
+def test_min_p():
+    """Tokens less likely than min_p times the best are dropped."""
+    probs = probabilities(LOGITS)
+    keep = {i for i, p in enumerate(probs) if p >= 0.2 * probs[0]}
+    assert keep == {0, 1, 2}
+    assert_distributed(draw(3000, min_p=0.2), renormalized(probs, keep))
+    assert draw(50, min_p=1.0)[0] == 50
+
+
+def test_top_k_comes_before_top_p():
+    """top_p is reached among what top_k has left: of 3 tokens 0.9 is reached later than of 6."""
+    probs = renormalized(probabilities(LOGITS), {0, 1, 2})
+    assert probs[0] + probs[1] < 0.9
+    assert_distributed(draw(3000, top_k=3, top_p=0.9), probs)
+
+
+def test_the_temperature_comes_before_the_limits():
+    """Hot, more tokens are needed to reach top_p, and more are close enough for min_p."""
+    hot = probabilities(LOGITS, 4.0)
+    assert sum(hot[:3]) < 0.7 < sum(hot[:4])
+    assert_distributed(draw(3000, top_p=0.7, temperature=4.0), renormalized(hot, {0, 1, 2, 3}))
+    assert draw(500, min_p=0.2, temperature=4.0)[5] > 0
+
+
+def test_the_order_of_the_vocabulary_plays_no_part():
+    """Limits work on the likeliest tokens wherever these stand."""
+    shuffled = [-3.0, 0.5, 2.0, -1.0, 1.0, 0.0]
+    assert [i for i, n in enumerate(draw(500, shuffled, top_k=2)) if n] == [2, 4]
+
+
+def test_repetition_penalty():
+    """Seen tokens, of the prompt or the output, lose: positive logits divided, negative multiplied."""
+    request = Request("a", [0, 4], SamplingParams(temperature=0, repetition_penalty=2.5))
+    row = torch.tensor([LOGITS])
+    sampler = Sampler()
+    assert sampler(row, [request]) == [1], "2 / 2.5 is less than 1"
+    request.output_token_ids = [1]
+    assert sampler(row, [request]) == [0], "1 / 2.5 is less than 2 / 2.5"
+    assert row.tolist() == [LOGITS], "the logits themselves are left alone"
+    penalized = [x / 2 if x > 0 else x * 2 for x in LOGITS]
+    expected = probabilities([penalized[0], *LOGITS[1:4], penalized[4], LOGITS[5]])
+    assert_distributed(draw(3000, prompt=[0, 4, 4], repetition_penalty=2.0), expected)
+
+
+def test_a_mixed_batch_is_as_each_alone():
+    """Rows with all kinds of parameters side by side draw what they draw alone."""
+    kinds = [
+        {"temperature": 0},
+        {},
+        {"temperature": 0.3},
+        {"top_k": 2},
+        {"top_p": 0.5},
+        {"min_p": 0.4},
+        {"repetition_penalty": 3.0},
+        {"temperature": 3.0, "top_k": 4, "top_p": 0.9, "min_p": 0.01},
+    ]
+    rows = torch.randn(len(kinds), 50, generator=torch.Generator().manual_seed(0)) * 2
+
+    def requests():
+        return [Request(str(i), [i], SamplingParams(**{"seed": i, **k})) for i, k in enumerate(kinds)]
+
+    together, sampler = [], Sampler()
+    batch = requests()
+    for _ in range(20):
+        together.append(sampler(rows, batch))
+    separate, sampler = [], Sampler()
+    batch = requests()
+    for _ in range(20):
+        separate.append([sampler(rows[i : i + 1], [batch[i]])[0] for i in reversed(range(len(kinds)))][::-1])
+    assert together == separate
+
+
+def test_a_seed_repeats_and_seeds_differ():
+    def stream(seed, run_seed=0):
+        sampler, row = Sampler(run_seed), torch.zeros(1, 1000)
+        request = Request("a", [0], SamplingParams(seed=seed))
+        request.arrival = 3
+        return [sampler(row, [request])[0] for _ in range(8)]
+
+    assert stream(7) == stream(7) == stream(7, run_seed=5), "its own seed is all that counts"
+    assert stream(7) != stream(8)
+    assert stream(None) == stream(None) != stream(None, run_seed=5)
+    assert stream(2**32 + 7) != stream(7), "all of a seed counts, not its last 32 bits"
+
+
+def test_requests_without_a_seed_differ_from_each_other():
+    sampler, row = Sampler(), torch.zeros(2, 10**6)
+    requests = [Request("a", [0]), Request("b", [0])]
+    requests[1].arrival = 1
+    first, second = sampler(row, requests)
+    assert first != second
+
+
+def test_forgetting_starts_a_request_anew():
+    """An id that is used again does not go on with its predecessor's numbers."""
+    sampler, row = Sampler(), torch.zeros(1, 1000)
+    request = Request("a", [0], SamplingParams(seed=3))
+    first = [sampler(row, [request])[0] for _ in range(4)]
+    sampler.forget("a")
+    assert [sampler(row, [request])[0] for _ in range(4)] == first
+
+
+def test_a_vocabulary_end_is_reachable_and_never_passed():
+    """A draw just below 1 is the last token with any probability, not one beyond."""
+    sampler = Sampler()
+    sampler._uniform = lambda requests: torch.tensor([1 - 2**-53], dtype=torch.float64)
+    request = Request("a", [0], SamplingParams())
+    assert sampler(torch.tensor([LOGITS]), [request]) == [5]
+    request = Request("a", [0], SamplingParams(top_k=2))
+    assert sampler(torch.tensor([LOGITS]), [request]) == [1]
+    sampler._uniform = lambda requests: torch.tensor([0.0], dtype=torch.float64)
+    assert sampler(torch.tensor([[-math.inf, 1.0, 0.0]]), [request]) == [1], "0 never draws the impossible"
+
+
+def test_top_logprobs():
+    """The chosen token first, then the best; they are the raw logits' own."""
+    told = top_logprobs(torch.tensor(LOGITS), 4, 2)
+    assert list(told) == [4, 0, 1]
+    for i, logprob in told.items():
+        assert logprob == pytest.approx(math.log(probabilities(LOGITS)[i]), abs=1e-5)
+    assert list(top_logprobs(torch.tensor(LOGITS), 0, 2)) == [0, 1]
+    assert list(top_logprobs(torch.tensor(LOGITS), 3, 0)) == [3]
+
+
+def test_more_logprobs_than_tokens_gives_all():
+    assert list(top_logprobs(torch.tensor(LOGITS), 0, 100)) == [0, 1, 2, 3, 4, 5]
+
+
+def serve(model, others, *, seed=11, **settings):
+    """Tokens of one seeded request amid `others` unseeded ones."""
+    settings = {"num_blocks": 60, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
+    engine = Engine(model, **settings)
+    rng = random.Random(others)
+    for _ in range(others):
+        prompt = [rng.randrange(64) for _ in range(rng.randint(1, 12))]
+        engine.add_request(prompt, SamplingParams(temperature=rng.choice([0, 1.0]), max_tokens=15))
+    params = SamplingParams(temperature=1.2, top_p=0.95, seed=seed, max_tokens=15)
+    engine.add_request(list(range(9)), params, request_id="me")
+    told = tokens_of(drain(engine)["me"])
+    preempted = [e["id"] for r in engine.trace.steps for e in r["events"] if e["type"] == "PREEMPTED"]
+    return told, "me" in preempted
+
+
+def test_a_seeded_request_is_the_same_in_any_company(model):
+    """Alone, among others, in chunks, and preempted: the same tokens; with another seed, others."""
+    expected, _ = serve(model, 0)
+    assert serve(model, 5) == (expected, False)
+    assert serve(model, 3, max_num_batched_tokens=4, max_num_seqs=4) == (expected, False)
+    assert serve(model, 4, long_prefill_token_threshold=2) == (expected, False)
+    assert serve(model, 3, num_blocks=14, max_num_seqs=4) == (expected, True)
+    assert serve(model, 0, seed=12)[0] != expected
+
+
+def test_an_unseeded_run_repeats_with_the_engines_seed(model):
+    def texts(seed):
+        engine = Engine(model, num_blocks=60, block_size=4, max_num_seqs=4, seed=seed)
+        for i in range(4):
+            engine.add_request([i], SamplingParams(max_tokens=8))
+        return [tokens_of(deltas) for deltas in drain(engine).values()]
+
+    assert texts(0) == texts(0) != texts(1)
+    assert len({tuple(t) for t in texts(0)}) == 4
+
+
+def test_logprobs_through_the_engine(model):
+    """Each delta carries its token's logprob and the n best; chunks and others do not disturb it."""
+    from mini_engine.tests.helpers import dense_logits
+
+    engine = Engine(model, num_blocks=60, block_size=4, max_num_batched_tokens=5, max_num_seqs=3)
+    prompt = list(range(12))
+    engine.add_request([7], SamplingParams(max_tokens=20))
+    engine.add_request(prompt, SamplingParams(max_tokens=5, logprobs=3, seed=2), request_id="a")
+    deltas = drain(engine)["a"]
+    logits = dense_logits(model, prompt + tokens_of(deltas))
+    for i, delta in enumerate(deltas):
+        row = logits[len(prompt) - 1 + i].log_softmax(-1)
+        (token_id,) = delta.token_ids
+        assert set(delta.logprobs) == {token_id, *row.topk(3).indices.tolist()}
+        for token, logprob in delta.logprobs.items():
+            assert logprob == pytest.approx(row[token].item(), abs=1e-5)
