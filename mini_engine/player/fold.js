@@ -66,6 +66,7 @@ class Fold {
         this.views.set(event.id, newView(event, this.lives.get(event.id)));
       } else if (event.type === "PREEMPTED") {
         view.num_lost_blocks = view.blocks.length;
+        view.preempted_from = phaseOf(view);
         Object.assign(view, { state: "preempted", blocks: [], num_computed_tokens: 0, running: false });
         view.num_preemptions++;
       } else if (event.type === "SCHEDULED") {
@@ -81,7 +82,7 @@ class Fold {
     }
     for (const [id, count] of record.scheduled) {
       const view = this.views.get(id);
-      view.state = view.num_output_tokens && numTokens(view) - view.num_computed_tokens === 1 ? "decode" : "prefill";
+      view.state = phaseOf(view);
       view.num_scheduled = count;
     }
     for (const { id, reason } of finished) {
@@ -113,8 +114,13 @@ function newView(event, life) {
     state: "waiting", num_scheduled: 0, num_computed_tokens: 0, num_output_tokens: 0,
     num_preemptions: 0, num_cached_tokens: 0, blocks: [], finish_reason: null,
     // Only the player's own:
-    life, running: false, admitted: false, row: -1, num_lost_blocks: 0,
+    life, running: false, admitted: false, row: -1, num_lost_blocks: 0, preempted_from: null,
   };
+}
+
+/** What a running request does: decode if one token is left, the last one sampled. */
+function phaseOf(view) {
+  return view.num_output_tokens && numTokens(view) - view.num_computed_tokens === 1 ? "decode" : "prefill";
 }
 
 /** Prompt and output so far, without what this step samples. */

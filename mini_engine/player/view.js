@@ -5,8 +5,8 @@
 const ROW = 31; // pixels, as in player.css
 const LETTERS = { waiting: "W", prefill: "P", decode: "D", preempted: "X", finished: "F" };
 const TAGS = {
-  arrive: "arrives", room: "memory", preempt: "preempts", decode: "decodes", grow: "grows", prefill: "prefills",
-  admit: "admits", wait: "waits", finish: "finishes", end: "end",
+  arrive: "arrives", room: "memory", preempt: "preempted", decode: "decodes", grow: "grows", prefill: "prefills",
+  admit: "admitted", wait: "waits", finish: "finishes", end: "end",
 };
 
 function el(tag, attributes = {}, ...children) {
@@ -66,13 +66,20 @@ class Pane {
 
   render(step, followed) {
     const record = this.fold.steps[step];
-    this.root.classList.toggle("over", !record);
-    this.find(".log-card h3").textContent = record ? `What step ${step} decides` : `Over after step ${this.fold.steps.length - 1}`;
+    this.find(".log-card h3").replaceChildren(
+      record ? `What step ${step} decides` : `Over after step ${this.fold.steps.length - 1}`,
+      el("span", { class: "count" }, record ? this.span(record) : ""));
     const index = Math.min(step, this.fold.steps.length - 1);
     const views = this.fold.at(index);
     this.draw(this.fold.steps[index], views, record ? sentences(this.fold, index) : [], followed);
     const { left, column } = this.scale;
     this.find(".playhead").style.cssText = `left:${left + step * column - 1}px;width:${Math.max(column + 2, 4)}px`;
+  }
+
+  /** When the step ran, unless time is counted in steps. */
+  span({ t, t_end }) {
+    const { unit } = this.fold.trace.header;
+    return unit === "step" ? "" : ` ${Number(t.toFixed(3))} to ${Number(t_end.toFixed(3))} ${unit}`;
   }
 
   draw(record, views, told, followed) {
@@ -113,7 +120,7 @@ class Pane {
   drawLog(told, followed) {
     const log = this.find(".log");
     log.setAttribute("aria-label", `Event log of ${this.fold.trace.name}`);
-    log.replaceChildren(...told.map(({ kind, ids, text }) =>
+    log.replaceChildren(el("li", { class: "spoken" }, `Step ${this.player.step}`), ...told.map(({ kind, ids, text }) =>
       el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind]), el("span", {}, text))));
     if (this.scrolled) log.scrollTop = 0;
   }
@@ -130,9 +137,10 @@ class Pane {
 
   drawLife(view, id, record) {
     this.find(".who").textContent = id;
-    this.find(".saying").textContent = lifeOf(view, id);
+    const now = this.fold.lives.has(id) ? lifeOf(view, id) : `${id} is not part of this trace.`;
+    this.find(".saying").textContent = now;
     const machine = this.find(".machine");
-    machine.setAttribute("aria-label", `Life cycle: waiting, prefill, decoding, finished; preemption leads back to waiting. ${lifeOf(view, id)}`);
+    machine.setAttribute("aria-label", `Life cycle: waiting, prefill, decoding, finished; preemption leads back to waiting. ${now}`);
     machine.querySelectorAll(".lit").forEach((part) => part.classList.remove("lit"));
     for (const name of litParts(view, record)) machine.querySelector(name).classList.add("lit");
     this.drawStrip(id);
@@ -240,7 +248,7 @@ function meter(box, value, rest, parts) {
 function litParts(view, record) {
   if (!view) return [];
   const lit = [`.state.${view.state === "preempted" ? "waiting" : view.state}`];
-  if (view.state === "preempted") lit.push(".arrow.preempted");
+  if (view.state === "preempted") lit.push(`.arrow.of-${view.preempted_from}`, ".arrow.word");
   if (view.admitted) lit.push(".arrow.admitted");
   if (view.state === "prefill" && view.request_id in record.new_tokens) lit.push(".arrow.computed");
   if (view.finish_reason && view.state === "decode") lit.push(".arrow.ended");

@@ -33,6 +33,7 @@ function sentences(fold, index) {
     for (const { id } of end.events ?? []) say("finish", [id], `${id} is aborted after the last step.`);
     say("end", [], ENDS[end.end] ?? `The run ends: ${end.end}.`);
   }
+  if (!told.length) say("end", [], "Nothing is decided: no request is there to be served.");
   return told;
 }
 

@@ -316,7 +316,7 @@ def test_following_a_request_lights_its_state(open_player):
         lit = page.evaluate("[...document.querySelectorAll('.machine .lit')].map((e) => e.classList.value)")
         shown = "waiting" if state == "preempted" else state
         assert [name for name in lit if "state" in name] == ([f"state {shown} lit"] if shown else [])
-        assert ("arrow preempted lit" in lit) == (state == "preempted")
+        assert ("arrow preempted of-decode lit" in lit) == (state == "preempted")
         began = any(e["type"] == "SCHEDULED" and e["id"] == "r3" for e in record["events"])
         assert ("arrow admitted lit" in lit) == began
 
