@@ -4,7 +4,7 @@ Three constants say most of what there is to say: the weights are read once what
 token is multiplied through them, and each request's past is read. `fit` takes them from a real run.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
@@ -122,25 +122,26 @@ def step_loads(trace, backend: str | None = None) -> Iterator[StepLoad]:
     return map(LoadMeter(backend or backend_of(trace)), trace.steps)
 
 
-def fit(trace, backend: str | None = None) -> CostModel:
+def fit(trace, backend: str | None = None, *, steps: slice = slice(None)) -> CostModel:
     """The cost model that explains a recorded wall-clock run best: least squares, no negative price.
 
-    Raises ValueError for a trace in virtual time, which would only give back what made it, or one
-    without steps.
+    `steps` picks those that are fitted, so that the others can test the fit. Raises ValueError for
+    a trace in virtual time, which would only give back what made it, or one without steps.
     """
     if trace.header.get("clock") != "wall":
         raise ValueError("only a trace in wall time can be fitted; this one's clock is virtual")
     if not trace.steps:
         raise ValueError("the trace has no steps to fit")
     milliseconds = [1000 * (record["t_end"] - record["t"]) for record in trace.steps]
-    return CostModel(*_least_squares(step_loads(trace, backend), milliseconds))
+    loads = list(step_loads(trace, backend))
+    return CostModel(*_least_squares(loads[steps], milliseconds[steps]))
 
 
-def _least_squares(loads: Iterable[StepLoad], times: list[float]) -> list[float]:
+def _least_squares(loads: list[StepLoad], times: list[float]) -> list[float]:
     """Non-negative least squares. With three unknowns, trying every set of them is exact."""
     import numpy as np
 
-    loads, times = np.array(list(loads), dtype=float), np.array(times)
+    loads, times = np.array(loads, dtype=float), np.array(times)
     best, least = [0.0] * 3, float((times**2).sum())
     for size in (1, 2, 3):
         for chosen in map(list, combinations(range(3), size)):

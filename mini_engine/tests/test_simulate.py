@@ -1,0 +1,292 @@
+"""The simulator against arithmetic, against the engine, and against a recording of a real run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mini_engine.baselines import BASELINES
+from mini_engine.cost_model import CostModel, fit, step_loads
+from mini_engine.metrics import summary
+from mini_engine.request import SamplingParams
+from mini_engine.simulate import (
+    WORKLOADS,
+    Arrival,
+    arrivals,
+    read_arrivals,
+    replay_workload,
+    resimulate,
+    simulate,
+    workload,
+)
+from mini_engine.trace import Trace, first_difference, read_trace
+
+RECORDING = Path(__file__).parent / "data" / "recording.jsonl"
+COST = CostModel(per_forward=10, per_token=1, per_kv_token=0.01)
+
+
+# -------------------------------------------------------------------------------------- workloads
+
+
+def test_poisson_arrivals():
+    """6 a second on average, with gaps whose deviation equals their mean, as a Poisson process has it."""
+    times = [a.timestamp for a in arrivals(20_000, rate=6)]
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(1000 / 6, rel=0.03)
+    assert deviation / mean == pytest.approx(1, rel=0.03)
+
+
+def test_bursty_arrivals_vary_more_at_the_same_rate():
+    """Shape 0.1 means a deviation of sqrt(10) times the mean."""
+    times = [a.timestamp for a in workload("bursty", 50_000, rate=6)]
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(1000 / 6, rel=0.05)
+    assert deviation / mean == pytest.approx(10**0.5, rel=0.05)
+
+
+def test_lengths():
+    """Medians as asked for, a longer tail with more spread, nothing beyond the longest."""
+    for name in ("poisson", "long-tail"):
+        lengths = sorted(a.input_length for a in workload(name, 10_001, input_length=200))
+        assert lengths[5000] == pytest.approx(200, rel=0.05)
+        assert 1 <= lengths[0] and lengths[-1] == 1024
+    constant = list(arrivals(50, input_length=7, output_length=3, spread=0))
+    assert {(a.input_length, a.output_length) for a in constant} == {(7, 3)}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_repeat_and_stream(name):
+    """The same seed gives the same arrivals; nothing is made before it is asked for."""
+    first = [next(workload(name, 10**12, seed=3)) for _ in range(2)]
+    assert first[0] == first[1] != next(workload(name, 10**12, seed=4))
+
+
+def test_contents_are_equal_where_they_should_be():
+    """A prefix group shares its prefix, hash ids their blocks, and nothing else is shared."""
+    a, b, other = (Arrival(0, 30, 1, 0, group, 20).request(i) for i, group in enumerate(["x", "x", "y"]))
+    assert a.prompt_token_ids[:20] == b.prompt_token_ids[:20] != other.prompt_token_ids[:20]
+    assert not set(a.prompt_token_ids[20:]) & set(b.prompt_token_ids[20:])
+    assert not set(a.prompt_token_ids) & set(other.prompt_token_ids)
+    a, b = (Arrival(0, 1100, 1, hash_ids=ids).request(i) for i, ids in enumerate([(5, 6, 7), (5, 6, 8)]))
+    assert len(a.prompt_token_ids) == 1100
+    assert a.prompt_token_ids[:1024] == b.prompt_token_ids[:1024]
+    assert not set(a.prompt_token_ids[1024:]) & set(b.prompt_token_ids[1024:])
+    whole, part = (Arrival(0, n, 1, 0, "x").request(n) for n in (10, 6))
+    assert whole.prompt_token_ids[:6] == part.prompt_token_ids
+
+
+def test_arrivals_from_a_file(tmp_path):
+    """Our fields and Mooncake's; what is not an arrival is named by file and line."""
+    path = tmp_path / "arrivals.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]},
+        {"timestamp": 30.5, "input_length": 10, "output_length": 2, "prefix_group": "a", "priority": 1},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert list(read_arrivals(path)) == [
+        Arrival(0, 700, 5, hash_ids=(0, 1)),
+        Arrival(30.5, 10, 2, 1, "a"),
+    ]
+    for bad in ("{", "[1]", '{"timestamp": 1}', json.dumps({**rows[0], "input_length": 0})):
+        path.write_text(json.dumps(rows[0]) + "\n" + bad + "\n")
+        with pytest.raises(ValueError, match=r"arrivals\.jsonl, line 2: not an arrival"):
+            list(read_arrivals(path))
+    path.write_text("\n".join(map(json.dumps, reversed(rows))))
+    with pytest.raises(ValueError, match="line 2: earlier than the line before"):
+        list(read_arrivals(path))
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="workload must be one of .* but is 'rush'"):
+        workload("rush")
+    with pytest.raises(ValueError, match="baseline must be one of .* but is 'magic'"):
+        simulate([], "magic")
+    with pytest.raises(ValueError, match="rate must be above 0, but is 0"):
+        next(arrivals(1, rate=0))
+
+
+# ------------------------------------------------------------------------------------- simulating
+
+
+def test_times_by_hand():
+    """Two requests worked out on paper: the second comes during the first step and waits for it."""
+    run = simulate([Arrival(100, 4, 3), Arrival(105, 2, 1)], cost=COST, num_blocks=8, block_size=4)
+    # Step 0: 10 + 4 + 0.04. Step 1: a decode that reads 5, and 2 prompt tokens. Step 2: one decode.
+    ends = [100 + 14.04, 100 + 14.04 + 13.07, 100 + 14.04 + 13.07 + 11.06]
+    assert [record["t_end"] for record in run.trace.steps] == pytest.approx(ends)
+    assert [record["scheduled"] for record in run.trace.steps] == [{"r0": 4}, {"r0": 1, "r1": 2}, {"r0": 1}]
+    told = run.metrics.requests()
+    assert told["r0"].ttft == pytest.approx(14.04)
+    assert told["r1"].ttft == pytest.approx(ends[1] - 105), "from its arrival, not from the step's end"
+    assert told["r0"].tpot == pytest.approx((13.07 + 11.06) / 2)
+
+
+def test_time_jumps_over_idleness():
+    """Nothing runs between two distant arrivals, and no step is recorded for it."""
+    run = simulate([Arrival(0, 1, 1), Arrival(5000, 1, 1)], cost=COST)
+    assert [record["t"] for record in run.trace.steps] == [0, 5000]
+
+
+def test_goodput_counts_those_within_both_limits():
+    """One arrival at a time, so each TTFT is 10 + input + KV: a limit between two of them splits them."""
+    load = [Arrival(10_000 * i, n, 1) for i, n in enumerate((10, 20, 30, 40))]
+    run = simulate(load, cost=COST, enable_prefix_caching=False)
+    duration = run.trace.steps[-1]["t_end"]
+    assert run.summary().goodput * duration == pytest.approx(4)
+    assert run.summary(ttft_limit=35).goodput * duration == pytest.approx(2)
+
+
+def test_shared_prefixes_are_computed_once():
+    """Eight requests with 512 tokens in common: seven find them in the cache."""
+    load = [Arrival(1000 * i, 520, 2, 0, "g", 512) for i in range(8)]
+    assert simulate(load).summary().num_cached_tokens == 7 * 512
+    assert simulate(load, enable_prefix_caching=False).summary().num_cached_tokens == 0
+
+
+def test_priorities_reach_the_scheduler():
+    """Under priority the important latecomers wait less than under fcfs."""
+
+    def important_ttft(policy):
+        load = arrivals(150, rate=40, priorities=(0, 1, 2), seed=1)
+        run = simulate(load, policy=policy, max_num_seqs=8)
+        return max(r.ttft for r in run.metrics.requests().values() if r.priority == 0)
+
+    assert important_ttft("priority") < 0.5 * important_ttft("fcfs")
+
+
+def test_what_can_never_fit_is_refused_and_counted():
+    run = simulate([Arrival(0, 100, 1), Arrival(0, 10, 1)], num_blocks=2, block_size=16)
+    assert run.num_refused == 1
+    assert run.summary().num_completed == 1
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_runs_to_the_end(name):
+    """All requests of each baseline are served in full, whatever the order."""
+    load = list(workload("long-tail", 60, rate=20, longest=300, seed=2))
+    run = simulate(load, name, num_blocks=512, max_num_seqs=16)
+    told = run.summary()
+    assert (told.num_completed, run.num_refused) == (60, 0)
+    assert told.num_output_tokens == sum(a.output_length for a in load)
+    assert run.trace.header["parts"].get("Scheduler", "mixed") == name
+
+
+def test_the_ladder_under_load():
+    """At the same rate, mixed batching completes the most within the limits, one at a time the least."""
+
+    def goodput(name):
+        load = workload("poisson", 150, rate=8, seed=5)
+        return simulate(load, name).summary(ttft_limit=500, tpot_limit=40).goodput
+
+    told = {name: goodput(name) for name in ("one-at-a-time", "static", "two-pass", "mixed")}
+    assert told["one-at-a-time"] < told["static"] < told["two-pass"] <= told["mixed"]
+
+
+def test_long_runs_keep_no_steps(tmp_path):
+    """keep_steps=False leaves nothing but the metrics; a path takes the same trace as it comes."""
+    load = list(workload("poisson", 30))
+    kept, path = simulate(load), tmp_path / "trace.jsonl"
+    streamed = simulate(load, keep_steps=False, path=path)
+    assert streamed.trace.steps == []
+    assert streamed.summary() == kept.summary() == summary(kept.trace)
+    written = read_trace(path)
+    assert (written.steps, written.end) == (kept.trace.steps, kept.trace.end)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ------------------------------------------------------------------------------- simulated and real
+
+
+def in_wall_time(trace: Trace, seconds) -> Trace:
+    """The trace as if each step had taken `seconds(load)` on the wall clock."""
+    trace.header.update(clock="wall", unit="s")
+    time = 0.0
+    for record, load in zip(trace.steps, list(step_loads(trace)), strict=True):
+        record["t"], time = time, time + seconds(load)
+        record["t_end"] = time
+    return trace
+
+
+def test_fit_finds_the_prices_that_made_a_run():
+    """From a run with known prices fit takes those, in milliseconds."""
+    trace = in_wall_time(simulate(workload("poisson", 40)).trace, lambda load: COST.step_time(load) / 1000)
+    cost = fit(trace)
+    assert (cost.per_forward, cost.per_token, cost.per_kv_token) == pytest.approx((10, 1, 0.01))
+
+
+def test_fit_takes_no_negative_price():
+    """Steps that get cheaper with more KV: least squares alone would pay for reading; fit does not."""
+    trace = in_wall_time(
+        simulate(workload("poisson", 40)).trace,
+        lambda load: (50 + load.num_tokens - 0.001 * load.num_kv_tokens) / 1000,
+    )
+    cost = fit(trace)
+    assert cost.per_kv_token == 0
+    assert cost.per_forward > 0 and cost.per_token > 0
+
+
+def test_fit_refuses_virtual_time_and_emptiness():
+    with pytest.raises(ValueError, match="only a trace in wall time"):
+        fit(simulate([Arrival(0, 1, 1)]).trace)
+    with pytest.raises(ValueError, match="no steps"):
+        fit(Trace({"clock": "wall"}))
+
+
+@pytest.mark.parametrize("name", [name for name in BASELINES if name != "padded"])
+def test_resimulation_repeats_a_simulation(name):
+    """Arrivals by step, preemptions and resumed prefixes included: the same decisions again."""
+    load = workload("bursty", 60, rate=30, input_length=60, output_length=60, longest=150)
+    trace = simulate(load, name, num_blocks=80, max_num_seqs=16, max_num_batched_tokens=304).trace
+    assert first_difference(resimulate(trace), trace) is None
+
+
+def test_resimulation_repeats_an_engine(tmp_path):
+    """A real engine with a tiny model, with stops, aborts and preemption: the same decisions again."""
+    torch = pytest.importorskip("torch")
+    from mini_engine.engine import Engine
+    from mini_engine.model import CausalLM, ModelConfig
+
+    torch.manual_seed(0)
+    model = CausalLM(ModelConfig("llama", 16, 32, 48, 2, 4, 2, 8, 256)).requires_grad_(False)
+    engine = Engine(model, max_num_batched_tokens=32, max_num_seqs=6, block_size=4, num_blocks=30, seed=1)
+    for i in range(12):
+        params = SamplingParams(temperature=1, max_tokens=20, stop_token_ids=(3,))
+        engine.add_request([i] * (5 + 3 * i), params)
+        engine.step()
+        engine.step()
+    engine.abort("r11")
+    while engine.has_work:
+        engine.step()
+    trace = engine.trace
+    kinds = {(e["type"], e.get("reason")) for r in trace.steps for e in r["events"]}
+    assert kinds >= {("FINISHED", "stop"), ("FINISHED", "length"), ("FINISHED", "abort"), ("PREEMPTED", None)}
+    assert first_difference(resimulate(trace), trace) is None
+    trace.steps[9]["scheduled"] = {}
+    assert first_difference(resimulate(trace), trace) == 9, "the comparison has teeth"
+
+
+def test_a_shared_prefix_cannot_be_replayed():
+    trace = simulate([Arrival(1000 * i, 40, 2, 0, "g") for i in range(2)]).trace
+    with pytest.raises(ValueError, match="'r1' began with a cached prefix"):
+        replay_workload(trace)
+
+
+def test_the_recording_of_a_real_run():
+    """The engine with a real model in wall time: identical schedule, total time within 15 %.
+
+    The prices are fitted on every other step and must predict the total of those between.
+    """
+    trace = read_trace(RECORDING)
+    assert trace.header["clock"] == "wall"
+    assert any(e["type"] == "PREEMPTED" for record in trace.steps for e in record["events"])
+    cost = fit(trace, steps=slice(0, None, 2))
+    simulated = resimulate(trace, cost)
+    assert first_difference(simulated, trace) is None
+    real = [1000 * (record["t_end"] - record["t"]) for record in trace.steps]
+    ours = [record["t_end"] - record["t"] for record in simulated.steps]
+    assert sum(ours[1::2]) == pytest.approx(sum(real[1::2]), rel=0.15)
+    assert sum(ours) == pytest.approx(sum(real), rel=0.15)
