@@ -7,6 +7,8 @@ and can be replaced.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import count
+from operator import index
 
 import torch
 
@@ -41,8 +43,8 @@ class OutputText:
     Text that might be the beginning of a stop string is held back until that is decided.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...]):
-        self.detokenizer = Detokenizer(tokenizer) if tokenizer else None
+    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...], prompt: Sequence[int] = ()):
+        self.detokenizer = Detokenizer(tokenizer, prompt) if tokenizer else None
         self.stop = stop
         self.text = ""  # all that was decoded, up to a stop string if there was one
         self._num_given = 0
@@ -153,11 +155,14 @@ class Engine:
     ):
         self.model, self.tokenizer = model, tokenizer
         self.parts = parts or Parts()
-        self.max_model_len = max_model_len or model.config.max_position_embeddings
-        if self.max_model_len > model.config.max_position_embeddings:
+        longest = model.config.max_position_embeddings
+        self.max_model_len = longest if max_model_len is None else max_model_len
+        for name, value in (("max_model_len", self.max_model_len), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but is {value}")
+        if self.max_model_len > longest:
             raise ValueError(
-                f"max_model_len {max_model_len} exceeds the model's max_position_embeddings "
-                f"{model.config.max_position_embeddings}"
+                f"max_model_len {max_model_len} exceeds the model's max_position_embeddings {longest}"
             )
         if num_blocks is None:
             affordable = kv_cache_bytes // (KVPool.bytes_per_token(model.config, model.dtype) * block_size)
@@ -202,7 +207,8 @@ class Engine:
         or could never fit with its max_tokens into the model's context or the KV pool.
         """
         sampling = sampling_params or SamplingParams()
-        request_id = f"r{self._num_added}" if request_id is None else request_id
+        if request_id is None:
+            request_id = next(i for i in map("r{}".format, count(self._num_added)) if i not in self.requests)
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use by a request that is not finished")
         if isinstance(prompt, str):
@@ -213,7 +219,7 @@ class Engine:
             raise ValueError("stop strings need a tokenizer; this engine has none")
         request = Request(
             request_id,
-            list(prompt),
+            _token_ids(prompt, request_id),
             sampling,
             priority,
             cache_salt=cache_salt,
@@ -222,7 +228,7 @@ class Engine:
         self._check_fits_model(request)
         self.scheduler.add(request)
         self.requests[request_id] = request
-        self._texts[request_id] = OutputText(self.tokenizer, sampling.stop)
+        self._texts[request_id] = OutputText(self.tokenizer, sampling.stop, request.prompt_token_ids)
         self._num_added += 1
         return request_id
 
@@ -309,28 +315,15 @@ class Engine:
         for kept in (self.requests, self._texts, self._logprobs):
             kept.pop(request_id, None)
 
-    def stream(self, prompt: str | Sequence[int], sampling_params: SamplingParams | None = None, **kwargs):
-        """Add a request and yield its Deltas as they come; all other requests move on meanwhile.
+    def stream(
+        self, prompt: str | Sequence[int], sampling_params: SamplingParams | None = None, **kwargs
+    ) -> "Stream":
+        """Add a request and iterate over its Deltas as they come; all others move on meanwhile.
 
-        The request is queued by the call itself. Dropping the iterator aborts it.
+        The request is queued by the call itself. Dropping or closing the iterator aborts it.
         """
         request_id = self.add_request(prompt, sampling_params, **kwargs)
-        self._inboxes[request_id] = deque()
-        return self._stream(request_id)
-
-    def _stream(self, request_id: str) -> Iterator[Delta]:
-        inbox = self._inboxes[request_id]
-        try:
-            while True:
-                while not inbox:
-                    self.step()
-                delta = inbox.popleft()
-                yield delta
-                if delta.finish_reason:
-                    return
-        finally:
-            del self._inboxes[request_id]
-            self.abort(request_id)
+        return Stream(self, self.requests[request_id])
 
     @property
     def trace(self) -> Trace:
@@ -338,3 +331,48 @@ class Engine:
         if not isinstance(self.scheduler, Recorder):
             raise RuntimeError("this engine was built with record=False and has no trace")
         return self.scheduler.close("drained" if not self.has_work else "max_steps")
+
+
+class Stream(Iterator[Delta]):
+    """The Deltas of one request, each when it is there. Made by `Engine.stream`.
+
+    Not a generator: one that was never started does not notice that it is dropped.
+    """
+
+    def __init__(self, engine: Engine, request: Request):
+        self._engine, self._request = engine, request
+        self._inbox = engine._inboxes[request.request_id] = deque()
+        self._closed = False
+
+    def __next__(self) -> Delta:
+        if self._closed:
+            raise StopIteration
+        while not self._inbox:
+            self._engine.step()
+        delta = self._inbox.popleft()
+        if delta.finish_reason:
+            self.close()
+        return delta
+
+    def close(self) -> None:
+        """Abort the request if it is not finished."""
+        self._closed = True
+        inboxes, request_id = self._engine._inboxes, self._request.request_id
+        # By now the id may be another request's.
+        if inboxes.get(request_id) is self._inbox:
+            del inboxes[request_id]
+        if self._request.finish_reason is None:
+            self._engine.abort(request_id)
+
+    __del__ = close
+
+
+def _token_ids(prompt: Sequence[int], request_id: str) -> list[int]:
+    """As plain ints, whatever kind of integers they are."""
+    token_ids = []
+    for token_id in prompt:
+        try:
+            token_ids.append(index(token_id))
+        except TypeError:
+            raise ValueError(f"request {request_id!r}: {token_id!r} is not a token id") from None
+    return token_ids

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from rich.progress import Progress
 
@@ -72,6 +73,11 @@ class _Pending:
         )
 
 
+def _is_token_id(value) -> bool:
+    """An integer, of numpy's or torch's kind too."""
+    return isinstance(value, Integral) or getattr(value, "ndim", None) == 0
+
+
 class LLM:
     """A model ready to be asked: `LLM("smollm2").generate(prompts, sampling_params)`.
 
@@ -108,11 +114,11 @@ class LLM:
         A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Nothing
         is started unless every prompt is accepted.
         """
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) and _is_token_id(prompts[0])):
             prompts = [prompts]
         n = len(prompts)
         params = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * n
-        priorities = priority or [0] * n
+        priorities = [0] * n if priority is None else priority
         if len(params) != n or len(priorities) != n:
             raise ValueError(
                 f"{n} prompts, but {len(params)} sampling_params and {len(priorities)} priorities; "
