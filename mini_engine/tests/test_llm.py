@@ -1,0 +1,199 @@
+"""LLM.generate and LLM.chat: the shape people know, on an engine whose texts are known."""
+
+import pytest
+
+from mini_engine import SamplingParams
+from mini_engine.llm import LLM
+from mini_engine.tests.helpers import scripted_engine
+
+
+def llm(scripts=(), **settings):
+    scripts = dict(enumerate(scripts))
+    return LLM.from_engine(scripted_engine({f"r{i}": text for i, text in scripts.items()}, **settings))
+
+
+def greedy(max_tokens=5, **kwargs):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
+
+
+def test_outputs_come_in_the_order_of_the_prompts():
+    """Whatever finishes first: short after long, important after unimportant."""
+    front = llm(["first", "2nd", "third!!"], max_num_seqs=1, policy="priority")
+    params = [greedy(5), greedy(3), greedy(7)]
+    outputs = front.generate(["a", "bb", "ccc"], params, priority=[2, 1, 0], progress=False)
+    assert [output.outputs[0].text for output in outputs] == ["first", "2nd", "third!!"]
+    assert [output.prompt for output in outputs] == ["a", "bb", "ccc"]
+    assert [output.request_id for output in outputs] == ["r0", "r1", "r2"]
+    assert all(output.finished for output in outputs)
+    steps = front.engine.trace.steps
+    order = list(dict.fromkeys(i for record in steps for i in record["scheduled"]))
+    assert order == ["r2", "r1", "r0"], "they did run in another order"
+
+
+def test_an_output_has_all_its_fields():
+    front = llm(["hello"])
+    (output,) = front.generate("hi", greedy(5, logprobs=2), progress=False)
+    (completion,) = output.outputs
+    assert (completion.index, completion.text, completion.finish_reason) == (0, "hello", "length")
+    assert completion.token_ids == front.tokenizer.encode("hello")
+    assert output.prompt_token_ids == front.tokenizer.encode("hi")
+    assert [max(told, key=told.get) for told in completion.logprobs] == completion.token_ids
+    assert completion.stop_reason is None and output.num_cached_tokens == 0
+    (output,) = front.generate("hi", greedy(5), progress=False)
+    assert output.outputs[0].logprobs is None
+
+
+@pytest.mark.parametrize("prompts", ["hi", ["hi"]])
+def test_one_prompt_or_a_list(prompts):
+    (output,) = llm(["hello"]).generate(prompts, greedy(5), progress=False)
+    assert output.outputs[0].text == "hello"
+
+
+def test_prompts_as_token_ids():
+    """A flat list of ids is one prompt; a list of lists is several; ids and text may be mixed."""
+    front = llm(["one", "two", "three", "four"])
+    (output,) = front.generate([1, 2, 3], greedy(3), progress=False)
+    assert (output.prompt, output.prompt_token_ids, output.outputs[0].text) == (None, [1, 2, 3], "one")
+    outputs = front.generate([[1, 2], "hi", (3,)], greedy(3), progress=False)
+    assert [len(output.prompt_token_ids) for output in outputs] == [2, 2, 1]
+    assert [output.prompt for output in outputs] == [None, "hi", None]
+
+
+def test_numpy_and_tensor_prompts():
+    np = pytest.importorskip("numpy")
+    torch = pytest.importorskip("torch")
+    for prompt in (np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(1), np.int64(2), np.int64(3)]):
+        (output,) = llm().generate(prompt, greedy(2), progress=False)
+        assert output.prompt_token_ids == [1, 2, 3]
+        (output,) = llm().generate([prompt], greedy(2), progress=False)
+        assert output.prompt_token_ids == [1, 2, 3]
+
+
+def test_no_prompts_no_outputs():
+    assert llm().generate([], progress=False) == []
+
+
+def test_the_default_parameters_are_vllms():
+    """Sixteen tokens at temperature 1."""
+    (output,) = llm().generate("hi", progress=False)
+    assert len(output.outputs[0].token_ids) == 16
+
+
+@pytest.mark.parametrize(
+    ("script", "params", "reason"),
+    [
+        ("abcd", dict(stop=["x", "cd"]), "cd"),
+        ("abcd", dict(stop_token_ids="c"), "c"),
+        ([97, 256], dict(), None),
+        ("abcd", dict(max_tokens=2), None),
+    ],
+)
+def test_stop_reason(script, params, reason):
+    """The stop string or stop id that ended it; None for an end of sequence or the length."""
+    front = llm([script])
+    params = {"max_tokens": 9} | params
+    if "stop_token_ids" in params:
+        params["stop_token_ids"] = front.tokenizer.encode(params["stop_token_ids"])
+        (reason,) = params["stop_token_ids"]
+    (output,) = front.generate("hi", SamplingParams(temperature=0, **params), progress=False)
+    assert output.outputs[0].stop_reason == reason
+
+
+def test_nothing_starts_unless_all_is_accepted():
+    """One bad prompt in the middle: an error that names it, and an engine as it was before."""
+    front = llm(num_blocks=8)
+    with pytest.raises(ValueError, match="token id 999 is outside"):
+        front.generate(["fine", [999], "fine"], greedy(), progress=False)
+    assert not front.engine.has_work and front.engine.requests == {}
+    assert front.engine.trace.steps == []
+    assert len(front.generate(["fine", "fine"], greedy(), progress=False)) == 2
+
+
+@pytest.mark.parametrize(
+    "kwargs", [dict(sampling_params=[greedy()]), dict(priority=[1, 2, 3]), dict(sampling_params=[])]
+)
+def test_as_many_parameters_as_prompts(kwargs):
+    front = llm()
+    with pytest.raises(ValueError, match="2 prompts, but .*give one a prompt"):
+        front.generate(["a", "b"], **kwargs, progress=False)
+    assert not front.engine.has_work
+
+
+def test_an_interrupt_leaves_nothing_behind():
+    """Ctrl-C in mid-run: the requests of this call are gone, others stay."""
+    front = llm()
+    front.engine.add_request("other", greedy(9), request_id="other")
+    step, calls = front.engine.step, []
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    front.engine.step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        front.generate(["a", "b"], greedy(9), progress=False)
+    assert list(front.engine.requests) == ["other"]
+
+
+def test_other_requests_move_on_meanwhile():
+    """A stream that was begun before generate gets all of its deltas."""
+    front = llm()
+    stream = front.engine.stream("hi", greedy(3), request_id="s")
+    front.generate("hi", greedy(9), progress=False)
+    assert not front.engine.has_work
+    assert len(list(stream)) == 3
+
+
+def test_the_progress_bar_changes_nothing(capsys):
+    (shown,) = llm(["hello"]).generate("hi", greedy(5), progress=True)
+    (quiet,) = llm(["hello"]).generate("hi", greedy(5), progress=False)
+    assert shown.outputs[0].text == quiet.outputs[0].text == "hello"
+
+
+def test_generate_twice_uses_the_cache():
+    front = llm()
+    prompt = "a long prompt of some blocks"
+    first, second = (front.generate(prompt, greedy(2), progress=False)[0] for _ in range(2))
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, len(prompt) - 4)
+
+
+def chatty():
+    front = llm(["hello", "hello"])
+    front.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
+    return front
+
+
+def test_chat():
+    """One conversation or several, through the model's template."""
+    one = [{"role": "user", "content": "hi"}]
+    front = chatty()
+    (output,) = front.chat(one, greedy(5), progress=False)
+    assert front.tokenizer.decode(output.prompt_token_ids) == "<user>hi>"
+    assert output.outputs[0].text == "hello"
+    outputs = chatty().chat([one, [*one, {"role": "assistant", "content": "yo"}]], greedy(5), progress=False)
+    assert front.tokenizer.decode(outputs[1].prompt_token_ids) == "<user>hi<assistant>yo>"
+
+
+def test_chat_without_a_template_is_refused():
+    with pytest.raises(ValueError, match="no chat template"):
+        llm().chat([{"role": "user", "content": "hi"}], progress=False)
+
+
+def test_an_unknown_model_is_refused():
+    with pytest.raises(ValueError, match="unknown model 'gpt-17'"):
+        LLM("gpt-17")
+
+
+def test_the_embedded_model_writes():
+    """LLM() is the embedded model; greedy text repeats and continues the prompt with words."""
+    from mini_engine import models
+
+    if not models.MODELS["shakespeare"].is_present:
+        pytest.skip("the embedded model has not been trained yet")
+    front = LLM(num_blocks=40)
+    first, again = (front.generate("O Romeo, ", greedy(40), progress=False)[0] for _ in range(2))
+    assert first.outputs[0].text == again.outputs[0].text
+    assert len(first.outputs[0].text) == 40 and " " in first.outputs[0].text
