@@ -385,7 +385,10 @@ def test_truncated_gguf(tmp_path, share):
     file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG))
     raw = file.read_bytes()
     file.write_bytes(raw[: int(len(raw) * share)])
-    refused(file, "m.gguf: (cut short, tensor '.*' ends at byte|not a whole GGUF file)")
+    refused(
+        file,
+        "m.gguf: cut short, tensor '.*' ends at byte" if share > 0.1 else "m.gguf: not a whole GGUF file",
+    )
 
 
 def test_gguf_errors_name_key_and_tensor(tmp_path):

@@ -261,7 +261,7 @@ def test_chat_template_errors(folder):
 # GGUF
 
 
-def write_gguf(path, backend, pre=None, scores=None, **flags):
+def write_gguf(path, backend, pre=None, scores=None, merges=None, **flags):
     """The vocabulary of a tokenizers.Tokenizer, as llama.cpp's converter writes it."""
     state = json.loads(backend.to_str())
     vocab = backend.get_vocab(with_added_tokens=True)
@@ -277,7 +277,7 @@ def write_gguf(path, backend, pre=None, scores=None, **flags):
     if scores:
         writer.add_token_scores([scores.get(token, 0.0) for token in tokens])
     else:
-        writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
+        writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]][:merges])
     writer.add_eos_token_id(vocab["<|end|>"])
     for name, value in flags.items():
         getattr(writer, f"add_{name}")(value)
@@ -321,6 +321,19 @@ def test_gguf_pre_tokenizer_cuts_text(pre, pieces, tmp_path):
     assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == pieces
 
 
+def test_gguf_rules_beside_the_split(tmp_path):
+    """Llama 3 takes a word that is in the vocabulary whole, merges or not; Qwen 2 composes
+    characters first."""
+    llama3 = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "llama-bpe", merges=1))
+    gpt2 = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2", merges=1))
+    word = " returning"
+    assert len(llama3.encode(word)) == 1 < len(gpt2.encode(word))
+    qwen2 = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "qwen2"))
+    composed, decomposed = "\u00e9", "e\u0301"
+    assert qwen2.encode(decomposed) == qwen2.encode(composed)
+    assert gpt2.encode(decomposed) != gpt2.encode(composed)
+
+
 def test_gguf_bos(tmp_path):
     """Added where the file says so, and by Llama 3's files without a word; by no other."""
     for pre, flags, adds in (
@@ -355,9 +368,13 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path):
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     special = ["<unk>", "<s>", "<|end|>", *(f"<0x{i:02X}>" for i in range(256))]
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
-    backend.train_from_iterator(["the quick brown fox stops at the brown thing, quickly " * 9], trainer)
+    backend.train_from_iterator([__doc__, *map(str, range(99)), "the quick brown fox " * 9], trainer)
     state = json.loads(backend.to_str())
     state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in ("<s>", "<|end|>")]
+    # Ids in another order than the scores: what is merged first must not follow from the ids.
+    vocab = state["model"]["vocab"]
+    last = len(vocab) - 1 + len(special)
+    state["model"]["vocab"] = {t: i if i < len(special) else last - i for t, i in vocab.items()}
     backend = tokenizers.Tokenizer.from_str(json.dumps(state))
     scores = {"".join(pair): -1.0 - rank for rank, pair in enumerate(state["model"]["merges"])}
     file = write_gguf(tmp_path / "m.gguf", backend, scores=scores, bos_token_id=1, unk_token_id=0)
@@ -365,7 +382,14 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path):
     theirs = transformers.LlamaTokenizer(
         vocab=backend.get_vocab(), merges=[tuple(pair) for pair in state["model"]["merges"]]
     )
-    for text in ("the quick fox", "stops  at the thing ", TEXT, "quickly, 世界\n", " a leading space"):
+    for text in (
+        __doc__.strip(),
+        "the quick fox",
+        "stops  at the thing ",
+        TEXT,
+        "quickly, 世界\n",
+        " a leading space",
+    ):
         if not text.startswith(" "):  # transformers swallows that space; SentencePiece does not
             assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False), text
         assert ours.encode(text)[0] == 1  # SentencePiece models open with BOS unless told otherwise
