@@ -270,7 +270,8 @@ def write_trace(path: str | os.PathLike, trace: Trace) -> None:
 def read_trace(path: str | os.PathLike) -> Trace:
     """Raises ValueError naming file and line if this is not a trace that we can read."""
     trace = None
-    with Path(path).open(encoding="utf-8") as file:
+    # So that a binary file, too, is "not JSON" on a line that can be named.
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, 1):
             try:
                 line = json.loads(text)
@@ -284,12 +285,12 @@ def read_trace(path: str | os.PathLike) -> Trace:
                         f"{path}: trace version {line.get('version')!r}; this reads version {VERSION}"
                     )
                 trace = Trace(line)
+            elif not isinstance(line, dict) or not ("end" in line or "step" in line):
+                raise ValueError(f"{path}, line {number}: neither a step nor the end")
             elif "end" in line:
                 trace.end = line
-            elif "step" in line:
-                trace.steps.append(line)
             else:
-                raise ValueError(f"{path}, line {number}: neither a step nor the end")
+                trace.steps.append(line)
     if trace is None:
         raise ValueError(f"{path}: empty file, not a trace")
     return trace
