@@ -161,8 +161,8 @@ def test_generate_twice_uses_the_cache():
 
 def chatty():
     front = llm(["hello", "hello"])
-    front.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}>{% endif %}"
+    messages = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    front.tokenizer.chat_template = messages + "{% if add_generation_prompt %}>{% endif %}"
     return front
 
 

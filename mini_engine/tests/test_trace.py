@@ -1,0 +1,513 @@
+"""Traces: the schema field by field on real runs, files, and replay against the scheduler's own state."""
+
+import copy
+import json
+
+import pytest
+
+from mini_engine.tests.helpers import SlotEngine, make_request, play, random_workload, scripted_engine
+from mini_engine.trace import (
+    Trace,
+    VirtualClock,
+    WallClock,
+    decisions,
+    first_difference,
+    read_trace,
+    replay,
+    write_trace,
+)
+
+SEEDS = range(60)
+REASONS = {"preempted", "slots", "budget", "memory", "empty"}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return [play(*random_workload(seed)) for seed in SEEDS]
+
+
+def whole(value, low=0):
+    return type(value) is int and value >= low
+
+
+# ------------------------------------------------------------------------------------- schema
+
+
+def check_event(event, config):
+    kind = event.pop("type")
+    assert isinstance(event.pop("id"), str)
+    if kind == "QUEUED":
+        assert isinstance(event.pop("t"), float)
+        assert whole(event.pop("num_prompt_tokens"), 1) and whole(event.pop("max_tokens"), 1)
+        assert type(event.pop("priority")) is int and whole(event.pop("arrival"))
+    elif kind == "SCHEDULED":
+        cached, blocks = event.pop("num_cached_tokens"), event.pop("cached_blocks")
+        assert cached == len(blocks) * config["block_size"]
+        assert all(0 <= block < config["num_blocks"] for block in blocks)
+        assert config["prefix_caching"] or not blocks
+    elif kind == "PREEMPTED":
+        assert isinstance(event.pop("for"), str)
+        assert whole(event.pop("needs"), 1) and whole(event.pop("free"))
+    else:
+        assert kind == "FINISHED"
+        assert event.pop("reason") in ("stop", "length", "abort")
+    assert event == {}
+
+
+def check_step(record, number, config):
+    record = copy.deepcopy(record)
+    assert record.pop("step") == number
+    t, t_end = record.pop("t"), record.pop("t_end")
+    assert isinstance(t, float) and t <= t_end
+    scheduled, new_tokens = record.pop("scheduled"), record.pop("new_tokens")
+    assert scheduled and all(whole(n, 1) for n in scheduled.values())
+    assert record.pop("num_batched_tokens") == sum(scheduled.values()) <= config["max_num_batched_tokens"]
+    assert record.pop("num_running") == len(scheduled) <= config["max_num_seqs"]
+    waiting, blocked = record.pop("num_waiting"), record.pop("blocked")
+    assert whole(waiting) and blocked.pop("reason") in REASONS
+    assert ("id" in blocked) == (waiting > 0)
+    blocked.pop("id", None)
+    if blocked:
+        assert blocked.pop("needs") > blocked.pop("free")
+    assert blocked == {}
+    assert set(new_tokens) <= set(scheduled) and all(whole(token) for token in new_tokens.values())
+    blocks = record.pop("blocks")
+    assert set(blocks) <= set(scheduled)
+    assert all(new and 0 <= min(new) and max(new) < config["num_blocks"] for new in blocks.values())
+    assert 0 <= record.pop("num_free_blocks") <= config["num_blocks"]
+    assert 0 <= record.pop("num_cached_blocks") <= config["num_blocks"]
+    for event in record.pop("events"):
+        check_event(event, config)
+    assert record == {}
+
+
+def check_schema(trace):
+    header = copy.deepcopy(trace.header)
+    assert (header.pop("trace"), header.pop("version")) == ("mini-engine", 1)
+    assert header.pop("clock") in ("virtual", "wall") and header.pop("unit") in ("step", "ms", "s")
+    assert isinstance(header.pop("parts"), dict)
+    config = header.pop("config")
+    assert header == {}
+    assert set(config) == {
+        "policy",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "long_prefill_token_threshold",
+        "num_blocks",
+        "block_size",
+        "prefix_caching",
+        "watermark",
+    }
+    for number, record in enumerate(trace.steps):
+        check_step(record, number, config)
+
+
+def test_every_field_of_a_random_run(runs):
+    """Each has the type and the range that the schema gives it, and there is no other."""
+    for engine in runs:
+        check_schema(engine.trace)
+
+
+def test_every_field_of_a_run_of_the_engine():
+    """In wall time, with a real engine, aborts and an end."""
+    engine = scripted_engine({}, num_blocks=6, block_size=4, max_num_seqs=3, max_num_batched_tokens=8)
+    for name in "abc":
+        engine.add_request("hello", request_id=name)
+    engine.step()
+    engine.abort("c")
+    while engine.has_work:
+        engine.step()
+    trace = engine.trace
+    check_schema(trace)
+    assert (trace.header["clock"], trace.header["unit"]) == ("wall", "s")
+    assert trace.end == {"end": "drained", "step": len(trace.steps), "num_free_blocks": 6}
+    times = [t for record in trace.steps for t in (record["t"], record["t_end"])]
+    assert times == sorted(times)
+
+
+def test_the_header_tells_the_settings_and_the_parts():
+    engine = scripted_engine({}, policy="priority", long_prefill_token_threshold=3, watermark=2, num_blocks=9)
+    assert engine.trace.header["config"] == {
+        "policy": "priority",
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "long_prefill_token_threshold": 3,
+        "num_blocks": 9,
+        "block_size": 4,
+        "prefix_caching": True,
+        "watermark": 2,
+    }
+    engine = scripted_engine({}, part_names={"clamp": "lab-02"})
+    assert engine.trace.header["parts"] == {"clamp": "lab-02"}
+
+
+def test_all_of_a_trace_is_json(runs):
+    for engine in runs[:10]:
+        for record in engine.trace.steps:
+            assert json.loads(json.dumps(record)) == record
+
+
+# ------------------------------------------------------------------- why nobody was admitted
+
+
+def blocked(engine):
+    return engine.trace.steps[-1]["blocked"]
+
+
+def test_blocked_by_slots():
+    engine = SlotEngine(max_num_seqs=2).add(*(make_request(i) for i in "abc"))
+    engine.step()
+    assert blocked(engine) == {"reason": "slots", "id": "c"}
+
+
+def test_blocked_by_the_budget():
+    engine = SlotEngine(max_num_batched_tokens=8, max_num_seqs=4).add(make_request("a", 9), make_request("b"))
+    engine.step()
+    assert blocked(engine) == {"reason": "budget", "id": "b"}
+
+
+def test_blocked_by_memory():
+    engine = SlotEngine(num_blocks=5, block_size=4, watermark=1)
+    engine.add(make_request("a", 8), make_request("b", 9), make_request("c", 1))
+    engine.step()
+    assert blocked(engine) == {"reason": "memory", "id": "b", "needs": 4, "free": 3}
+
+
+def test_blocked_by_a_preemption():
+    engine = SlotEngine(num_blocks=2, block_size=4).add(make_request("a", 4), make_request("b", 4))
+    engine.step()
+    engine.add(make_request("c", 1))
+    engine.step()
+    assert blocked(engine) == {"reason": "preempted", "id": "b"}
+
+
+def test_nobody_waits():
+    engine = SlotEngine().add(make_request("a"))
+    engine.step()
+    assert blocked(engine) == {"reason": "empty"}
+
+
+def test_every_reason_occurs_and_no_other(runs):
+    """Over random runs all five are seen; "none" would be a scheduler that lets room go to waste."""
+    seen = {record["blocked"]["reason"] for engine in runs for record in engine.trace.steps}
+    assert seen == REASONS
+
+
+def test_a_scheduler_that_wastes_room_is_told():
+    """The trace says "none" for a scheduler that admits nobody though it could."""
+    from mini_engine.scheduler import schedule_step
+
+    def lazy(waiting, running, kv, **limits):
+        limits["max_num_seqs"] = min(limits["max_num_seqs"], 1)
+        return schedule_step(waiting, running, kv, **limits)
+
+    engine = SlotEngine(schedule_step=lazy).add(make_request("a"), make_request("b"))
+    engine.step()
+    assert blocked(engine) == {"reason": "none", "id": "b"}
+
+
+# ------------------------------------------------------------------------------------- events
+
+
+def test_a_preemption_says_for_whom_and_why():
+    """`for` is the first survivor that could not have grown; needs and free are those before it."""
+    engine = SlotEngine(num_blocks=5, block_size=4)
+    engine.add(make_request("a", 3, 9), make_request("b", 4, 9), make_request("c", 9, 4))
+    engine.step()
+    engine.step()
+    (event,) = [e for e in engine.trace.steps[-1]["events"] if e["type"] == "PREEMPTED"]
+    assert event == {"type": "PREEMPTED", "id": "c", "for": "b", "needs": 1, "free": 0}
+
+
+def test_preemptions_in_random_runs(runs):
+    """For a survivor where there is one that had to grow, out of too few free blocks."""
+    count = 0
+    for engine in runs:
+        for record in engine.trace.steps:
+            gone = [e for e in record["events"] if e["type"] == "PREEMPTED"]
+            for event in gone:
+                assert event["needs"] > event["free"]
+                assert event["id"] not in record["scheduled"]
+                assert event["for"] in record["scheduled"] or event["for"] == event["id"]
+                count += 1
+    assert count > 20
+
+
+def test_events_of_a_life():
+    """QUEUED, SCHEDULED, tokens, PREEMPTED, SCHEDULED again, FINISHED; each once, in this order."""
+    engine = SlotEngine(num_blocks=3, block_size=4)
+    engine.add(make_request("a", 4, 6), make_request("b", 4, 6, priority=3)).run()
+    told = [(r["step"], e["type"]) for r in engine.trace.steps for e in r["events"] if e["id"] == "b"]
+    assert [kind for _, kind in told] == ["QUEUED", "SCHEDULED", "PREEMPTED", "SCHEDULED", "FINISHED"]
+    steps = [step for step, _ in told]
+    assert steps[:3] == [0, 0, 1] and steps == sorted(steps)
+    queued = engine.trace.steps[0]["events"][1]
+    assert queued == {
+        "type": "QUEUED",
+        "id": "b",
+        "t": 0.0,
+        "num_prompt_tokens": 4,
+        "max_tokens": 6,
+        "priority": 3,
+        "arrival": 1,
+    }
+
+
+def test_cached_blocks_are_the_blocks_that_were_hit():
+    engine = SlotEngine()
+    prompt = [1, 2, 3, 4, 0, 1, 2, 3]
+    engine.add(make_request("a", [*prompt, 1], 1))
+    engine.step()
+    table = engine.trace.steps[0]["blocks"]["a"]
+    engine.add(make_request("b", [*prompt, 2], 1))
+    engine.step()
+    (event,) = [e for e in engine.trace.steps[1]["events"] if e["type"] == "SCHEDULED"]
+    assert event == {"type": "SCHEDULED", "id": "b", "num_cached_tokens": 8, "cached_blocks": table[:2]}
+    assert len(engine.trace.steps[1]["blocks"]["b"]) == 1, "only what is new is told"
+
+
+def test_aborts_are_told_before_and_after_the_last_step():
+    engine = SlotEngine().add(make_request("a", 4, 9), make_request("b", 4, 2))
+    engine.step()
+    engine.abort("a")
+    engine.step()
+    assert {"type": "FINISHED", "id": "a", "reason": "abort"} in engine.trace.steps[1]["events"]
+    engine.add(make_request("c"))
+    engine.abort("c")
+    end = engine.recorder.close("drained").end
+    assert [e["type"] for e in end["events"]] == ["QUEUED", "FINISHED"]
+    assert end["num_free_blocks"] == engine.kv.num_blocks
+
+
+def test_aborting_nobody_is_no_event():
+    engine = SlotEngine().add(make_request("a"))
+    assert engine.abort("nobody") is False
+    engine.step()
+    assert [e["type"] for e in engine.trace.steps[0]["events"]] == ["QUEUED", "SCHEDULED"]
+
+
+def test_free_blocks_are_those_while_the_step_ran():
+    """Before the finished gave theirs back; the end line has the final number."""
+    engine = SlotEngine(num_blocks=10, block_size=4).add(make_request("a", 9, 1))
+    engine.step()
+    assert engine.trace.steps[0]["num_free_blocks"] == 7
+    assert engine.recorder.close("drained").end["num_free_blocks"] == 10
+
+
+# ------------------------------------------------------------------------------------- clocks
+
+
+def test_virtual_time_is_what_the_cost_says():
+    """A step each, or milliseconds from the record; whole numbers of nothing but the run."""
+    engine = SlotEngine().add(make_request("a", 5, 3)).run()
+    assert [(r["t"], r["t_end"]) for r in engine.trace.steps] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
+    engine = SlotEngine()
+    engine.recorder.clock = VirtualClock(lambda record: 0.5 + record["num_batched_tokens"])
+    engine.add(make_request("a", 5, 3)).run()
+    assert [r["t_end"] for r in engine.trace.steps] == [5.5, 7.0, 8.5]
+    assert (engine.recorder.clock.kind, engine.recorder.clock.unit) == ("virtual", "ms")
+
+
+def test_wall_time_runs():
+    clock = WallClock()
+    assert 0 <= clock.now() < clock.now() + 1e-3 and (clock.kind, clock.unit) == ("wall", "s")
+
+
+def test_a_sink_takes_the_steps_instead():
+    from mini_engine.trace import Recorder
+
+    engine, seen = SlotEngine(), []
+    recorder = Recorder(engine.scheduler, sink=seen.append)
+    recorder.add(make_request("a", 3, 1))
+    engine.recorder = recorder
+    engine.step()
+    assert len(seen) == 1 and recorder.trace.steps == []
+
+
+# ------------------------------------------------------------------------------------- replay
+
+
+def test_replay_agrees_with_the_scheduler_at_each_step():
+    """Counters, outputs, blocks and states of every request, as they were while the step ran."""
+    for seed in SEEDS:
+        workload, arrivals = random_workload(seed)
+        engine, step, truth = SlotEngine(**workload), 0, []
+        compute = engine.compute
+
+        def noting(running, scheduled, engine=engine, truth=truth, compute=compute):
+            told = {}
+            for request in engine.requests.values():
+                told[request.request_id] = (
+                    request.num_computed_tokens,
+                    len(request.output_token_ids),
+                    list(engine.kv.block_table(request)),
+                    request.num_preemptions,
+                    scheduled.get(request.request_id, 0),
+                    request.is_decode and request in running,
+                    request.finish_reason,
+                )
+            truth.append(told)
+            return compute(running, scheduled)
+
+        engine.compute = noting
+        while arrivals or engine.scheduler.has_work:
+            while arrivals and arrivals[0][0] <= step:
+                engine.add(arrivals.pop(0)[1])
+            if step == 5:
+                engine.abort("q1")
+            if engine.scheduler.has_work:
+                engine.step()
+            step += 1
+        told = list(truth)
+        assert len(told) == len(engine.trace.steps)
+        for (record, views), expected in zip(replay(engine.trace), told, strict=True):
+            assert views.keys() == expected.keys()
+            for request_id, view in views.items():
+                computed, outputs, blocks, preemptions, scheduled, decodes, reason = expected[request_id]
+                where = (seed, record["step"], request_id)
+                if reason is None:
+                    assert view.num_computed_tokens == computed, where
+                assert view.num_output_tokens == outputs, where
+                assert view.blocks == blocks, where
+                assert view.num_preemptions == preemptions, where
+                assert view.num_scheduled == scheduled, where
+                assert (view.state == "decode") == decodes, where
+                if view.state == "finished":
+                    assert reason is not None, where
+                if view.state in ("waiting", "preempted"):
+                    assert not scheduled and reason is None, where
+
+
+def test_replay_states_of_a_life():
+    """waiting, prefill, decode, preempted, waiting, prefill ..., finished."""
+    engine = SlotEngine(num_blocks=3, block_size=4, max_num_batched_tokens=6, max_num_seqs=2)
+    engine.add(make_request("a", 4, 6), make_request("b", 4, 6)).run()
+    engine.add(make_request("c", 4, 1)).run()
+    states = [views["b"].state for _, views in replay(engine.trace)]
+    prefill, decode = ["prefill"], ["decode"]
+    expected = prefill * 2 + ["preempted"] + ["waiting"] * 3 + prefill + decode * 4 + ["finished"]
+    assert states == expected
+
+
+# -------------------------------------------------------------------------------------- files
+
+
+def test_a_file_gives_back_what_was_written(tmp_path, runs):
+    """Header, steps and end, through folders that are not there yet; nothing partial is left."""
+    trace = runs[3].recorder.close("drained")
+    path = tmp_path / "new" / "folder" / "trace.jsonl"
+    write_trace(path, trace)
+    read = read_trace(path)
+    assert (read.header, read.steps, read.end) == (trace.header, trace.steps, trace.end)
+    assert [file.name for file in path.parent.iterdir()] == ["trace.jsonl"]
+    assert len(path.read_text().splitlines()) == len(trace.steps) + 2
+    assert first_difference(read, trace) is None
+
+
+def test_a_run_without_an_end_can_be_read(tmp_path, runs):
+    """A cut that leaves whole lines is a shorter run, not an error."""
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, Trace(runs[0].trace.header, runs[0].trace.steps[:3]))
+    assert read_trace(path).end is None and len(read_trace(path).steps) == 3
+
+
+HEADER = '{"trace":"mini-engine","version":1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty file, not a trace"),
+        ("hello\n", "line 1: not JSON"),
+        ("[]\n", "line 1: not the header of a mini-engine trace"),
+        ('{"step":0}\n', "line 1: not the header"),
+        ('{"trace":"mini-engine","version":2}\n', "trace version 2; this reads version 1"),
+        (HEADER + '{"step":0\n', "line 2: not JSON"),
+        (HEADER + '{"step":0}\n{"st', "line 3: not JSON"),
+        (HEADER + "\n", "line 2: not JSON"),
+        (HEADER + '{"other":0}\n', "line 2: neither a step nor the end"),
+        (HEADER + "17\n", "line 2: neither a step nor the end"),
+        (HEADER + '"the end"\n', "line 2: neither a step nor the end"),
+        (HEADER + '["step"]\n', "line 2: neither a step nor the end"),
+        (HEADER + "null\n", "line 2: neither a step nor the end"),
+    ],
+)
+def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
+    """It names the file, and the line where there is one."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_trace(path)
+    assert "bad.jsonl" in str(error.value)
+
+
+def test_a_file_that_is_not_text_is_one_clear_error(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"\x89PNG\xff\xfe\x00")
+    with pytest.raises(ValueError, match="bad.jsonl, line 1: not JSON"):
+        read_trace(path)
+
+
+# ---------------------------------------------------------------------------------- comparing
+
+
+def test_a_run_equals_itself_and_its_repetition():
+    for seed in SEEDS[:10]:
+        first, second = (play(*random_workload(seed)).trace for _ in range(2))
+        assert first_difference(first, second) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["scheduled"].update({next(iter(r["scheduled"])): 99}),
+        lambda r: r.update(scheduled=dict(reversed(list(r["scheduled"].items())))),
+        lambda r: r["new_tokens"].update(q0=77),
+        lambda r: r.update(num_free_blocks=r["num_free_blocks"] + 1),
+        lambda r: r.update(num_waiting=r["num_waiting"] + 1),
+        lambda r: r.update(num_running=r["num_running"] + 1),
+        lambda r: r["events"].append({"type": "FINISHED", "id": "q0", "reason": "stop"}),
+        lambda r: r["events"].clear(),
+    ],
+)
+def test_first_difference_finds_the_step(change):
+    """What was scheduled and in which order, tokens, counts and events all count."""
+    trace = next(
+        t
+        for t in (play(*random_workload(seed)).trace for seed in SEEDS)
+        if any(len(r["scheduled"]) > 1 and r["events"] for r in t.steps[2:])
+    )
+    index = next(i for i, r in enumerate(trace.steps) if i > 1 and len(r["scheduled"]) > 1 and r["events"])
+    other = copy.deepcopy(trace)
+    change(other.steps[index])
+    assert first_difference(other, trace) == index
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.update(t=9.5, t_end=10.5),
+        lambda r: r.update(blocks={"q0": [1]}),
+        lambda r: r["blocked"].update(reason="memory"),
+        lambda r: r["events"][0].update(t=5.0),
+    ],
+)
+def test_times_block_ids_and_commentary_do_not_count(change):
+    trace = play(*random_workload(1)).trace
+    other = copy.deepcopy(trace)
+    change(other.steps[0])
+    assert first_difference(other, trace) is None
+
+
+def test_a_shorter_run_differs_where_it_ends():
+    trace = play(*random_workload(1)).trace
+    shorter = Trace(trace.header, trace.steps[:-2])
+    assert first_difference(shorter, trace) == first_difference(trace, shorter) == len(trace.steps) - 2
+
+
+def test_decisions_leave_the_record_alone():
+    record = play(*random_workload(1)).trace.steps[0]
+    before = copy.deepcopy(record)
+    told = decisions(record)
+    assert record == before
+    assert told["scheduled"] == list(record["scheduled"].items())
