@@ -205,6 +205,18 @@ GGUF_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 
+GGUF_KEYS = {  # config.json's names, and the metadata keys after the architecture's name
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+
 
 def _open_gguf(path: Path) -> Checkpoint:
     from gguf.quants import dequantize
@@ -228,10 +240,8 @@ def _open_gguf(path: Path) -> Checkpoint:
 
     def read(name):
         tensor = tensors[name]
-        data, kind = (
-            np.asarray(tensor.data),
-            tensor.tensor_type,
-        )  # no longer a memmap: those are slow to slice
+        # As a plain array: slices of a memmap, which dequantize takes by the thousand, are slow.
+        data, kind = np.asarray(tensor.data), tensor.tensor_type
         try:
             data = data if data.dtype.kind == "f" else dequantize(data, kind)
         except NotImplementedError:
@@ -258,34 +268,21 @@ def _open_gguf(path: Path) -> Checkpoint:
 def _gguf_config(gguf, tensors: dict) -> ModelConfig:
     """llama.cpp's metadata in the words of a config.json; what it leaves out, the tensors tell."""
     arch = gguf.need("general.architecture")
-    if arch in ("llama", "qwen2", "qwen3"):
+    config = {"model_type": arch, "tie_word_embeddings": "lm_head.weight" not in tensors}
+    for name, key in GGUF_KEYS.items():
+        if (value := gguf.get(f"{arch}.{key}")) is not None:
+            config[name] = value
+    if arch in ("llama", "qwen2", "qwen3"):  # from_dict refuses any other by name
+        for key in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count"):
+            gguf.need(f"{arch}.{key}")
         for key in ("expert_count", "attention.sliding_window"):
             if gguf.get(f"{arch}.{key}"):
-                raise ValueError(
-                    f"{gguf.path}: {arch}.{key} is not supported; mini-engine runs dense decoders"
-                )
-    keys = {
-        "num_hidden_layers": "block_count",
-        "hidden_size": "embedding_length",
-        "intermediate_size": "feed_forward_length",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "head_dim": "attention.key_length",
-        "max_position_embeddings": "context_length",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        "rope_theta": "rope.freq_base",
-    }
-    found = {name: gguf.get(f"{arch}.{key}") for name, key in keys.items()}
-    missing = [f"{arch}.{keys[name]}" for name in list(keys)[:4] if found[name] is None]
-    config = {"model_type": arch, **{name: value for name, value in found.items() if value is not None}}
-    if arch in ("llama", "qwen2", "qwen3") and missing:
-        raise ValueError(f"{gguf.path}: the metadata key {missing[0]!r} is missing")
+                raise ValueError(f"{gguf.path}: {arch}.{key} is not supported; only plain dense decoders are")
     if "embed_tokens.weight" in tensors:
         config["vocab_size"] = int(tensors["embed_tokens.weight"].shape[1])
     scaling = gguf.get(f"{arch}.rope.scaling.type", "none")
     if scaling != "none":
         config["rope_scaling"] = {"rope_type": scaling, "factor": gguf.get(f"{arch}.rope.scaling.factor")}
-    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
     return dataclasses.replace(
         ModelConfig.from_dict(config, str(gguf.path)),
         qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,

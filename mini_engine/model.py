@@ -18,6 +18,14 @@ from torch import Tensor, nn
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
+# The kinds of rope scaling, and what each must say.
+ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The numbers of a config.json that the decoder needs, under Hugging Face's own names."""
@@ -64,10 +72,16 @@ class ModelConfig:
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
         kind = rope.get("rope_type") or rope.get("type") or "default"
-        if kind not in ("default", "linear", "llama3"):
+        if kind not in ROPE_KEYS:
             raise ValueError(
                 f"{source}: rope scaling {kind!r} is not supported; default, linear and llama3 are"
             )
+        for key in ROPE_KEYS[kind]:
+            if rope.get(key) is None:
+                raise ValueError(f"{source}: rope scaling {kind!r} needs the key {key!r}, which is missing")
+        partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+        if partial != 1.0:
+            raise ValueError(f"{source}: partial_rotary_factor {partial} is not supported; heads turn whole")
         heads, hidden = need("num_attention_heads"), need("hidden_size")
         attention_bias = bool(config.get("attention_bias", False))
         self = cls(

@@ -306,6 +306,17 @@ def test_missing_config_key(folder):
     refused(edit_config(folder, hidden_size=None), "config.json: the key 'hidden_size' is missing")
 
 
+def test_rope_that_is_not_supported_or_not_complete(folder):
+    for rope, match in (
+        ({"rope_type": "yarn", "factor": 4.0}, "config.json: rope scaling 'yarn' is not supported"),
+        ({"type": "linear"}, "config.json: rope scaling 'linear' needs the key 'factor', which is missing"),
+        ({"rope_type": "llama3", "factor": 8.0}, "rope scaling 'llama3' needs the key 'low_freq_factor'"),
+    ):
+        refused(edit_config(folder, rope_scaling=rope), match)
+    edit_config(folder, rope_scaling=None, partial_rotary_factor=0.5)
+    refused(folder, "config.json: partial_rotary_factor 0.5 is not supported")
+
+
 def test_missing_weight_file(folder):
     (folder / "model.safetensors").unlink()
     refused(folder, "model.safetensors: there is no such file", FileNotFoundError)
