@@ -31,7 +31,7 @@ function sentences(fold, index) {
   const end = fold.trace.end;
   if (end && index === fold.steps.length - 1) {
     for (const { id } of end.events ?? []) say("finish", [id], `${id} is aborted after the last step.`);
-    say("end", [], ENDS[end.end] ?? `The run ends: ${end.end}.`);
+    say("end", [], (ENDS[end.end] ?? `The run ends: ${end.end}.`) + details(end));
   }
   if (!told.length) say("end", [], "Nothing is decided: no request is there to be served.");
   return told;
@@ -43,6 +43,11 @@ const ENDS = {
   max_steps: "The recording ends here: the limit of steps is reached.",
   error: "The run ends here with an error.",
 };
+
+function details({ error, waiting = [], running = [] }) {
+  const left = [...running, ...waiting];
+  return (error ? ` ${error}` : "") + (left.length ? ` Not done: ${list(left)}.` : "");
+}
 
 function sayArrivals(views, config, say) {
   const ids = views.map((view) => view.request_id);
@@ -57,7 +62,7 @@ function sayArrivals(views, config, say) {
 function sayRoom(events, views, config, say) {
   if (!events.length) return;
   const { needs, free } = events[0];
-  say("room", [], `Room must be made first: the running requests need ${count(needs, "more block")}, ${are(free)} free.`);
+  say("room", [], `Room must be made: the running requests need ${count(needs, "more block")}, ${are(free)} free.`);
   for (const { id, for: other } of events) {
     const view = views.get(id);
     const why = other === id ? "" : ` so that ${other} can go on`;
@@ -78,7 +83,7 @@ function sayGrowth(record, views, say) {
   const grown = Object.entries(record.blocks).filter(([id]) => !views.get(id).admitted);
   if (!grown.length) return;
   const parts = grown.map(([id, blocks]) => `${id} takes block ${list(blocks)}`);
-  say("grow", grown.map(([id]) => id), `${list(parts)}: no place was left in ${grown.length > 1 ? "their" : "its"} last block.`);
+  say("grow", grown.map(([id]) => id), `${list(parts)}: ${grown.length > 1 ? "their last blocks were" : "its last block was"} full.`);
 }
 
 function admission(view, config, record) {

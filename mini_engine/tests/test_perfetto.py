@@ -49,10 +49,22 @@ def advance(recorder) -> None:
     recorder.update(scheduled, {r.request_id: 7 for r in done})
 
 
+def with_gaps(trace):
+    """As a wall clock sees it: between two steps the engine does something else for a while."""
+    for record in trace.steps:
+        late = 0.25 * record["step"]
+        record["t"], record["t_end"] = record["t"] + late, record["t_end"] + late
+        for event in record["events"]:
+            if "t" in event:
+                event["t"] += late
+    return trace
+
+
 TRACES = [
     ready_setup(),
     *map(random_trace, range(6)),
-    random_trace(7, lambda r: 0.1 + r["num_batched_tokens"] / 7),
+    random_trace(7, lambda record: 0.1 + record["num_batched_tokens"] / 7),
+    with_gaps(random_trace(8)),
 ]
 
 
@@ -114,15 +126,24 @@ def test_the_tracks_tell_what_the_trace_tells(exported):
     trace, chrome = exported
     scale = MICROSECONDS[trace.header["unit"]]
     slices = [event for event in chrome["traceEvents"] if event["ph"] == "X"]
-    chunks, decode = [], 0.0
+    chunks, decoded_in = [], {}
     for record, views in replay(trace):
         for request_id, num_tokens in record["scheduled"].items():
             if views[request_id].state == "prefill":
                 chunks.append(num_tokens)
             else:
-                decode += record["t_end"] - record["t"]
+                decoded_in.setdefault(request_id, []).append(record)
     assert sorted(int(e["name"].split()[-1]) for e in slices if kind(e) == "chunk") == sorted(chunks)
-    assert sum(e["dur"] for e in slices if e["name"] == "decode") == pytest.approx(decode * scale)
+    decodes = [e for e in slices if e["name"] == "decode"]
+    ids = {e["tid"]: e["args"]["name"] for e in chrome["traceEvents"] if e["name"] == "thread_name"}
+    for request_id, records in decoded_in.items():
+        # Slices of consecutive steps: they begin and end with one, and cover each step whole.
+        own = [(e["ts"], e["ts"] + e["dur"]) for e in decodes if ids[e["tid"]] == request_id]
+        starts, ends = [r["t"] * scale for r in records], [r["t_end"] * scale for r in records]
+        for start, end in own:
+            assert min(abs(t - start) for t in starts) < 1e-2 and min(abs(t - end) for t in ends) < 1e-2
+        for start, end in zip(starts, ends, strict=True):
+            assert any(a <= start + 1e-2 and end <= b + 1e-2 for a, b in own)
     counted = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "tokens in the step"]
     assert counted == [record["num_batched_tokens"] for record in trace.steps]
     used = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "KV blocks in use"]

@@ -215,6 +215,11 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
                 left = view.num_prompt_tokens + view.num_output_tokens
                 left -= view.num_computed_tokens + view.num_scheduled
                 assert (f"; {left} " in line["text"]) == bool(left)
+                threshold = limits["long_prefill_token_threshold"]
+                cut = bool(left) and view.num_scheduled == threshold
+                assert ("threshold" in line["text"]) == cut and ("budget" in line["text"]) == (
+                    bool(left) > cut
+                )
         blocked = record["blocked"]
         expected = {
             "empty": None,
