@@ -238,15 +238,14 @@ def _serve(recorder: Recorder, workload: Iterable[Arrival]) -> int:
             clock.time = max(clock.time, following[0])
         while following and following[0] <= clock.time:
             timestamp, request = following
+            # It came while the step ran, not at the step's end.
+            now, clock.time = clock.time, timestamp
             try:
-                # It came while the step ran, not at the step's end.
-                now, clock.time = clock.time, timestamp
                 recorder.add(request)
                 live[request.request_id] = request
             except ValueError:
                 num_refused += 1
-            finally:
-                clock.time = now
+            clock.time = now
             following = next(coming, None)
         if recorder.has_work:
             _step(recorder, live, lambda request: 0)
