@@ -1,0 +1,71 @@
+"""Another right lab-04: plain loops over rows and columns, and pads that see all they can."""
+
+import torch
+
+from mini_engine.dense_attention import FusedBatch, pad_left  # noqa: F401  (both are given)
+from mini_engine.model import sdpa
+
+
+def fused_attention_mask(past_lens, num_new):
+    pasts, news = past_lens.tolist(), num_new.tolist()
+    p_max, t_max = max(pasts), max(news)
+
+    def may_see(past, new, query, key):
+        if query < t_max - new:
+            return True  # a padded query: what it sees is nobody's business
+        if key < p_max:
+            return key >= p_max - past
+        return t_max - new <= key - p_max <= query
+
+    cells = [
+        [[[may_see(p, n, t, c) for c in range(p_max + t_max)] for t in range(t_max)]]
+        for p, n in zip(pasts, news, strict=True)
+    ]
+    return torch.tensor(cells)
+
+
+def assemble_fused_batch(rows, caches):
+    width = max(n for _, n in rows)
+    tokens, positions = torch.zeros(2, len(rows), width, dtype=torch.long)
+    past_lens, num_new = torch.zeros(2, len(rows), dtype=torch.long)
+    names, is_last = [], []
+    for row, (request, n) in enumerate(rows):
+        start = request.num_computed_tokens
+        if len(caches[request.request_id]) != start:
+            raise ValueError(
+                f"{request.request_id}: {len(caches[request.request_id])} cached, {start} computed"
+            )
+        tokens[row, width - n :] = torch.tensor(request.token_ids(start, start + n))
+        positions[row, width - n :] = torch.arange(start, start + n)
+        past_lens[row], num_new[row] = start, n
+        names.append(request.request_id)
+        is_last.append(start + n == request.num_tokens)
+    mask = fused_attention_mask(past_lens, num_new)
+    return FusedBatch(names, tokens, positions, past_lens, num_new, mask, is_last)
+
+
+def disassemble_fused_cache(batch, new_kv, caches):
+    width = int(batch.num_new.max())
+    real = torch.arange(width) >= width - batch.num_new[:, None]
+    for row, name in enumerate(batch.request_ids):
+        for layer in range(len(new_kv)):
+            caches[name].append(layer, *(x[row][real[row]] for x in new_kv[layer]))
+
+
+def fused_step(model, rows, caches):
+    batch = assemble_fused_batch(rows, caches)
+    p_max = int(batch.past_lens.max())
+    computed = {}
+
+    def attend(layer, q, k, v):
+        computed[layer] = (k, v)
+        keys, values = (torch.cat((x.new_zeros(len(rows), p_max, *x.shape[2:]), x), dim=1) for x in (k, v))
+        for row, name in enumerate(batch.request_ids):
+            n = int(batch.past_lens[row])
+            keys[row, p_max - n : p_max], values[row, p_max - n : p_max] = caches[name].get(layer)
+        return sdpa(q, keys, values, batch.mask)
+
+    hidden = model(batch.tokens, batch.positions, attend)[:, -1]
+    disassemble_fused_cache(batch, [computed[layer] for layer in sorted(computed)], caches)
+    everybody = model.logits(hidden)
+    return {name: everybody[row] for row, name in enumerate(batch.request_ids) if batch.is_last[row]}

@@ -1,0 +1,183 @@
+"""lab-04's scenarios, its tiny model, and how one is run: the engine's Scheduler around `fused_step`."""
+
+import random
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from labs.kit import FakeKV, drive, make_request
+from labs.kit.toys import VOCAB
+from mini_engine.dense_attention import DenseCache, dense_attend
+from mini_engine.model import CausalLM, ModelConfig, sdpa
+from mini_engine.scheduler import Scheduler
+
+# Two layers, four heads that share two pairs of keys and values.
+CONFIG = ModelConfig("llama", VOCAB, 32, 48, 2, 4, 2, 8, 256, tie_word_embeddings=True)
+SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+
+# What one step may look like: (tokens in the cache, new tokens) of each row.
+SHAPES = {
+    "the worked example": [(21, 1), (14, 1), (8, 1), (0, 8)],
+    "decodes only": [(21, 1), (14, 1), (8, 1)],
+    "one prefill only": [(0, 8)],
+    "several first chunks": [(0, 8), (0, 3), (0, 1)],
+    "later chunks and decodes, in any order": [(5, 6), (21, 1), (0, 9), (14, 1), (30, 2)],
+    "no past beside a long one": [(40, 1), (0, 1)],
+}
+
+
+@cache
+def model() -> CausalLM:
+    """A random float64 model, with weights large enough that a wrong key shows in the logits."""
+    generator = torch.Generator().manual_seed(0)
+    net = CausalLM(CONFIG).double().requires_grad_(False)
+    for name, parameter in net.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=generator)
+    return net
+
+
+def empty_cache() -> DenseCache:
+    return DenseCache(CONFIG, torch.float64)
+
+
+def compute(token_ids: Sequence[int], store: DenseCache) -> torch.Tensor:
+    """Compute tokens one request alone, behind what `store` holds; the last hidden row."""
+    positions = torch.arange(len(store), len(store) + len(token_ids))
+    return model()(torch.tensor(token_ids), positions, dense_attend(store))[-1]
+
+
+def alone(token_ids: list[int]) -> tuple[torch.Tensor, DenseCache]:
+    """The logits behind the last token, and the cache, with nobody beside it and nothing cut."""
+    logits, store = _alone(tuple(token_ids))
+    return logits, deepcopy(store)
+
+
+@cache
+def _alone(token_ids: tuple[int, ...]) -> tuple[torch.Tensor, DenseCache]:
+    store = empty_cache()
+    return model().logits(compute(token_ids, store)), store
+
+
+@cache
+def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
+    """The greedy text of one request with nobody beside it."""
+    tokens = make_request(request_id, prompt).prompt_token_ids
+    store = empty_cache()
+    hidden, text = compute(tokens, store), []
+    while len(text) < max_tokens:
+        text.append(int(model().logits(hidden).argmax()))
+        hidden = compute(text[-1:], store)
+    return text
+
+
+def mid_flight(name: str, past: int, new: int, *, outputs: int = 0):
+    """A request with `past` computed tokens and `new` left, and its cache; the last ones are outputs."""
+    tokens = make_request(name, past + new).prompt_token_ids
+    request = make_request(name, tokens[: len(tokens) - outputs])
+    request.output_token_ids = tokens[len(tokens) - outputs :]
+    request.num_computed_tokens = past
+    return request, alone(tokens[:past])[1] if past else empty_cache()
+
+
+def fleet(shapes: list[tuple[int, int]]):
+    """Rows and caches of a step: each request brings all that it has left; single tokens are decodes."""
+    rows, caches = [], {}
+    for number, (past, new) in enumerate(shapes):
+        outputs = 1 if past and new == 1 else 0
+        request, caches[f"r{number}"] = mid_flight(f"r{number}", past, new, outputs=outputs)
+        rows.append((request, new))
+    return rows, caches
+
+
+def logits_under(batch, caches) -> torch.Tensor:
+    """The last column's logits (B, vocab_size) under the batch's mask, whatever it says; stores nothing."""
+    pasts = [caches[request_id] for request_id in batch.request_ids]
+
+    def attend(layer, q, k, v):
+        past = (pad_sequence(x, True, 0.0, "left") for x in zip(*(c.get(layer) for c in pasts), strict=True))
+        k, v = (torch.cat(pair, dim=1) for pair in zip(past, (k, v), strict=True))
+        return sdpa(q, k, v, batch.mask)
+
+    return model().logits(model()(batch.tokens, batch.positions, attend)[:, -1])
+
+
+class FusedModel:
+    """What the driver calls once a step: `fused_step`, the caches it needs, and the largest logit."""
+
+    def __init__(self, lab):
+        self.lab = lab
+        self.caches = {}
+
+    def forward(self, rows) -> dict[str, int]:
+        """Rows of (request, token_ids, positions, sample); {request_id: token} of the sampled."""
+        if not rows:
+            return {}
+        # Who is not in the step has finished or was preempted; who starts again starts empty.
+        self.caches = {
+            request.request_id: self.caches[request.request_id]
+            if request.num_computed_tokens
+            else empty_cache()
+            for request, *_ in rows
+        }
+        pairs = [(request, len(token_ids)) for request, token_ids, *_ in rows]
+        logits = self.lab.fused_step(model(), pairs, self.caches)
+        return {request_id: int(row.argmax()) for request_id, row in logits.items()}
+
+
+def _scenario(name, requests, *, budget=16, slots=4, blocks=200, threshold=0):
+    keys = ("id", "prompt", "max_tokens", "at")
+    return {
+        "name": name,
+        "config": {
+            "max_num_batched_tokens": budget,
+            "max_num_seqs": slots,
+            "long_prefill_token_threshold": threshold,
+            "num_blocks": blocks,
+        },
+        "requests": [dict(zip(keys, request, strict=True)) for request in requests],
+    }
+
+
+SCENARIOS = [
+    _scenario("one alone", [("A", 5, 6, 0)]),
+    _scenario(
+        "a prompt beside three decodes", [("A", 5, 6, 0), ("B", 4, 6, 0), ("C", 3, 6, 0), ("D", 30, 3, 1)]
+    ),
+    _scenario("several prompts at once", [("A", 5, 3, 0), ("B", 9, 3, 0), ("C", 2, 3, 0)], budget=12),
+    _scenario("two long prompts in chunks", [("A", 25, 3, 0), ("B", 18, 3, 0)], budget=10, threshold=6),
+    _scenario("preempted and computed again", [("A", 6, 9, 0), ("B", 6, 9, 0)], blocks=20),
+]
+
+
+def draw(seed: int, count: int) -> list[dict]:
+    """Scenarios drawn from a seed; some of their pools are small enough to preempt."""
+    rng = random.Random(seed)
+    drawn = []
+    for number in range(count):
+        requests = [
+            (f"r{i}", rng.randint(1, 24), rng.randint(1, 6), rng.randint(0, 4))
+            for i in range(rng.randint(1, 5))
+        ]
+        slots = rng.randint(1, 4)
+        drawn.append(
+            _scenario(
+                f"drawn {seed}.{number}",
+                requests,
+                budget=rng.randint(slots, 20),
+                slots=slots,
+                blocks=max(prompt + most for _, prompt, most, _ in requests) + rng.randint(0, 20),
+                threshold=rng.choice((0, 0, 3, 7)),
+            )
+        )
+    return drawn
+
+
+def run(lab, scenario: dict, *, raise_errors: bool = True):
+    """The trace of one scenario: mixed steps, each computed by one `lab.fused_step`."""
+    config = scenario["config"]
+    scheduler = Scheduler(FakeKV(config["num_blocks"]), **{name: config[name] for name in SETTINGS})
+    parts = {"attend_backend": "lab-04"}
+    return drive(scheduler, scenario, model=FusedModel(lab), raise_errors=raise_errors, parts=parts)

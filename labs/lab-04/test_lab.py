@@ -1,0 +1,302 @@
+"""What a fused step must do: its mask, its rectangle, its way back into the caches, and the whole."""
+
+import pytest
+import torch
+
+from labs.kit import assert_close, assert_drained, load
+
+scenarios = load("lab-04", "scenarios")
+SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
+SHAPES = scenarios.SHAPES
+
+
+def mask_of(lab, past_lens, num_new):
+    return lab.fused_attention_mask(torch.tensor(past_lens), torch.tensor(num_new))
+
+
+def picture(mask, row):
+    """One request's mask as lines of text, a query a line: x may be seen, . may not."""
+    return ["".join("x" if cell else "." for cell in line) for line in mask[row, 0].tolist()]
+
+
+# ----------------------------------------------------------------------------------------- the mask
+
+
+def test_mask_cell_by_cell(lab):
+    """Past 4, three new tokens, two rows, the first with two pads in its past: all 42 cells."""
+    mask = mask_of(lab, [2, 4], [3, 3])
+    assert picture(mask, 0) == ["..xxx..", "..xxxx.", "..xxxxx"]
+    assert picture(mask, 1) == ["xxxxx..", "xxxxxx.", "xxxxxxx"]
+
+
+def test_mask_has_a_dimension_for_the_heads(lab):
+    """The mask is bool (B, 1, T_max, P_max + T_max), so that it serves every head."""
+    mask = mask_of(lab, [21, 14, 8, 0], [1, 1, 1, 8])
+    assert (mask.dtype, tuple(mask.shape)) == (torch.bool, (4, 1, 8, 29))
+
+
+def test_pads_of_the_new_tokens_are_masked(lab):
+    """A decode beside a 4-token chunk sees its past and itself, and none of its 3 new pads."""
+    mask = mask_of(lab, [3, 1], [1, 4])
+    assert picture(mask, 0)[-1] == "xxx...x"
+    assert picture(mask, 1) == ["..xx...", "..xxx..", "..xxxx.", "..xxxxx"]
+
+
+def test_mask_without_any_past(lab):
+    """First chunks only: no column for the past, and each row's own lower triangle."""
+    mask = mask_of(lab, [0, 0], [3, 2])
+    assert picture(mask, 0) == ["x..", "xx.", "xxx"]
+    assert picture(mask, 1)[1:] == [".x.", ".xx"]
+
+
+def test_mask_of_any_rows(lab):
+    """In every shape of step, each real query sees its past and its chunk up to itself, no more."""
+    for shapes in SHAPES.values():
+        past_lens, num_new = (list(column) for column in zip(*shapes, strict=True))
+        mask = mask_of(lab, past_lens, num_new)
+        for row, (past, new) in enumerate(shapes):
+            for nth, line in enumerate(picture(mask, row)[-new:], start=1):
+                chunk = "." * (max(num_new) - new) + "x" * nth + "." * (new - nth)
+                assert line == "." * (max(past_lens) - past) + "x" * past + chunk
+
+
+def test_no_nan_from_a_softmax_written_by_hand(lab):
+    """Two layers of plain softmax over the mask give no NaN, though a row has no past and three pads."""
+    mask = mask_of(lab, [0, 3], [1, 4])
+    x = torch.randn(2, 7, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        scores = (x[:, 3:] @ x.transpose(1, 2)).masked_fill(~mask[:, 0], float("-inf"))
+        # A query that may see nothing has the weights 0 / 0 here, and the next layer takes them in.
+        x = torch.cat((x[:, :3], torch.softmax(scores, dim=-1) @ x), dim=1)
+    for row, new in ((0, 1), (1, 4)):
+        assert not x[row, -new:].isnan().any(), f"NaN has reached the real tokens of row {row}"
+
+
+# ------------------------------------------------------------------------------------ the rectangle
+
+
+def test_the_worked_example(lab):
+    """Decodes of 22, 15 and 9 tokens and an 8-token chunk: 11 tokens, four rows, eight columns."""
+    rows, caches = scenarios.fleet(SHAPES["the worked example"])
+    batch = lab.assemble_fused_batch(rows, caches)
+    last = [request.output_token_ids[0] for request, _ in rows[:3]]
+    assert batch.request_ids == ["r0", "r1", "r2", "r3"]
+    assert batch.tokens.tolist() == [[0] * 7 + [token] for token in last] + [rows[3][0].prompt_token_ids]
+    assert batch.positions.tolist() == [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
+    assert batch.past_lens.tolist() == [21, 14, 8, 0]
+    assert batch.num_new.tolist() == [1, 1, 1, 8]
+
+
+def test_22_tokens_decode_at_position_21(lab):
+    """Positions count from 0: the last of 22 tokens is computed at 21, behind 21 in the cache."""
+    request, cache = scenarios.mid_flight("A", 21, 1, outputs=1)
+    assert request.num_tokens == 22
+    batch = lab.assemble_fused_batch([(request, 1)], {"A": cache})
+    assert batch.positions.tolist() == [[21]]
+
+
+def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
+    """The second chunk of a prompt has the positions 8 to 12, not 0 to 4, and its own tokens."""
+    request, cache = scenarios.mid_flight("D", 8, 12)
+    batch = lab.assemble_fused_batch([(request, 5)], {"D": cache})
+    assert batch.positions.tolist() == [[8, 9, 10, 11, 12]]
+    assert batch.tokens.tolist() == [request.prompt_token_ids[8:13]]
+
+
+def test_outputs_are_computed_again_after_a_preemption(lab):
+    """An evicted request with 4 + 3 tokens and an empty cache brings all 7, its outputs included."""
+    request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
+    batch = lab.assemble_fused_batch([(request, 7)], {"back": cache})
+    assert batch.tokens.tolist() == [request.prompt_token_ids + request.output_token_ids]
+
+
+def test_rows_keep_the_order_of_the_schedule(lab):
+    """A chunk before a decode stays before it: names, tokens, positions and counts in one order."""
+    rows, caches = scenarios.fleet([(5, 3), (9, 1), (0, 2)])
+    batch = lab.assemble_fused_batch(rows, caches)
+    assert batch.request_ids == ["r0", "r1", "r2"]
+    assert batch.positions.tolist() == [[5, 6, 7], [0, 0, 9], [0, 0, 1]]
+    assert batch.tokens[1].tolist() == [0, 0, rows[1][0].output_token_ids[0]]
+    assert (batch.past_lens.tolist(), batch.num_new.tolist()) == ([5, 9, 0], [3, 1, 2])
+
+
+def test_only_the_chunk_that_ends_a_sequence_is_last(lab):
+    """A decode and a prompt's last chunk are to be sampled; a chunk with more to come is not."""
+    rows, caches = scenarios.fleet([(9, 1), (4, 6), (0, 5)])
+    rows[1] = (rows[1][0], 3)
+    assert lab.assemble_fused_batch(rows, caches).is_last == [True, False, True]
+
+
+def test_the_mask_belongs_to_the_rows(lab):
+    """The batch carries the mask of its own past_lens and num_new, with 29 columns in the example."""
+    rows, caches = scenarios.fleet(SHAPES["the worked example"])
+    batch = lab.assemble_fused_batch(rows, caches)
+    assert tuple(batch.mask.shape) == (4, 1, 8, 29)
+    assert [sum(map(sum, batch.mask[row, 0, -n:].tolist())) for row, n in enumerate((1, 1, 1, 8))] == [
+        22,
+        15,
+        9,
+        36,
+    ]
+
+
+def test_a_stale_cache_is_refused(lab):
+    """A preempted request that still has its old cache is refused by name, not computed wrongly."""
+    request, cache = scenarios.mid_flight("evicted", 5, 3)
+    request.num_computed_tokens = 0
+    with pytest.raises(ValueError, match="evicted"):
+        lab.assemble_fused_batch([(request, 8)], {"evicted": cache})
+
+
+# ------------------------------------------------------------------------------------ the way back
+
+
+def by_hand(lab, num_new):
+    """A batch of which only names and counts matter, and new keys that say where they come from."""
+    batch = lab.FusedBatch(
+        request_ids=[f"r{row}" for row in range(len(num_new))],
+        tokens=torch.zeros(len(num_new), max(num_new), dtype=torch.long),
+        positions=torch.zeros(len(num_new), max(num_new), dtype=torch.long),
+        past_lens=torch.zeros(len(num_new), dtype=torch.long),
+        num_new=torch.tensor(num_new),
+        mask=torch.ones(len(num_new), 1, max(num_new), max(num_new), dtype=torch.bool),
+        is_last=[True] * len(num_new),
+    )
+    places = 100.0 * torch.arange(1, len(num_new) + 1)[:, None] + torch.arange(max(num_new))
+    k = places[:, :, None, None].expand(-1, -1, 2, 8).double()
+    new_kv = [(1000 * layer + k, -1000 * layer - k) for layer in (1, 2)]
+    return batch, new_kv, {request_id: scenarios.empty_cache() for request_id in batch.request_ids}
+
+
+def stored(cache, layer):
+    """What a cache holds in a layer, as (key, value) numbers; each row is constant."""
+    k, v = cache.get(layer)
+    return list(zip(k[:, 0, 0].tolist(), v[:, 0, 0].tolist(), strict=True))
+
+
+def test_exactly_the_new_real_rows_are_stored(lab):
+    """Rows with 1, 4 and 2 new tokens store 1, 4 and 2, from the right end of the rectangle."""
+    batch, new_kv, caches = by_hand(lab, [1, 4, 2])
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    assert [len(cache) for cache in caches.values()] == [1, 4, 2]
+    assert stored(caches["r0"], 0) == [(1103, -1103)]
+    assert stored(caches["r1"], 0) == [(1200 + t, -1200 - t) for t in range(4)]
+    assert stored(caches["r2"], 0) == [(1302, -1302), (1303, -1303)]
+
+
+def test_every_layer_gets_its_own(lab):
+    """Layer 1's keys and values go to layer 1, keys as keys and values as values."""
+    batch, new_kv, caches = by_hand(lab, [2, 1])
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    assert stored(caches["r0"], 1) == [(2100, -2100), (2101, -2101)]
+    assert stored(caches["r1"], 1) == [(2201, -2201)]
+
+
+def test_what_was_there_stays(lab):
+    """New entries go behind the old ones, which are not touched."""
+    batch, new_kv, caches = by_hand(lab, [1, 3])
+    for layer in range(2):
+        caches["r0"].append(layer, torch.full((3, 2, 8), 7.0), torch.full((3, 2, 8), 8.0))
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    assert stored(caches["r0"], 0) == [(7, 8)] * 3 + [(1102, -1102)]
+    assert [len(cache) for cache in caches.values()] == [4, 3]
+
+
+# -------------------------------------------------------------------------------------- the whole
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_logits_of_a_run_alone(lab, name):
+    """Whatever is beside it, each request gets the logits of a run alone, to 1e-9 in float64."""
+    rows, caches = scenarios.fleet(SHAPES[name])
+    logits = lab.fused_step(scenarios.model(), rows, caches)
+    for request, _ in rows:
+        expected = scenarios.alone(request.token_ids())[0]
+        assert_close(logits[request.request_id], expected, f"logits of {request.request_id}")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_caches_of_a_run_alone(lab, name):
+    """After the step every cache holds what a run alone stores, layer for layer, and no pad."""
+    rows, caches = scenarios.fleet(SHAPES[name])
+    lab.fused_step(scenarios.model(), rows, caches)
+    for request, _ in rows:
+        _, alone = scenarios.alone(request.token_ids())
+        for layer in range(scenarios.CONFIG.num_hidden_layers):
+            pairs = zip(caches[request.request_id].get(layer), alone.get(layer), strict=True)
+            for what, (ours, expected) in zip(("keys", "values"), pairs, strict=True):
+                assert_close(ours, expected, f"layer {layer}'s {what} of {request.request_id}")
+
+
+def test_one_model_call(lab):
+    """Three decodes and two prefill chunks are one call of the model, counted."""
+    rows, caches = scenarios.fleet(SHAPES["later chunks and decodes, in any order"])
+    calls = []
+    hook = scenarios.model().register_forward_hook(lambda *_: calls.append(1))
+    try:
+        lab.fused_step(scenarios.model(), rows, caches)
+    finally:
+        hook.remove()
+    assert len(calls) == 1
+
+
+def test_a_partial_chunk_is_not_sampled(lab):
+    """5 of 12 prompt tokens give no logits; the 7 others go on from the cache and do."""
+    request, cache = scenarios.mid_flight("long", 0, 12)
+    beside, its_cache = scenarios.mid_flight("chat", 6, 1, outputs=1)
+    caches = {"long": cache, "chat": its_cache}
+    logits = lab.fused_step(scenarios.model(), [(beside, 1), (request, 5)], caches)
+    assert list(logits) == ["chat"]
+    request.num_computed_tokens = 5
+    logits = lab.fused_step(scenarios.model(), [(request, 7)], {"long": cache})
+    assert_close(logits["long"], scenarios.alone(request.token_ids())[0], "logits of long")
+
+
+def test_a_step_that_samples_nobody(lab):
+    """Nothing but partial chunks: the caches grow, and the result is empty."""
+    request, cache = scenarios.mid_flight("long", 0, 12)
+    assert lab.fused_step(scenarios.model(), [(request, 5)], {"long": cache}) == {}
+    assert len(cache) == 5
+
+
+def test_the_neighbours_do_not_matter(lab):
+    """The same decode beside a chunk, beside other decodes, and first or last gets the same logits."""
+    for shapes, name in (([(9, 1), (0, 12)], "r0"), ([(0, 3), (9, 1)], "r1"), ([(9, 1), (2, 1)], "r0")):
+        rows, caches = scenarios.fleet(shapes)
+        logits = lab.fused_step(scenarios.model(), rows, caches)[name]
+        request = next(request for request, _ in rows if request.request_id == name)
+        assert_close(logits, scenarios.alone(request.token_ids())[0], f"logits of {name} in {shapes}")
+
+
+def test_what_visible_pads_would_do(lab):
+    """With the new tokens' pads visible a decode's logits move by more than 0.1; with your mask, not."""
+    rows, caches = scenarios.fleet([(21, 1), (0, 8)])
+    expected = scenarios.alone(rows[0][0].token_ids())[0]
+    batch = lab.assemble_fused_batch(rows, caches)
+    yours = scenarios.logits_under(batch, caches)[0] - expected
+    batch.mask[..., -8:] = torch.ones(8, 8, dtype=torch.bool).tril()  # every new token counts as real
+    visible = scenarios.logits_under(batch, caches)[0] - expected
+    print(
+        "a decode of 22 tokens beside an 8-token chunk: "
+        f"its logits span {expected.max() - expected.min():.1f};\n"
+        f"under your mask they move by {yours.abs().max():.0e}, "
+        f"with its seven new pads visible by {visible.abs().max():.1f}"
+    )
+    assert yours.abs().max() < 1e-9
+    assert visible.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_whole_runs(lab, name):
+    """Chunked, mixed, preempted: every text of a run through fused_step is the one of a run alone."""
+    scenario = SCENARIOS[name]
+    trace = scenarios.run(lab, scenario)
+    assert_drained(trace)
+    for request in scenario["requests"]:
+        text = tokens_of(trace, request["id"])
+        assert len(text) == request["max_tokens"]
+        assert text == scenarios.text_alone(request["id"], request["prompt"], request["max_tokens"])
+
+
+def tokens_of(trace, request_id):
+    return [step["new_tokens"][request_id] for step in trace.steps if request_id in step["new_tokens"]]
