@@ -170,11 +170,13 @@ def replace_body(source: str, name: str, body: str) -> str:
     node = functions(source).get(name)
     if node is None:
         raise LabError(f"there is no function {name!r} in the file")
+    lines = source.splitlines(keepends=True)
+    if lines[node.body[0].lineno - 1][: node.body[0].col_offset].strip():
+        raise LabError(f"{name}: put its body on a line of its own")
     has_docstring = ast.get_docstring(node, clean=False) is not None
     first, rest = node.body[0], node.body[1:]
     start = first.end_lineno if has_docstring else _above(source, node, first.lineno)
     indent = " " * first.col_offset
-    lines = source.splitlines(keepends=True)
     end = rest[-1].end_lineno if rest else first.end_lineno
     new = textwrap.indent(textwrap.dedent(body).strip("\n") + "\n", indent)
     return "".join([*lines[:start], new, *lines[end:]])

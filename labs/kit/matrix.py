@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from _pytest.reports import TestReport
+
+from labs.kit import loading
+from labs.kit.compare import fingerprint
+from labs.kit.diagnose import describe
+from labs.kit.driver import RUNS
 from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab
 
 
@@ -93,8 +99,6 @@ def run_matrix(lab: Lab, variants: list[str]) -> Outcomes:
 
 @cache
 def implementation(lab_id: str, variant: str):
-    from labs.kit import loading
-
     lab = find_lab(lab_id)
     kind, _, name = variant.partition(":")
     try:
@@ -123,12 +127,13 @@ class Matrix:
             metafunc.parametrize("lab", makers, ids=self.variants, indirect=True)
 
     def pytest_runtest_makereport(self, item, call):
-        if call.when != "call" and call.excinfo is None:
-            return
-        from labs.kit.compare import fingerprint
-        from labs.kit.diagnose import describe
-        from labs.kit.driver import RUNS
+        """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
+        if call.when == "call" or call.excinfo is not None:
+            self.keep(item, call)
+        outcome = "failed" if call.excinfo else "passed"
+        return TestReport(item.nodeid, item.location, {}, outcome, None, call.when, duration=call.duration)
 
+    def keep(self, item, call):
         variant = self.variant_of(item)
         result = Result(
             item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", ""),
@@ -152,7 +157,16 @@ def main(lab_id: str, out: str, *variants: str) -> None:
     lab = find_lab(lab_id)
     matrix = Matrix(lab, list(variants))
     said = io.StringIO()
-    arguments = [str(lab.file("test_lab.py")), "-q", "--tb=line", "-p", "no:cacheprovider", "--no-header"]
+    arguments = [
+        str(lab.file("test_lab.py")),
+        "-q",
+        "--tb=no",
+        "--capture=sys",
+        "--no-header",
+        "--no-summary",
+    ]
+    for plugin in ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler"):
+        arguments += ["-p", f"no:{plugin}"]
     with contextlib.redirect_stdout(said):
         code = pytest.main(arguments, plugins=[matrix])
     if code not in (0, 1):

@@ -150,7 +150,7 @@ def in_words(lab: Lab, error: BaseException, traceback=()) -> list[str]:
     if isinstance(error, loading.LoadProblem):
         return [str(error)]
     if isinstance(error, TimeUp):
-        lines = [entry.lineno + 1 for entry in traceback if entry.path.name == "starter.py"]
+        lines = [entry.lineno + 1 for entry in traceback if str(entry.path).endswith("starter.py")]
         where = f" It was in starter.py, line {lines[-1]}." if lines else ""
         return [f"{lab.id}: no answer within {lab.timeout:g} s: a loop that never ends?{where}"]
     if isinstance(error, PrintFlood):

@@ -1,0 +1,82 @@
+"""A course of one's own to break: a copy of lab-01 (and of it as lab-02) beside the kit, in a folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labs.kit import manifest
+
+ROOT = Path(manifest.__file__).resolve().parents[2]
+
+
+class Course:
+    """A copy of the course with lab-01 in it, and ways to use it like a learner."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.labs = root / "labs"
+        ignored = shutil.ignore_patterns("lab-*", ".state", "__pycache__", "tests", "pristine")
+        shutil.copytree(ROOT / "labs", self.labs, ignore=ignored)
+        self.add("lab-01")
+        for name in ("conftest.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, root / name)
+
+    def add(self, lab_id: str) -> None:
+        """lab-01's files as another lab."""
+        shutil.copytree(ROOT / "labs" / "lab-01", self.labs / lab_id, ignore=shutil.ignore_patterns("__pyc*"))
+        test_file = self.labs / lab_id / "test_lab.py"
+        test_file.write_text(test_file.read_text("utf-8").replace('"lab-01"', f'"{lab_id}"'), "utf-8")
+
+    def file(self, name: str, lab_id: str = "lab-01") -> Path:
+        return self.labs / lab_id / name
+
+    def edit(self, name: str, old: str, new: str, lab_id: str = "lab-01") -> None:
+        path = self.file(name, lab_id)
+        text = path.read_text("utf-8")
+        assert old in text, f"{old!r} is not in {name}"
+        path.write_text(text.replace(old, new), "utf-8")
+
+    def write(self, body: str, lab_id: str = "lab-01") -> None:
+        """The learner's schedule_step, by its body."""
+        source = manifest.replace_body(
+            self.file("starter.py", lab_id).read_text("utf-8"), "schedule_step", body
+        )
+        self.file("starter.py", lab_id).write_text("from mini_engine.request import *\n" + source, "utf-8")
+
+    def solve(self, old: str = "", new: str = "", lab_id: str = "lab-01") -> None:
+        """The reference as the learner's file, with one thing changed."""
+        source = self.file("solution.py", lab_id).read_text("utf-8")
+        assert old in source, f"{old!r} is not in solution.py"
+        self.file("starter.py", lab_id).write_text(source.replace(old, new) if old else source, "utf-8")
+
+    def run(
+        self, *line: str, impl: str | None = None, stdin: str = "", **kwargs
+    ) -> subprocess.CompletedProcess:
+        """`python -m LINE` in the course's folder, as text."""
+        environment = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}
+        environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
+        if impl:
+            environment["LAB_IMPL"] = impl
+        command = [sys.executable, "-m", *line]
+        return subprocess.run(
+            command, cwd=self.root, env=environment, input=stdin, capture_output=True, text=True, **kwargs
+        )
+
+    def pytest(self, *line: str, impl: str | None = "starter") -> subprocess.CompletedProcess:
+        return self.run("pytest", "-p", "no:cacheprovider", *(line or ("labs",)), impl=impl)
+
+
+@pytest.fixture
+def course(tmp_path) -> Course:
+    return Course(tmp_path)
+
+
+@pytest.fixture
+def copied_lab(course, monkeypatch):
+    """lab-01 of the copied course as a Lab of this process, read anew with every call."""
+    monkeypatch.setattr(manifest, "LABS_DIR", course.labs)
+    return lambda: manifest.find_lab("lab-01")

@@ -1,0 +1,141 @@
+"""`python -m labs check` notices each promise that is broken; and every lab keeps all of them."""
+
+import pytest
+
+from labs.kit import check
+from labs.kit.manifest import lab_ids
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_lab_keeps_its_promises(lab_id):
+    verdict = check.check_lab(lab_id)
+    assert verdict.problems == []
+    assert all("MISSED" not in line for line in check.kill_matrix(verdict))
+
+
+def problems_of_files(lab, strict=False) -> str:
+    verdict = check.Verdict(lab.id)
+    check.check_texts(lab, verdict)
+    check.check_sources(lab, verdict, strict)
+    return "\n".join(verdict.problems)
+
+
+def test_an_untouched_copy_has_no_problem(copied_lab):
+    assert problems_of_files(copied_lab(), strict=True) == ""
+
+
+FAULTS = {
+    "a test the README forgets": (
+        ("README.md", "test_head_of_line_blocks", "that test"),
+        "README.md does not mention test_head_of_line_blocks",
+    ),
+    "a test that README invents": (
+        ("README.md", "## Going further", "`test_invented` ## Going further"),
+        "README.md mentions test_invented, which does not exist",
+    ),
+    "a test of no task": (
+        ("lab.toml", '    "test_nobody_there",\n', ""),
+        "lab.toml gives test_nobody_there to no task",
+    ),
+    "a task's test that is gone": (
+        ("lab.toml", '"test_nobody_there"', '"test_gone"'),
+        "lab.toml names test_gone, which test_lab.py does not have",
+    ),
+    "no docstring": (
+        ("test_lab.py", '    """With nobody running and nobody waiting the schedule is empty."""\n', ""),
+        "test_nobody_there has no docstring",
+    ),
+    "a bug that no test is named for": (
+        ("bugs.toml", 'caught_by = "test_head_of_line_blocks"', 'caught_by = "test_gone"'),
+        "bug skip-past-the-head names no test of this lab: 'test_gone'",
+    ),
+    "a bug without a hint": (
+        ("bugs.toml", 'hint = "An assert says nothing', 'hint = ""  # "An assert says nothing'),
+        "bug bare-assert lacks a text",
+    ),
+    "a function that is neither task nor given": (
+        ("solution.py", "def clamp(", "def helper():\n    pass\n\n\ndef clamp("),
+        "solution.py: helper is neither a task nor given",
+    ),
+    "the engine's twin as the solution": (
+        ("solution.py", "from mini_engine.request import", "from mini_engine.scheduler import schedule_step\nfrom mini_engine.request import"),
+        "solution.py imports its engine twin mini_engine.scheduler.schedule_step",
+    ),
+    "an edited starter": (
+        ("starter.py", "def clamp", "x = 1\n\n\ndef clamp"),
+        "starter.py is not what `python -m labs generate lab-01` writes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_noticed(course, copied_lab, fault):
+    (name, old, new), problem = FAULTS[fault]
+    course.edit(name, old, new)
+    assert problem in problems_of_files(copied_lab(), strict=True)
+
+
+def test_an_edited_starter_is_work_in_progress(course, copied_lab):
+    course.write("return {}")
+    lab = copied_lab()
+    verdict = check.Verdict(lab.id)
+    check.check_sources(lab, verdict, strict=False)
+    assert verdict.problems == []
+    assert "work in progress" in verdict.notes[0]
+
+
+ZOO = """
+[[bugs]]
+id = "off-by-one"
+title = "one slot too many"
+misconception = "<="
+hint = "<"
+caught_by = "test_slots_cap_the_running_set"
+find = "len(running) < max_num_seqs"
+replace = "len(running) <= max_num_seqs"
+
+[[bugs]]
+id = "off-by-one-again"
+title = "the same in other words"
+misconception = "<="
+hint = "<"
+caught_by = "test_head_of_line_blocks"
+find = "len(running) < max_num_seqs"
+replace = "not len(running) > max_num_seqs"
+
+[[bugs]]
+id = "cannot-be-made"
+title = "its snippet is gone"
+misconception = "it is there"
+hint = "look"
+caught_by = "test_head_of_line_blocks"
+find = "no such line"
+replace = ""
+"""
+
+
+def test_behaviour_is_judged_in_a_process_of_its_own(course):
+    """Starter that passes a test, failing solution, bug that survives, twins: all in one run."""
+    course.file("bugs.toml").write_text(ZOO, "utf-8")
+    course.edit(
+        "test_lab.py",
+        "    assert step(lab, queue(), [], FakeKV(8)) == {}\n",
+        "    assert True\n",
+    )
+    course.edit("test_lab.py", '{"long": 64}', '{"long": 65}')
+    result = course.run("labs", "check", "lab-01")
+    text = result.stdout
+    assert result.returncode == 1
+    assert "the zoo has 3 bugs; it needs 12" in text
+    assert "the starter passes test_nobody_there" in text
+    assert "solution fails test_long_prompt_alone_may_use_the_whole_budget" in text
+    assert "engine fails test_long_prompt_alone_may_use_the_whole_budget" in text
+    assert "bug off-by-one-again is not caught by test_head_of_line_blocks" in text
+    assert "bugs off-by-one and off-by-one-again behave alike in every test" in text
+    assert "bug cannot-be-made cannot be made" in text and "occurs 0 times" in text
+    assert "caught  off-by-one  " in text and "MISSED  off-by-one-again" in text
+
+
+def test_unknown_lab_is_one_line(course):
+    result = course.run("labs", "check", "lab-9")
+    assert (result.returncode, result.stderr.strip()) == (2, "there is no lab 'lab-9'; there are lab-01")

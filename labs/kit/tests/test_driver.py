@@ -1,0 +1,212 @@
+"""The driver and its toys: how runs end, what is refused, and that the toy model sees its memory."""
+
+import pytest
+
+from labs.kit import FakeKV, StepLoop, ToyModel, assert_drained, compare, drive, load, log_ops, make_request
+from labs.kit.driver import ScheduleError
+
+solution = load("lab-01", "solution")
+CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "num_blocks": 32}
+REQUESTS = [
+    {"id": "a", "prompt": 12, "max_tokens": 3},
+    {"id": "b", "prompt": 5, "max_tokens": 4, "at": 1},
+    {"id": "c", "prompt": 5, "max_tokens": 2, "at": 9},
+]
+
+
+def scenario(**more):
+    return {"name": "here", "config": CONFIG, "requests": REQUESTS} | more
+
+
+def run(step=solution.schedule_step, *, raise_errors=True, **more):
+    loop = StepLoop(FakeKV(32), step, max_num_batched_tokens=8, max_num_seqs=2)
+    return drive(loop, scenario(**more), raise_errors=raise_errors)
+
+
+def texts(trace):
+    said = {}
+    for record in trace.steps:
+        for name, token in record["new_tokens"].items():
+            said.setdefault(name, []).append(token)
+    return said
+
+
+def test_a_run_drains_and_gives_back_its_memory():
+    trace = run()
+    assert_drained(trace)
+    assert {name: len(text) for name, text in texts(trace).items()} == {"a": 3, "b": 4, "c": 2}
+    assert trace.end["num_free_blocks"] == 32
+
+
+def test_late_arrivals_are_waited_for():
+    trace = run()
+    queued = {e["id"]: r["step"] for r in trace.steps for e in r["events"] if e["type"] == "QUEUED"}
+    assert queued == {"a": 0, "b": 1, "c": 9}
+
+
+def test_abort_ends_a_request_wherever_it_is():
+    trace = run(aborts=[{"step": 1, "id": "a"}])
+    assert_drained(trace)
+    assert "a" not in texts(trace)
+    assert trace.end["num_free_blocks"] == 32
+
+
+def test_no_progress_ends_as_stuck_and_names_who_is_left():
+    trace = run(lambda *args, **kwargs: {})
+    assert (trace.end["end"], len(trace.steps)) == ("stuck", 50)
+    with pytest.raises(AssertionError, match=r"no progress for 50 steps; waiting was \['a', 'b', 'c'\]"):
+        assert_drained(trace)
+
+
+def test_step_limit():
+    trace = run(max_steps=3)
+    assert (trace.end["end"], len(trace.steps)) == ("max_steps", 3)
+    with pytest.raises(AssertionError, match="max_steps"):
+        assert_drained(trace)
+
+
+def test_errors_are_raised_for_a_test_and_kept_for_a_grader():
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(ZeroDivisionError):
+        run(broken)
+    trace = run(broken, raise_errors=False)
+    assert (trace.end["end"], trace.end["error"]) == ("error", "ZeroDivisionError: oops")
+
+
+@pytest.mark.parametrize(
+    "scheduled, words",
+    [
+        (None, "must be a dict"),
+        ({"ghost": 1}, "'ghost' is scheduled but not in running"),
+        ({"a": 0}, "a is scheduled for 0 tokens"),
+        ({"a": -2}, "a is scheduled for -2 tokens"),
+        ({"a": 13}, "a is scheduled for 13 tokens; it has 12 left"),
+        ({"a": 1.5}, "a is scheduled for 1.5 tokens"),
+    ],
+)
+def test_referee_refuses_what_no_engine_could_run(scheduled, words):
+    def step(waiting, running, kv, **settings):
+        if waiting and kv.admit(waiting.peek()):
+            running.append(waiting.pop())
+        return scheduled
+
+    with pytest.raises(ScheduleError, match=words):
+        run(step)
+
+
+def test_referee_refuses_a_request_in_two_places():
+    def step(waiting, running, kv, **settings):
+        kv.admit(waiting.peek())
+        running.append(waiting.peek())
+        return {"a": 4}
+
+    with pytest.raises(ScheduleError, match="a is in waiting and in running at once"):
+        run(step)
+
+
+def test_lost_memory_is_noticed():
+    def step(waiting, running, kv, **settings):
+        kv._free.popleft()
+        return solution.schedule_step(waiting, running, kv, **settings)
+
+    with pytest.raises(RuntimeError, match="31 of 32"):
+        run(step)
+
+
+def toy(positions, token_ids=None):
+    """The token that a 4-token prompt gets, computed at these positions."""
+    kv = FakeKV(8)
+    request = make_request("r", [5, 6, 7, 8])
+    kv.admit(request)
+    return ToyModel(kv).forward([(request, token_ids or [5, 6, 7, 8], positions, True)])["r"]
+
+
+def test_toy_model_is_sensitive_to_positions_and_tokens():
+    right = toy([0, 1, 2, 3])
+    assert toy([0, 1, 2, 3]) == right
+    assert toy([1, 2, 3, 4]) != right
+    assert toy([0, 1, 0, 1]) != right
+    assert toy([0, 1, 2, 3], [5, 6, 7, 9]) != right
+
+
+def test_toy_model_does_not_care_how_a_prompt_is_cut():
+    def text(budget):
+        loop = StepLoop(FakeKV(32), solution.schedule_step, max_num_batched_tokens=budget, max_num_seqs=2)
+        return texts(drive(loop, scenario()))
+
+    assert text(2) == text(8) == text(64)
+
+
+def test_toy_model_notices_missing_and_stale_entries():
+    kv = FakeKV(8)
+    model = ToyModel(kv)
+    old, new = make_request("old", [1, 2]), make_request("new", [1, 2, 3])
+    kv.admit(old)
+    model.forward([(old, [1, 2], [0, 1], False)])
+    kv.free(old)
+    kv._free.rotate(-kv._free.index(0))  # the same slots again
+    kv.admit(new)
+    new.num_computed_tokens = 2  # a lie: only old's entries are there
+    stale = model.forward([(new, [3], [2], True)])
+    model.memory.clear()
+    missing = model.forward([(new, [3], [2], True)])
+    assert stale != missing
+
+
+def test_fake_kv_changes_nothing_when_it_says_no():
+    kv = FakeKV(10, watermark=2)
+    first, second = make_request("first", 5), make_request("second", 4)
+    assert kv.admit(first)
+    assert not kv.admit(second)  # 4 and the 2 held back do not fit into 5
+    assert (kv.num_free_blocks, kv.block_table(second), second.num_computed_tokens) == (5, [], 0)
+    first.num_computed_tokens = 5
+    assert not kv.allocate(first, 6)
+    assert len(kv.block_table(first)) == 5
+    kv.check()
+
+
+def test_watermark_is_waived_when_nothing_runs():
+    assert FakeKV(10, watermark=8).admit(make_request("alone", 9))
+
+
+def ops(kv):
+    def perform(name, arguments):
+        return name == "admit" and kv.admit(make_request(*arguments))
+
+    return log_ops(
+        {"config": {}, "ops": [["admit", "a", 5], ["admit", "b", 9]]},
+        perform,
+        lambda: {"num_free_blocks": kv.num_free_blocks},
+    )
+
+
+def test_operation_logs_are_compared_whole():
+    trace, larger = ops(FakeKV(10)), ops(FakeKV(20))
+    assert [step["returned"] for step in trace.steps] == [True, False]
+    found = compare.departure(trace, larger)
+    assert found.index == 0
+    text = compare.show({"name": "ops"}, trace, larger, found)
+    assert "admit(a, 5)" in text and "num_free_blocks" in text
+    assert compare.departure(trace, ops(FakeKV(10))) is None
+
+
+def test_traces_differ_in_order_but_not_in_time():
+    trace, same = run(), run()
+    for step in same.steps:
+        step["t"] += 100
+        step["blocks"] = {}
+        step["blocked"] = {"reason": "none"}
+    assert compare.departure(trace, same) is None
+    assert compare.fingerprint(trace) == compare.fingerprint(same)
+    index, mixed = next((i, s) for i, s in enumerate(same.steps) if len(s["scheduled"]) == 2)
+    mixed["scheduled"] = dict(reversed(mixed["scheduled"].items()))
+    assert compare.departure(trace, same).index == index
+
+
+def test_a_run_that_ends_early_departs_where_it_ends():
+    trace, reference = run(max_steps=3), run()
+    found = compare.departure(trace, reference)
+    assert (found.index, found.yours) == (3, None)
+    assert "max_steps" in compare.show(scenario(), trace, reference, found)

@@ -1,0 +1,141 @@
+"""What pytest says about a learner's starter.py: kind, short, and never an error at collection."""
+
+import re
+
+import pytest
+
+FIRST = "labs/lab-01/test_lab.py::test_budget_caps_the_total"
+
+
+def counts(result) -> dict[str, int]:
+    """{"failed": 3, "passed": 1} from pytest's closing line."""
+    return {what: int(n) for n, what in re.findall(r"(\d+) (passed|failed|error)", result.stdout)}
+
+
+def test_untouched_starter_fails_every_test_in_four_lines(course):
+    result = course.pytest("labs/lab-01", "-k", "budget or memory or finishes")
+    assert result.returncode == 1
+    assert set(counts(result)) == {"failed"}
+    assert "Traceback" not in result.stdout and "error" not in result.stdout.lower().replace("notimpl", "")
+    failures = result.stdout.split("= FAILURES =")[1].split("\n=====")[0]
+    reports = re.split(r"\n_{3,} .+ _{3,}\n", failures)[1:]
+    assert len(reports) == counts(result)["failed"]
+    for report in reports:
+        assert report.startswith("lab-01: schedule_step is not written yet")
+        assert len(report.strip().splitlines()) + 2 <= 4  # with its headline and its line in the summary
+
+
+def test_header_says_that_the_reference_is_tested(course):
+    result = course.pytest(FIRST, impl=None)
+    assert result.returncode == 0
+    assert "testing solution.py, the reference; yours:" in result.stdout
+    assert "pytest labs/lab-01" in result.stdout
+
+
+def test_powershell_spelling(monkeypatch):
+    from labs.kit import plugin
+
+    monkeypatch.setattr(plugin.os, "name", "nt")
+    assert plugin.command("pytest labs", LAB_IMPL="starter") == "$env:LAB_IMPL='starter'; pytest labs"
+    monkeypatch.setattr(plugin.os, "name", "posix")
+    assert plugin.command("pytest labs", LAB_IMPL="starter") == "LAB_IMPL=starter pytest labs"
+
+
+def test_unknown_impl_is_one_clear_error(course):
+    result = course.pytest(FIRST, impl="mine")
+    assert result.returncode == 4
+    assert "LAB_IMPL must be solution, starter or engine, but is 'mine'" in result.stderr
+
+
+def test_labs_without_torch(course):
+    """All of lab-01, in a process that could not import torch."""
+    (course.root / "torch.py").write_text("raise ImportError('lab-01 must not need torch')\n")
+    result = course.pytest("labs/lab-01", impl="solution")
+    assert counts(result).keys() == {"passed"}, result.stdout
+
+
+TROUBLES = {
+    "syntax error": ("def schedule_step(:\n", "starter.py does not parse, line 1: invalid syntax"),
+    "import fails": ("x = 1\ny = x + z\n", "starter.py fails at import, line 2: NameError"),
+    "exits": ("import sys\nsys.exit(3)\n", "starter.py fails at import, line 2: SystemExit: 3"),
+    "task deleted": ("def clamp(): ...\n", "starter.py no longer has schedule_step"),
+    "prints a flood": ("while True:\n    print('tick')\n", "importing starter.py floods the screen"),
+    "import loops": ("while True:\n    pass\n", "importing starter.py does not end"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_broken_starter_is_one_message_and_the_other_labs_go_on(course, trouble):
+    source, message = TROUBLES[trouble]
+    course.add("lab-02")
+    course.solve(lab_id="lab-02")
+    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
+    course.file("starter.py").write_text(source, "utf-8")
+    result = course.pytest("labs", "-k", "budget_caps or head_of_line")
+    assert counts(result) == {"failed": 2, "passed": 2}, result.stdout
+    assert message in result.stdout
+    assert "Traceback" not in result.stdout and len(result.stdout.splitlines()) < 20
+
+
+def test_missing_starter_is_one_message(course):
+    course.file("starter.py").unlink()
+    result = course.pytest(FIRST)
+    assert counts(result) == {"failed": 1}
+    assert "lab-01: starter.py is gone; get it back with: python -m labs reset lab-01" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (
+            "while True:\n    pass",
+            "no answer within 0.3 s: a loop that never ends? It was in starter.py, line",
+        ),
+        (
+            "while True:\n    try:\n        pass\n    except Exception:\n        pass",
+            "no answer within 0.3 s",
+        ),
+        ("while True:\n    print('still here')", "characters were printed in one test; print less"),
+    ],
+    ids=["loop", "loop that catches", "flood"],
+)
+def test_code_that_does_not_end(course, body, message):
+    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
+    course.write(body)
+    result = course.pytest("labs/lab-01", "-k", "budget_caps or head_of_line")
+    assert counts(result) == {"failed": 2}
+    assert message in result.stdout
+    assert len(result.stdout.splitlines()) < 20
+
+
+def test_no_progress_is_said_in_words(course):
+    course.write("return {}")
+    result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
+    assert "no progress for 50 steps; waiting was ['A', 'B'], running was []" in result.stdout
+
+
+def test_failure_shows_claim_departure_and_likeness(course):
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    result = course.pytest(FIRST)
+    text = result.stdout
+    assert counts(result) == {"failed": 1}
+    assert "Three 8-token prompts under a budget of 10 get 8, 2 and nothing" in text
+    assert "step 0 is the first that differs" in text
+    assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", text)
+    assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", text)
+    assert re.search(r"> waiting +0 +# 1 r2", text)
+    assert "looks like" in text and "the budget is asked, but never paid" in text
+    assert "kv.admit(request)" not in text and "solution.py" not in text  # no line of the reference
+
+
+def test_departure_of_a_whole_run_names_its_scenario(course):
+    course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
+    text = course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step").stdout
+    assert re.search(r"step \d+ of scenario 'drawn 1.\d+' is the first that differs", text)
+    assert "one slot too many" in text
+
+
+def test_schedule_that_no_engine_could_run_is_refused_in_words(course):
+    course.write("return {'ghost': 1}")
+    text = course.pytest(FIRST).stdout
+    assert "ScheduleError: 'ghost' is scheduled but not in running" in text
