@@ -102,7 +102,7 @@ class Pane {
 
     const used = blocks - record.num_free_blocks;
     const cached = this.freeCached(views);
-    meter(this.find(".kv"), used, `of ${blocks} used${cached ? `, ${cached} free but cached` : ""}`,
+    meter(this.find(".kv"), used, cached ? `of ${blocks}, ${cached} free but cached` : `of ${blocks} used`,
       [part("used", used / blocks), part("cached", cached / blocks)]);
 
     const pips = slots <= 32
