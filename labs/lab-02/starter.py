@@ -1,0 +1,44 @@
+"""lab-02, clamp: your file.
+
+Replace each NotImplementedError by code; the docstrings say what to do, README.md says why.
+Check with: LAB_IMPL=starter pytest labs/lab-02     Stuck? python -m labs hint lab-02
+"""
+
+from typing import NamedTuple
+
+
+class Chunk(NamedTuple):
+    """The tokens that a request computes in one step, at their absolute positions."""
+
+    token_ids: list[int]
+    positions: list[int]
+    is_last: bool  # it reaches num_tokens, so a token is sampled from its last row
+
+
+def clamp(num_new: int, budget: int, threshold: int) -> int:
+    """How many of a request's `num_new` tokens it may compute in this step.
+
+    At most `threshold`, if there is one (0 means no limit); at most what is left of the `budget`;
+    never below 0, whatever the budget says.
+    """
+    raise NotImplementedError("lab-02: clamp is not written yet")
+
+
+def next_chunk(request, num_tokens: int) -> Chunk:
+    """The next `num_tokens` tokens of `request` that are not computed yet. Changes nothing.
+
+    token_ids: those of the positions from request.num_computed_tokens on (request.token_ids(start,
+    end) knows prompt and outputs). positions: counted from the beginning of the sequence, in every
+    chunk. is_last: whether the chunk reaches request.num_tokens, so that the next token can be
+    sampled from its last row.
+    """
+    raise NotImplementedError("lab-02: next_chunk is not written yet")
+
+
+def prefill_budget(running, budget: int) -> int:
+    """What the decodes among the running requests leave of the token budget for prompts.
+
+    A decode (request.is_decode) computes one token. Everybody else has a prompt, or outputs to be
+    recomputed, in front of it, and shares what is left.
+    """
+    raise NotImplementedError("lab-02: prefill_budget is not written yet")

@@ -1,0 +1,287 @@
+"""What cutting a prompt into chunks must do: the three functions, then whole runs of them."""
+
+from itertools import accumulate, pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, one_step
+from mini_engine.cost_model import CostModel
+from mini_engine.scheduler import schedule_step
+
+scenarios = load("lab-02", "scenarios")
+SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
+
+
+def request(prompt=20, outputs=0, computed=0, name="r0"):
+    made = make_request(name, prompt, max_tokens=64)
+    made.output_token_ids = [1000 + i for i in range(outputs)]
+    made.num_computed_tokens = computed
+    return made
+
+
+def all_chunks(lab, made, budget, threshold=0):
+    """The chunks of a request that has the budget to itself in every step."""
+    chunks = []
+    while made.num_new_tokens:
+        assert len(chunks) < 200, "200 chunks and no end"
+        chunk = lab.next_chunk(made, lab.clamp(made.num_new_tokens, budget, threshold))
+        chunks.append(chunk)
+        made.num_computed_tokens += len(chunk.token_ids)
+    return chunks
+
+
+def text(trace, request_id):
+    return [record["new_tokens"][request_id] for record in trace.steps if request_id in record["new_tokens"]]
+
+
+# --------------------------------------------------------------------------------------------- clamp
+
+
+@pytest.mark.parametrize("num_new, budget, threshold", [(100, 10, 0), (100, 10, 16), (11, 10, 10), (2, 1, 0)])
+def test_clamp_to_the_budget(lab, num_new, budget, threshold):
+    """Where the budget is the smallest of the three, the chunk is what is left of it: cut, not refused."""
+    assert lab.clamp(num_new, budget, threshold) == budget
+
+
+@pytest.mark.parametrize(
+    "num_new, budget, threshold", [(100, 64, 16), (17, 64, 16), (100, 17, 16), (5, 9, 1)]
+)
+def test_clamp_to_the_threshold(lab, num_new, budget, threshold):
+    """Where the threshold is the smallest, it caps the chunk, though there is budget to burn."""
+    assert lab.clamp(num_new, budget, threshold) == threshold
+
+
+@pytest.mark.parametrize("num_new, budget, threshold", [(7, 64, 16), (16, 64, 16), (1, 64, 16), (9, 9, 9)])
+def test_clamp_to_what_is_left(lab, num_new, budget, threshold):
+    """Where the request has less left than both allow, it computes all of it: nothing is rounded."""
+    assert lab.clamp(num_new, budget, threshold) == num_new
+
+
+def test_no_threshold_is_no_limit(lab):
+    """A threshold of 0 is off: a prompt of 100 alone may use a whole budget of 64."""
+    assert lab.clamp(100, 64, 0) == 64
+    assert lab.clamp(50, 64, 0) == 50
+
+
+@pytest.mark.parametrize("budget", [0, -1, -7])
+def test_never_below_zero(lab, budget):
+    """With no budget left, or an overdrawn one, the chunk is empty: not negative, and not one token."""
+    assert [lab.clamp(num_new, budget, threshold) for num_new in (1, 20) for threshold in (0, 8)] == [0] * 4
+
+
+def test_nothing_left_is_nothing(lab):
+    """A request with nothing left to compute computes nothing."""
+    assert [lab.clamp(0, 16, threshold) for threshold in (0, 8)] == [0, 0]
+
+
+def test_clamp_is_as_large_as_allowed(lab):
+    """For all small numbers: no limit is exceeded, and one token more would exceed one."""
+    for num_new in range(8):
+        for budget in range(-1, 8):
+            for threshold in range(8):
+                limits = [num_new, max(budget, 0), *([threshold] if threshold else [])]
+                assert lab.clamp(num_new, budget, threshold) == min(limits), (num_new, budget, threshold)
+
+
+# ---------------------------------------------------------------------------------------- next_chunk
+
+
+@pytest.mark.parametrize("budget", [1, 7, 8, 16])
+def test_chunks_add_up_to_the_prompt(lab, budget):
+    """For every length from 1 to 3 budgets and one: the chunks are the prompt, at positions 0, 1, 2, ..."""
+    for length in range(1, 3 * budget + 2):
+        made = request(length)
+        chunks = all_chunks(lab, made, budget)
+        assert [token for chunk in chunks for token in chunk.token_ids] == made.prompt_token_ids
+        assert [position for chunk in chunks for position in chunk.positions] == list(range(length))
+
+
+@pytest.mark.parametrize(
+    "length, sizes",
+    [(15, [15]), (16, [16]), (17, [16, 1]), (31, [16, 15]), (32, [16, 16]), (33, [16, 16, 1])],
+)
+def test_edges(lab, length, sizes):
+    """Around one and two budgets of 16: N - 1, N and N + 1 tokens take 1, 1, 2 and 2, 2, 3 chunks."""
+    assert [len(chunk.token_ids) for chunk in all_chunks(lab, request(length), 16)] == sizes
+
+
+def test_only_the_last_chunk_samples(lab):
+    """Of all chunks of a prompt only the one that reaches its end is_last, exact fits included."""
+    for length in range(1, 34):
+        flags = [chunk.is_last for chunk in all_chunks(lab, request(length), 16, threshold=5)]
+        assert flags == [False] * (len(flags) - 1) + [True]
+
+
+def test_positions_are_absolute(lab):
+    """The second chunk of 8 starts at position 8, not at 0, and not at 9."""
+    chunk = lab.next_chunk(request(20, computed=8), 8)
+    assert list(chunk.positions) == [8, 9, 10, 11, 12, 13, 14, 15]
+
+
+def test_it_goes_on_where_it_stopped(lab):
+    """The second chunk of 8 has the tokens 8 to 15 of the prompt, each once over all chunks."""
+    made = request(20, computed=8)
+    assert list(lab.next_chunk(made, 8).token_ids) == made.prompt_token_ids[8:16]
+
+
+def test_a_decode_is_a_chunk_of_one(lab):
+    """22 tokens, 21 computed: the last one sampled is fed at position 21, len - 1, and it samples."""
+    made = request(20, outputs=2, computed=21)
+    chunk = lab.next_chunk(made, 1)
+    assert (list(chunk.token_ids), list(chunk.positions), chunk.is_last) == ([1001], [21], True)
+
+
+def test_a_preempted_one_recomputes_its_outputs(lab):
+    """Prompt 6 and 5 outputs, nothing computed: 11 tokens, outputs behind the prompt, and then it samples."""
+    made = request(6, outputs=5)
+    chunk = lab.next_chunk(made, 11)
+    assert list(chunk.token_ids) == made.prompt_token_ids + [1000, 1001, 1002, 1003, 1004]
+    assert (list(chunk.positions), chunk.is_last) == (list(range(11)), True)
+
+
+def test_the_prompts_end_is_not_the_end(lab):
+    """Recomputing prompt 6 and 5 outputs in chunks of 6: the first ends the prompt, and samples nothing."""
+    chunks = all_chunks(lab, request(6, outputs=5), 6)
+    assert [(len(chunk.token_ids), chunk.is_last) for chunk in chunks] == [(6, False), (5, True)]
+
+
+def test_asking_changes_nothing(lab):
+    """next_chunk only looks: asked twice it says the same, and the request is as it was."""
+    made = request(20, outputs=2, computed=8)
+    before = (list(made.prompt_token_ids), list(made.output_token_ids), made.num_computed_tokens)
+    first = lab.next_chunk(made, 8)
+    first.token_ids.append(-1)
+    assert list(lab.next_chunk(made, 8).token_ids) == first.token_ids[:-1]
+    assert (made.prompt_token_ids, made.output_token_ids, made.num_computed_tokens) == before
+
+
+def test_all_cached_still_computes_one(lab):
+    """A prompt of 20 that is cached whole still computes its last token, at position 19: to sample from."""
+    made, kv = make_request("hit", 20), FakeKV(64, cached={"hit": 20})
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "long_prefill_token_threshold": 0}
+    scheduled = one_step(schedule_step, RequestQueue([made]), [], kv, clamp=lab.clamp, **settings)
+    assert scheduled == {"hit": 1}
+    chunk = lab.next_chunk(made, 1)
+    assert (list(chunk.token_ids), list(chunk.positions)) == (made.prompt_token_ids[19:], [19])
+    assert chunk.is_last
+
+
+# ------------------------------------------------------------------------------------- prefill_budget
+
+
+def test_decodes_are_paid_first(lab):
+    """Three decodes leave 13 of a budget of 16, whatever their lengths."""
+    decodes = [request(4, outputs=1, computed=4), request(300, outputs=9, computed=308), request(1, 1, 1)]
+    assert lab.prefill_budget(decodes, 16) == 13
+
+
+def test_nobody_runs_all_is_left(lab):
+    """With nobody running, or nobody decoding, the prompts have the whole budget."""
+    assert lab.prefill_budget([], 16) == 16
+    assert lab.prefill_budget([request(20), request(20, computed=8)], 16) == 16
+
+
+def test_decodes_may_take_it_all(lab):
+    """As many decodes as budget leave nothing: the prompt waits, no decode does."""
+    assert lab.prefill_budget([request(4, outputs=1, computed=4)] * 16, 16) == 0
+
+
+def test_what_is_a_decode(lab):
+    """Neither a prompt with one token to go nor a victim that recomputes its outputs is a decode."""
+    one_to_go = request(20, computed=19)
+    recomputing = request(20, outputs=5, computed=8)
+    decode = request(20, outputs=5, computed=24)
+    assert lab.prefill_budget([one_to_go, recomputing, decode], 16) == 15
+
+
+# --------------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_chunks_do_not_change_the_text(lab, name):
+    """However a prompt is cut, everybody's text is that of a run alone with the prompt in one piece."""
+    scenario = SCENARIOS[name]
+    trace = scenarios.run(lab, scenario)
+    assert_drained(trace)
+    whole = scenario["config"] | {"max_num_batched_tokens": 200, "long_prefill_token_threshold": 0}
+    for entry in scenario["requests"]:
+        alone = scenarios.run(lab, scenario | {"config": whole, "requests": [entry | {"at": 0}]})
+        assert text(trace, entry["id"]) == text(alone, entry["id"])
+        assert len(text(trace, entry["id"])) == entry["max_tokens"]
+
+
+def test_a_token_only_when_the_prompt_is_done(lab):
+    """41 tokens beside two decodes, budget 10: five chunks of 8 give no token, the one after them does."""
+    trace = scenarios.run(lab, SCENARIOS["a long prompt beside two decodes"])
+    assert_drained(trace)
+    chunks = [record["scheduled"]["long"] for record in trace.steps if "long" in record["scheduled"]]
+    tokens = ["long" in record["new_tokens"] for record in trace.steps if "long" in record["scheduled"]]
+    assert chunks == [8, 8, 8, 8, 8, 1, 1, 1]
+    assert tokens == [False] * 5 + [True] * 3
+
+
+def test_decodes_are_always_paid(lab):
+    """On random workloads prefill_budget is never below 0, and every decode is in every step."""
+    left = []
+
+    def watched(running, budget):
+        left.append(lab.prefill_budget(running, budget))
+        return left[-1]
+
+    watching = SimpleNamespace(clamp=lab.clamp, next_chunk=lab.next_chunk, prefill_budget=watched)
+    for scenario in scenarios.draw(seed=1, count=15):
+        trace = scenarios.run(watching, scenario)
+        assert_drained(trace)
+        for before, after in pairwise(trace.steps):
+            done = {event["id"] for event in before["events"] if event["type"] == "FINISHED"}
+            assert all(name in after["new_tokens"] for name in before["new_tokens"] if name not in done)
+    assert min(left) >= 0
+
+
+def test_a_long_prompt_never_starves(lab):
+    """While chats come and go, the essay of 60 is in every step from its admission on, until it is done."""
+    trace = scenarios.run(lab, SCENARIOS["chats come and go around an essay"])
+    assert_drained(trace)
+    steps = [record["step"] for record in trace.steps if "essay" in record["scheduled"]]
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    chats = {name for record in trace.steps[steps[0] : steps[-1]] for name in record["new_tokens"]}
+    assert len(chats) > 8
+
+
+def test_everybody_advances_in_every_step(lab):
+    """On random workloads whoever runs computes at least one token a step, prompt or decode."""
+    for scenario in scenarios.draw(seed=2, count=15):
+        trace = scenarios.run(lab, scenario)
+        assert_drained(trace)
+        for record in trace.steps:
+            assert len(record["scheduled"]) == record["num_running"]
+            assert record["num_batched_tokens"] <= scenario["config"]["max_num_batched_tokens"]
+
+
+def latencies(lab, threshold):
+    """Under the cost model, in ms: the chat's worst gap between two tokens, the essay's time to its first."""
+    scenario = scenarios.beside_a_chat(threshold)
+    trace = scenarios.run(lab, scenario)
+    assert_drained(trace)
+    clock = CostModel().clock()
+    ends = list(accumulate(clock(record) for record in trace.steps))
+    chat = [end for end, record in zip(ends, trace.steps, strict=True) if "chat" in record["new_tokens"]]
+    first = next(i for i, record in enumerate(trace.steps) if "essay" in record["new_tokens"])
+    arrival = scenario["requests"][1]["at"]
+    return max(b - a for a, b in pairwise(chat)), ends[first] - ends[arrival - 1]
+
+
+def test_worst_gap_falls_with_the_threshold(lab):
+    """A 1,000-token prompt beside a chat: the chat's worst gap falls with each threshold, by half in all."""
+    gaps = [latencies(lab, threshold)[0] for threshold in (0, 128, 64, 32)]
+    assert gaps == sorted(gaps, reverse=True)
+    assert len(set(gaps)) == 4
+    assert gaps[-1] < gaps[0] / 2
+
+
+def test_the_prompt_pays_for_it(lab):
+    """The same prompt's own first token comes the later, the smaller the threshold: the dial has two ends."""
+    firsts = [latencies(lab, threshold)[1] for threshold in (0, 128, 64, 32)]
+    assert firsts == sorted(firsts)
+    assert len(set(firsts)) == 4
