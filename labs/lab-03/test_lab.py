@@ -107,7 +107,7 @@ def test_looking_through_takes_nothing(lab):
 
 
 def test_a_long_queue_stays_quick(lab):
-    """2,000 pushes and pops look at some 20 others each, not at all of them: that is what heaps are for."""
+    """500 pushes and pops look at some 20 others each, not at all of them: that is what heaps are for."""
     looks = Counter()
 
     class Number(int):
@@ -116,10 +116,10 @@ def test_a_long_queue_stays_quick(lab):
             return int(self) < int(other)
 
     queue = lab.RequestQueue()
-    for i in range(2000):
-        queue.push(waiter(f"r{i}", Number(i * 7919 % 2000)))
-    assert [queue.pop().arrival for _ in range(2000)] == list(range(2000))
-    assert looks["<"] < 2000 * 100
+    for i in range(500):
+        queue.push(waiter(f"r{i}", Number(i * 7919 % 500)))
+    assert [queue.pop().arrival for _ in range(500)] == list(range(500))
+    assert looks["<"] < 500 * 40
 
 
 # ----------------------------------------------------------------------------------------------- add
@@ -462,7 +462,7 @@ def test_fcfs_in_order_of_arrival(lab):
 
 @pytest.mark.parametrize("policy, first", [("fcfs", "essay"), ("priority", "chat")])
 def test_policies_swap_the_admission(lab, policy, first):
-    """An essay of 30 tokens (priority 2) and a chat of 6 (priority 0): fcfs and priority swap who is first."""
+    """An essay of 30 tokens (priority 2) and a chat of 6 (priority 0): the policies swap who is first."""
     trace = scenarios.run(lab, SCENARIOS[f"essay and chat, {policy}"])
     assert_drained(trace)
     assert events(trace, "SCHEDULED")[0] == (0, first)
@@ -471,7 +471,7 @@ def test_policies_swap_the_admission(lab, policy, first):
 
 def test_equal_priorities_are_fcfs(lab):
     """Where all are equally important, priority decides what fcfs decides, preemptions included."""
-    for scenario in scenarios.draw(seed=1, count=15):
+    for scenario in scenarios.draw(seed=1, count=8):
         requests = [request | {"priority": 1} for request in scenario["requests"]]
         runs = [
             scenarios.run(
@@ -550,7 +550,7 @@ def test_arrival_is_never_restamped(lab):
 # ------------------------------------------------------------------------------ whole runs, at random
 
 
-def drawn(lab, seed, count=30):
+def drawn(lab, seed, count=14):
     for scenario in scenarios.draw(seed, count):
         trace = scenarios.run(lab, scenario)
         assert_drained(trace)
@@ -597,12 +597,12 @@ def test_victims_had_to_go(lab):
                 spared = views[victims[0]]  # it holds, or needs now, a slot for each of its tokens
                 tokens = spared.num_prompt_tokens + spared.num_output_tokens
                 assert tokens > record["num_free_blocks"], f"{victims[0]} could have stayed"
-    assert preemptions > 10
+    assert preemptions > 5
 
 
 def test_thrashing_ends(lab):
     """Each admission of a victim yields a token, or ends for an earlier one's sake: so all of it ends."""
-    runs = [SCENARIOS["thrashing"], *scenarios.draw(seed=6, count=30)]
+    runs = [SCENARIOS["thrashing"], *scenarios.draw(seed=6, count=14)]
     for scenario in runs:
         trace = scenarios.run(lab, scenario)
         assert_drained(trace)

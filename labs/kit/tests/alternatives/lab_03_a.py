@@ -1,0 +1,145 @@
+"""Another right lab-03: a sorted list for the queue, room made on paper before anybody is moved."""
+
+from bisect import insort
+
+from mini_engine.request import RequestStatus
+from mini_engine.scheduler import clamp, schedule_step
+
+
+def policy_key(request, policy):
+    if policy == "fcfs":
+        return (request.arrival,)
+    return (request.priority, request.arrival)
+
+
+class RequestQueue:
+    def __init__(self, policy="fcfs"):
+        if policy not in {"fcfs", "priority"}:
+            raise ValueError(f"no policy called {policy!r}")
+        self.key = lambda request: policy_key(request, policy)
+        self.requests = []
+
+    def push(self, request):
+        insort(self.requests, request, key=self.key)
+
+    def peek(self):
+        return self.requests[0]
+
+    def pop(self):
+        return self.requests.pop(0)
+
+    def remove(self, request):
+        self.requests.remove(request)
+
+    def __len__(self):
+        return len(self.requests)
+
+    def __iter__(self):
+        return iter(tuple(self.requests))
+
+
+def pick_victim(running, policy):
+    return sorted(running, key=lambda request: policy_key(request, policy)).pop()
+
+
+class Scheduler:
+    def __init__(
+        self,
+        kv,
+        *,
+        policy="fcfs",
+        max_num_batched_tokens,
+        max_num_seqs,
+        long_prefill_token_threshold=0,
+        schedule_step=schedule_step,
+        clamp=clamp,
+    ):
+        self.kv, self.policy, self.schedule_step, self.clamp = kv, policy, schedule_step, clamp
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.long_prefill_token_threshold = long_prefill_token_threshold
+        self.waiting, self.running, self.arrivals = RequestQueue(policy), [], 0
+
+    @property
+    def has_work(self):
+        return len(self.waiting) + len(self.running) > 0
+
+    def find(self, request_id):
+        for place in (self.running, self.waiting):
+            for request in place:
+                if request.request_id == request_id:
+                    return place, request
+        return None, None
+
+    def leave(self, place, request, reason):
+        place.remove(request)
+        self.kv.free(request)
+        request.status, request.finish_reason = RequestStatus.FINISHED, reason
+
+    def add(self, request):
+        if self.find(request.request_id)[1]:
+            raise ValueError(f"there is a request {request.request_id!r} already")
+        most = self.kv.num_blocks * self.kv.block_size - request.num_prompt_tokens + 1
+        request.max_tokens = max(most, 1) if request.max_tokens is None else request.max_tokens
+        if request.max_tokens > most:
+            raise ValueError(f"request {request.request_id!r} is too long for the whole pool")
+        request.arrival, self.arrivals = self.arrivals, self.arrivals + 1
+        self.waiting.push(request)
+
+    def make_room(self):
+        need = {r.request_id: self.kv.num_new_blocks(r, 1) for r in self.running}
+        victims = []
+        free, total = self.kv.num_free_blocks, sum(need.values())
+        stay = list(self.running)
+        while total > free:
+            victim = pick_victim(stay, self.policy)
+            stay.remove(victim)
+            victims.append(victim)
+            free += len(self.kv.block_table(victim))
+            total -= need[victim.request_id]
+        for victim in victims:
+            self.preempt(victim)
+        return len(victims) > 0
+
+    def preempt(self, request):
+        self.kv.free(request)
+        self.running[:] = [other for other in self.running if other is not request]
+        request.status, request.num_computed_tokens = RequestStatus.WAITING, 0
+        request.num_preemptions = request.num_preemptions + 1
+        self.waiting.push(request)
+
+    def schedule(self):
+        made_room = self.make_room()
+        seqs = len(self.running) if made_room else self.max_num_seqs  # no place is free in such a step
+        return self.schedule_step(
+            self.waiting,
+            self.running,
+            self.kv,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=seqs,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            clamp=self.clamp,
+        )
+
+    def update(self, scheduled, sampled):
+        rows = [request for request in self.running if request.request_id in scheduled]
+        for request in rows:
+            request.num_computed_tokens += scheduled[request.request_id]
+            self.kv.publish(request)
+            if request.request_id in sampled and request.num_new_tokens > 0:
+                raise ValueError(f"a token for {request.request_id!r} in the middle of its sequence")
+        done = []
+        for request in rows:
+            if request.request_id in sampled:
+                request.output_token_ids.append(sampled[request.request_id])
+                if reason := request.check_stop():
+                    self.leave(self.running, request, reason)
+                    done.append(request)
+        return done
+
+    def abort(self, request_id):
+        place, request = self.find(request_id)
+        if request is None:
+            return False
+        self.leave(place, request, "abort")
+        return True
