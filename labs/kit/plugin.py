@@ -69,7 +69,7 @@ def lab(request):
     return loading.namespace(lab_of(request.node).id, impl_from_environment())
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's capture, which sets sys.stdout too
 def pytest_runtest_call(item):
     lab = lab_of(item)
     if lab is None:

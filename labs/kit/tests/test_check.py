@@ -58,7 +58,7 @@ FAULTS = {
         "solution.py: helper is neither a task nor given",
     ),
     "the engine's twin as the solution": (
-        ("solution.py", "from mini_engine.request import", "from mini_engine.scheduler import schedule_step\nfrom mini_engine.request import"),
+        ("solution.py", "\n\n\ndef clamp", "\nimport mini_engine.scheduler.schedule_step\n\n\ndef clamp"),
         "solution.py imports its engine twin mini_engine.scheduler.schedule_step",
     ),
     "an edited starter": (
