@@ -92,7 +92,8 @@ class ModelConfig:
             num_hidden_layers=need("num_hidden_layers"),
             num_attention_heads=heads,
             num_key_value_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
+            # Qwen3's heads are 128 wide unless its config says otherwise, whatever hidden_size is.
+            head_dim=config.get("head_dim") or (128 if model_type == "qwen3" else hidden // heads),
             max_position_embeddings=need("max_position_embeddings"),
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=float(theta),

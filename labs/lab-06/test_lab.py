@@ -1,0 +1,379 @@
+"""lab-06's tests. LAB_IMPL chooses what they judge: solution (default), starter or engine."""
+
+import pytest
+
+from labs.kit import assert_drained, load, make_request
+
+scenarios = load("lab-06", "scenarios")
+BASE, make = scenarios.BASE, scenarios.make
+
+
+def admitted(kv, request_id, prompt, *, computed=None, salt=""):
+    """A request that was admitted and has computed its prompt (or `computed` tokens of it)."""
+    request = make_request(request_id, prompt)
+    request.cache_salt = salt
+    assert kv.admit(request), f"{request_id} should have been admitted"
+    request.num_computed_tokens = len(prompt) if computed is None else computed
+    kv.publish(request)
+    return request
+
+
+def cached_for(kv, prompt, salt=""):
+    """How many tokens of this prompt a newcomer would find, without letting it in."""
+    request = make_request("newcomer", prompt)
+    request.cache_salt = salt
+    return len(kv.find_prefix(request)) * kv.block_size
+
+
+# ------------------------------------------------------------------------------------ hash_block
+
+
+def test_hash_tells_tokens_apart(lab):
+    """Other tokens, another order, other seams between numbers: another hash. Equal ones: the same."""
+    names = [lab.hash_block(b"", tokens) for tokens in ((1, 23), (12, 3), (23, 1), (1, 2, 3), (123,))]
+    assert len(set(names)) == 5
+    assert lab.hash_block(b"", (1, 23)) == names[0] and isinstance(names[0], bytes)
+
+
+def test_hash_is_chained(lab):
+    """The same tokens behind another parent get another hash."""
+    first, other = lab.hash_block(b"", (1, 2)), lab.hash_block(b"", (3, 4))
+    assert lab.hash_block(first, (5, 6)) != lab.hash_block(other, (5, 6))
+
+
+# ----------------------------------------------------------------------------------- find_prefix
+
+
+def test_an_empty_cache_finds_nothing(lab):
+    """Nobody has computed anything yet, so nothing is found, and asking changes nothing."""
+    kv = make(lab, 8, 4)
+    assert cached_for(kv, BASE) == 0
+    assert (kv.num_free_blocks, kv.num_cached_blocks) == (8, 0)
+
+
+def test_full_equal_blocks_are_found(lab):
+    """Of nine equal tokens in blocks of four, eight are found: two full blocks."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", BASE)
+    assert cached_for(kv, BASE) == 8
+
+
+def test_the_search_ends_at_the_first_difference(lab):
+    """A block that differs ends the prefix, although the one behind it is equal."""
+    kv = make(lab, 8, 2)
+    admitted(kv, "a", [1, 2, 3, 4, 5, 6, 7])
+    assert cached_for(kv, [1, 2, 9, 4, 5, 6, 7]) == 2
+    assert cached_for(kv, [9, 2, 3, 4, 5, 6, 7]) == 0
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 12])
+def test_something_is_left_to_compute(lab, length):
+    """A hit covers at most (num_tokens - 1) // block_size blocks, so that a token is left to compute."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", list(range(12)))
+    assert cached_for(kv, list(range(length))) == (length - 1) // 4 * 4
+
+
+def test_equal_blocks_under_another_parent_do_not_hit(lab):
+    """The middle of one text is not the middle of another: keys depend on all that precedes them."""
+    kv = make(lab, 8, 2)
+    admitted(kv, "a", [1, 2, 3, 4, 5])
+    assert cached_for(kv, [3, 4, 3, 4, 5]) == 0
+    assert cached_for(kv, [1, 2, 5, 3, 4]) == 2
+
+
+def test_a_hash_collision_does_not_hit(lab):
+    """With a hash function that gives everything the same name, content and parent still decide."""
+    kv = make(lab, 12, 2, hash_block=lambda parent, token_ids: b"all alike")
+    admitted(kv, "a", [1, 2, 3, 4, 5])
+    assert cached_for(kv, [6, 7, 8, 9, 5]) == 0
+    assert cached_for(kv, [1, 2, 8, 9, 5]) == 2
+    admitted(kv, "b", [6, 7, 8, 9, 5])
+    assert cached_for(kv, [1, 2, 8, 9, 5]) == 2, "the second block of b has another parent"
+    assert cached_for(kv, [6, 7, 8, 9, 5]) == 4
+
+
+def test_salts_separate_tenants(lab):
+    """Requests with another cache salt find nothing of it, those with the same salt everything."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", BASE, salt="red")
+    assert [cached_for(kv, BASE, salt) for salt in ("red", "blue", "")] == [8, 0, 0]
+
+
+def test_switched_off_it_finds_nothing(lab):
+    """enable_prefix_caching=False: no hits, nothing published."""
+    kv = make(lab, 8, 4, enable_prefix_caching=False)
+    admitted(kv, "a", BASE)
+    assert cached_for(kv, BASE) == 0
+    assert kv.num_cached_blocks == 0
+
+
+# --------------------------------------------------------------------------------------- publish
+
+
+def test_nothing_is_found_before_it_is_computed(lab):
+    """An admitted prompt has room, but no keys and values yet: nobody may read from it."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", BASE, computed=0)
+    assert cached_for(kv, BASE) == 0
+
+
+def test_blocks_appear_chunk_by_chunk(lab):
+    """After each chunk exactly the full computed blocks can be found."""
+    kv = make(lab, 8, 4)
+    request = admitted(kv, "a", list(range(13)), computed=3)
+    found = []
+    for computed in (3, 4, 7, 8, 11, 13):
+        request.num_computed_tokens = computed
+        kv.publish(request)
+        found.append(cached_for(kv, list(range(13))))
+    assert found == [0, 4, 4, 8, 8, 12]
+
+
+def test_a_partly_filled_block_is_not_published(lab):
+    """The ninth token stands alone in its block, which will still change."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", BASE)
+    assert kv.num_cached_blocks == 2
+
+
+def test_outputs_are_published_too(lab):
+    """A block that a request fills while it decodes is as good as one of a prompt."""
+    kv = make(lab, 8, 4)
+    request = admitted(kv, "a", BASE[:7])
+    request.output_token_ids += [50, 51]
+    assert kv.allocate(request, 1)
+    request.num_computed_tokens = 8
+    kv.publish(request)
+    assert cached_for(kv, [*BASE[:7], 50, 99]) == 8
+
+
+def test_two_copies_live_side_by_side(lab):
+    """Two requests that compute the same text at the same time keep a block each; one hit is enough."""
+    kv = make(lab, 8, 4)
+    first, second = make_request("a", BASE), make_request("b", BASE)
+    assert kv.admit(first) and kv.admit(second)
+    for request in (first, second):
+        request.num_computed_tokens = 9
+        kv.publish(request)
+    assert not set(kv.block_table(first)) & set(kv.block_table(second))
+    kv.free(first)
+    kv.free(second)
+    assert cached_for(kv, BASE) == 8
+    assert kv.num_free_blocks == 8
+
+
+# ----------------------------------------------------------------------------------------- admit
+
+
+def test_a_hit_shares_the_block(lab):
+    """The newcomer's table begins with the very blocks of the other; only the rest is new."""
+    kv = make(lab, 8, 4)
+    first = admitted(kv, "a", BASE)
+    second = make_request("b", BASE)
+    assert kv.admit(second)
+    assert kv.block_table(second)[:2] == kv.block_table(first)[:2]
+    assert kv.block_table(second)[2] != kv.block_table(first)[2]
+    assert kv.num_free_blocks == 4
+
+
+def test_progress_begins_behind_the_hit(lab):
+    """num_computed_tokens is what was found, so that the step pays for the rest only."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", BASE)
+    second = make_request("b", BASE)
+    assert kv.admit(second)
+    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (8, 8, 1)
+
+
+def test_a_hit_on_a_free_block_takes_it(lab):
+    """A cached block that lay free is held again, and can no longer be given to anybody else."""
+    kv = make(lab, 4, 4)
+    kv.free(admitted(kv, "a", BASE))
+    second = make_request("b", BASE)
+    assert kv.admit(second)
+    assert kv.num_free_blocks == 1
+    third = make_request("c", [7, 7, 7])
+    assert kv.admit(third)
+    assert not set(kv.block_table(third)) & set(kv.block_table(second))
+
+
+def test_an_admission_that_fails_changes_nothing(lab):
+    """Too little room: no reference, no block, no progress, and the cache as it was."""
+    kv = make(lab, 4, 4)
+    first = admitted(kv, "a", BASE)
+    second = make_request("b", [*BASE, *range(8)])
+    assert not kv.admit(second)
+    assert (kv.num_free_blocks, kv.num_cached_blocks, second.num_computed_tokens) == (1, 2, 0)
+    assert len(kv.block_table(second)) == 0
+    kv.free(first)
+    assert kv.num_free_blocks == 4
+
+
+def test_its_own_hits_are_not_room(lab):
+    """Four free blocks, two of them hits, three new ones wanted: that is one too many."""
+    kv = make(lab, 4, 4)
+    kv.free(admitted(kv, "a", BASE))
+    assert not kv.admit(make_request("b", [*BASE, *range(10)]))
+    assert kv.admit(make_request("c", [*BASE, *range(7)]))
+
+
+def test_its_new_blocks_do_not_evict_its_hits(lab):
+    """When the hits are the oldest of the free blocks, the new ones still come out of the others."""
+    kv = make(lab, 4, 4)
+    kv.free(admitted(kv, "a", BASE))
+    kv.free(admitted(kv, "b", [1, 2, 3, 4, 5]))
+    third = make_request("c", [*BASE, *range(7)])
+    assert kv.admit(third)
+    assert len(set(kv.block_table(third))) == 4
+    assert cached_for(kv, BASE) == 8
+
+
+def test_the_watermark_is_for_those_who_run(lab):
+    """A reserve of one block stops an admission while somebody runs, and nobody when nothing does."""
+    kv = make(lab, 4, 4, watermark=1)
+    first = make_request("a", list(range(16)))
+    assert kv.admit(first), "nothing runs, so the whole pool may be used"
+    kv.free(first)
+    admitted(kv, "b", [1, 2, 3])
+    assert not kv.admit(make_request("c", list(range(12))))
+    assert kv.admit(make_request("d", list(range(8))))
+
+
+# ------------------------------------------------------------------------------------------ take
+
+
+def test_content_is_kept_while_there_is_other_room(lab):
+    """A cached block is not evicted while a free one exists that holds nothing."""
+    kv = make(lab, 8, 4)
+    kv.free(admitted(kv, "a", BASE))
+    admitted(kv, "b", list(range(20)), computed=0)
+    assert cached_for(kv, BASE) == 8
+
+
+def test_least_recently_used_goes_first(lab):
+    """What was freed (or hit and freed again) last stays longest."""
+    kv = make(lab, 4, 4)
+    for name, prompt in (("a", [1] * 5), ("b", [2] * 5)):
+        kv.free(admitted(kv, name, prompt))
+    kv.free(admitted(kv, "again", [1] * 5))
+    admitted(kv, "c", [3] * 12, computed=0)
+    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (4, 0)
+
+
+def test_an_evicted_block_is_found_no_more(lab):
+    """Its content is written over: it loses its hash at once, and is published anew under its new one."""
+    kv = make(lab, 3, 4)
+    kv.free(admitted(kv, "a", BASE))
+    newcomer = admitted(kv, "b", list(range(12)), computed=0)
+    assert (cached_for(kv, BASE), kv.num_cached_blocks) == (0, 0)
+    newcomer.num_computed_tokens = 12
+    kv.publish(newcomer)
+    assert cached_for(kv, list(range(12))) == 8
+    assert cached_for(kv, BASE) == 0
+
+
+# ------------------------------------------------------------------------------------------ free
+
+
+def test_a_shared_block_survives_one_owner(lab):
+    """When the first owner goes, the second still holds the block, and nobody else can get it."""
+    kv = make(lab, 4, 4)
+    first = admitted(kv, "a", BASE)
+    second = admitted(kv, "b", BASE)
+    table = list(kv.block_table(second))
+    kv.free(first)
+    assert kv.num_free_blocks == 1
+    third = admitted(kv, "c", [7, 7], computed=0)
+    assert not set(kv.block_table(third)) & set(table)
+
+
+def test_freed_content_can_still_be_found(lab):
+    """A finished request's text is there for the next who begins with it."""
+    kv = make(lab, 8, 4)
+    kv.free(admitted(kv, "a", BASE))
+    assert kv.num_free_blocks == 8
+    assert cached_for(kv, BASE) == 8
+
+
+def test_the_tail_is_evicted_before_the_head(lab):
+    """Of a cached sequence the last block goes first: without its head a tail is never found."""
+    kv = make(lab, 4, 4)
+    kv.free(admitted(kv, "a", list(range(16))))
+    admitted(kv, "b", [7] * 4, computed=0)
+    assert cached_for(kv, list(range(17))) == 12
+
+
+def test_free_of_nobody_does_nothing(lab):
+    """Somebody who holds nothing can be freed: an abort in the queue does that."""
+    kv = make(lab, 4, 4)
+    kv.free(make_request("a", BASE))
+    kv.free(admitted(kv, "b", BASE))
+    assert kv.num_free_blocks == 4
+
+
+# ----------------------------------------------------------------------------------------- reset
+
+
+def test_reset_waits_until_nobody_holds_a_block(lab):
+    """It is refused while a request runs, and clears everything afterwards."""
+    kv = make(lab, 8, 4)
+    request = admitted(kv, "a", BASE)
+    assert not kv.reset_prefix_cache()
+    assert cached_for(kv, BASE) == 8
+    kv.free(request)
+    assert kv.reset_prefix_cache()
+    assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (0, 0, 8)
+    assert kv.admit(make_request("b", list(range(32)))), "all blocks are there to be used"
+
+
+# ----------------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda s: s["name"])
+def test_every_position_holds_its_own_text(lab, scenario):
+    """Whatever is admitted, evicted and shared, each request reads only what its own text would compute."""
+    assert_drained(scenarios.run(lab, scenario))
+
+
+def test_every_position_holds_its_own_text_at_random(lab):
+    """The same over 20 drawn sequences of operations, with tenants, preemptions and colliding hashes."""
+    for scenario in scenarios.draw(6, 20):
+        assert_drained(scenarios.run(lab, scenario))
+
+
+def test_the_budget_pays_for_uncached_tokens_only(lab):
+    """A newcomer whose eight of eleven tokens are cached is scheduled for three."""
+    trace = scenarios.run(lab, scenarios.NAMED["shared beginnings under a scheduler"])
+    first = {}
+    for record in trace.steps:
+        for request_id, num_tokens in record["scheduled"].items():
+            first.setdefault(request_id, num_tokens)
+    assert first == {"a": 9, "b": 3, "c": 2, "d": 1}
+
+
+def test_the_preempted_come_back_through_their_own_blocks(lab):
+    """The victim's full blocks are still there when it returns, and it computes only the rest."""
+    trace = scenarios.run(lab, scenarios.NAMED["preempted, and back through its own blocks"])
+    events = [event for record in trace.steps for event in record["events"]]
+    victim = next(event["id"] for event in events if event["type"] == "PREEMPTED")
+    returns = [e["num_cached_tokens"] for e in events if e["type"] == "SCHEDULED" and e["id"] == victim]
+    assert returns[0] == 0
+    assert returns[1] >= 4
+
+
+def test_tokens_are_those_with_the_cache_off(lab):
+    """The cache changes when something is computed, never what comes out."""
+    for scenario in (s for s in scenarios.SCENARIOS if "requests" in s):
+        texts = []
+        for caching in (True, False):
+            trace = scenarios.run(
+                lab, scenario | {"config": scenario["config"] | {"prefix_caching": caching}}
+            )
+            assert_drained(trace)
+            text = {}
+            for record in trace.steps:
+                for request_id, token in record["new_tokens"].items():
+                    text.setdefault(request_id, []).append(token)
+            texts.append(text)
+        assert texts[0] == texts[1]
