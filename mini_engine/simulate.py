@@ -370,8 +370,8 @@ def record(path: Path, model: str = "smollm2", num_requests: int = 24, seed: int
     while steps or engine.has_work:
         while steps and (steps[0] <= engine.scheduler.step or not engine.has_work):
             steps.pop(0)
-            prompt = [rng.randrange(net.config.vocab_size) for _ in range(rng.randint(8, 160))]
-            params = SamplingParams(temperature=0, max_tokens=rng.randint(4, 48), ignore_eos=True)
+            prompt = [rng.randrange(net.config.vocab_size) for _ in range(rng.randint(8, 96))]
+            params = SamplingParams(temperature=0, max_tokens=rng.randint(16, 80), ignore_eos=True)
             engine.add_request(prompt, params)
         engine.step()
     write_trace(path, engine.trace)
