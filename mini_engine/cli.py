@@ -211,7 +211,8 @@ def models_list() -> None:
     """The models that can be named, and where they are."""
     from mini_engine.models import list_models
 
-    table = Table("name", "what it is", "size", "where", header_style="bold")
+    table = Table("name", "what it is", "size", header_style="bold")
+    table.add_column("where", overflow="fold")
     for model in list_models():
         where = str(model.path) if model.is_present else f"mini-engine models fetch {model.name}"
         table.add_row(model.name, model.description, f"{model.size / 1e6:.0f} MB", where)
@@ -260,6 +261,54 @@ def trace_timeline(
     except (ValueError, OSError) as error:
         fail(error)
     typer.echo(f"wrote {out}")
+
+
+@trace_app.command("play")
+def trace_play(
+    path: Annotated[Path | None, typer.Argument(help="A trace.jsonl.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="A second one, to be shown beside it.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="A ready run: 20 blocks, six requests.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("out/player.html"),
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+) -> None:
+    """Step through a recorded run, decision by decision, in one self-contained HTML page."""
+    from mini_engine.player import ready_setup, write_player
+
+    if example == (path is not None):
+        fail(ValueError("give a trace.jsonl, or --example for a ready one (not both)"))
+    try:
+        if example:
+            page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
+        else:
+            names = tuple(str(p) for p in (path, other) if p)
+            page = write_player(out, _read(path), _read(other) if other else None, names=names)
+    except (ValueError, OSError) as error:
+        fail(error)
+    typer.echo(f"wrote {page}")
+    if open_page:
+        typer.launch(page.resolve().as_uri())
+
+
+@trace_app.command("export")
+def trace_export(
+    path: Annotated[Path, typer.Argument(help="A trace.jsonl.")],
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")
+    ] = True,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "trace.perfetto.json"
+    ),
+) -> None:
+    """Turn a recorded run into another tool's format."""
+    import json
+
+    from mini_engine.perfetto import to_perfetto
+
+    try:
+        out.write_text(json.dumps(to_perfetto(_read(path))), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        fail(error)
+    typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
 
 
 def _read(path: Path):

@@ -342,6 +342,7 @@ def replay(trace: Trace) -> Iterator[tuple[dict, dict[str, RequestView]]]:
             if event["type"] == "QUEUED":
                 fields = ("num_prompt_tokens", "max_tokens", "priority", "arrival")
                 views[event["id"]] = RequestView(event["id"], *(event[name] for name in fields))
+                finished.pop(event["id"], None)  # an aborted request's id, used again
             elif event["type"] == "PREEMPTED":
                 view.state, view.blocks, view.num_computed_tokens = "preempted", [], 0
                 view.num_preemptions += 1

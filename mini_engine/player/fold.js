@@ -58,12 +58,13 @@ class Fold {
       if (view.state === "preempted") view.state = "waiting";
       else if (view.finish_reason !== null) Object.assign(view, { state: "finished", blocks: [], running: false });
     }
-    const finished = [];
+    const finished = new Map();
     for (const event of record.events) {
       const view = this.views.get(event.id);
       if (event.type === "QUEUED") {
         if (!this.lives.has(event.id)) this.lives.set(event.id, []);
         this.views.set(event.id, newView(event, this.lives.get(event.id)));
+        finished.delete(event.id); // an aborted request's id, used again
       } else if (event.type === "PREEMPTED") {
         view.num_lost_blocks = view.blocks.length;
         view.preempted_from = phaseOf(view);
@@ -73,7 +74,7 @@ class Fold {
         view.num_computed_tokens = view.num_cached_tokens = event.num_cached_tokens;
         view.blocks = [...(event.cached_blocks ?? [])];
         Object.assign(view, { running: true, admitted: true, row: record.step });
-      } else if (event.type === "FINISHED") finished.push(event);
+      } else if (event.type === "FINISHED") finished.set(event.id, event.reason);
     }
     for (const [id, blocks] of Object.entries(record.blocks)) {
       const view = this.views.get(id);
@@ -85,7 +86,7 @@ class Fold {
       view.state = phaseOf(view);
       view.num_scheduled = count;
     }
-    for (const { id, reason } of finished) {
+    for (const [id, reason] of finished) {
       const view = this.views.get(id);
       view.finish_reason = reason;
       // An abort between two steps.
