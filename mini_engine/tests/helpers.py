@@ -185,6 +185,12 @@ def play(settings: dict, arrivals, max_steps=3000) -> SlotEngine:
     return engine.run()
 
 
+@functools.cache
+def random_run(seed: int) -> SlotEngine:
+    """The run of a random workload, to look at and leave as it is."""
+    return play(*random_workload(seed))
+
+
 # ------------------------------------------------------------------------------ with torch
 
 
@@ -218,6 +224,11 @@ def tiny_model(model_type="llama", dtype="float64", seed=0, **changes):
 
 def dense_logits(model, token_ids):
     """(num tokens, vocab_size): one plain causal forward pass, nothing cached, nothing batched."""
+    return _dense_logits(model, tuple(token_ids))
+
+
+@functools.cache
+def _dense_logits(model, token_ids):
     import torch
 
     from mini_engine.model import sdpa

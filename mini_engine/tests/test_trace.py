@@ -5,7 +5,14 @@ import json
 
 import pytest
 
-from mini_engine.tests.helpers import SlotEngine, make_request, play, random_workload, scripted_engine
+from mini_engine.tests.helpers import (
+    SlotEngine,
+    make_request,
+    play,
+    random_run,
+    random_workload,
+    scripted_engine,
+)
 from mini_engine.trace import (
     Trace,
     VirtualClock,
@@ -17,13 +24,13 @@ from mini_engine.trace import (
     write_trace,
 )
 
-SEEDS = range(60)
+SEEDS = range(40)
 REASONS = {"preempted", "slots", "budget", "memory", "empty"}
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return [play(*random_workload(seed)) for seed in SEEDS]
+    return [random_run(seed) for seed in SEEDS]
 
 
 def whole(value, low=0):
