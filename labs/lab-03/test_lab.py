@@ -145,11 +145,10 @@ def test_who_could_never_finish_is_refused(lab):
 
 
 def test_who_just_fits_is_taken(lab):
-    """12 and 11 need 22 slots, the last token none: a pool of 22 is enough, and the request finishes."""
-    trace = scenarios.run(lab, _alone(prompt=12, max_tokens=11, blocks=22))
-    assert_drained(trace)
-    assert len(text(trace, "r0")) == 11
-    assert trace.steps[-1]["num_free_blocks"] == 0
+    """12 and 11 need 22 slots, since the last token needs none: a pool of 22 is enough."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    scheduler.add(make_request("modest", 12, max_tokens=11))
+    assert names(scheduler.waiting) == ["modest"]
 
 
 def test_no_limit_means_the_pools_limit(lab):
@@ -409,6 +408,14 @@ def test_one_token_means_one(lab):
     trace = scenarios.run(lab, _alone(prompt=6, max_tokens=1, blocks=6))
     assert_drained(trace)
     assert (len(trace.steps), len(text(trace, "r0"))) == (1, 1)
+
+
+def test_who_just_fits_finishes(lab):
+    """Prompt 12 and 11 tokens in a pool of 22: all are said, and the last step holds every slot."""
+    trace = scenarios.run(lab, _alone(prompt=12, max_tokens=11, blocks=22))
+    assert_drained(trace)
+    assert len(text(trace, "r0")) == 11
+    assert trace.steps[-1]["num_free_blocks"] == 0
 
 
 def test_a_stop_token_ends_it(lab):
