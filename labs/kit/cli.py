@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -260,3 +261,19 @@ def generate(lab_id: OptionalLab = None):
         except LabError as error:
             fail(str(error))
         typer.echo(f"wrote labs/{name}/starter.py")
+
+
+@app.command()
+def export(
+    student: Annotated[Path, typer.Option("--student", help="the folder for the student edition")],
+):
+    """For teachers: the course without solutions, zoo and engine twins; or an update of one handed out."""
+    from labs.kit.export import export as write
+
+    try:
+        notes = write(student)
+    except LabError as error:
+        fail(str(error))
+    for note in notes:
+        typer.echo(note)
+    typer.echo(f"the student edition is in {student}")

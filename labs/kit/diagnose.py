@@ -68,7 +68,8 @@ def sections(item, lab: Lab, call) -> list[tuple[str, str]]:
 
 def departures(item, lab: Lab, yours: Outcome) -> list[str]:
     """The first run of the test whose trace departs from the reference's, as text."""
-    reference = outcome(item, loading.namespace(lab.id, "solution"))
+    impl = "solution" if lab.file("solution.py").exists() else "engine"
+    reference = outcome(item, loading.namespace(lab.id, impl))
     for (scenario, trace), (_, expected) in zip(yours.runs, reference.runs, strict=False):
         found = compare.departure(trace, expected)
         if found and found.index < max(len(trace.steps), len(expected.steps)):

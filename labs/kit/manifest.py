@@ -143,10 +143,16 @@ def find_lab(lab_id: str) -> Lab:
 
 
 def impl_from_environment() -> str:
-    """LAB_IMPL, or solution. Raises LabError for a value that is not one of the three."""
-    impl = os.environ.get("LAB_IMPL", "solution")
+    """LAB_IMPL, or solution (in the student edition starter).
+
+    Raises LabError for a value that is not one of the three.
+    """
+    has_solutions = any(LABS_DIR.glob("lab-*/solution.py"))
+    impl = os.environ.get("LAB_IMPL") or ("solution" if has_solutions else "starter")
     if impl not in IMPLS:
         raise LabError(f"LAB_IMPL must be solution, starter or engine, but is {impl!r}")
+    if impl == "solution" and not has_solutions:
+        raise LabError("LAB_IMPL is solution, but this edition of the course comes without solutions")
     return impl
 
 

@@ -53,14 +53,16 @@ class Course:
         assert old in source, f"{old!r} is not in solution.py"
         self.file("starter.py", lab_id).write_text(source.replace(old, new) if old else source, "utf-8")
 
+    def environment(self) -> dict[str, str]:
+        """This process's, with the copied labs in front of the real ones."""
+        kept = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}
+        return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
+
     def run(
         self, *line: str, impl: str | None = None, stdin: str = "", **kwargs
     ) -> subprocess.CompletedProcess:
         """`python -m LINE` in the course's folder, as text."""
-        environment = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}
-        environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
-        if impl:
-            environment["LAB_IMPL"] = impl
+        environment = self.environment() | ({"LAB_IMPL": impl} if impl else {})
         command = [sys.executable, "-m", *line]
         return subprocess.run(
             command, cwd=self.root, env=environment, input=stdin, capture_output=True, text=True, **kwargs

@@ -1,0 +1,199 @@
+"""`python -m labs` as a learner uses it, in a course of their own."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labs.kit.export import export
+from labs.kit.manifest import LabError, lab_ids
+
+
+def labs(course, *line, stdin=""):
+    return course.run("labs", *line, stdin=stdin)
+
+
+def test_status_of_an_untouched_course(course):
+    course.add("lab-02")
+    result = labs(course, "status")
+    assert result.returncode == 0
+    assert result.stdout.count("0/29") == 2
+    assert "next: lab-01 schedule_step, in labs/lab-01/starter.py" in result.stdout
+    assert "about 180 minutes are left" in result.stdout
+
+
+def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(course):
+    course.add("lab-02")
+    course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
+    first = labs(course, "status").stdout
+    assert "26/29" in first and "0/29" in first
+    began = time.monotonic()
+    assert labs(course, "status").stdout == first
+    assert time.monotonic() - began < 20
+    kept = (course.labs / ".state" / "results.json").stat().st_mtime_ns
+    labs(course, "status")
+    assert (course.labs / ".state" / "results.json").stat().st_mtime_ns == kept  # nothing was run
+    course.solve()
+    assert "done" in labs(course, "status").stdout
+    assert "next: lab-02" in labs(course, "status").stdout
+
+
+def test_status_goes_on_past_a_broken_lab(course):
+    course.add("lab-02")
+    course.file("starter.py").write_text("def f(:\n", "utf-8")
+    course.solve(lab_id="lab-02")
+    text = labs(course, "status").stdout
+    assert "lab-01: starter.py does not parse, line 1" in text
+    assert "done" in text and "next: lab-01" in text
+
+
+def test_test_shows_the_first_failure_only(course):
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    result = labs(course, "test")
+    assert result.returncode == 1
+    assert "lab-01 schedule_step: 25 of 29 tests pass" in result.stdout
+    assert "test_budget_caps_the_total" in result.stdout and "test_threshold_is" not in result.stdout
+    assert "where your run departs from the reference" in result.stdout
+    assert "looks like" in result.stdout
+
+
+def test_test_of_an_untouched_and_of_a_finished_lab(course):
+    result = labs(course, "test", "1")
+    assert (result.returncode, "is not written yet" in result.stdout) == (1, True)
+    course.solve()
+    result = labs(course, "test", "lab-01")
+    assert result.returncode == 0
+    assert "lab-01 is done: 100 points" in result.stdout
+
+
+def test_hints_come_one_at_a_time(course):
+    texts = [labs(course, "hint", "lab-01").stdout for _ in range(4)]
+    assert ["hint 1 of 3" in texts[0], "hint 2 of 3" in texts[1], "hint 3 of 3" in texts[2]] == [True] * 3
+    assert len(set(texts)) == 3 and texts[2] == texts[3]
+    assert "solution lab-01 --spoil" in texts[3] and "spoil" not in texts[0]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (["hint", "lab-77"], "there is no lab 'lab-77'; there are lab-01"),
+        (["hint", "lab-01", "clump"], "lab-01 has no task 'clump'; its tasks are schedule_step"),
+        (["test", "nonsense"], "there is no lab 'nonsense'"),
+    ],
+)
+def test_bad_arguments_are_one_line(course, line, words):
+    result = labs(course, *line)
+    assert result.returncode == 2
+    assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_reset_asks_keeps_a_backup_and_puts_the_starter_back(course):
+    pristine = course.file("starter.py").read_text("utf-8")
+    course.write("return {'mine': 1}")
+    mine = course.file("starter.py").read_text("utf-8")
+    assert labs(course, "reset", "lab-01", stdin="n\n").returncode == 1
+    assert course.file("starter.py").read_text("utf-8") == mine
+    assert labs(course, "reset", "lab-01", stdin="y\n").returncode == 0
+    assert course.file("starter.py").read_text("utf-8") == pristine
+    (backup,) = (course.labs / ".state" / "backups").iterdir()
+    assert backup.read_text("utf-8") == mine
+    assert "kept in" not in labs(course, "reset", "lab-01", "--yes").stdout  # nothing to keep
+
+
+def test_solution_is_shown_once_yours_passes(course):
+    result = labs(course, "solution", "lab-01")
+    assert result.returncode == 1
+    assert "0 of 29 tests pass; finish yours first, or add --spoil" in result.stderr
+    assert "kv.admit" not in result.stdout
+    assert "kv.admit" in labs(course, "solution", "lab-01", "--spoil").stdout
+    course.solve()
+    assert "kv.admit" in labs(course, "solution", "lab-01").stdout
+
+
+def test_watch_tests_on_save_and_obeys_keys(course):
+    line = [sys.executable, "-u", "-m", "labs", "watch", "lab-01"]
+    environment = course.environment()
+    process = subprocess.Popen(
+        line, cwd=course.root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+    def read_until(words):
+        for text in process.stdout:
+            if words in text:
+                return text
+        raise AssertionError(f"watch ended without saying {words!r}")
+
+    try:
+        read_until("watching labs/lab-01/starter.py")
+        course.solve()
+        read_until("29 of 29 tests pass")
+        read_until("watching")
+        process.stdin.write("h\n")
+        process.stdin.flush()
+        read_until("hint 1 of 3")
+        process.stdin.write("q\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ------------------------------------------------------------------------------ the student edition
+
+
+@pytest.fixture(scope="module")
+def edition(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("edition") / "course"
+    assert export(folder) == []
+    return folder
+
+
+def python(folder, *line):
+    return subprocess.run(
+        [sys.executable, "-m", *line], cwd=folder, capture_output=True, text=True, errors="replace"
+    )
+
+
+def test_student_edition_has_no_solutions_zoo_or_twins(edition):
+    names = [path.relative_to(edition).as_posix() for path in edition.rglob("*")]
+    assert not [
+        name for name in names if "solution" in name or "bugs.toml" in name or "/alternatives" in name
+    ]
+    assert {f"labs/{lab_id}/starter.py" for lab_id in lab_ids()} <= set(names)
+    scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
+    assert "sealed" in scheduler and "kv.admit" not in scheduler
+    assert "README.md" in names and "labs/lab-01/test_lab.py" in names
+
+
+def test_student_edition_works(edition):
+    result = python(edition, "pytest", "labs/lab-01", "-k", "budget_caps", "-p", "no:cacheprovider")
+    assert "testing starter.py, your own" in result.stdout
+    assert "lab-01: schedule_step is not written yet" in result.stdout
+    code = "import mini_engine.scheduler as s; print(s.clamp(9, 4, 0), s.__file__)"
+    engine = subprocess.run([sys.executable, "-c", code], cwd=edition, capture_output=True, text=True)
+    assert engine.stdout.startswith("4 ") and str(edition) in engine.stdout
+    refused = python(edition, "labs", "solution", "lab-01", "--spoil")
+    assert "comes without solutions" in refused.stderr
+
+
+def test_an_update_keeps_edited_starters(edition):
+    mine, untouched = (edition / "labs" / lab_id / "starter.py" for lab_id in lab_ids()[:2])
+    mine.write_text("mine = 1\n", "utf-8")
+    before = untouched.read_text("utf-8")
+    assert export(edition) == []  # the course has not changed
+    assert mine.read_text("utf-8") == "mine = 1\n"
+    kept = edition / "labs" / "kit" / "pristine" / "lab-01.py"
+    kept.write_text("what was handed out last year\n", "utf-8")
+    (note,) = export(edition)
+    assert "starter.new.py" in note
+    assert mine.read_text("utf-8") == "mine = 1\n"
+    assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")
+    assert untouched.read_text("utf-8") == before
+
+
+def test_export_refuses_a_folder_of_something_else(tmp_path):
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(LabError, match="not empty, and not an exported course"):
+        export(tmp_path)
