@@ -136,7 +136,7 @@ def test_allocation_does_not_search():
 
     def seconds(num_blocks):
         kv, best = BlockManager(num_blocks, 1), 1.0
-        for _ in range(5):
+        for _ in range(20):
             requests = [make_request(str(i), [i] * 8) for i in range(10)]
             start = time.perf_counter()
             for request in requests:
