@@ -122,21 +122,14 @@ def watch(lab_id: OptionalLab = None):
     """Test again whenever you save starter.py. Keys, each with Enter: h hint, n next lab, q quit."""
     from watchfiles import watch as changes
 
-    from labs.kit.progress import first_open_lab
+    from labs.kit.progress import first_open_lab, starter_text
 
     lab = the_lab(lab_id) if lab_id else (first_open_lab() or the_lab(lab_ids()[0]))
     keys: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_keys, args=(keys,), daemon=True).start()
-    help_line = "watching labs/{}/starter.py: save to test again; h hint, n next lab, q quit (and Enter)"
-    show_test(lab.id)
-    typer.echo(help_line.format(lab.id))
-    for changed in changes(
-        LABS_DIR, watch_filter=_is_starter, debounce=300, rust_timeout=200, yield_on_timeout=True
-    ):
-        if any(lab.id in path for _, path in changed):
-            typer.echo("")
-            show_test(lab.id)
-            typer.echo(help_line.format(lab.id))
+    tested = None
+    # What has changed is asked of the file: an event may come before anybody listens, or twice.
+    for _ in changes(LABS_DIR, debounce=300, rust_timeout=200, yield_on_timeout=True):
         while not keys.empty():
             key = keys.get()
             if key == "q":
@@ -146,12 +139,11 @@ def watch(lab_id: OptionalLab = None):
             if key == "n":
                 ids = lab_ids()
                 lab = the_lab(ids[(ids.index(lab.id) + 1) % len(ids)])
-                show_test(lab.id)
-                typer.echo(help_line.format(lab.id))
-
-
-def _is_starter(change, path: str) -> bool:
-    return os.path.basename(path) == "starter.py"
+        if (lab.id, starter_text(lab)) != tested:
+            tested = (lab.id, starter_text(lab))
+            typer.echo("")
+            show_test(lab.id)
+            typer.echo(f"watching labs/{lab.id}/starter.py: save to test again; h, n or q and Enter: hint, next, quit")
 
 
 def _read_keys(keys: queue.Queue) -> None:

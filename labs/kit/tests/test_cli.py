@@ -111,6 +111,7 @@ def test_solution_is_shown_once_yours_passes(course):
     assert "kv.admit" in labs(course, "solution", "lab-01").stdout
 
 
+@pytest.mark.timeout(200)
 def test_watch_tests_on_save_and_obeys_keys(course):
     line = [sys.executable, "-u", "-m", "labs", "watch", "lab-01"]
     environment = course.environment()
