@@ -143,7 +143,9 @@ def watch(lab_id: OptionalLab = None):
             tested = (lab.id, starter_text(lab))
             typer.echo("")
             show_test(lab.id)
-            typer.echo(f"watching labs/{lab.id}/starter.py: save to test again; h, n or q and Enter: hint, next, quit")
+            typer.echo(
+                f"watching labs/{lab.id}/starter.py: save to test again; h, n or q and Enter: hint, next, quit"
+            )
 
 
 def _read_keys(keys: queue.Queue) -> None:
