@@ -179,7 +179,7 @@ def test_the_ladder_under_load():
     """At the same rate, mixed batching completes the most within the limits, one at a time the least."""
 
     def goodput(name):
-        load = workload("poisson", 150, rate=8, seed=5)
+        load = workload("poisson", 60, rate=8, seed=5)
         return simulate(load, name).summary(ttft_limit=500, tpot_limit=40).goodput
 
     told = {name: goodput(name) for name in ("one-at-a-time", "static", "two-pass", "mixed")}
