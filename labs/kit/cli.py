@@ -144,7 +144,7 @@ def watch(lab_id: OptionalLab = None):
             typer.echo("")
             show_test(lab.id)
             typer.echo(
-                f"watching labs/{lab.id}/starter.py: save to test again; h, n or q and Enter: hint, next, quit"
+                f"watching labs/{lab.id}/starter.py: save to test; h, n or q and Enter: hint, next, quit"
             )
 
 
