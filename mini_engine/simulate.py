@@ -182,8 +182,8 @@ def simulate(
     """Serve a workload, in order of time, until all is done.
 
     `settings` go to the scheduler (policy, long_prefill_token_threshold). For long runs give
-    keep_steps=False: then memory grows by 8 bytes an output token, for the percentiles, and by the
-    requests that wait. `path` takes the trace as it comes. Raises ValueError for an unknown baseline.
+    keep_steps=False: then memory grows by what the percentiles need, 8 bytes an output token, and
+    by the requests that wait. `path` takes the trace as it comes. Raises ValueError for an unknown baseline.
     """
     caching = enable_prefix_caching and baseline != "padded"  # separate rectangles share nothing
     recorder = _recorder(
