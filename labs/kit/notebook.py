@@ -266,6 +266,11 @@ def _verdict(guess, answer, within: float) -> str:
 # ---------------------------------------------------------------------------------------------- panel
 
 
+def changed(scenario: dict, **config) -> dict:
+    """The same requests under other settings: changed(scenario, num_blocks=40)."""
+    return {**scenario, "config": scenario["config"] | config}
+
+
 class LiveRun:
     """A scenario under the real Scheduler and BlockManager, a step at a time.
 
@@ -301,6 +306,12 @@ class LiveRun:
         ending = [r.request_id for r in running if scheduled.get(r.request_id) == r.num_new_tokens]
         self.recorder.update(scheduled, dict.fromkeys(ending, 0))
         return self.trace.steps[-1]
+
+    def finish(self, limit: int = 1000) -> Trace:
+        """Step until all is done, `limit` steps at most; the trace."""
+        while not self.done and len(self.trace.steps) < limit:
+            self.step()
+        return self.recorder.close("drained" if self.done else "max_steps")
 
     def text(self) -> str:
         """The latest step as bars, its decisions, and the timeline up to it."""
@@ -399,24 +410,21 @@ class Panel:
         self._guarded(self._start)
 
     def step(self) -> None:
-        self._guarded(lambda: self.run.step() if self.run else self._start())
+        self._guarded(lambda: (self.run or self._start()).step())
 
-    def finish(self, limit: int = 500) -> None:
-        def go():
-            while self.run and not self.run.done and len(self.run.trace.steps) < limit:
-                self.run.step()
+    def finish(self) -> None:
+        self._guarded(lambda: (self.run or self._start()).finish())
 
-        self._guarded(go)
-
-    def _start(self) -> None:
-        changed = {name: control.value for name, control in self.controls.items()}
-        self.run = LiveRun({**self.scenario, "config": self.scenario["config"] | changed})
+    def _start(self) -> LiveRun:
+        settings = {name: control.value for name, control in self.controls.items()}
+        self.run = LiveRun(changed(self.scenario, **settings))
+        return self.run
 
     def _guarded(self, action) -> None:
         """Settings that cannot work are told in the panel, and the panel goes on."""
         try:
             action()
-            text = self.run.text() if self.run else ""
+            text = self.run.text()
         except ValueError as error:
             self.run, text = None, f"These settings cannot work: {error}."
         self.screen.value = f'<pre aria-live="polite">{html.escape(text)}</pre>'
