@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: demo test clean
+.PHONY: demo test pictures clean
 
 demo: $(VENV)/installed
 	$(BIN)/mini-engine demo
@@ -17,6 +17,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[dev]' --constraint constraints.txt
 	touch $@
+
+# The README's pictures, made anew (the second needs Chromium).
+pictures: $(VENV)/installed
+	$(BIN)/mini-engine demo
+	cp out/timeline.png docs/images/timeline.png
+	$(BIN)/python -m mini_engine.player.screenshot docs/images/player.png
 
 clean:
 	rm -rf $(VENV) out

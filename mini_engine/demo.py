@@ -83,8 +83,8 @@ def demo_engine(model, tokenizer: Tokenizer, parts: Parts | None = None, **engin
         max_num_batched_tokens=48,
         max_num_seqs=6,
         block_size=block_size,
-        # Room for the largest request and not for half of them all: someone will have to give way.
-        num_blocks=max(max(needs), sum(needs) * 2 // 5),
+        # Room for the largest request and for a third of them all: someone will have to give way.
+        num_blocks=max(max(needs), sum(needs) // 3),
         watermark=0,
         parts=parts,
         **engine_args,

@@ -162,6 +162,7 @@ class Scheduler:
         self.waiting = RequestQueue(policy)
         self.running: list[Request] = []
         self._num_arrivals = 0
+        self._ids: set[str] = set()  # of all that wait or run
 
     @property
     def has_work(self) -> bool:
@@ -169,7 +170,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if it could not finish even with the pool to itself."""
-        if any(other.request_id == request.request_id for other in (*self.running, *self.waiting)):
+        if request.request_id in self._ids:
             raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
         room = self.kv.num_blocks * self.kv.block_size
         # The last token is sampled but never computed, so it needs no room.
@@ -185,6 +186,7 @@ class Scheduler:
             )
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
+        self._ids.add(request.request_id)
         self.waiting.push(request)
 
     def schedule(self) -> dict[str, int]:
@@ -265,4 +267,5 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self.kv.free(request)
+        self._ids.remove(request.request_id)
         request.status = RequestStatus.FINISHED
