@@ -146,15 +146,14 @@ def _cell(value) -> str:
 
 def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
     """A row a step: who computed how much, the budget, who waits, the free blocks, what happened."""
-    config, queues = trace.header["config"], figures.timeline_data(trace)
+    config, data = trace.header["config"], figures.timeline_data(trace)
+    queues = list(zip(data["ids"], data["states"], strict=True))
+    if config["policy"] == "priority":
+        queues.sort(key=lambda row: data["priorities"][row[0]])
     rows = []
     for index in range(first, min(len(trace.steps), len(trace.steps) if last is None else last + 1)):
         record = trace.steps[index]
-        waiting = [
-            rid
-            for rid, states in zip(queues["ids"], queues["states"], strict=True)
-            if states[index] in (figures.WAITING, figures.PREEMPTED)
-        ]
+        waiting = [rid for rid, states in queues if states[index] in (figures.WAITING, figures.PREEMPTED)]
         rows.append(
             {
                 "step": record["step"],
