@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -309,6 +310,94 @@ def trace_export(
     except (ValueError, OSError) as error:
         fail(error)
     typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
+
+
+@trace_app.command("fit")
+def trace_fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")]) -> None:
+    """Fit the simulator's prices (per forward, per token, per KV token read) to a recorded run."""
+    from mini_engine.cost_model import fit, step_loads
+
+    trace = _read(path)
+    try:
+        cost = fit(trace)
+    except ValueError as error:
+        fail(error)
+    scale = 1000 if trace.header["unit"] == "s" else 1
+    measured = sum(record["t_end"] - record["t"] for record in trace.steps) * scale
+    told = sum(cost.step_time(load) for load in step_loads(trace))
+    typer.echo(
+        f"step time = {cost.per_forward:.3g} ms + {cost.per_token:.3g} ms * tokens "
+        f"+ {cost.per_kv_token:.3g} ms * KV tokens read"
+    )
+    typer.echo(f"{len(trace.steps)} steps: measured {measured:.0f} ms, by the fit {told:.0f} ms")
+
+
+@app.command()
+def simulate(
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", help="poisson, bursty, long-tail, shared-prefix, or a .jsonl.")
+    ] = "poisson",
+    baseline: Annotated[
+        list[str] | None, typer.Option("--baseline", "-b", help="May be repeated; all of them without it.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many, of a workload that is made up.")] = 500,
+    rate: Annotated[float, typer.Option(help="Arrivals a second, of a workload that is made up.")] = 6.0,
+    fit: Annotated[Path | None, typer.Option(help="Take the prices from this recorded run.")] = None,
+    ttft_limit: Annotated[float | None, typer.Option(help="For goodput, in ms.")] = None,
+    tpot_limit: Annotated[float | None, typer.Option(help="For goodput, in ms.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the trace here (one baseline only).")] = None,
+) -> None:
+    """Schedule a workload without a model, under the engine's policy and the slower ones."""
+    from mini_engine import simulate as _simulate
+    from mini_engine.baselines import BASELINES
+    from mini_engine.cost_model import CostModel
+    from mini_engine.cost_model import fit as fit_cost
+
+    names = baseline or list(BASELINES)
+    table = Table("baseline", header_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for name in (
+        "output\ntok/s",
+        "TTFT\np50",
+        "TTFT\np99",
+        "TPOT\np50",
+        "ITL\nmax",
+        "preemp-\ntions",
+        "good\nreq/s",
+    ):
+        table.add_column(name, justify="right")
+    try:
+        if out and len(names) > 1:
+            raise ValueError("--out takes the trace of one baseline; name it with --baseline")
+        cost = fit_cost(_read(fit)) if fit else CostModel()
+        for name in names:
+            if workload.endswith(".jsonl"):
+                arrivals = _simulate.read_arrivals(workload)
+            else:
+                arrivals = _simulate.workload(workload, requests, rate=rate, seed=seed)
+            run = _simulate.simulate(arrivals, name, cost=cost, keep_steps=False, path=out)
+            table.add_row(name, *_simulated(run.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)))
+    except (ValueError, OSError) as error:
+        fail(error)
+    table.caption = "times in ms; good: finished within the limits"
+    table.caption_justify = "left"
+    Console().print(table)
+
+
+def _simulated(told) -> list[str]:
+    def number(value: float | None, digits: int = 0) -> str:
+        return "-" if value is None else f"{value:,.{digits}f}"
+
+    ttft, tpot = told.ttft, told.tpot
+    return [
+        number(told.output_throughput and told.output_throughput * 1000),
+        number(ttft and ttft.p50),
+        number(ttft and ttft.p99),
+        number(tpot and tpot.p50, 1),
+        number(told.max_itl),
+        str(told.num_preemptions),
+        number(told.goodput and told.goodput * 1000, 1),
+    ]
 
 
 def _read(path: Path):

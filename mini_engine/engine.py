@@ -126,7 +126,8 @@ class Parts:
 class Engine:
     """Serves any number of requests at once with one model.
 
-    `num_blocks` None sizes the KV pool by `kv_cache_bytes`. Requests may be added and aborted at
+    `max_num_seqs` None is 64, or the token budget if that is smaller. `num_blocks` None sizes the KV
+    pool by `kv_cache_bytes`. Requests may be added and aborted at
     any time between two steps. `clock` None with `record` traces in wall time.
 
     Raises ValueError for settings that cannot work.
@@ -139,7 +140,7 @@ class Engine:
         *,
         policy: str = "fcfs",
         max_num_batched_tokens: int = 512,
-        max_num_seqs: int = 64,
+        max_num_seqs: int | None = None,
         long_prefill_token_threshold: int = 0,
         block_size: int = 16,
         num_blocks: int | None = None,
@@ -164,6 +165,8 @@ class Engine:
             raise ValueError(
                 f"max_model_len {max_model_len} exceeds the model's max_position_embeddings {longest}"
             )
+        if max_num_seqs is None:
+            max_num_seqs = min(64, max_num_batched_tokens)
         if num_blocks is None:
             affordable = kv_cache_bytes // (KVPool.bytes_per_token(model.config, model.dtype) * block_size)
             useful = max_num_seqs * -(-self.max_model_len // block_size)

@@ -56,7 +56,14 @@ class Stats:
         """None when there is no value: the average of nothing is not 0."""
         import numpy as np
 
-        values = np.array([value for value in values if value is not None])
+        return cls.of_arrays([np.array([value for value in values if value is not None], dtype=float)])
+
+    @classmethod
+    def of_arrays(cls, arrays) -> "Stats | None":
+        """The same over numpy arrays that hold values only."""
+        import numpy as np
+
+        values = np.concatenate(arrays) if arrays else np.array([])
         if not values.size:
             return None
         p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
@@ -199,7 +206,8 @@ class Metrics:
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
         """Goodput as DistServe counts it (Zhong et al., 2024): completed within both limits, per
         unit of time. A request without a TPOT has none to exceed."""
-        requests = list(self.requests().values())
+        # Without their gaps: of a long run these are many, and only their distribution is asked for.
+        requests = [_request_metrics(i, times, gaps=False) for i, times in self._times.items()]
         steps, budget = self._num_steps, self.config.get("max_num_batched_tokens")
         num_blocks = self.config.get("num_blocks")
         start = min((times.queued for times in self._times.values()), default=self._end)
@@ -227,7 +235,7 @@ class Metrics:
             queue_time=Stats.of(r.queue_time for r in requests),
             ttft=Stats.of(r.ttft for r in requests),
             tpot=Stats.of(r.tpot for r in requests),
-            itl=Stats.of(gap for r in requests for gap in r.itl),
+            itl=Stats.of_arrays([_gaps(times) for times in self._times.values()]),
             e2e=Stats.of(r.e2e for r in requests),
             budget_utilisation=self._num_batched / (budget * steps) if budget and steps else None,
             kv_utilisation=self._used_blocks / (num_blocks * steps) if num_blocks and steps else None,
@@ -235,7 +243,14 @@ class Metrics:
         )
 
 
-def _request_metrics(request_id: str, times: _Times) -> RequestMetrics:
+def _gaps(times: _Times):
+    """The distances between output tokens that follow each other, as a numpy array."""
+    import numpy as np
+
+    return np.diff(np.frombuffer(times.tokens))
+
+
+def _request_metrics(request_id: str, times: _Times, gaps: bool = True) -> RequestMetrics:
     first = times.tokens[0] if times.tokens else None
     completed = times.finish_reason in ("stop", "length")
     count = len(times.tokens)
@@ -247,7 +262,7 @@ def _request_metrics(request_id: str, times: _Times) -> RequestMetrics:
         prefill_time=None if None in (first, times.scheduled) else first - times.scheduled,
         ttft=None if first is None else first - times.queued,
         tpot=(times.tokens[-1] - first) / (count - 1) if count > 1 else None,
-        itl=tuple(b - a for a, b in zip(times.tokens, times.tokens[1:], strict=False)),
+        itl=tuple(_gaps(times).tolist()) if gaps else (),
         e2e=times.finished - times.queued if completed else None,
         num_prompt_tokens=times.num_prompt_tokens,
         num_output_tokens=count,

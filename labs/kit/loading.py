@@ -131,4 +131,4 @@ def _has(module, qualified: str) -> bool:
     value = module
     for name in qualified.split("."):
         value = getattr(value, name, None)
-    return callable(value)
+    return callable(value) or isinstance(value, property)

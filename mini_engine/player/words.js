@@ -123,7 +123,7 @@ function sayBlocked(record, config, say) {
     slots: `waits: all ${config.max_num_seqs} slots are taken`,
     budget: `waits: the budget of ${count(config.max_num_batched_tokens, "token")} is spent`,
     memory: `waits: needs ${count(needs, "block")}${reserve}, ${are(free)} free`,
-    none: "waits although slots, budget and blocks would do: a bug of the scheduler",
+    none: "waits although slots, budget and blocks would do: this scheduler holds it back, by design or by mistake",
   }[reason] ?? `waits: ${reason}`;
   const behind = record.num_waiting - 1;
   const others = behind > 0 ? ` ${behind === 1 ? "One more waits" : `${behind} more wait`} behind it.` : "";

@@ -1,8 +1,10 @@
 """The command line as a user meets it: what it prints, what it writes, how it fails."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -149,6 +151,21 @@ def test_trace_play_and_export_write_one_file_each(demo_run, tmp_path):
     assert all((tmp_path / name).read_text().startswith("<!DOCTYPE html>") for name in ("p.html", "e.html"))
     run("trace", "export", "--perfetto", trace, "--out", tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+def test_simulate_compares_the_baselines(tmp_path):
+    printed = run("simulate", "--requests", 20, "-b", "static", "-b", "mixed", "--ttft-limit", 1e6).output
+    assert "static" in printed and "mixed" in printed and "padded" not in printed
+    run("simulate", "--requests", 5, "-b", "mixed", "--out", tmp_path / "s.jsonl")
+    assert read_trace(tmp_path / "s.jsonl").header["unit"] == "ms"
+    assert "one baseline" in run("simulate", "--out", tmp_path / "x", code=1).stderr
+    assert "'tidal'" in run("simulate", "-w", "tidal", code=1).stderr
+
+
+def test_fit_tells_prices_and_how_well_they_fit():
+    printed = run("trace", "fit", Path(__file__).parent / "data" / "recording.jsonl").output
+    measured, fitted = (int(n) for n in re.findall(r"(\d+) ms(?:,|$)", printed.splitlines()[1]))
+    assert abs(measured - fitted) < 0.15 * measured
 
 
 def test_a_malformed_trace_is_named_with_its_line(demo_run, tmp_path):
