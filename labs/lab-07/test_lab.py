@@ -1,0 +1,541 @@
+"""What the engine's loop must do: one step, the room between two steps, whole runs; then what a reader
+gets to see, a stream and its text."""
+
+from dataclasses import fields, replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+
+from labs.kit import assert_drained, load
+from labs.kit.driver import RUNS
+from labs.kit.manifest import find_lab
+from labs.kit.parts import LearnerParts
+from mini_engine.engine import NoWorkError, Parts, step
+from mini_engine.scheduler import schedule_step
+from mini_engine.tokenizer import Tokenizer
+from mini_engine.trace import first_difference
+
+scenarios = load("lab-07", "scenarios")
+SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
+
+
+def request(name, prompt, max_tokens=4, **more):
+    return {"id": name, "prompt": prompt, "max_tokens": max_tokens, **more}
+
+
+def engine_with(lab, *requests, **config):
+    """An engine around the lab's step, with these requests waiting."""
+    engine = scenarios.make_engine(lab.step, **config)
+    for entry in requests:
+        scenarios.add(engine, entry)
+    return engine
+
+
+def heard(deltas):
+    """Deltas as {request_id: [tokens]}, in their order."""
+    return {delta.request_id: delta.token_ids for delta in deltas}
+
+
+def drain(engine):
+    """All that is said until nobody is left, as {request_id: tokens}."""
+    said = {}
+    for _ in range(200):
+        if not engine.has_work:
+            return said
+        for delta in engine.step():
+            said.setdefault(delta.request_id, []).extend(delta.token_ids)
+    raise AssertionError(f"no end after 200 steps; left are {list(engine.requests)}")
+
+
+class Forwards:
+    """Counts how often the model is called inside the block."""
+
+    def __init__(self, name="tiny"):
+        self.model, self.count = scenarios.model(name), 0
+
+    def __enter__(self):
+        self.hook = self.model.register_forward_hook(lambda *_: setattr(self, "count", self.count + 1))
+        return self
+
+    def __exit__(self, *_):
+        self.hook.remove()
+
+
+# ---------------------------------------------------------------------------------------- one step
+
+
+def test_nothing_to_do_has_a_name(lab):
+    """A step with nobody there raises NoWorkError, before the first request and after the last."""
+    engine = engine_with(lab)
+    with pytest.raises(NoWorkError):
+        engine.step()
+    scenarios.add(engine, request("A", 5, 2))
+    drain(engine)
+    with pytest.raises(NoWorkError):
+        engine.step()
+
+
+def test_who_waits_is_work(lab):
+    """With nobody running and one who waits, step admits, computes, and gives the first token at once."""
+    engine = engine_with(lab, request("A", 5))
+    assert heard(engine.step()) == {"A": scenarios.alone(request("A", 5))[:1]}
+    assert [r.request_id for r in engine.scheduler.running] == ["A"]
+
+
+def test_an_empty_schedule_is_an_error_in_words(lab):
+    """Work, but nothing scheduled, is a scheduler's bug: a RuntimeError that counts who is left."""
+    engine = scenarios.make_engine(lab.step, learner=only(schedule_step=lambda *_, **__: {}))
+    scenarios.add(engine, request("A", 5))
+    scenarios.add(engine, request("B", 5))
+    with Forwards() as forwards, pytest.raises(RuntimeError, match="2.* waiting.* 0 running") as caught:
+        engine.step()
+    assert not isinstance(caught.value, NoWorkError)
+    assert forwards.count == 0
+
+
+def test_one_forward_a_step(lab):
+    """Two decodes, a prompt that ends and one that is cut: the model is called once, in every step."""
+    engine = engine_with(lab, request("A", 4, 9), request("B", 3, 9), max_num_batched_tokens=16)
+    engine.step()
+    scenarios.add(engine, request("C", 6))
+    scenarios.add(engine, request("D", 30))
+    calls = []
+    for _ in range(8):
+        with Forwards() as forwards:
+            engine.step()
+        calls.append(forwards.count)
+    assert calls == [1] * 8
+
+
+def test_one_decision_a_step(lab):
+    """The scheduler is asked once a step: a second answer would be to another question."""
+    asked = []
+
+    def counting(*args, **kwargs):
+        asked.append(1)
+        return schedule_step(*args, **kwargs)
+
+    engine = scenarios.make_engine(lab.step, learner=only(schedule_step=counting))
+    scenarios.add(engine, request("A", 20, 3))
+    counts = []
+    while engine.has_work:
+        asked.clear()
+        engine.step()
+        counts.append(len(asked))
+    assert counts == [1] * 4
+
+
+def test_a_partial_chunk_says_nothing(lab):
+    """A 30-token prompt under a budget of 7: four silent steps, then its first token."""
+    engine = engine_with(lab, request("A", 30, 2), max_num_batched_tokens=7)
+    turns = [heard(engine.step()) for _ in range(6)]
+    first, second = scenarios.alone(request("A", 30, 2))
+    assert turns == [{}, {}, {}, {}, {"A": [first]}, {"A": [second]}]
+
+
+def test_silent_and_loud_in_one_step(lab):
+    """Beside a decode and a prompt that ends, the chunk of a long prompt gets no Delta, and no token."""
+    engine = engine_with(lab, request("chat", 4, 9))
+    engine.step()
+    scenarios.add(engine, request("short", 3))
+    scenarios.add(engine, request("essay", 40))
+    said = engine.step()
+    chat, short = scenarios.alone(request("chat", 4, 9)), scenarios.alone(request("short", 3))
+    assert [delta.request_id for delta in said] == ["chat", "short"]
+    assert heard(said) == {"chat": chat[1:2], "short": short[:1]}
+    assert engine.requests["essay"].num_computed_tokens == 12
+    assert engine.requests["essay"].output_token_ids == []
+
+
+def test_a_delta_is_the_token_of_this_step(lab):
+    """Each Delta brings exactly one token, the one sampled in this very step."""
+    engine = engine_with(lab, request("A", 5, 3), request("B", 4, 3))
+    expected = {name: scenarios.alone(request(name, n, 3)) for name, n in (("A", 5), ("B", 4))}
+    for i in range(3):
+        assert heard(engine.step()) == {name: [tokens[i]] for name, tokens in expected.items()}
+
+
+def test_max_tokens_1_gives_one(lab):
+    """Three who want a single token get one each, with the reason, in the step that ends their prompt."""
+    played = scenarios.play(lab, SCENARIOS["one token is all they want"])
+    assert_drained(played.trace)
+    for name in "ABC":
+        assert [(len(d.token_ids), d.finish_reason) for d in played.deltas(name)] == [(1, "length")]
+
+
+@pytest.mark.parametrize("why", ["length", "stop token", "eos", "eos ignored"])
+def test_every_end_is_told_with_the_last_token(lab, why):
+    """Length, stop token and end-of-sequence finish alike: the last Delta has the reason, no other one."""
+    entry = request("A", 5, 8)
+    text = scenarios.alone(entry)
+    end = next(i for i, token in enumerate(text) if i >= 2 and token not in text[:i])
+    if why == "stop token":
+        entry["stop_token_ids"] = [text[end]]
+    if why == "eos ignored":
+        entry["ignore_eos"] = True
+    engine = engine_with(lab, entry)
+    if why.startswith("eos"):
+        engine.requests["A"].eos_token_ids = (text[end],)
+    deltas = []
+    while engine.has_work:
+        deltas += engine.step()
+    expected = text[: end + 1] if why in ("stop token", "eos") else text
+    reason = "stop" if why in ("stop token", "eos") else "length"
+    assert [token for delta in deltas for token in delta.token_ids] == expected
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(expected) - 1) + [reason]
+
+
+def test_deltas_come_in_row_order(lab):
+    """In every step of a run that preempts, the Deltas stand in the order of the schedule's rows."""
+    played = scenarios.play(lab, SCENARIOS["the important one comes late, and the rows change places"])
+    assert_drained(played.trace)
+    orders = []
+    for turn, record in zip(played.turns, played.trace.steps, strict=True):
+        orders.append([delta.request_id for delta in turn])
+        assert orders[-1] == [name for name in record["scheduled"] if name in record["new_tokens"]]
+    assert ["C", "B"] in orders  # B came first, was thrown out, and is behind C now
+
+
+# ------------------------------------------------------------------------------ between two steps
+
+
+def test_room_of_the_finished_is_free_when_step_returns(lab):
+    """Free finished first: when the step of the last token returns, the blocks are back already."""
+    engine = engine_with(
+        lab, request("A", 9, 3), request("B", 9, 4), num_blocks=12, max_num_batched_tokens=18
+    )
+    free = []
+    while engine.has_work:
+        reasons = [delta.finish_reason for delta in engine.step()]
+        free.append((engine.scheduler.kv.num_free_blocks, reasons))
+    assert free == [(6, [None, None]), (6, [None, None]), (9, ["length", None]), (12, ["length"])]
+
+
+def test_it_serves_the_very_next_step(lab):
+    """B, for whom there was no room, is admitted in the step right after A's last."""
+    trace = scenarios.run(lab, SCENARIOS["no room for B until A is done"])
+    assert_drained(trace)
+    assert step_of(trace, "SCHEDULED", "B") == step_of(trace, "FINISHED", "A") + 1
+
+
+def test_the_finished_are_forgotten(lab):
+    """Nobody who is done is left in engine.requests, and the id may be used again."""
+    engine = engine_with(lab, request("A", 5, 2), request("B", 5, 6))
+    engine.step()
+    engine.step()
+    assert list(engine.requests) == ["B"]
+    scenarios.add(engine, request("A", 5, 3))
+    assert drain(engine)["A"] == scenarios.alone(request("A", 5, 3))
+    assert engine.requests == {}
+
+
+@pytest.mark.parametrize("state", ["waiting", "in mid-prompt", "decoding", "preempted"])
+def test_abort_frees_in_every_state(lab, state):
+    """Whoever is aborted gives back all room at once and is not heard of again; the others go on."""
+    scenario = {
+        "waiting": ("C", 1, [request("A", 8, 9), request("B", 8, 9), request("C", 12, 9)], {}),
+        "in mid-prompt": ("C", 2, [request("A", 4, 9), request("C", 40, 9)], {"num_blocks": 20}),
+        "decoding": ("C", 3, [request("A", 8, 9), request("C", 5, 9)], {"num_blocks": 20}),
+        "preempted": ("C", 6, [request("A", 8, 9), request("C", 8, 9)], {"num_blocks": 6}),
+    }
+    name, turns, requests, config = scenario[state]
+    engine = engine_with(lab, *requests, **{"num_blocks": 6} | config)
+    said = {}
+    for _ in range(turns):
+        for delta in engine.step():
+            said.setdefault(delta.request_id, []).extend(delta.token_ids)
+    victim, kv = engine.requests[name], engine.scheduler.kv
+    assert state_of(victim) == state
+    held = len(kv.block_table(victim))
+    free = kv.num_free_blocks
+    assert engine.abort(name)
+    assert kv.num_free_blocks == free + held
+    for other, tokens in drain(engine).items():
+        said.setdefault(other, []).extend(tokens)
+    assert kv.num_free_blocks == kv.num_blocks
+    for entry in requests:
+        expected = scenarios.alone(entry)
+        if entry["id"] == name:
+            expected = expected[: len(victim.output_token_ids)]
+        assert said.get(entry["id"], []) == expected
+
+
+def state_of(one):
+    if one.status.value == "waiting":
+        return "preempted" if one.num_preemptions else "waiting"
+    return "decoding" if one.is_decode else "in mid-prompt"
+
+
+# -------------------------------------------------------------------------------------- whole runs
+
+
+def check_texts(scenario, played):
+    """Everybody's tokens are those of a run alone (of the aborted, as far as they came)."""
+    assert_drained(played.trace)
+    gone = {abort["id"] for abort in scenario["aborts"]}
+    for entry in scenario["requests"]:
+        expected = scenarios.alone(entry, scenario["config"].get("model", "tiny"))
+        tokens = played.tokens(entry["id"])
+        if entry["id"] in gone:
+            expected = expected[: len(tokens)]
+        assert (entry["id"], tokens) == (entry["id"], expected)
+    assert played.engine.requests == {}
+    assert played.trace.end["num_free_blocks"] == scenario["config"]["num_blocks"]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_text_is_that_of_a_run_alone(lab, name):
+    """Chunked, mixed, preempted, cached, sampled, beside others: each request says what it says alone."""
+    check_texts(SCENARIOS[name], scenarios.play(lab, SCENARIOS[name]))
+
+
+def test_random_workloads_with_preemption(lab):
+    """The same on 12 random workloads, of which many preempt."""
+    preempted = 0
+    for scenario in scenarios.draw(seed=1, count=12):
+        played = scenarios.play(lab, scenario)
+        check_texts(scenario, played)
+        preempted += sum(e["type"] == "PREEMPTED" for r in played.trace.steps for e in r["events"])
+    assert preempted >= 10
+
+
+def test_decisions_are_those_of_the_reference(lab):
+    """On 8 random workloads every step schedules, admits, preempts and finishes what the engine's does."""
+    for scenario, expected in zip(scenarios.draw(seed=2, count=8), reference_traces(), strict=True):
+        trace = scenarios.run(lab, scenario)
+        assert first_difference(trace, expected) is None, f"{scenario['name']} departs from the reference"
+
+
+@cache
+def reference_traces():
+    """What the engine's own step does with the same workloads. Not kept among the runs of the test."""
+    runs = list(RUNS)
+    traces = [scenarios.run(SimpleNamespace(step=step), scenario) for scenario in scenarios.draw(2, 8)]
+    RUNS[:] = runs
+    return traces
+
+
+def test_the_reader_of_a_preempted_request_notices_nothing(lab):
+    """A preempted request is silent for a while; no token is taken back, repeated or left out."""
+    scenario = SCENARIOS["preempted, twice over"]
+    played = scenarios.play(lab, scenario)
+    assert_drained(played.trace)
+    events = [event for record in played.trace.steps for event in record["events"]]
+    victims = {event["id"] for event in events if event["type"] == "PREEMPTED"}
+    assert victims
+    for entry in scenario["requests"]:
+        assert [len(delta.token_ids) for delta in played.deltas(entry["id"])] == [1] * entry["max_tokens"]
+        assert played.tokens(entry["id"]) == scenarios.alone(entry)
+
+
+def test_the_embedded_model_speaks(lab):
+    """On the embedded model the Deltas' texts, joined, are the text of the tokens."""
+    played = scenarios.play(lab, SCENARIOS["the plays"])
+    assert_drained(played.trace)
+    for entry in SCENARIOS["the plays"]["requests"]:
+        text = scenarios.tokenizer("shakespeare").decode(scenarios.alone(entry, "shakespeare"))
+        assert played.text(entry["id"]) == text
+        assert len(text) == entry["max_tokens"]  # a token is a character
+
+
+@pytest.mark.parametrize("name", ["the plays", "preempted, twice over"])
+def test_the_parts_of_all_labs_fit_together(lab, name):
+    """Among the parts of labs 01 to 06 in place of the engine's, step gives the same decisions and texts."""
+    earlier = find_lab("lab-07").prerequisites
+    if not all(find_lab(lab_id).file("solution.py").exists() for lab_id in earlier):
+        pytest.skip("this edition of the course has no solutions to put together")
+    learner = LearnerParts.from_labs(",".join(earlier), impl="solution")
+    played = scenarios.play(lab, SCENARIOS[name], learner=learner)
+    check_texts(SCENARIOS[name], played)
+    assert set(played.trace.header["parts"]) == {field.name for field in fields(Parts)}
+    assert first_difference(played.trace, scenarios.run(lab, SCENARIOS[name])) is None
+
+
+def test_a_stop_string_ends_the_request(lab):
+    """On the embedded model a stop string ends a request, before max_tokens, and is not in its text."""
+    entry = request("king", "KING HENRY:\nMy lord of ", 25)
+    text = scenarios.tokenizer("shakespeare").decode(scenarios.alone(entry, "shakespeare"))
+    stop = text[12:15]
+    scenario = SCENARIOS["the plays"] | {"requests": [entry | {"stop": [stop], "at": 0}]}
+    played = scenarios.play(lab, scenario)
+    assert_drained(played.trace)
+    assert played.text("king") == text[: text.index(stop)]
+    assert played.deltas("king")[-1].finish_reason == "stop"
+
+
+# --------------------------------------------------------------------------------------- a stream
+
+
+def streams(lab, *requests, **config):
+    """An engine with the reference's step, and the lab's Stream of each request."""
+    engine = scenarios.make_engine(**config)
+    return engine, [lab.Stream(engine, scenarios.add(engine, entry)) for entry in requests]
+
+
+def count_steps(engine):
+    return len(engine.scheduler.trace.steps)
+
+
+def test_a_stream_has_the_deltas_of_one_in_order(lab):
+    """One request's Deltas, all of them, in order, and nobody else's."""
+    engine, (stream,) = streams(lab, request("A", 5, 6))
+    scenarios.add(engine, request("B", 3, 9))
+    deltas = list(stream)
+    assert {delta.request_id for delta in deltas} == {"A"}
+    assert [token for d in deltas for token in d.token_ids] == scenarios.alone(request("A", 5, 6))
+    assert [d.finish_reason for d in deltas] == [None] * 5 + ["length"]
+
+
+def test_a_delta_costs_one_step(lab):
+    """A token is handed out in the step in which it was made, not when the request is done."""
+    engine, (stream,) = streams(lab, request("A", 5, 6))
+    for number in range(1, 7):
+        next(stream)
+        assert count_steps(engine) == number
+
+
+def test_a_stream_waits_through_silent_steps(lab):
+    """The chunks of a long prompt bring no token: asking once takes five steps and gives the first one."""
+    engine, (stream,) = streams(lab, request("A", 30, 2), max_num_batched_tokens=7)
+    assert next(stream).token_ids == scenarios.alone(request("A", 30, 2))[:1]
+    assert count_steps(engine) == 5
+
+
+def test_reading_one_serves_all(lab):
+    """While A is read to its end, B's Deltas gather in order, and reading them takes no step more."""
+    engine, (a, b) = streams(lab, request("A", 5, 6), request("B", 4, 4))
+    list(a)
+    steps = count_steps(engine)
+    assert [token for d in b for token in d.token_ids] == scenarios.alone(request("B", 4, 4))
+    assert count_steps(engine) == steps == 6
+
+
+def test_two_read_in_turn(lab):
+    """Read in turn, two streams share the steps: one step gives each of them a token."""
+    engine, (a, b) = streams(lab, request("A", 5, 4), request("B", 4, 4))
+    pairs = list(zip(a, b, strict=True))
+    assert [x.request_id + y.request_id for x, y in pairs] == ["AB"] * 4
+    assert [x.token_ids[0] for x, _ in pairs] == scenarios.alone(request("A", 5, 4))
+    assert [y.token_ids[0] for _, y in pairs] == scenarios.alone(request("B", 4, 4))
+    assert count_steps(engine) == 4
+
+
+def test_a_stream_that_is_over_stays_over(lab):
+    """After the last Delta comes StopIteration, again and again, and nobody else is served by it."""
+    engine, (stream,) = streams(lab, request("A", 5, 2))
+    scenarios.add(engine, request("B", 5, 9))
+    list(stream)
+    steps = count_steps(engine)
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(stream)
+    assert count_steps(engine) == steps
+
+
+def test_who_stops_reading_is_not_computed_for(lab):
+    """A stream that is closed half-way aborts its request: its room is free, the others go on."""
+    engine, (stream,) = streams(lab, request("A", 9, 30))
+    scenarios.add(engine, request("B", 5, 6))
+    next(stream)
+    stream.close()
+    assert list(engine.requests) == ["B"]
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert drain(engine) == {"B": scenarios.alone(request("B", 5, 6))[1:]}
+    assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+
+
+def test_closing_at_the_end_harms_nobody(lab):
+    """A stream that was read to its end is closed; by then its id is another request's, which goes on."""
+    engine, (first,) = streams(lab, request("A", 5, 2))
+    list(first)
+    second = lab.Stream(engine, scenarios.add(engine, request("A", 7, 5)))
+    first.close()
+    assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
+
+
+def test_an_abort_ends_the_stream(lab):
+    """When somebody else aborts the request, its reader gets a last Delta that says so."""
+    engine, (stream,) = streams(lab, request("A", 5, 9))
+    next(stream)
+    engine.abort("A")
+    assert [(d.token_ids, d.finish_reason) for d in stream] == [([], "abort")]
+
+
+# ------------------------------------------------------------------------------- text, stop strings
+
+
+def output_text(lab, pieces, stop):
+    """An OutputText, and the token ids of `pieces`: each piece of text is a token."""
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=pieces[0]))
+    backend.decoder = tokenizers.decoders.Fuse()
+    return lab.OutputText(Tokenizer(backend, source="pieces"), tuple(stop)), [vocabulary[p] for p in pieces]
+
+
+def told(lab, pieces, stop):
+    """What is given out token by token until a stop string is reached (or the tokens end), and which."""
+    text, tokens = output_text(lab, pieces, stop)
+    given, reached = [], None
+    for number, token in enumerate(tokens, 1):
+        reached = text.feed(token)
+        given.append(text.take(reached is not None or number == len(tokens)))
+        if reached:
+            break
+    return given, reached
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "text"),
+    [
+        (["one", " END", " two"], ["END"], "one "),
+        (["one E", "N", "D two"], ["END"], "one "),
+        (["END"], ["END"], ""),
+        (["one ENE", " END"], ["END"], "one ENE "),
+        (["a", "a", "b"], ["ab"], "a"),
+        (["ab", "ab", "ac"], ["abac"], "ab"),
+        (["so", "\n", "\n", "no"], ["\n\n", "zzz"], "so"),
+    ],
+)
+def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
+    """In one token, across several, or after a false start: the text ends just before it."""
+    given, reached = told(lab, pieces, stop)
+    assert ("".join(given), reached) == (text, stop[0])
+
+
+def test_the_first_in_the_text_counts(lab):
+    """Of two stop strings in one token, the text is cut at the one that begins first, not the first named."""
+    assert told(lab, ["go ", "on stop end"], ["end", "stop"]) == (["go ", "on "], "stop")
+
+
+def test_no_part_of_a_stop_string_is_shown(lab):
+    """However the text is cut into tokens, nothing is given out that a stop string then takes back."""
+    whole, stop = "ababac, and so on", ["abac", "c, a"]
+    for size in (1, 2, 3, 4, 5):
+        pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+        assert "".join(told(lab, pieces, stop)[0]) == "ab"
+
+
+def test_text_is_given_when_it_is_decided(lab):
+    """Only what may begin a stop string is held back, and only until the next token decides."""
+    assert told(lab, ["a", "E", "N", "x", "b"], ["END"]) == (["a", "", "", "ENx", "b"], None)
+
+
+def test_at_the_end_nothing_is_held_back(lab):
+    """A text that ends in half a stop string is given out whole when the request is finished."""
+    assert told(lab, ["a", " E", "N"], ["END"]) == (["a", " ", "EN"], None)
+
+
+def only(**parts):
+    """Parts of an engine with some replaced, as `make_engine` takes them."""
+    return SimpleNamespace(parts=replace(Parts(), **parts), names={})
+
+
+def step_of(trace, kind, request_id):
+    for record in trace.steps:
+        for event in record["events"]:
+            if (event["type"], event["id"]) == (kind, request_id):
+                return record["step"]
+    raise AssertionError(f"{request_id} was never {kind}")
