@@ -1,0 +1,359 @@
+"""What the notebooks stand on: whose trace it is, guesses, the panel; and whether they are fit to commit."""
+
+import dataclasses
+import json
+import re
+import sys
+
+import nbformat
+import pytest
+
+from labs.kit import loading, manifest, notebook
+from labs.kit.notebook import LiveRun, Panel, changed, check, in_milliseconds, steps_table, table, trace_of
+from mini_engine import figures
+from mini_engine.cost_model import CostModel, step_loads
+from mini_engine.metrics import request_metrics
+
+NOTEBOOKS = sorted((manifest.LABS_DIR.parent / "notebooks").glob("*.ipynb"))
+FIRST = "three prompts, ten tokens"
+
+# ------------------------------------------------------------------------------- the learner's trace
+
+
+@pytest.fixture
+def learner(monkeypatch):
+    """learner(lab_id, module) makes that module the learner's starter.py, under LAB_IMPL=starter."""
+
+    def become(lab_id, module):
+        real = loading.namespace
+        monkeypatch.setenv("LAB_IMPL", "starter")
+        monkeypatch.setattr(
+            loading, "namespace", lambda lab, impl: module if impl == "starter" else real(lab, impl)
+        )
+
+    return become
+
+
+def written(lab_id: str, old: str = "", new: str = ""):
+    """The solution, with one thing changed, as if it stood in starter.py."""
+    lab = manifest.find_lab(lab_id)
+    source = lab.file("solution.py").read_text("utf-8")
+    assert old in source
+    return loading.execute(source.replace(old, new, 1) if old else source, "learner", lab.file("starter.py"))
+
+
+def test_without_lab_impl_it_is_the_reference(capsys, monkeypatch):
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    trace = trace_of("lab-01", FIRST)
+    assert trace.steps[0]["scheduled"] == {"r0": 8, "r1": 2}
+    assert capsys.readouterr().out == f"lab-01, '{FIRST}': the reference, 5 steps\n"
+
+
+def test_engine_is_named_and_compared(capsys, monkeypatch):
+    monkeypatch.setenv("LAB_IMPL", "engine")
+    trace_of("lab-03", "two in a tight pool")
+    said = capsys.readouterr().out
+    assert "mini_engine's own parts, 14 steps; it decides as the reference in every one" in said
+
+
+@pytest.mark.parametrize("lab_id", manifest.lab_ids())
+def test_an_unwritten_starter_gets_a_sentence(lab_id, learner, capsys):
+    """No traceback, in any lab, and the page goes on with the reference's run."""
+    learner(lab_id, loading.pristine_starter(manifest.find_lab(lab_id)))
+    scenario = loading.load(lab_id, "scenarios").SCENARIOS[0]
+    trace = trace_of(lab_id, scenario)
+    said = capsys.readouterr().out
+    assert f"write it in labs/{lab_id}/starter.py" in said and "the reference's run" in said
+    assert "Traceback" not in said and len(said.splitlines()) == 2
+    assert trace.end["end"] == "drained"
+
+
+def test_a_right_starter_is_told_so(learner, capsys):
+    learner("lab-01", written("lab-01"))
+    trace_of("lab-01", FIRST)
+    assert "your starter.py, 5 steps; it decides as the reference" in capsys.readouterr().out
+
+
+def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
+    """The departing step in words and as a figure, and the learner's own trace is what follows."""
+    shown = []
+    monkeypatch.setattr(notebook, "show", lambda axes, alt: shown.append((axes, alt)))
+    learner(
+        "lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = max_num_batched_tokens - 1")
+    )
+    trace = trace_of("lab-01", FIRST)
+    said = capsys.readouterr().out
+    assert "part in step 0" in said and "r0: 8, r1: 1" in said and "r0: 8, r1: 2" in said
+    assert trace.steps[0]["scheduled"] == {"r0": 8, "r1": 1}
+    assert len(shown) == 1 and "from step 0 on" in shown[0][1]
+
+
+def test_a_starter_that_stops_is_quoted_by_line(learner, capsys):
+    learner(
+        "lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = max_num_batched_tokens / 0")
+    )
+    trace = trace_of("lab-01", FIRST)
+    said = capsys.readouterr().out
+    assert re.search(r"it stops with ZeroDivisionError: division by zero \(starter\.py, line \d+\)", said)
+    assert "the reference's run" in said and len(trace.steps) == 5
+
+
+def test_a_starter_that_never_ends_is_stopped(learner, capsys, monkeypatch):
+    lab = dataclasses.replace(manifest.find_lab("lab-01"), timeout=0.3)
+    monkeypatch.setattr(notebook, "find_lab", lambda lab_id: lab)
+    learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "while True: pass"))
+    trace = trace_of("lab-01", FIRST)
+    assert "no answer within 0.3 s" in capsys.readouterr().out
+    assert trace.end["end"] == "drained"
+
+
+def test_a_starter_that_gets_stuck_is_not_built_upon(learner, capsys, monkeypatch):
+    """A run in which nobody finishes would break the cells that follow."""
+    monkeypatch.setattr(notebook, "show", lambda axes, alt: None)
+    learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "return {}"))
+    trace = trace_of("lab-01", FIRST)
+    assert "part in step 0" in capsys.readouterr().out
+    assert trace.end["end"] == "drained"
+
+
+def test_unknown_scenarios_are_refused_by_name():
+    with pytest.raises(manifest.LabError, match="lab-01 has no scenario 'nope'; it has 'three prompts"):
+        trace_of("lab-01", "nope")
+    with pytest.raises(manifest.LabError, match="there is no lab 'lab-99'"):
+        trace_of("lab-99", FIRST)
+
+
+def test_milliseconds_are_those_of_the_cost_model(monkeypatch):
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    steps = trace_of("lab-01", "a crowd for four slots")
+    cost = CostModel(10.0, 1.0, 0.0)
+    timed = in_milliseconds(steps, cost)
+    ends = [record["t_end"] for record in timed.steps]
+    prices = [cost.step_time(load) for load in step_loads(steps)]
+    assert ends == pytest.approx([sum(prices[: i + 1]) for i in range(len(prices))])
+    assert timed.header["unit"] == "ms" and steps.header["unit"] == "step"
+    # r4 arrives with step 1: its clock starts when step 0 is over.
+    assert request_metrics(timed)["r4"].queue_time == pytest.approx(prices[1])
+
+
+# ------------------------------------------------------------------------------------ words and guesses
+
+
+def test_table_aligns_numbers_to_the_right():
+    rows = [{"name": "a", "n": 5, "x": None}, {"name": "long", "n": 1234, "x": 0.123456}]
+    lines = table(rows).splitlines()
+    assert lines[0] == "name     n       x"
+    assert lines[1] == "----  ----  ------"
+    assert lines[2] == "a        5       -"
+    assert lines[3] == "long  1234  0.1235"
+
+
+def test_steps_table_tells_every_decision(monkeypatch):
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    text = steps_table(trace_of("lab-03", "two in a tight pool"))
+    assert "r0 preempted: needed 2, free 1; r0 waits: room was made, nobody is admitted" in text
+    assert "r0 waits: needs 11 blocks, 9 free" in text and "r1 finished (length)" in text
+    assert text.splitlines()[2].split() == "0 r1 10, r0 6 16/16 - 2 r1 admitted; r0 admitted".split()
+
+
+VERDICTS = [
+    (..., 14.25, "no guess yet"),
+    (None, 14.25, "no guess yet"),
+    (14.25, 14.25, "right"),
+    ("14.25 %", 14.25, "right"),
+    (14, 14.25, "close"),
+    (23, 14.25, "it is less"),
+    (5, 14.25, "it is more"),
+    (0, 0, "right"),
+    ("many", 14.25, "a number, please"),
+    ([1, 2], 3, "a number, please"),
+    ("R0", "r0", "right"),
+    ("r1", "r0", "not this time: see why below"),
+    (["r0", "r1"], ["r0", "r1"], "right"),
+]
+
+
+@pytest.mark.parametrize(("guess", "answer", "verdict"), VERDICTS)
+def test_guesses_are_judged_kindly(guess, answer, verdict, capsys):
+    check({"question": guess}, {"question": answer})
+    said = capsys.readouterr().out
+    assert said.splitlines()[2].endswith(verdict)
+    assert ("No guess yet, and that is fine" in said) == (verdict == "no guess yet")
+
+
+def test_a_question_that_was_deleted_is_an_open_one(capsys):
+    check({"another": 3}, {"question": 3})
+    assert "no guess yet" in capsys.readouterr().out
+
+
+def test_show_gives_the_picture_its_words(monkeypatch):
+    import IPython.display
+    import matplotlib.pyplot as plt
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda data, **options: shown.append((data, options)))
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    others = plt.get_fignums()
+    notebook.show(figures.timeline(trace_of("lab-01", FIRST)), "three bars")
+    (data, options), *more = shown
+    assert data["text/plain"] == options["metadata"]["image/png"]["alt"] == "three bars"
+    assert data["image/png"].startswith("iVBORw0KGgo") and not more
+    assert plt.get_fignums() == others  # or the cell would show it a second time
+
+
+# ---------------------------------------------------------------------------------------------- panel
+
+
+@pytest.mark.parametrize("entry", loading.load("lab-03", "scenarios").SCENARIOS, ids=lambda e: e["name"])
+def test_live_run_decides_as_the_lab_does(entry, monkeypatch):
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    entry = {key: value for key, value in entry.items() if key != "aborts"}
+    live = LiveRun(entry).finish()
+    assert live.end["end"] == "drained"
+    lab = trace_of("lab-03", entry)
+    assert [list(r["scheduled"].items()) for r in live.steps] == [
+        list(r["scheduled"].items()) for r in lab.steps
+    ]
+
+
+@pytest.fixture
+def tight():
+    entry = loading.load("lab-03", "scenarios").SCENARIOS[3]
+    assert entry["name"] == "two in a tight pool"
+    return entry
+
+
+def press(box, label):
+    [button] = [child for child in box.children[1].children if child.description == label]
+    button.click()
+
+
+def test_panel_steps_to_the_end_and_starts_over(tight):
+    panel = Panel(tight)
+    box = panel.widget()
+    assert "Press Step" in panel.screen.value
+    press(box, "Step")
+    assert "step 0: r1 10, r0 6" in panel.screen.value and "] 16/16" in panel.screen.value
+    press(box, "Step")
+    press(box, "Step")
+    assert "r0 preempted: needed 2, free 1" in panel.screen.value
+    press(box, "To the end")
+    assert "step 13: r0 1" in panel.screen.value and "All requests are done" in panel.screen.value
+    press(box, "Step")
+    assert "step 13: r0 1" in panel.screen.value
+    press(box, "Start over")
+    assert "Press Step" in panel.screen.value
+
+
+def test_panel_settings_are_those_of_the_scheduler(tight):
+    """Every control reaches the run, and starts it over."""
+    panel = Panel(tight)
+    box = panel.widget()
+    press(box, "Step")
+    wanted = {
+        "max_num_batched_tokens": 9,
+        "max_num_seqs": 3,
+        "long_prefill_token_threshold": 4,
+        "num_blocks": 30,
+        "policy": "fcfs",
+    }
+    for name, value in wanted.items():
+        panel.controls[name].value = value
+        assert "Press Step" in panel.screen.value
+    press(box, "Step")
+    assert panel.run.trace.header["config"].items() >= wanted.items()
+    assert "step 0: r0 4, r1 4" in panel.screen.value
+
+
+def test_panel_tells_what_cannot_work(tight):
+    panel = Panel(tight)
+    box = panel.widget()
+    panel.controls["num_blocks"].value = 12
+    for _ in range(2):  # and it does not go on without the request that was refused
+        press(box, "Step")
+        assert "These settings cannot work" in panel.screen.value
+        assert "needs KV room for 19" in panel.screen.value
+    panel.controls["num_blocks"].value = 22
+    press(box, "Step")
+    assert "step 0: r1 10, r0 6" in panel.screen.value
+    panel.controls["max_num_batched_tokens"].value = 2
+    assert "max_num_seqs 4 exceeds max_num_batched_tokens 2" in panel.screen.value
+
+
+def test_panel_on_paper(tight, monkeypatch):
+    """Its text is the same every time, and it is all there is without ipywidgets."""
+    alive = Panel(tight)._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in alive
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    paper = Panel(tight)._repr_mimebundle_()
+    assert list(paper) == ["text/plain"] and paper["text/plain"] == alive["text/plain"]
+    assert "ipywidgets" in paper["text/plain"] and "r0 preempted" in paper["text/plain"]
+
+
+def test_changed_leaves_the_scenario_as_it_is(tight):
+    assert changed(tight, num_blocks=40)["config"]["num_blocks"] == 40
+    assert tight["config"]["num_blocks"] == 22
+
+
+# ------------------------------------------------------------------------------------- the files
+
+
+def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
+    """A panel and LAB_IMPL=starter: what is saved is the reference's, without widget or machine."""
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    monkeypatch.setenv("LAB_IMPL", "starter")
+    monkeypatch.setenv("PYTHONPATH", str(manifest.LABS_DIR.parent))
+    path = tmp_path / "small.ipynb"
+    code = (
+        "from labs.kit import load\nfrom labs.kit.notebook import Panel, trace_of\n"
+        f"trace_of('lab-01', '{FIRST}')\nPanel(load('lab-01', 'scenarios').SCENARIOS[0])"
+    )
+    nbformat.write(new_notebook(cells=[new_code_cell(code)]), path)
+    notebook.main(str(path))
+    saved = nbformat.read(path, as_version=4)
+    said, panel = saved.cells[0].outputs
+    assert said["text"] == f"lab-01, '{FIRST}': the reference, 5 steps\n"
+    assert list(panel["data"]) == ["text/plain"] and panel["data"]["text/plain"].startswith("Sliders")
+    assert set(saved.metadata) == {"kernelspec", "language_info"} and not saved.cells[0].metadata
+
+
+def test_there_are_notebooks():
+    assert [path.name[:2] for path in NOTEBOOKS][:4] == ["00", "01", "02", "03"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_fit_to_be_committed(path):
+    text = path.read_text(encoding="utf-8")
+    told = nbformat.read(path, as_version=4)
+    nbformat.validate(told)
+    ids = [cell.id for cell in told.cells]
+    assert len(set(ids)) == len(ids) and (told.nbformat, told.nbformat_minor) == (4, 5)
+    assert told.metadata.kernelspec.name == "python3" and "widgets" not in told.metadata
+    assert "widget-view+json" not in text
+    assert not re.search(r"(?:/home/|/root/|/tmp/|/Users/|[A-Z]:\\\\\\\\Users|site-packages)", text)
+    for cell in told.cells:
+        if cell.cell_type != "code":
+            continue
+        assert cell.execution_count, f"{cell.id} was never run"
+        kinds = {output.output_type for output in cell.outputs}
+        assert "error" not in kinds and not any(o.get("name") == "stderr" for o in cell.outputs), cell.id
+        excused = re.search(
+            r"nbval[-_](?:ignore|skip)", json.dumps(cell.metadata) + cell.source, re.IGNORECASE
+        )
+        assert not excused or "#" in cell.source, f"{cell.id} is excused from comparison and does not say why"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_has_its_parts(path):
+    """A guess and its checker, figures with their words, something to change, a quiz with folded answers."""
+    told = nbformat.read(path, as_version=4)
+    code = "\n".join(cell.source for cell in told.cells if cell.cell_type == "code")
+    prose = "\n".join(cell.source for cell in told.cells if cell.cell_type == "markdown")
+    assert "my_guess" in code and "check(" in code
+    assert "What to change, and what to expect" in prose and "LAB_IMPL=starter" in prose
+    assert prose.count("<details>") == prose.count("</details>") >= 3
+    pictures = [o for cell in told.cells for o in cell.get("outputs", ()) if "image/png" in o.get("data", {})]
+    assert pictures
+    for picture in pictures:
+        assert picture.metadata["image/png"]["alt"] == picture.data["text/plain"] != ""
