@@ -83,8 +83,9 @@ def demo_engine(model, tokenizer: Tokenizer, parts: Parts | None = None, **engin
         max_num_batched_tokens=48,
         max_num_seqs=6,
         block_size=block_size,
-        # Room for the largest request and for a third of them all: someone will have to give way.
-        num_blocks=max(max(needs), sum(needs) // 3),
+        # Room for the largest request, but not for half of them all: someone will have to give way.
+        # Chats often end before their max_tokens, so it takes a smaller pool to bring them to that.
+        num_blocks=max(max(needs), int(sum(needs) * (0.33 if chat else 0.4))),
         watermark=0,
         parts=parts,
         **engine_args,
