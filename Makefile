@@ -11,6 +11,7 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(BIN)/mini-engine models fetch smollm2 || echo "without SmolLM2: its tests are skipped"
+	$(BIN)/pytest --nbval notebooks
 	$(BIN)/pytest
 
 $(VENV)/installed: pyproject.toml constraints.txt
