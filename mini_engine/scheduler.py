@@ -262,10 +262,7 @@ class Scheduler:
         return False
 
     def _finish(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        (self.running if request in self.running else self.waiting).remove(request)
         self.kv.free(request)
         self._ids.remove(request.request_id)
         request.status = RequestStatus.FINISHED
