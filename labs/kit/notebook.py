@@ -4,6 +4,7 @@ Everything that a notebook prints comes from here or from a trace, in virtual ti
 output is the same on every machine. `python -m labs.kit.notebook FILE ...` runs notebooks and saves them.
 """
 
+import contextlib
 import html
 import io
 import logging
@@ -41,8 +42,8 @@ def trace_of(lab_id: str, scenario: str | dict) -> Trace:
     """Run a lab's scenario (or its name) under LAB_IMPL and say in a line or two whose trace it is.
 
     With LAB_IMPL=starter the learner's run is compared with the reference's, and where they part,
-    both are shown. Their trace is returned if all its requests finished, else the reference's: the
-    rest of a notebook can rely on a whole run. Raises LabError for an unknown lab or scenario.
+    both are shown. Then the reference's trace is returned, so that what a page says of the run stays
+    true; else the learner's. Raises LabError for an unknown lab or scenario.
     """
     lab = find_lab(lab_id)
     scenarios = loading.load(lab.id, "scenarios")
@@ -64,10 +65,11 @@ def trace_of(lab_id: str, scenario: str | dict) -> Trace:
     yours, trouble = _run(lab, scenarios, scenario, impl)
     if trouble:
         print(what, trouble)
+    elif compare.departure(yours, reference) is None:
+        print(what, f"{whose}, {len(yours.steps)} steps; it decides as the reference in every one of them")
+        return yours
     if yours is not None and yours.steps:
         _tell(what, whose, scenario, yours, reference)
-    if yours is not None and (yours.end or {}).get("end") == "drained":
-        return yours
     print("What follows on this page is the reference's run.")
     return reference
 
@@ -96,14 +98,16 @@ def _in_words(lab: Lab, error: BaseException) -> str:
 
 
 def _tell(what: str, whose: str, scenario: dict, yours: Trace, reference: Trace) -> None:
+    """Where two runs part, as text, and as a figure if they are small enough to be drawn."""
     found = compare.departure(yours, reference)
-    if found is None:
-        print(what, f"{whose}, {len(yours.steps)} steps; it decides as the reference in every one of them")
+    if found is None:  # it stopped behind its last step
         return
     print(what, f"{whose} and the reference part in step {found.index}")
     print(compare.show(scenario, yours, reference, found))
     if yours.header["trace"] == "mini-engine":
-        show(figures.compare(yours, reference), f"{whose} above the reference, from step {found.index} on")
+        with contextlib.suppress(ValueError, KeyError):  # too many requests, or events that make no sense
+            axes = figures.compare(yours, reference)
+            show(axes, f"{whose} above the reference, from step {found.index} on")
 
 
 def in_milliseconds(trace: Trace, cost: CostModel | None = None) -> Trace:

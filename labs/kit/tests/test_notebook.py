@@ -69,13 +69,18 @@ def test_an_unwritten_starter_gets_a_sentence(lab_id, learner, capsys):
 
 
 def test_a_right_starter_is_told_so(learner, capsys):
-    learner("lab-01", written("lab-01"))
-    trace_of("lab-01", FIRST)
+    """And what follows is the learner's own trace."""
+    own = written("lab-01")
+    ran = []
+    own.schedule_step = lambda *args, step=own.schedule_step, **kw: ran.append(1) or step(*args, **kw)
+    learner("lab-01", own)
+    trace = trace_of("lab-01", FIRST)
+    assert len(ran) == len(trace.steps) == 5
     assert "your starter.py, 5 steps; it decides as the reference" in capsys.readouterr().out
 
 
 def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
-    """The departing step in words and as a figure, and the learner's own trace is what follows."""
+    """The departing step in words and as a figure; what follows is true, so it is the reference's."""
     shown = []
     monkeypatch.setattr(notebook, "show", lambda axes, alt: shown.append((axes, alt)))
     learner(
@@ -84,7 +89,7 @@ def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
     trace = trace_of("lab-01", FIRST)
     said = capsys.readouterr().out
     assert "part in step 0" in said and "r0: 8, r1: 1" in said and "r0: 8, r1: 2" in said
-    assert trace.steps[0]["scheduled"] == {"r0": 8, "r1": 1}
+    assert trace.steps[0]["scheduled"] == {"r0": 8, "r1": 2}
     assert len(shown) == 1 and "from step 0 on" in shown[0][1]
 
 
@@ -107,11 +112,11 @@ def test_a_starter_that_never_ends_is_stopped(learner, capsys, monkeypatch):
     assert trace.end["end"] == "drained"
 
 
-def test_a_starter_that_gets_stuck_is_not_built_upon(learner, capsys, monkeypatch):
-    """A run in which nobody finishes would break the cells that follow."""
-    monkeypatch.setattr(notebook, "show", lambda axes, alt: None)
-    learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "return {}"))
-    trace = trace_of("lab-01", FIRST)
+def test_a_line_too_long_to_draw_is_told_in_words(learner, capsys):
+    requests = [{"id": f"r{i}", "prompt": 2, "max_tokens": 2} for i in range(70)]
+    crowd = {**loading.load("lab-01", "scenarios").SCENARIOS[4], "name": "seventy", "requests": requests}
+    learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = 1"))
+    trace = trace_of("lab-01", crowd)
     assert "part in step 0" in capsys.readouterr().out
     assert trace.end["end"] == "drained"
 
