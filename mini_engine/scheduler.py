@@ -68,6 +68,10 @@ class RequestQueue:
         self._heap.remove((policy_key(request, self.policy), request))
         heapq.heapify(self._heap)
 
+    def find(self, request_id: str) -> Request | None:
+        """The waiting request of that id; the heap's own order will do for that."""
+        return next((request for _, request in self._heap if request.request_id == request_id), None)
+
     def __len__(self) -> int:
         return len(self._heap)
 
@@ -162,7 +166,6 @@ class Scheduler:
         self.waiting = RequestQueue(policy)
         self.running: list[Request] = []
         self._num_arrivals = 0
-        self._ids: set[str] = set()  # of all that wait or run
 
     @property
     def has_work(self) -> bool:
@@ -170,7 +173,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if it could not finish even with the pool to itself."""
-        if request.request_id in self._ids:
+        if self._find(request.request_id):
             raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
         room = self.kv.num_blocks * self.kv.block_size
         # The last token is sampled but never computed, so it needs no room.
@@ -186,7 +189,6 @@ class Scheduler:
             )
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
-        self._ids.add(request.request_id)
         self.waiting.push(request)
 
     def schedule(self) -> dict[str, int]:
@@ -254,15 +256,18 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
-        for request in (*self.running, *self.waiting):
-            if request.request_id == request_id:
-                request.finish_reason = "abort"
-                self._finish(request)
-                return True
-        return False
+        request = self._find(request_id)
+        if request is None:
+            return False
+        request.finish_reason = "abort"
+        self._finish(request)
+        return True
+
+    def _find(self, request_id: str) -> Request | None:
+        running = (request for request in self.running if request.request_id == request_id)
+        return next(running, None) or self.waiting.find(request_id)
 
     def _finish(self, request: Request) -> None:
         (self.running if request in self.running else self.waiting).remove(request)
         self.kv.free(request)
-        self._ids.remove(request.request_id)
         request.status = RequestStatus.FINISHED
