@@ -16,7 +16,8 @@ def step(engine):
     What the engine gives you: engine.has_work, engine.requests (by id), engine.scheduler,
     engine.backend, engine.sample, engine.collect.
 
-    1. With no work, raise NoWorkError: whoever called would otherwise call for ever.
+    1. With no work, raise NoWorkError (of mini_engine.engine): whoever called would otherwise call
+       for ever.
     2. scheduled = engine.scheduler.schedule(), once: {request_id: num_tokens}, in row order.
     3. rows = a list of (request, num_tokens), in that order. If it is empty although there is work,
        raise a RuntimeError that says how many requests are waiting and how many are running.
