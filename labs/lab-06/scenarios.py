@@ -10,6 +10,7 @@ from labs.kit import drive, log_ops, make_request
 from mini_engine.scheduler import Scheduler
 
 BASE = list(range(100, 109))  # nine tokens: two full blocks of four, and one over
+RUN = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "prefix_caching": True}
 
 SCENARIOS = [
     {
@@ -78,7 +79,7 @@ SCENARIOS = [
     },
     {
         "name": "shared beginnings under a scheduler",
-        "config": {"num_blocks": 14, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4},
+        "config": {"num_blocks": 14, "block_size": 4, **RUN},
         "requests": [
             {"id": "a", "prompt": BASE, "max_tokens": 8, "at": 0},
             {"id": "b", "prompt": [*BASE, 1, 2], "max_tokens": 8, "at": 2},
@@ -88,7 +89,7 @@ SCENARIOS = [
     },
     {
         "name": "preempted, and back through its own blocks",
-        "config": {"num_blocks": 9, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4},
+        "config": {"num_blocks": 9, "block_size": 4, **RUN},
         "requests": [
             {"id": "a", "prompt": BASE, "max_tokens": 12, "at": 0},
             {"id": "b", "prompt": list(range(9)), "max_tokens": 12, "at": 0},
