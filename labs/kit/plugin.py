@@ -8,6 +8,8 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -30,7 +32,11 @@ def pytest_configure(config):
 
 def lab_of(item) -> Lab | None:
     """The lab that a test belongs to, if any."""
-    folder = item.path.parent
+    return _lab_in(item.path.parent)
+
+
+@cache  # asked several times a test, and reading lab.toml takes as long as a test
+def _lab_in(folder: Path) -> Lab | None:
     is_lab = folder.parent == LABS_DIR and re.fullmatch(r"lab-\d+", folder.name)
     return find_lab(folder.name) if is_lab else None
 
