@@ -323,6 +323,14 @@ def reference_traces():
     return traces
 
 
+def test_a_neighbour_does_not_shift_the_draws(lab):
+    """Twins who draw at random from one seed say the same, side by side and alone: they share no generator."""
+    twins = [request(name, list(range(9)), 8, temperature=1.0, seed=0) for name in "AB"]
+    text = scenarios.alone(twins[0])
+    assert drain(engine_with(lab, twins[0])) == {"A": text}
+    assert drain(engine_with(lab, *twins, max_num_batched_tokens=18)) == {"A": text, "B": text}
+
+
 def test_the_reader_of_a_preempted_request_notices_nothing(lab):
     """A preempted request is silent for a while; no token is taken back, repeated or left out."""
     scenario = SCENARIOS["preempted, twice over"]
