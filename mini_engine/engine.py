@@ -283,7 +283,13 @@ class Engine:
         """Choose a token for each row and decode it, so that a stop string is seen in time.
 
         logits is (S, vocab_size), a row for each of `requests`; returns {request_id: token_id}.
+        Raises ValueError when there are more or fewer rows.
         """
+        if len(logits) != len(requests):
+            raise ValueError(
+                f"sample() got {len(logits)} rows of logits for {len(requests)} requests; "
+                "it takes a row for each request that ends its sequence in this step"
+            )
         if not requests:
             return {}
         token_ids = self.sampler(logits, requests)

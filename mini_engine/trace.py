@@ -172,6 +172,8 @@ class Recorder:
         return scheduled
 
     def update(self, scheduled: dict[str, int], sampled: dict[str, int]) -> list[Request]:
+        if self._record is None:
+            raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
         finished = self.scheduler.update(scheduled, sampled)
         record, self._record = self._record, None
         self.clock.advance(record)

@@ -324,7 +324,7 @@ def reference_traces():
 
 
 def test_a_neighbour_does_not_shift_the_draws(lab):
-    """Twins who draw at random from one seed say the same, side by side and alone: they share no generator."""
+    """Twins who draw from one seed say the same, side by side and alone: they share no generator."""
     twins = [request(name, list(range(9)), 8, temperature=1.0, seed=0) for name in "AB"]
     text = scenarios.alone(twins[0])
     assert drain(engine_with(lab, twins[0])) == {"A": text}

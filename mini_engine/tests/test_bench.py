@@ -33,7 +33,7 @@ def test_table_tells_median_ratio_spread_and_equal_tokens():
 
 
 def test_both_contestants_give_the_same_tokens_on_the_embedded_model():
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
     path = resolve("shakespeare")
     ours, theirs = bench.mini_engine_contestant(path), bench.transformers_contestant(path)
     load = bench.Workload([[5, 6, 7], [8, 9, 10, 11, 12], [3]], [4, 9, 2])

@@ -238,7 +238,10 @@ def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):
     plain = 1 / 1000.0 ** (torch.arange(0, 16, 2) / 16)
     factors = (plain / expected.inv_freq).numpy()
     assert factors.max() == pytest.approx(8) and factors.min() == pytest.approx(1)
-    add = lambda writer: writer.add_tensor("rope_freqs.weight", factors)  # noqa: E731
+
+    def add(writer):
+        writer.add_tensor("rope_freqs.weight", factors)
+
     ours = load_model(write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add]), device="cpu")
     torch.testing.assert_close(ours.inv_freq, expected.inv_freq)
     torch.testing.assert_close(logits(ours), logits(expected), rtol=1e-4, atol=1e-4)
@@ -421,7 +424,7 @@ def test_gguf_errors_name_key_and_tensor(tmp_path):
 
 
 def test_gguf_with_experts_is_refused(tmp_path):
-    add = lambda writer: writer.add_expert_count(8)  # noqa: E731
+    extra = [lambda writer: writer.add_expert_count(8)]
     refused(
-        write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add]), "llama.expert_count is not"
+        write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=extra), "llama.expert_count is not"
     )

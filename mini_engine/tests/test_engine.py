@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -451,13 +452,22 @@ def test_settings_that_cannot_work_are_refused(model, settings, message):
 
 def test_numpy_and_tensor_prompts(model):
     """Token ids from an array are token ids."""
-    np = pytest.importorskip("numpy")
     expected = alone(model, [3, 4, 5], greedy(3))
     for prompt in (np.array([3, 4, 5]), torch.tensor([3, 4, 5]), (3, 4, 5), range(3, 6)):
         engine = Engine(model, num_blocks=8, block_size=4)
         engine.add_request(prompt, greedy(3), request_id="a")
         assert all(type(t) is int for t in engine.requests["a"].prompt_token_ids)
         assert tokens_of(drain(engine)["a"]) == expected
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_sample_takes_a_row_for_each_request(model, num_rows):
+    """A step that hands in other logits than those of the ending is told so, and no token is lost."""
+    engine = Engine(model, num_blocks=8, block_size=4)
+    requests = [engine.requests[engine.add_request([1, 2, 3], greedy(3))] for _ in range(2)]
+    with pytest.raises(ValueError, match=f"{num_rows} rows of logits for 2 requests"):
+        engine.sample(torch.zeros(num_rows, model.config.vocab_size), requests)
+    assert tokens_of(drain(engine)["r1"]) == alone(model, [1, 2, 3], greedy(3))
 
 
 # ---------------------------------------------------------------------------- parts and sizes

@@ -7,17 +7,17 @@ from itertools import combinations
 
 import matplotlib
 import pytest
+from matplotlib import pyplot as plt
+from matplotlib.text import Text
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402
-from matplotlib.text import Text  # noqa: E402
+from mini_engine import figures
+from mini_engine.block_manager import BlockManager
+from mini_engine.metrics import request_metrics, summary
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder, Trace, VirtualClock
 
-from mini_engine import figures  # noqa: E402
-from mini_engine.block_manager import BlockManager  # noqa: E402
-from mini_engine.metrics import request_metrics, summary  # noqa: E402
-from mini_engine.request import Request, SamplingParams  # noqa: E402
-from mini_engine.scheduler import Scheduler  # noqa: E402
-from mini_engine.trace import Recorder, Trace, VirtualClock  # noqa: E402
+plt.switch_backend("Agg")
 
 
 def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=(), **settings):

@@ -1,6 +1,8 @@
 """LLM.generate and LLM.chat: the shape people know, on an engine whose texts are known."""
 
+import numpy as np
 import pytest
+import torch
 
 from mini_engine import SamplingParams
 from mini_engine.llm import LLM
@@ -60,8 +62,6 @@ def test_prompts_as_token_ids():
 
 
 def test_numpy_and_tensor_prompts():
-    np = pytest.importorskip("numpy")
-    torch = pytest.importorskip("torch")
     for prompt in (np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(1), np.int64(2), np.int64(3)]):
         (output,) = llm().generate(prompt, greedy(2), progress=False)
         assert output.prompt_token_ids == [1, 2, 3]
@@ -189,10 +189,6 @@ def test_an_unknown_model_is_refused():
 
 def test_the_embedded_model_writes():
     """LLM() is the embedded model; greedy text repeats and continues the prompt with words."""
-    from mini_engine import models
-
-    if not models.MODELS["shakespeare"].is_present:
-        pytest.skip("the embedded model has not been trained yet")
     front = LLM(num_blocks=40)
     first, again = (front.generate("O Romeo, ", greedy(40), progress=False)[0] for _ in range(2))
     assert first.outputs[0].text == again.outputs[0].text

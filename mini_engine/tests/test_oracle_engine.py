@@ -139,8 +139,6 @@ def test_tiny_checkpoints(tiny, block_size):
 @pytest.fixture(scope="module")
 def shakespeare():
     """(our model, theirs, tokenizer) of the embedded model."""
-    if not models.MODELS["shakespeare"].is_present:
-        pytest.skip("the embedded model has not been trained yet")
     path = models.resolve("shakespeare")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     return load_model(path, device="cpu"), theirs, Tokenizer.from_path(path)

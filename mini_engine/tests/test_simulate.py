@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from mini_engine.baselines import BASELINES
 from mini_engine.cost_model import CostModel, fit, step_loads
@@ -259,7 +260,6 @@ def test_resimulation_repeats_a_simulation(name):
 
 def test_resimulation_repeats_an_engine(tmp_path):
     """A real engine with a tiny model, with stops, aborts and preemption: the same decisions again."""
-    torch = pytest.importorskip("torch")
     from mini_engine.engine import Engine
     from mini_engine.model import CausalLM, ModelConfig
 

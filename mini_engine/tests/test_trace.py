@@ -518,3 +518,15 @@ def test_decisions_leave_the_record_alone():
     told = decisions(record)
     assert record == before
     assert told["scheduled"] == list(record["scheduled"].items())
+
+
+def test_update_wants_a_schedule_before_it():
+    """A Recorder writes a step when it is taken back; without a decision there is no step."""
+    engine = scripted_engine({})
+    engine.add_request("hello", request_id="a")
+    with pytest.raises(RuntimeError, match="without schedule"):
+        engine.scheduler.update({"a": 5}, {"a": 1})
+    engine.step()
+    with pytest.raises(RuntimeError, match="without schedule"):
+        engine.scheduler.update({"a": 1}, {"a": 1})
+    assert [record["step"] for record in engine.trace.steps] == [0]
