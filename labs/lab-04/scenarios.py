@@ -83,13 +83,16 @@ def mid_flight(name: str, past: int, new: int, *, outputs: int = 0):
 
 
 def fleet(shapes: list[tuple[int, int]]):
-    """Rows and caches of a step: each request brings all that it has left; single tokens are decodes."""
+    """Rows and caches of a step: each request brings all that it has left; single tokens are decodes.
+
+    The caches are found by name: their order is not that of the rows.
+    """
     rows, caches = [], {}
     for number, (past, new) in enumerate(shapes):
         outputs = 1 if past and new == 1 else 0
         request, caches[f"r{number}"] = mid_flight(f"r{number}", past, new, outputs=outputs)
         rows.append((request, new))
-    return rows, caches
+    return rows, dict(reversed(caches.items()))
 
 
 def logits_under(batch, caches) -> torch.Tensor:

@@ -69,7 +69,7 @@ def assemble_fused_batch(rows, caches) -> FusedBatch:
     2. `mini_engine.scheduler.next_chunk(request, num_tokens)`, lab-02's, gives the row's token_ids,
        their absolute positions, and is_last.
     3. Pad tokens and positions on the left, to the longest row. past_lens comes from the caches.
-    4. The mask is your fused_attention_mask. Keep the order of the rows.
+    4. The mask is your fused_attention_mask. Keep the order of the rows, and the list `rows` as it is.
     """
     for request, _ in rows:
         held = len(caches[request.request_id])

@@ -1,0 +1,70 @@
+"""A fourth right lab-04: in inference mode, keys stored inside attend, each row attending by itself."""
+
+import torch
+
+from mini_engine.dense_attention import FusedBatch, pad_left  # noqa: F401  (both are given)
+from mini_engine.model import sdpa
+from mini_engine.scheduler import next_chunk
+
+
+def fused_attention_mask(past_lens, num_new):
+    p_max, t_max = int(past_lens.max()), int(num_new.max())
+    past, new = past_lens[:, None, None], num_new[:, None, None]
+    column = torch.arange(p_max + t_max)
+    query = torch.arange(t_max)[:, None]
+    in_past = (column < p_max) & (column >= p_max - past)
+    in_chunk = (column >= p_max + t_max - new) & (column <= p_max + query)
+    # A pad sees the last column, which is somebody's real token in every row.
+    return torch.where(query >= t_max - new, in_past | in_chunk, column == p_max + t_max - 1)[:, None]
+
+
+@torch.inference_mode()
+def assemble_fused_batch(rows, caches):
+    stale = [
+        (request.request_id, len(caches[request.request_id]), request.num_computed_tokens)
+        for request, _ in rows
+        if len(caches[request.request_id]) != request.num_computed_tokens
+    ]
+    if stale:
+        raise ValueError(f"stale caches, as (request, tokens held, tokens computed): {stale}")
+    chunks = [next_chunk(*row) for row in rows]
+    past_lens = torch.tensor([request.num_computed_tokens for request, _ in rows])
+    num_new = torch.tensor([num_tokens for _, num_tokens in rows])
+    width = int(num_new.max())
+    tokens = torch.tensor([[0] * (width - len(chunk.token_ids)) + list(chunk.token_ids) for chunk in chunks])
+    place = torch.arange(width) - (width - num_new)[:, None]
+    positions = (past_lens[:, None] + place).masked_fill(place < 0, 0)
+    mask = fused_attention_mask(past_lens, num_new)
+    is_last = [num_tokens == request.num_new_tokens for request, num_tokens in rows]
+    return FusedBatch(
+        [request.request_id for request, _ in rows], tokens, positions, past_lens, num_new, mask, is_last
+    )
+
+
+def disassemble_fused_cache(batch, new_kv, caches):
+    real = torch.arange(batch.tokens.shape[1]) >= batch.tokens.shape[1] - batch.num_new[:, None]
+    for layer, pair in enumerate(new_kv):
+        rows = (x[real].split(batch.num_new.tolist()) for x in pair)
+        for request_id, k, v in zip(batch.request_ids, *rows, strict=True):
+            caches[request_id].append(layer, k, v)
+
+
+@torch.inference_mode()
+def fused_step(model, rows, caches):
+    batch = assemble_fused_batch(rows, caches)
+
+    def attend(layer, q, k, v):
+        out = torch.zeros_like(q)
+        for row, (request_id, n) in enumerate(zip(batch.request_ids, batch.num_new.tolist(), strict=True)):
+            caches[request_id].append(layer, k[row, -n:], v[row, -n:])
+            keys, values = caches[request_id].get(layer)
+            mask = torch.ones(n, len(keys), dtype=torch.bool).tril(len(keys) - n)
+            out[row, -n:] = sdpa(q[row : row + 1, -n:], keys[None], values[None], mask)[0]
+        return out
+
+    hidden = model(batch.tokens, batch.positions, attend)
+    return {
+        request_id: model.logits(row[-1])
+        for request_id, row, is_last in zip(batch.request_ids, hidden, batch.is_last, strict=True)
+        if is_last
+    }
