@@ -163,11 +163,11 @@ class OverCommit(Scheduler):
         super().add(request)
 
     def schedule(self) -> dict[str, int]:
-        self._maybe_admit()
-        self._maybe_preempt()
+        self._admit_what_fits()
+        self._evict_what_is_over()
         return _step(self)
 
-    def _maybe_admit(self) -> None:
+    def _admit_what_fits(self) -> None:
         if not self.waiting or len(self.running) >= self.max_num_seqs:
             return
         if any(not request.is_decode for request in self.running):
@@ -176,7 +176,7 @@ class OverCommit(Scheduler):
         if self.num_kv_tokens + candidate.num_tokens <= self.max_kv_tokens and self.kv.admit(candidate):
             _admit(self)
 
-    def _maybe_preempt(self) -> None:
+    def _evict_what_is_over(self) -> None:
         while self.num_kv_tokens > self.max_kv_tokens:
             # The one prefill is spared, and with all decodes gone it fits.
             self.preempt(pick_victim([r for r in self.running if r.is_decode], self.policy))

@@ -39,7 +39,7 @@ def test_nobody_there(lab):
 
 
 def test_budget_caps_the_total(lab):
-    """Three 8-token prompts under a budget of 10 get 8, 2 and nothing: one is cut, one must wait."""
+    """Of three prompts of 8 a budget of 10 computes 8, 2 and nothing: one is cut, one must wait."""
     waiting, running = queue(r0=8, r1=8, r2=8), []
     assert step(lab, waiting, running, FakeKV(64), budget=10) == {"r0": 8, "r1": 2}
     assert names(running) == ["r0", "r1"]
@@ -137,7 +137,7 @@ def test_admitted_means_running(lab):
 
 
 def test_slots_cap_the_running_set(lab):
-    """Ten tiny requests, slots for four: four are admitted, though budget and memory are plenty."""
+    """Ten short prompts and four slots: four are admitted, though budget and memory are plenty."""
     waiting, running = queue(**{f"r{i}": 2 for i in range(10)}), []
     assert step(lab, waiting, running, FakeKV(64), slots=4) == {f"r{i}": 2 for i in range(4)}
     assert len(waiting) == 6

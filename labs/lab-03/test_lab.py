@@ -326,6 +326,16 @@ def test_nobody_comes_in_while_room_is_made(lab):
     assert decide(scheduler) == {"a": 1, "small": 2}
 
 
+def test_a_newcomer_takes_nobodys_next_slot(lab):
+    """Four slots are free and the decode needs one: a prompt of 4 waits, not let in to be thrown out."""
+    scheduler = scenarios.make(lab, FakeKV(12))
+    runner(scheduler, "a", 8, 0)
+    newcomer = waiter("b", 1)
+    scheduler.waiting.push(newcomer)
+    assert decide(scheduler) == {"a": 1}
+    assert (names(scheduler.waiting), newcomer.num_preemptions) == (["b"], 0)
+
+
 def test_the_parts_it_is_given(lab):
     """The scheduler decides with the schedule_step and the clamp it was handed: labs 01 and 02 live on."""
 

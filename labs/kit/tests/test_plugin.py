@@ -119,7 +119,7 @@ def test_failure_shows_claim_departure_and_likeness(course):
     result = course.pytest(FIRST)
     text = result.stdout
     assert counts(result) == {"failed": 1}
-    assert "Three 8-token prompts under a budget of 10 get 8, 2 and nothing" in text
+    assert "Of three prompts of 8 a budget of 10 computes 8, 2 and nothing" in text
     assert "step 0 is the first that differs" in text
     assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", text)
     assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", text)
