@@ -101,27 +101,27 @@ NAMED = {scenario["name"]: scenario for scenario in SCENARIOS}
 
 
 def draw(seed: int, count: int) -> list[dict]:
-    """Operations drawn from a seed: few tokens and few blocks, so that hits and evictions abound."""
+    """Operations drawn from a seed: two texts that begin many prompts, and few blocks, so that hits and
+    evictions abound."""
     rng = random.Random(seed)
     drawn = []
     for number in range(count):
         size = rng.choice((1, 2, 3, 4))
-        config = {"num_blocks": rng.randint(4, 10), "block_size": size, "watermark": rng.choice((0, 0, 1))}
+        config = {"num_blocks": rng.randint(4, 9), "block_size": size, "watermark": rng.choice((0, 0, 1))}
         config["colliding_hashes"] = rng.random() < 0.3
-        ops, names = [], [f"r{i}" for i in range(12)]
-        for _ in range(60):
-            name = rng.choice(names[:4])
-            prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 3 * size + 2))]
+        texts = [[rng.randint(0, 1) for _ in range(3 * size + 1)] for _ in range(2)]
+        ops = []
+        for _ in range(100):
+            name = rng.choice("abcd")
+            prompt = rng.choice(texts)[: rng.randint(1, 3 * size + 1)] + [rng.randint(0, 1)]
             salt = rng.choice(("", "", "", "tenant"))
-            ops.append(
-                rng.choice(
-                    (
-                        ["admit", name, prompt, salt],
-                        ["compute", name, rng.randint(1, 6)],
-                        ["token", name, rng.randint(0, 1)],
-                        ["free", name],
-                        ["preempt", name],
-                    )
+            ops += rng.choice(
+                (
+                    [["admit", name, prompt, salt], ["compute", name, rng.choice((size, 4 * size))]],
+                    [["compute", name, rng.randint(1, 6)]],
+                    [["token", name, rng.randint(0, 1)]],
+                    [["free", name]],
+                    [["preempt", name]],
                 )
             )
         drawn.append({"name": f"drawn {seed}.{number}", "config": config, "ops": ops})
@@ -135,8 +135,8 @@ class Ledger:
     what is noted for its slot when it is computed, and compared when it is read.
     """
 
-    def __init__(self, kv):
-        self.kv = kv
+    def __init__(self, kv, caching=True):
+        self.kv, self.caching = kv, caching
         self.requests = {}
         self.live = set()  # names of those who hold blocks
         self.written = {}  # slot: what was computed into it
@@ -197,6 +197,20 @@ class Ledger:
     def reset(self):
         return self.kv.reset_prefix_cache()
 
+    def _can_be_found(self, request):
+        """What a request holds and has computed is not evicted: a newcomer with its text must find it."""
+        kv, full = self.kv, request.num_computed_tokens // self.kv.block_size
+        if not self.caching:
+            return
+        newcomer = make_request("newcomer", [*request.token_ids(0, full * kv.block_size), 0])
+        newcomer.cache_salt = request.cache_salt
+        found = len(list(kv.find_prefix(newcomer)))
+        if found != full:
+            raise AssertionError(
+                f"{request.request_id} has computed {full} full blocks, "
+                f"and a newcomer with the same text finds {found} of them"
+            )
+
     def _held(self, name):
         return self.requests[name] if name in self.live else None
 
@@ -215,6 +229,7 @@ class Ledger:
                         f"{name} reads at position {position} keys and values of another text "
                         "(or such that were never computed)"
                     )
+            self._can_be_found(request)
         held = {block for table in tables.values() for block in table}
         if len(held) + kv.num_free_blocks != kv.num_blocks:
             raise AssertionError(
@@ -243,7 +258,7 @@ def run(lab, scenario: dict, *, raise_errors: bool = True):
         lab, config["num_blocks"], config["block_size"], watermark=config.get("watermark", 0), **settings
     )
     if "ops" in scenario:
-        ledger = Ledger(kv)
+        ledger = Ledger(kv, settings["enable_prefix_caching"])
         return log_ops(
             scenario,
             lambda name, arguments: getattr(ledger, name)(*arguments),

@@ -1,5 +1,7 @@
 """lab-06's tests. LAB_IMPL chooses what they judge: solution (default), starter or engine."""
 
+import builtins
+
 import pytest
 
 from labs.kit import assert_drained, load, make_request
@@ -22,7 +24,7 @@ def cached_for(kv, prompt, salt=""):
     """How many tokens of this prompt a newcomer would find, without letting it in."""
     request = make_request("newcomer", prompt)
     request.cache_salt = salt
-    return len(kv.find_prefix(request)) * kv.block_size
+    return len(list(kv.find_prefix(request))) * kv.block_size
 
 
 # ------------------------------------------------------------------------------------ hash_block
@@ -33,6 +35,28 @@ def test_hash_tells_tokens_apart(lab):
     names = [lab.hash_block(b"", tokens) for tokens in ((1, 23), (12, 3), (23, 1), (1, 2, 3), (123,))]
     assert len(set(names)) == 5
     assert lab.hash_block(b"", (1, 23)) == names[0] and isinstance(names[0], bytes)
+
+
+def test_hash_takes_every_token_id(lab):
+    """Vocabularies have more than 256 ids, and more than 65,536: all bytes of an id count."""
+    names = [lab.hash_block(b"", (5, token)) for token in (7, 7 + 2**8, 7 + 2**16, 151_935, 262_143)]
+    assert len(set(names)) == 5
+
+
+def test_hash_is_the_same_in_every_run(lab, monkeypatch):
+    """Python's own hash() of bytes and strings is another one in every run; a block's name is not."""
+
+    def in_run(number):
+        def differs(value):
+            return any(map(differs, value)) if isinstance(value, tuple) else isinstance(value, bytes | str)
+
+        monkeypatch.setattr(builtins, "hash", lambda value: real(value) + number * differs(value))
+        return lab.hash_block(b"parent", (5, 6))
+
+    real = hash
+    names = [in_run(1), in_run(2)]
+    monkeypatch.undo()
+    assert names[0] == names[1], "hash() is not the same in every run of Python; hashlib's functions are"
 
 
 def test_hash_is_chained(lab):
@@ -100,6 +124,16 @@ def test_salts_separate_tenants(lab):
     assert [cached_for(kv, BASE, salt) for salt in ("red", "blue", "")] == [8, 0, 0]
 
 
+def test_looking_is_not_using(lab):
+    """Who waits is looked up in every step; that must not keep its blocks from being evicted."""
+    kv = make(lab, 4, 4)
+    for name, prompt in (("a", [1] * 5), ("b", [2] * 5)):
+        kv.free(admitted(kv, name, prompt))
+    assert cached_for(kv, [1] * 5) == 4
+    admitted(kv, "c", [3] * 12, computed=0)
+    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (0, 4)
+
+
 def test_switched_off_it_finds_nothing(lab):
     """enable_prefix_caching=False: no hits, nothing published."""
     kv = make(lab, 8, 4, enable_prefix_caching=False)
@@ -146,6 +180,36 @@ def test_outputs_are_published_too(lab):
     request.num_computed_tokens = 8
     kv.publish(request)
     assert cached_for(kv, [*BASE[:7], 50, 99]) == 8
+
+
+def test_behind_a_hit_the_chain_goes_on(lab):
+    """What is computed behind a hit is named after the hit, and found by the next who has both."""
+    kv = make(lab, 8, 4)
+    admitted(kv, "a", BASE[:5])
+    admitted(kv, "b", BASE)
+    assert cached_for(kv, BASE) == 8
+
+
+def test_an_id_that_comes_again_is_another_text(lab):
+    """Nothing is remembered of a request by its id: the same id with another prompt is published as new."""
+    kv = make(lab, 8, 4)
+    kv.free(admitted(kv, "a", BASE))
+    kv.free(admitted(kv, "a", [1] * 9))
+    assert (cached_for(kv, BASE), cached_for(kv, [1] * 9)) == (8, 8)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_one_copy_stays_when_the_other_is_evicted(lab, first):
+    """Two copies of a block; one owner goes and its copy is written over: the other can be found."""
+    kv = make(lab, 4, 4)
+    owners = {name: make_request(name, BASE[:5]) for name in "ab"}
+    assert all([kv.admit(request) for request in owners.values()])
+    for request in owners.values():
+        request.num_computed_tokens = 5
+        kv.publish(request)
+    kv.free(owners[first])
+    admitted(kv, "c", [7] * 8, computed=0)
+    assert cached_for(kv, BASE[:5]) == 4
 
 
 def test_two_copies_live_side_by_side(lab):
@@ -204,10 +268,24 @@ def test_an_admission_that_fails_changes_nothing(lab):
     first = admitted(kv, "a", BASE)
     second = make_request("b", [*BASE, *range(8)])
     assert not kv.admit(second)
-    assert (kv.num_free_blocks, kv.num_cached_blocks, second.num_computed_tokens) == (1, 2, 0)
-    assert len(kv.block_table(second)) == 0
+    assert (kv.num_free_blocks, kv.num_cached_blocks) == (1, 2)
+    assert (second.num_computed_tokens, second.num_cached_tokens, len(kv.block_table(second))) == (0, 0, 0)
     kv.free(first)
     assert kv.num_free_blocks == 4
+    assert kv.reset_prefix_cache(), "nobody holds anything, least of all who was never admitted"
+
+
+def test_an_admission_that_fails_leaves_the_free_as_they_were(lab):
+    """It evicts nothing, and its hits are no younger for having been looked at."""
+    kv = make(lab, 4, 4)
+    for name, prompt in (("a", [1] * 5), ("b", [2] * 5)):
+        kv.free(admitted(kv, name, prompt))
+    holder = admitted(kv, "holder", [7])
+    assert not kv.admit(make_request("c", [1] * 5 + [9] * 8))
+    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (4, 4)
+    admitted(kv, "d", [3] * 8, computed=0)
+    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (0, 4)
+    assert len(kv.block_table(holder)) == 1
 
 
 def test_its_own_hits_are_not_room(lab):
@@ -232,12 +310,21 @@ def test_its_new_blocks_do_not_evict_its_hits(lab):
 def test_the_watermark_is_for_those_who_run(lab):
     """A reserve of one block stops an admission while somebody runs, and nobody when nothing does."""
     kv = make(lab, 4, 4, watermark=1)
-    first = make_request("a", list(range(16)))
-    assert kv.admit(first), "nothing runs, so the whole pool may be used"
-    kv.free(first)
+    for prompt in (list(range(16)), [7] * 16):
+        first = admitted(kv, "a", prompt)  # nothing runs, so the whole pool may be used, cached or not
+        kv.free(first)
     admitted(kv, "b", [1, 2, 3])
     assert not kv.admit(make_request("c", list(range(12))))
     assert kv.admit(make_request("d", list(range(8))))
+
+
+def test_its_own_hits_are_no_reserve(lab):
+    """Four free blocks, two of them hits, one to stay free: one new block is possible, two are not."""
+    kv = make(lab, 5, 4, watermark=1)
+    kv.free(admitted(kv, "a", BASE))
+    admitted(kv, "b", [1, 2, 3])
+    assert not kv.admit(make_request("c", [*BASE, *range(7)]))
+    assert kv.admit(make_request("d", [*BASE, *range(3)]))
 
 
 # ------------------------------------------------------------------------------------------ take
@@ -259,6 +346,16 @@ def test_least_recently_used_goes_first(lab):
     kv.free(admitted(kv, "again", [1] * 5))
     admitted(kv, "c", [3] * 12, computed=0)
     assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (4, 0)
+
+
+def test_used_means_until_it_was_freed(lab):
+    """Of two who came together, the one who stayed longer has used its blocks last; the other's go first."""
+    kv = make(lab, 6, 4)
+    stays = admitted(kv, "stays", [1] * 9)
+    kv.free(admitted(kv, "goes", [2] * 9))
+    kv.free(stays)
+    admitted(kv, "c", [3] * 16, computed=0)  # two empty blocks, and two more
+    assert (cached_for(kv, [1] * 9), cached_for(kv, [2] * 9)) == (8, 0)
 
 
 def test_an_evicted_block_is_found_no_more(lab):
@@ -304,6 +401,27 @@ def test_the_tail_is_evicted_before_the_head(lab):
     assert cached_for(kv, list(range(17))) == 12
 
 
+def test_who_comes_back_finds_its_outputs_too(lab):
+    """A preempted request counts as a whole, prompt and outputs: all its full blocks but the last token's."""
+    kv = make(lab, 8, 4)
+    request = admitted(kv, "a", BASE[:5])
+    request.output_token_ids += range(50, 57)
+    assert kv.allocate(request, 6)
+    request.num_computed_tokens = 11
+    kv.publish(request)
+    kv.free(request)
+    request.num_computed_tokens = 0
+    assert kv.admit(request)
+    assert (request.num_computed_tokens, request.num_new_tokens) == (8, 4)
+    request.num_computed_tokens = 12
+    kv.publish(request)
+    kv.free(request)
+    request.output_token_ids.append(57)
+    request.num_computed_tokens = 0
+    assert kv.admit(request)
+    assert (request.num_computed_tokens, request.num_new_tokens) == (12, 1)
+
+
 def test_free_of_nobody_does_nothing(lab):
     """Somebody who holds nothing can be freed: an abort in the queue does that."""
     kv = make(lab, 4, 4)
@@ -324,7 +442,10 @@ def test_reset_waits_until_nobody_holds_a_block(lab):
     kv.free(request)
     assert kv.reset_prefix_cache()
     assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (0, 0, 8)
-    assert kv.admit(make_request("b", list(range(32)))), "all blocks are there to be used"
+    second = admitted(kv, "b", list(range(32)))  # all blocks are there to be used,
+    assert cached_for(kv, list(range(32))) == 28  # and remember what they hold from now on
+    kv.free(second)
+    assert cached_for(kv, BASE) == 0
 
 
 # ----------------------------------------------------------------------------------- whole runs
