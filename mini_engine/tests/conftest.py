@@ -9,3 +9,24 @@ def model():
     from mini_engine.tests.helpers import tiny_model
 
     return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle():
+    """(path, tokenizer, model) of SmolLM2 as transformers reads them from the GGUF file, float32."""
+    from mini_engine import models
+    from mini_engine.gguf_file import GGUFFile
+
+    if not models.MODELS["smollm2"].is_present:
+        pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
+    transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
+    path = models.resolve("smollm2")
+    file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    with pytest.MonkeyPatch.context() as patch:
+        # gguf's own reader takes seconds, and transformers opens the file more than once; test_checkpoint
+        # shows that ours reads the same.
+        patch.setattr("gguf.GGUFReader", GGUFFile)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**file)
+        model = transformers.AutoModelForCausalLM.from_pretrained(**file, dtype="float32")
+    return path, tokenizer, model.eval()

@@ -9,7 +9,6 @@ import torch
 from mini_engine import models
 from mini_engine.checkpoint import load_model
 from mini_engine.engine import Engine
-from mini_engine.gguf_file import GGUFFile
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import drain, tokens_of
 from mini_engine.tokenizer import Tokenizer
@@ -183,26 +182,16 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def smollm2():
+def smollm2(smollm2_oracle):
     """(our model, tokenizer, prompts, their answers) of SmolLM2, both read from the same file."""
-    if not models.MODELS["smollm2"].is_present:
-        pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
-    pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
-    path = models.resolve("smollm2")
+    path, _, theirs = smollm2_oracle
     tokenizer = Tokenizer.from_path(path)
     prompts = []
     for text, question in zip(TEXTS, CHATS, strict=True):
         prompts.append(tokenizer.encode(text))
         prompts.append(tokenizer.encode_chat([{"role": "user", "content": question}]))
-    with pytest.MonkeyPatch.context() as patch:
-        # gguf's own reader takes seconds, and transformers opens the file more than once.
-        patch.setattr("gguf.GGUFReader", GGUFFile)
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
-        ).eval()
     theirs.generation_config.eos_token_id = list(tokenizer.eos_token_ids)
     answers = generate_together(theirs, prompts, 12)
-    del theirs
     return load_model(path, device="cpu"), tokenizer, prompts, answers
 
 

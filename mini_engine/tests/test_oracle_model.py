@@ -9,9 +9,7 @@ import re
 import pytest
 import torch
 
-from mini_engine import models
 from mini_engine.checkpoint import load_model
-from mini_engine.gguf_file import GGUFFile
 from mini_engine.model import sdpa
 from mini_engine.tokenizer import Tokenizer
 
@@ -162,10 +160,6 @@ def test_bfloat16_checkpoint_equals_transformers(case, tmp_path):
 
 # SmolLM2, from the GGUF file that transformers reads too
 
-smollm2 = pytest.mark.skipif(
-    not models.MODELS["smollm2"].is_present,
-    reason="SmolLM2 is not here; `mini-engine models fetch smollm2` gets it",
-)
 TEXTS = [
     "Hello, world!",
     "The answer is 42, not 4200; pi is 3.14159 and 1/2 = ½, x² = 9.",
@@ -180,28 +174,11 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_reader():
-    """transformers opens the file with gguf's own reader, twice, at 4 to 8 seconds each time;
-    test_checkpoint shows that ours reads the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gguf.GGUFReader", GGUFFile)
-        yield
-
-
-@pytest.fixture(scope="module")
-def smollm2_tokenizers(quick_reader):
-    path = models.resolve("smollm2")
-    return Tokenizer.from_path(path), transformers.AutoTokenizer.from_pretrained(
-        path.parent, gguf_file=path.name
-    )
-
-
-@smollm2
-def test_smollm2_token_ids_equal_transformers(smollm2_tokenizers):
+def test_smollm2_token_ids_equal_transformers(smollm2_oracle):
     """Digits stand alone in this tokenizer; transformers leaves that rule out when it reads a
     GGUF file (seen where spaces stand before a digit), so it is given the text cut at digits."""
-    ours, theirs = smollm2_tokenizers
+    path, theirs, _ = smollm2_oracle
+    ours = Tokenizer.from_path(path)
     for text in TEXTS:
         pieces = [piece for piece in re.split(r"([0-9½²])", text) if piece]
         assert ours.encode(text) == sum((theirs.encode(piece) for piece in pieces), []), text
@@ -210,9 +187,9 @@ def test_smollm2_token_ids_equal_transformers(smollm2_tokenizers):
     assert ours.eos_token_ids == (theirs.eos_token_id,)
 
 
-@smollm2
-def test_smollm2_chat_text_equals_transformers(smollm2_tokenizers):
-    ours, theirs = smollm2_tokenizers
+def test_smollm2_chat_text_equals_transformers(smollm2_oracle):
+    path, theirs, _ = smollm2_oracle
+    ours = Tokenizer.from_path(path)
     user, system = {"role": "user", "content": "Hi there!"}, {"role": "system", "content": "Be brief."}
     answer = {"role": "assistant", "content": "Hello."}
     for messages in ([user], [system, user], [user, answer, user]):
@@ -223,16 +200,10 @@ def test_smollm2_chat_text_equals_transformers(smollm2_tokenizers):
     assert ours.encode_chat([user]) == ids
 
 
-@smollm2
-def test_smollm2_logits_and_tokens_equal_transformers(smollm2_tokenizers):
+def test_smollm2_logits_and_tokens_equal_transformers(smollm2_oracle):
     """The real model, dequantized by each reader: logits of a prompt, and a greedy answer."""
-    pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
-    path = models.resolve("smollm2")
-    ours = load_model(path, device="cpu")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
-    tokenizer = smollm2_tokenizers[0]
+    path, _, theirs = smollm2_oracle
+    ours, tokenizer = load_model(path, device="cpu"), Tokenizer.from_path(path)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     answer = their_greedy(theirs, prompt, 8)
     assert "Paris" in tokenizer.decode(answer)
