@@ -61,6 +61,7 @@ def pick_victim(running, policy):
 class Scheduler:
     """The queue, the running set, and what happens to them between two forward passes.
 
+    `waiting` and `running` alone say where a request is: schedule_step moves it from one to the other.
     `running` is kept in admission order, which is the row order of a step. `kv` is any memory with
     admit, allocate, num_new_blocks, publish, free, num_blocks, num_free_blocks and block_size.
     """
@@ -102,9 +103,10 @@ class Scheduler:
         """Queue a new request, or refuse it with a ValueError that names it.
 
         1. Refuse an id that somebody who waits or runs has already.
-        2. Refuse who could not finish even alone: it needs room for prompt + max_tokens - 1 tokens
-           (the last token is sampled, but never computed), and the pool has num_blocks * block_size.
-           max_tokens None means as far as the pool goes: write that number into it.
+        2. Refuse who could not finish even alone: it needs room for prompt + request.max_tokens - 1
+           tokens (the last token is sampled, but never computed), and at least for its prompt. The
+           whole pool has num_blocks * block_size. request.max_tokens None means as far as the pool
+           goes: write that number into it.
         3. Set request.arrival to the number of requests that came before (self.num_arrivals), count
            this one, and push it to the queue.
         """
@@ -141,7 +143,8 @@ class Scheduler:
         """Take back a computed step; return the list of the requests that have finished in it.
 
         scheduled: what schedule() returned. sampled: {request_id: token} of those that reached
-        num_tokens. For each running request that was scheduled:
+        num_tokens. For each running request that was scheduled (one that was aborted meanwhile is
+        in both dicts, but does not run any more):
 
         1. Advance num_computed_tokens by its number of tokens, then kv.publish(request).
         2. If a token was sampled for it: should it still have new tokens, the chunk was a partial
@@ -152,7 +155,7 @@ class Scheduler:
         raise NotImplementedError("lab-03: Scheduler.update is not written yet")
 
     def abort(self, request_id):
-        """Drop a request, wherever it is. False if nobody of that name waits or runs.
+        """Drop a request, wherever it is: True. False if nobody of that name waits or runs.
 
         It leaves its list and gives its room back; finish_reason is "abort", the status FINISHED.
         """

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from labs.kit import FakeKV, assert_drained, load, make_request, make_running, one_step
+from labs.kit import FakeKV, assert_drained, load, make_request, one_step
+from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
 from mini_engine.trace import decisions, describe, replay
 
@@ -13,30 +14,55 @@ SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 SETTINGS = ("policy", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 
 
-def waiter(name, arrival, priority=0, prompt=4, **more):
-    """A request as add would have queued it."""
-    request = make_request(name, prompt, priority=priority, **more)
+def waiter(name, arrival, priority=0, prompt=4):
+    """A request with its number, for a queue of its own."""
+    request = make_request(name, prompt, priority=priority)
     request.arrival = arrival
     return request
 
 
-def runner(scheduler, name, prompt, arrival, *, priority=0, outputs=1, computed=None):
-    """A request that runs already. With outputs it is a decode that needs a slot for its last one;
-    without, it is in the middle of its prompt, whose slots it holds."""
-    computed = prompt + outputs - 1 if outputs else computed
-    request = make_running(scheduler.kv, name, prompt, outputs=max(outputs - 1, 0), computed=computed)
-    request.output_token_ids = list(range(outputs))
-    request.arrival, request.priority = arrival, priority
+def runner(scheduler, name, prompt, *, priority=0, outputs=1, computed=None):
+    """A request that came in by add and runs already, moved to running as schedule_step would do it.
+
+    `computed` says how far it is with what it claimed; by default it is a decode that needs a slot more.
+    """
+    kv = scheduler.kv
+    request = make_request(name, prompt, priority=priority)
+    request.max_tokens = kv.num_blocks * kv.block_size + 1 - request.num_prompt_tokens
+    scheduler.add(request)
+    scheduler.waiting.remove(request)
+    said = list(range(outputs))
+    request.output_token_ids = said[:-1] if computed is None else said
+    assert kv.admit(request), f"the pool is too small for {name}"
+    request.num_computed_tokens = request.num_tokens if computed is None else computed
+    request.output_token_ids = said
+    request.status = RequestStatus.RUNNING
+    kv.publish(request)
     scheduler.running.append(request)
     return request
+
+
+class Now:
+    """`waiting` or `running` as it is now: a scheduler may put a new one in place of the old."""
+
+    def __init__(self, scheduler, name):
+        self.now = lambda: getattr(scheduler, name)
+
+    def __len__(self):
+        return len(self.now())
+
+    def __iter__(self):
+        return iter(self.now())
+
+    def peek(self):
+        return self.now().peek()
 
 
 def decide(scheduler):
     """One call of schedule(), recorded."""
     settings = {name: value for name, value in describe(scheduler).items() if name in SETTINGS}
-    return one_step(
-        lambda *_, **__: scheduler.schedule(), scheduler.waiting, scheduler.running, scheduler.kv, **settings
-    )
+    waiting, running = Now(scheduler, "waiting"), Now(scheduler, "running")
+    return one_step(lambda *_, **__: scheduler.schedule(), waiting, running, scheduler.kv, **settings)
 
 
 def names(requests):
@@ -88,12 +114,13 @@ def test_peek_leaves_it_there(lab):
 
 
 def test_remove_keeps_the_others_in_order(lab):
-    """Whoever is removed, the seven others still come out in order: the heap is one again."""
+    """Whoever is removed, the seven others are counted, shown and popped in order: the heap is one again."""
     for gone in range(8):
         queue, requests = lab.RequestQueue(), [waiter(f"r{i}", i) for i in range(8)]
         for i in (0, 4, 1, 5, 6, 2, 3, 7):
             queue.push(requests[i])
         queue.remove(requests[gone])
+        assert (len(queue), queue.peek().arrival) == (7, 0 if gone else 1)
         assert [queue.pop().arrival for _ in range(7)] == [i for i in range(8) if i != gone]
 
 
@@ -110,23 +137,28 @@ def test_a_long_queue_stays_quick(lab):
     """500 pushes and pops look at some 20 others each, not at all of them: that is what heaps are for."""
     looks = Counter()
 
+    def counted(compare):
+        def look(self, other):
+            looks["all"] += 1
+            return compare(self, other)
+
+        return look
+
     class Number(int):
-        def __lt__(self, other):
-            looks["<"] += 1
-            return int(self) < int(other)
+        __lt__, __le__, __gt__, __ge__ = map(counted, (int.__lt__, int.__le__, int.__gt__, int.__ge__))
 
     queue = lab.RequestQueue()
     for i in range(500):
         queue.push(waiter(f"r{i}", Number(i * 7919 % 500)))
     assert [queue.pop().arrival for _ in range(500)] == list(range(500))
-    assert looks["<"] < 500 * 40
+    assert looks["all"] < 500 * 40
 
 
 # ----------------------------------------------------------------------------------------------- add
 
 
 def test_arrivals_are_numbered(lab):
-    """add numbers requests in the order in which they come, under priority too."""
+    """add numbers requests in the order in which they come; who leaves gives no number back."""
     scheduler = scenarios.make(lab, FakeKV(64), policy="priority")
     requests = [make_request(name, 4, priority=p) for name, p in (("a", 2), ("b", 0), ("c", 1))]
     for request in requests:
@@ -134,6 +166,9 @@ def test_arrivals_are_numbered(lab):
     a, b, c = (request.arrival for request in requests)
     assert a < b < c
     assert names(scheduler.waiting) == ["b", "c", "a"]
+    scheduler.abort("a"), scheduler.abort("b")
+    scheduler.add(late := make_request("late", 4))
+    assert late.arrival > c
 
 
 def test_who_could_never_finish_is_refused(lab):
@@ -151,23 +186,65 @@ def test_who_just_fits_is_taken(lab):
     assert names(scheduler.waiting) == ["modest"]
 
 
+def test_the_pool_is_counted_in_tokens(lab):
+    """Six blocks of 4 hold 24 tokens: 12 and 13 just fit, 12 and 14 do not."""
+    scheduler = scenarios.make(lab, BlockManager(6, 4))
+    scheduler.add(make_request("modest", 12, max_tokens=13))
+    with pytest.raises(ValueError, match="greedy"):
+        scheduler.add(make_request("greedy", 12, max_tokens=14))
+
+
 def test_no_limit_means_the_pools_limit(lab):
-    """max_tokens None runs as far as the pool goes: 11 tokens after a prompt of 12 in 22 slots."""
+    """max_tokens None runs as far as the whole pool goes, whoever holds some of it now: 12 and 11 in 22."""
     scheduler = scenarios.make(lab, FakeKV(22))
-    request = make_request("endless", 12, max_tokens=None)
-    scheduler.add(request)
+    runner(scheduler, "other", 4)
+    scheduler.add(request := make_request("endless", 12, max_tokens=None))
     assert request.max_tokens == 11
+
+
+def test_no_limit_opens_no_door(lab):
+    """A prompt longer than the pool is refused with max_tokens None, too; one as long gets its one token."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    with pytest.raises(ValueError, match="novel"):
+        scheduler.add(make_request("novel", 23, max_tokens=None))
+    assert not scheduler.has_work
+    scheduler.add(request := make_request("story", 22, max_tokens=None))
+    assert request.max_tokens == 1
+
+
+def test_a_limit_that_is_set_stays(lab):
+    """request.max_tokens counts, not sampling.max_tokens: the engine has put the model's limit there."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    request = make_request("limited", 12, max_tokens=None)
+    request.max_tokens = 5
+    scheduler.add(request)
+    assert request.max_tokens == 5
 
 
 def test_one_id_one_request(lab):
     """An id that waits or runs already is refused by name: two of one name could not be told apart."""
     scheduler = scenarios.make(lab, FakeKV(64))
-    runner(scheduler, "runs", 4, arrival=0)
+    runner(scheduler, "runs", 4)
     scheduler.add(make_request("waits", 4))
     for name in ("runs", "waits"):
         with pytest.raises(ValueError, match=name):
             scheduler.add(make_request(name, 4))
     assert names(scheduler.waiting) == ["waits"]
+
+
+def test_an_id_is_free_again(lab):
+    """Whoever has finished, left, or been refused needs no name any more: another may come under it."""
+    scheduler = scenarios.make(lab, FakeKV(22))
+    runner(scheduler, "done", 4).max_tokens = 2
+    scheduler.update({"done": 1}, {"done": 42})
+    scheduler.add(make_request("left", 4))
+    scheduler.add(make_request("other", 4))
+    scheduler.abort("left")
+    with pytest.raises(ValueError, match="refused"):
+        scheduler.add(make_request("refused", 4, max_tokens=64))
+    for name in ("done", "left", "refused"):
+        scheduler.add(make_request(name, 3))
+    assert decide(scheduler) == {"other": 4, "done": 3, "left": 3, "refused": 3}
 
 
 # ---------------------------------------------------------------------------------------- the victim
@@ -187,9 +264,15 @@ def test_victim_is_the_least_important(lab):
 
 
 def test_victim_among_equals_is_the_latest(lab):
-    """Among the least important the latest arrival goes, not the one who has worked longest."""
-    running = [waiter("a", 3, 1), waiter("b", 7, 2), waiter("c", 5, 2), waiter("d", 8, 0)]
-    assert lab.pick_victim(running, "priority").request_id == "b"
+    """Among the least important the latest arrival goes; length, work done, past victims do not matter."""
+    running = []
+    rows = (("a", 3, 1, 9), ("long", 4, 2, 9), ("latest", 7, 2, 5), ("short", 5, 2, 1), ("vip", 8, 0, 5))
+    for name, arrival, priority, size in rows:
+        request = waiter(name, arrival, priority, prompt=size)
+        request.output_token_ids = list(range(size))
+        request.num_computed_tokens, request.num_preemptions = 2 * size - 1, size
+        running.append(request)
+    assert lab.pick_victim(running, "priority").request_id == "latest"
 
 
 # ------------------------------------------------------------------------------------------- preempt
@@ -198,23 +281,29 @@ def test_victim_among_equals_is_the_latest(lab):
 def test_preempted_gives_back_room_and_progress(lab):
     """The victim leaves running, its slots are free, nothing of it counts as computed, and it WAITs."""
     scheduler = scenarios.make(lab, FakeKV(22))
-    runner(scheduler, "stays", 5, 0)
-    goes = runner(scheduler, "goes", 9, 1, outputs=3)
+    runner(scheduler, "stays", 5)
+    goes = runner(scheduler, "goes", 9, outputs=3)
+    goes.num_preemptions = 1  # it has been through this before
     scheduler.preempt(goes)
     assert (names(scheduler.running), names(scheduler.waiting)) == (["stays"], ["goes"])
     assert scheduler.kv.num_free_blocks == 22 - 5
-    assert (goes.num_computed_tokens, goes.num_preemptions) == (0, 1)
+    assert (goes.num_computed_tokens, goes.num_preemptions) == (0, 2)
     assert goes.status is RequestStatus.WAITING
 
 
 def test_preempted_keeps_outputs_and_arrival(lab):
     """What it has said it has said: prompt, outputs and arrival are those of before."""
     scheduler = scenarios.make(lab, FakeKV(22))
-    request = runner(scheduler, "goes", 9, arrival=5, outputs=3)
-    prompt, outputs = list(request.prompt_token_ids), list(request.output_token_ids)
+    runner(scheduler, "stays", 5)
+    request = runner(scheduler, "goes", 9, outputs=3)
+    prompt, outputs, arrival = (
+        list(request.prompt_token_ids),
+        list(request.output_token_ids),
+        request.arrival,
+    )
     scheduler.preempt(request)
     assert (request.prompt_token_ids, request.output_token_ids) == (prompt, outputs)
-    assert (request.arrival, request.num_new_tokens) == (5, 12)
+    assert (request.arrival, request.num_new_tokens) == (arrival, 12)
 
 
 @pytest.mark.parametrize(
@@ -223,9 +312,10 @@ def test_preempted_keeps_outputs_and_arrival(lab):
 def test_preempted_waits_where_its_arrival_puts_it(lab, policy, order):
     """Neither front nor back: behind who is ahead of it by policy, ahead of all that came later."""
     scheduler = scenarios.make(lab, FakeKV(22), policy=policy)
-    goes = runner(scheduler, "goes", 4, arrival=3, priority=1)
-    for request in (waiter("later", 7, 1), waiter("older", 2, 1), waiter("vip", 8, 0)):
-        scheduler.waiting.push(request)
+    scheduler.add(make_request("older", 4, priority=1))
+    goes = runner(scheduler, "goes", 4, priority=1)
+    scheduler.add(make_request("later", 4, priority=1))
+    scheduler.add(make_request("vip", 4, priority=0))
     scheduler.preempt(goes)
     assert names(scheduler.waiting) == order.split()
 
@@ -236,7 +326,7 @@ def test_preempted_waits_where_its_arrival_puts_it(lab, policy, order):
 def test_nobody_goes_while_there_is_room(lab):
     """Two decodes and exactly two free slots: both compute, nobody is preempted."""
     scheduler = scenarios.make(lab, FakeKV(10))
-    runner(scheduler, "a", 4, 0), runner(scheduler, "b", 4, 1)
+    runner(scheduler, "a", 4), runner(scheduler, "b", 4)
     assert decide(scheduler) == {"a": 1, "b": 1}
     assert (len(scheduler.waiting), scheduler.kv.num_free_blocks) == (0, 0)
 
@@ -244,7 +334,7 @@ def test_nobody_goes_while_there_is_room(lab):
 def test_room_is_counted_for_all_together(lab):
     """One slot is free, and two decodes could each take it: that is not room for both, so b goes."""
     scheduler = scenarios.make(lab, FakeKV(9))
-    runner(scheduler, "a", 4, 0), runner(scheduler, "b", 4, 1)
+    runner(scheduler, "a", 4), runner(scheduler, "b", 4)
     assert decide(scheduler) == {"a": 1}
     assert names(scheduler.waiting) == ["b"]
 
@@ -252,8 +342,8 @@ def test_room_is_counted_for_all_together(lab):
 def test_only_as_many_go_as_must(lab):
     """Four decodes, no free slot: the newest gives back 4, which is room for the other three."""
     scheduler = scenarios.make(lab, FakeKV(16))
-    for arrival, name in enumerate("abcd"):
-        runner(scheduler, name, 4, arrival)
+    for name in "abcd":
+        runner(scheduler, name, 4)
     assert decide(scheduler) == {"a": 1, "b": 1, "c": 1}
     assert names(scheduler.waiting) == ["d"]
 
@@ -261,8 +351,8 @@ def test_only_as_many_go_as_must(lab):
 def test_one_may_not_be_enough(lab):
     """Four decodes with one slot each, no free slot: one victim makes room for one only, so two go."""
     scheduler = scenarios.make(lab, FakeKV(4))
-    for arrival, name in enumerate("abcd"):
-        runner(scheduler, name, 1, arrival)
+    for name in "abcd":
+        runner(scheduler, name, 1)
     assert decide(scheduler) == {"a": 1, "b": 1}
     assert names(scheduler.waiting) == ["c", "d"]
 
@@ -270,26 +360,44 @@ def test_one_may_not_be_enough(lab):
 def test_who_prefills_needs_no_more_room(lab):
     """A prompt's slots were claimed at admission: it goes on in a full pool, and nobody has to go."""
     scheduler = scenarios.make(lab, FakeKV(13))
-    runner(scheduler, "long", 8, 0, outputs=0, computed=3)
-    runner(scheduler, "decode", 4, 1)
+    runner(scheduler, "long", 8, outputs=0, computed=3)
+    runner(scheduler, "decode", 4)
     assert decide(scheduler) == {"long": 5, "decode": 1}
     assert (len(scheduler.waiting), scheduler.kv.num_free_blocks) == (0, 0)
 
 
 def test_not_the_one_who_is_short_but_the_last(lab):
-    """a finds no room, and b behind it has just enough: still b, the last in order, goes, and a computes."""
-    scheduler = scenarios.make(lab, FakeKV(12))
-    runner(scheduler, "a", 4, 0)
-    runner(scheduler, "b", 8, 1, outputs=0, computed=2)
+    """a finds no room, b and c behind it need none: still c, the last in order, goes, and nobody else."""
+    scheduler = scenarios.make(lab, FakeKV(20))
+    runner(scheduler, "a", 4)
+    runner(scheduler, "b", 8, outputs=0, computed=2)
+    runner(scheduler, "c", 8, outputs=0, computed=2)
+    assert decide(scheduler) == {"a": 1, "b": 6}
+    assert names(scheduler.waiting) == ["c"]
+
+
+def test_a_block_with_room_is_room(lab):
+    """Blocks of 4, none of them free: two decodes in the middle of a block need no other, so nobody goes."""
+    scheduler = scenarios.make(lab, BlockManager(4, 4))
+    runner(scheduler, "a", 5), runner(scheduler, "b", 6)
+    assert decide(scheduler) == {"a": 1, "b": 1}
+
+
+def test_shared_blocks_are_no_room(lab):
+    """c shares one of its two blocks with b (lab-06): its going frees one, a and b need two, so b goes."""
+    scheduler = scenarios.make(lab, BlockManager(5, 4))
+    runner(scheduler, "a", 8)
+    for name in "bc":
+        runner(scheduler, name, [7] * 8)
     assert decide(scheduler) == {"a": 1}
-    assert names(scheduler.waiting) == ["b"]
+    assert names(scheduler.waiting) == ["b", "c"]
 
 
 def test_victim_computes_nothing(lab):
     """The least important stands first in running: it is preempted before it computes, and is in no row."""
     scheduler = scenarios.make(lab, FakeKV(9), policy="priority")
-    runner(scheduler, "batch", 4, 0, priority=2)
-    runner(scheduler, "chat", 5, 1, priority=0)
+    runner(scheduler, "batch", 4, priority=2)
+    runner(scheduler, "chat", 5, priority=0)
     assert decide(scheduler) == {"chat": 1}
     assert (names(scheduler.running), names(scheduler.waiting)) == (["chat"], ["batch"])
 
@@ -299,39 +407,46 @@ def test_victim_leaves_its_budget_to_the_others(lab):
     scheduler = scenarios.make(
         lab, FakeKV(36), policy="priority", max_num_batched_tokens=8, long_prefill_token_threshold=4
     )
-    runner(scheduler, "victim", 12, 0, priority=2, outputs=0, computed=4)
-    runner(scheduler, "decode", 4, 1, priority=0)
-    runner(scheduler, "prompt", 20, 2, priority=0, outputs=0, computed=3)
+    runner(scheduler, "victim", 12, priority=2, outputs=0, computed=4)
+    runner(scheduler, "decode", 4, priority=0)
+    runner(scheduler, "prompt", 20, priority=0, outputs=0, computed=3)
     assert decide(scheduler) == {"decode": 1, "prompt": 4}
 
 
 def test_rows_stay_in_admission_order(lab):
     """Who stays keeps the order: preempting under priority does not sort the rows."""
     scheduler = scenarios.make(lab, FakeKV(16), policy="priority")
-    for arrival, (name, priority) in enumerate({"a": 1, "b": 2, "c": 0, "d": 1}.items()):
-        runner(scheduler, name, 4, arrival, priority=priority)
+    for name, priority in {"a": 1, "b": 2, "c": 0, "d": 1}.items():
+        runner(scheduler, name, 4, priority=priority)
     assert list(decide(scheduler).items()) == [("a", 1), ("c", 1), ("d", 1)]
 
 
 def test_nobody_comes_in_while_room_is_made(lab):
     """The step that preempts admits nobody, however small and important; the next one does."""
     scheduler = scenarios.make(lab, FakeKV(17), policy="priority")
-    a = runner(scheduler, "a", 8, 0, priority=1)
-    runner(scheduler, "b", 9, 1, priority=1)
-    scheduler.waiting.push(waiter("small", 2, 0, prompt=2))
+    runner(scheduler, "a", 8, priority=1)
+    runner(scheduler, "b", 9, priority=1)
+    scheduler.add(make_request("small", 2, priority=0))
     assert decide(scheduler) == {"a": 1}
     assert (names(scheduler.running), names(scheduler.waiting)) == (["a"], ["small", "b"])
-    a.num_computed_tokens += 1  # what update would do
-    a.output_token_ids.append(9)
+    scheduler.update({"a": 1}, {"a": 9})
     assert decide(scheduler) == {"a": 1, "small": 2}
+
+
+def test_nobody_goes_for_a_newcomer(lab):
+    """An important prompt of 10 finds 8 slots: it waits; the decodes have room, so none of them goes."""
+    scheduler = scenarios.make(lab, FakeKV(16), policy="priority")
+    runner(scheduler, "a", 4, priority=2), runner(scheduler, "b", 4, priority=2)
+    scheduler.add(make_request("vip", 10, priority=0))
+    assert decide(scheduler) == {"a": 1, "b": 1}
+    assert names(scheduler.waiting) == ["vip"]
 
 
 def test_a_newcomer_takes_nobodys_next_slot(lab):
     """Four slots are free and the decode needs one: a prompt of 4 waits, not let in to be thrown out."""
     scheduler = scenarios.make(lab, FakeKV(12))
-    runner(scheduler, "a", 8, 0)
-    newcomer = waiter("b", 1)
-    scheduler.waiting.push(newcomer)
+    runner(scheduler, "a", 8)
+    scheduler.add(newcomer := make_request("b", 4))
     assert decide(scheduler) == {"a": 1}
     assert (names(scheduler.waiting), newcomer.num_preemptions) == (["b"], 0)
 
@@ -350,9 +465,11 @@ def test_the_parts_it_is_given(lab):
         return min(num_new, budget, 3)
 
     scheduler = scenarios.make(lab, FakeKV(64), schedule_step=one_newcomer, clamp=three_at_most)
-    for arrival, name in enumerate("ab"):
-        scheduler.waiting.push(waiter(name, arrival, prompt=9))
-    assert [decide(scheduler) for _ in range(2)] == [{"a": 3}, {"a": 3, "b": 3}]
+    for name in "ab":
+        scheduler.add(make_request(name, 9))
+    assert decide(scheduler) == {"a": 3}
+    scheduler.update({"a": 3}, {})
+    assert decide(scheduler) == {"a": 3, "b": 3}
 
 
 # -------------------------------------------------------------------------------------------- update
@@ -361,28 +478,42 @@ def test_the_parts_it_is_given(lab):
 def test_a_chunk_advances_without_a_token(lab):
     """A chunk of 5 out of 12 advances the count by 5; no token comes of it, and the request runs on."""
     scheduler = scenarios.make(lab, FakeKV(32))
-    half, idle = (runner(scheduler, name, 12, i, outputs=0, computed=2) for i, name in enumerate("hi"))
+    half, idle = (runner(scheduler, name, 12, outputs=0, computed=2) for name in "hi")
     assert scheduler.update({"h": 5}, {}) == []
     assert (half.num_computed_tokens, half.output_token_ids) == (7, [])
     assert (idle.num_computed_tokens, names(scheduler.running)) == (2, ["h", "i"])
 
 
-def test_a_token_is_appended(lab):
-    """The chunk that ends the prompt gives the first token, which is known now, but not computed."""
+@pytest.mark.parametrize("token", [42, 0])
+def test_a_token_is_appended(lab, token):
+    """The chunk that ends the prompt gives the first token, known but not computed; 0 is a token, too."""
     scheduler = scenarios.make(lab, FakeKV(32))
-    request = runner(scheduler, "r0", 12, 0, outputs=0, computed=7)
-    scheduler.update({"r0": 5}, {"r0": 42})
-    assert request.output_token_ids == [42]
+    request = runner(scheduler, "r0", 12, outputs=0, computed=7)
+    scheduler.update({"r0": 5}, {"r0": token})
+    assert request.output_token_ids == [token]
     assert (request.num_tokens, request.num_computed_tokens, request.is_decode) == (13, 12, True)
 
 
-def test_a_token_from_a_partial_chunk_is_refused(lab):
-    """A token sampled in mid-prompt says nothing about the prompt's end: an error names the request."""
+@pytest.mark.parametrize("outputs", [0, 4], ids=["in the prompt", "in recomputed outputs"])
+def test_a_token_from_a_partial_chunk_is_refused(lab, outputs):
+    """A token sampled before the sequence's end says nothing about its end: an error names the request."""
     scheduler = scenarios.make(lab, FakeKV(32))
-    request = runner(scheduler, "hasty", 12, 0, outputs=0, computed=2)
+    request = runner(scheduler, "hasty", 12 - outputs, outputs=outputs, computed=4)
     with pytest.raises(ValueError, match="hasty"):
-        scheduler.update({"hasty": 5}, {"hasty": 42})
-    assert request.output_token_ids == []
+        scheduler.update({"hasty": 7}, {"hasty": 42})
+    assert len(request.output_token_ids) == outputs
+
+
+def test_who_left_in_between_is_passed_over(lab):
+    """Aborted after it was scheduled: update has no error and no token for it, and serves the others."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    gone, stays = make_request("gone", 4), make_request("stays", 6)
+    scheduler.add(gone), scheduler.add(stays)
+    scheduled = scheduler.schedule()
+    assert scheduler.abort("gone") is True
+    assert scheduler.update(scheduled, {"gone": 42, "stays": 42}) == []
+    assert (gone.output_token_ids, stays.output_token_ids) == ([], [42])
+    assert (names(scheduler.running), scheduler.kv.num_free_blocks) == (["stays"], 32 - 6)
 
 
 def test_published_when_it_is_computed(lab):
@@ -394,8 +525,9 @@ def test_published_when_it_is_computed(lab):
             seen.append((request.request_id, request.num_computed_tokens))
 
     scheduler = scenarios.make(lab, Watching(32))
-    runner(scheduler, "a", 6, 0), runner(scheduler, "b", 12, 1, outputs=0, computed=2)
-    runner(scheduler, "idle", 3, 2, outputs=0, computed=1)
+    runner(scheduler, "a", 6), runner(scheduler, "b", 12, outputs=0, computed=2)
+    runner(scheduler, "idle", 3, outputs=0, computed=1)
+    seen.clear()
     scheduler.update({"a": 1, "b": 5}, {"a": 42})
     assert seen == [("a", 7), ("b", 7)]
 
@@ -403,7 +535,7 @@ def test_published_when_it_is_computed(lab):
 def test_all_who_finish_leave_at_once(lab):
     """Three neighbours finish in one step: all leave, all slots are free, the one behind them runs on."""
     scheduler = scenarios.make(lab, FakeKV(32))
-    requests = [runner(scheduler, name, 4, i) for i, name in enumerate("abcd")]
+    requests = [runner(scheduler, name, 4) for name in "abcd"]
     for request in requests[:3]:
         request.max_tokens = 2
     done = scheduler.update(dict.fromkeys("abcd", 1), dict.fromkeys("abcd", 42))
@@ -429,12 +561,13 @@ def test_who_just_fits_finishes(lab):
 
 
 def test_a_stop_token_ends_it(lab):
-    """A stop token ends the request early: it is the last of the text, and the reason says stop."""
-    usual = text(scenarios.run(lab, _alone(prompt=6, max_tokens=8, blocks=32)), "r0")
-    trace = scenarios.run(lab, _alone(prompt=6, max_tokens=8, blocks=32, stop_token_ids=[usual[3]]))
-    assert_drained(trace)
-    assert text(trace, "r0") == usual[:4]
-    assert trace.steps[-1]["events"] == [{"type": "FINISHED", "id": "r0", "reason": "stop"}]
+    """A stop token ends the request early: it is the last output, and the reason says stop."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    request = make_request("r0", 6, max_tokens=8, stop_token_ids=[7])
+    scheduler.add(request)
+    assert scheduler.update(scheduler.schedule(), {"r0": 5}) == []
+    assert scheduler.update(scheduler.schedule(), {"r0": 7}) == [request]
+    assert (request.output_token_ids, request.finish_reason) == ([5, 7], "stop")
 
 
 # --------------------------------------------------------------------------------------------- abort
@@ -448,12 +581,13 @@ def test_abort_frees_everything(lab, when):
     if when == "waiting":
         scheduler.add(request := make_request("goes", 6))
     else:
-        request = runner(scheduler, "goes", 6, 5, outputs=0 if when == "in mid-prompt" else 2, computed=3)
+        mid = when == "in mid-prompt"
+        request = runner(scheduler, "goes", 6, outputs=0 if mid else 2, computed=3 if mid else None)
     if when == "preempted":
         scheduler.preempt(request)
     assert scheduler.abort("goes") is True
     assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "abort")
-    assert (scheduler.running, names(scheduler.waiting)) == ([], ["other"])
+    assert (names(scheduler.running), names(scheduler.waiting)) == ([], ["other"])
     assert scheduler.kv.num_free_blocks == 32
 
 
@@ -637,7 +771,7 @@ def test_thrashing_ends(lab):
         assert len(events(trace, "PREEMPTED")) <= outputs + len(scenario["requests"])
 
 
-def _alone(*, prompt, max_tokens, blocks, **more):
+def _alone(*, prompt, max_tokens, blocks):
     config = SCENARIOS["two in a tight pool"]["config"] | {"num_blocks": blocks}
-    request = {"id": "r0", "prompt": prompt, "max_tokens": max_tokens, "at": 0} | more
+    request = {"id": "r0", "prompt": prompt, "max_tokens": max_tokens, "at": 0}
     return {"name": "alone", "config": config, "requests": [request]}

@@ -1,4 +1,5 @@
-"""Another right lab-03: a sorted list for the queue, room made on paper before anybody is moved."""
+"""Another right lab-03: a sorted list for the queue, a dict of all who are here beside it, and a new
+list of who runs in place of the old one whenever somebody leaves."""
 
 from bisect import insort
 
@@ -59,51 +60,44 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.waiting, self.running, self.arrivals = RequestQueue(policy), [], 0
+        self.requests = {}  # by id: all who have come and have not left
 
     @property
     def has_work(self):
         return len(self.waiting) + len(self.running) > 0
 
-    def find(self, request_id):
-        for place in (self.running, self.waiting):
-            for request in place:
-                if request.request_id == request_id:
-                    return place, request
-        return None, None
-
-    def leave(self, place, request, reason):
-        place.remove(request)
+    def leave(self, request, reason):
+        if request in self.running:
+            self.running = [other for other in self.running if other is not request]
+        else:
+            self.waiting.remove(request)
+        del self.requests[request.request_id]
         self.kv.free(request)
         request.status, request.finish_reason = RequestStatus.FINISHED, reason
 
     def add(self, request):
-        if self.find(request.request_id)[1]:
+        if request.request_id in self.requests:
             raise ValueError(f"there is a request {request.request_id!r} already")
         most = self.kv.num_blocks * self.kv.block_size - request.num_prompt_tokens + 1
         request.max_tokens = max(most, 1) if request.max_tokens is None else request.max_tokens
         if request.max_tokens > most:
             raise ValueError(f"request {request.request_id!r} is too long for the whole pool")
         request.arrival, self.arrivals = self.arrivals, self.arrivals + 1
+        self.requests[request.request_id] = request
         self.waiting.push(request)
 
     def make_room(self):
-        need = {r.request_id: self.kv.num_new_blocks(r, 1) for r in self.running}
-        victims = []
-        free, total = self.kv.num_free_blocks, sum(need.values())
-        stay = list(self.running)
-        while total > free:
-            victim = pick_victim(stay, self.policy)
-            stay.remove(victim)
-            victims.append(victim)
-            free += len(self.kv.block_table(victim))
-            total -= need[victim.request_id]
-        for victim in victims:
-            self.preempt(victim)
-        return len(victims) > 0
+        before = len(self.running)
+        needs = {r: self.kv.num_new_blocks(r, 1) for r in self.running}
+        last_first = sorted(needs, key=lambda request: policy_key(request, self.policy), reverse=True)
+        while sum(needs.values()) > self.kv.num_free_blocks:
+            self.preempt(last_first.pop(0))
+            needs = {r: n for r, n in needs.items() if r in self.running}
+        return len(self.running) < before
 
     def preempt(self, request):
         self.kv.free(request)
-        self.running[:] = [other for other in self.running if other is not request]
+        self.running = [other for other in self.running if other is not request]
         request.status, request.num_computed_tokens = RequestStatus.WAITING, 0
         request.num_preemptions = request.num_preemptions + 1
         self.waiting.push(request)
@@ -133,13 +127,12 @@ class Scheduler:
             if request.request_id in sampled:
                 request.output_token_ids.append(sampled[request.request_id])
                 if reason := request.check_stop():
-                    self.leave(self.running, request, reason)
+                    self.leave(request, reason)
                     done.append(request)
         return done
 
     def abort(self, request_id):
-        place, request = self.find(request_id)
-        if request is None:
+        if request_id not in self.requests:
             return False
-        self.leave(place, request, "abort")
+        self.leave(self.requests[request_id], "abort")
         return True
