@@ -179,7 +179,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def update(self, scheduled, sampled):
-        """Take back a computed step; return the list of the requests that have finished in it.
+        """Take back a computed step; return the list of those who have finished in it, in row order.
 
         scheduled: what schedule() returned. sampled: {request_id: token} of those that reached
         num_tokens. For each running request that was scheduled (one that was aborted meanwhile is

@@ -140,7 +140,7 @@ class Scheduler:
         raise NotImplementedError("lab-03: Scheduler.preempt is not written yet")
 
     def update(self, scheduled, sampled):
-        """Take back a computed step; return the list of the requests that have finished in it.
+        """Take back a computed step; return the list of those who have finished in it, in row order.
 
         scheduled: what schedule() returned. sampled: {request_id: token} of those that reached
         num_tokens. For each running request that was scheduled (one that was aborted meanwhile is

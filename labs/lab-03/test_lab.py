@@ -226,10 +226,11 @@ def test_one_id_one_request(lab):
     scheduler = scenarios.make(lab, FakeKV(64))
     runner(scheduler, "runs", 4)
     scheduler.add(make_request("waits", 4))
-    for name in ("runs", "waits"):
+    scheduler.add(make_request("behind", 4))
+    for name in ("runs", "waits", "behind"):
         with pytest.raises(ValueError, match=name):
             scheduler.add(make_request(name, 4))
-    assert names(scheduler.waiting) == ["waits"]
+    assert names(scheduler.waiting) == ["waits", "behind"]
 
 
 def test_an_id_is_free_again(lab):
@@ -278,11 +279,12 @@ def test_victim_among_equals_is_the_latest(lab):
 # ------------------------------------------------------------------------------------------- preempt
 
 
-def test_preempted_gives_back_room_and_progress(lab):
+@pytest.mark.parametrize("outputs, computed", [(3, None), (0, 5)], ids=["decoding", "in mid-prompt"])
+def test_preempted_gives_back_room_and_progress(lab, outputs, computed):
     """The victim leaves running, its slots are free, nothing of it counts as computed, and it WAITs."""
     scheduler = scenarios.make(lab, FakeKV(22))
     runner(scheduler, "stays", 5)
-    goes = runner(scheduler, "goes", 9, outputs=3)
+    goes = runner(scheduler, "goes", 9, outputs=outputs, computed=computed)
     goes.num_preemptions = 1  # it has been through this before
     scheduler.preempt(goes)
     assert (names(scheduler.running), names(scheduler.waiting)) == (["stays"], ["goes"])
@@ -367,13 +369,13 @@ def test_who_prefills_needs_no_more_room(lab):
 
 
 def test_not_the_one_who_is_short_but_the_last(lab):
-    """a finds no room, b and c behind it need none: still c, the last in order, goes, and nobody else."""
-    scheduler = scenarios.make(lab, FakeKV(20))
+    """a finds no room, those behind it need none: still d, the last in order, goes, and nobody else."""
+    scheduler = scenarios.make(lab, FakeKV(28))
     runner(scheduler, "a", 4)
-    runner(scheduler, "b", 8, outputs=0, computed=2)
-    runner(scheduler, "c", 8, outputs=0, computed=2)
-    assert decide(scheduler) == {"a": 1, "b": 6}
-    assert names(scheduler.waiting) == ["c"]
+    for name in "bcd":
+        runner(scheduler, name, 8, outputs=0, computed=2)
+    assert decide(scheduler) == {"a": 1, "b": 6, "c": 6}
+    assert names(scheduler.waiting) == ["d"]
 
 
 def test_a_block_with_room_is_room(lab):
@@ -414,11 +416,12 @@ def test_victim_leaves_its_budget_to_the_others(lab):
 
 
 def test_rows_stay_in_admission_order(lab):
-    """Who stays keeps the order: preempting under priority does not sort the rows."""
+    """d was admitted first. Who stays keeps the order: by neither importance nor arrival are rows sorted."""
     scheduler = scenarios.make(lab, FakeKV(16), policy="priority")
     for name, priority in {"a": 1, "b": 2, "c": 0, "d": 1}.items():
         runner(scheduler, name, 4, priority=priority)
-    assert list(decide(scheduler).items()) == [("a", 1), ("c", 1), ("d", 1)]
+    scheduler.running.insert(0, scheduler.running.pop())
+    assert list(decide(scheduler).items()) == [("d", 1), ("a", 1), ("c", 1)]
 
 
 def test_nobody_comes_in_while_room_is_made(lab):
@@ -442,13 +445,14 @@ def test_nobody_goes_for_a_newcomer(lab):
     assert names(scheduler.waiting) == ["vip"]
 
 
-def test_a_newcomer_takes_nobodys_next_slot(lab):
-    """Four slots are free and the decode needs one: a prompt of 4 waits, not let in to be thrown out."""
-    scheduler = scenarios.make(lab, FakeKV(12))
+@pytest.mark.parametrize("slots, decided", [(12, {"a": 1}), (13, {"a": 1, "b": 4})])
+def test_a_newcomer_takes_nobodys_next_slot(lab, slots, decided):
+    """The decode takes one of 4 slots: a prompt of 4 waits, not let in to be thrown out. With 5 it fits."""
+    scheduler = scenarios.make(lab, FakeKV(slots))
     runner(scheduler, "a", 8)
     scheduler.add(newcomer := make_request("b", 4))
-    assert decide(scheduler) == {"a": 1}
-    assert (names(scheduler.waiting), newcomer.num_preemptions) == (["b"], 0)
+    assert decide(scheduler) == decided
+    assert newcomer.num_preemptions == 0
 
 
 def test_the_parts_it_is_given(lab):
@@ -585,7 +589,9 @@ def test_abort_frees_everything(lab, when):
         request = runner(scheduler, "goes", 6, outputs=0 if mid else 2, computed=3 if mid else None)
     if when == "preempted":
         scheduler.preempt(request)
+    said = list(request.output_token_ids)
     assert scheduler.abort("goes") is True
+    assert request.output_token_ids == said
     assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "abort")
     assert (names(scheduler.running), names(scheduler.waiting)) == ([], ["other"])
     assert scheduler.kv.num_free_blocks == 32
