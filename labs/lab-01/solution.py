@@ -39,7 +39,8 @@ def schedule_step(
        look at the front (peek). kv.admit(request) claims room for the whole sequence and sets
        request.num_computed_tokens to what is cached already. If it says False, stop: nobody behind
        the front is tried. If it says True, take the request off the queue, append it to running,
-       set request.status to RequestStatus.RUNNING, then clamp, write and pay as above.
+       set request.status to RequestStatus.RUNNING (from mini_engine.request import RequestStatus),
+       then clamp, write and pay as above.
     4. Return the result.
     """
     budget = max_num_batched_tokens

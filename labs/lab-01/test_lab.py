@@ -3,6 +3,7 @@
 import pytest
 
 from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, make_running, one_step
+from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
 
 scenarios = load("lab-01", "scenarios")
@@ -72,8 +73,8 @@ def test_threshold_caps_a_long_prompt(lab):
 
 
 def test_threshold_is_per_request(lab):
-    """The threshold caps every request by itself, running or waiting; the budget caps their sum."""
-    kv = FakeKV(256)
+    """The threshold caps each request by itself: running, new or cached in part; the budget their sum."""
+    kv = FakeKV(256, cached={"a": 10})
     running = [make_running(kv, "old", 60, computed=16)]
     scheduled = step(lab, queue(a=50, b=50), running, kv, budget=40, threshold=16)
     assert scheduled == {"old": 16, "a": 16, "b": 8}
@@ -91,11 +92,11 @@ def test_nobody_is_admitted_without_budget(lab):
 
 
 def test_who_computes_nothing_is_left_out(lab):
-    """A running request that gets no budget in this step is not in the schedule, not even with 0."""
+    """Who runs and finds the budget spent is not in the schedule: not with 0, and not with 1 as a decode."""
     kv = FakeKV(64)
-    running = [make_running(kv, "first", 20, computed=0), make_running(kv, "second", 20, computed=0)]
-    assert step(lab, queue(), running, kv, budget=16) == {"first": 16}
-    assert names(running) == ["first", "second"]
+    running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, outputs=1)]
+    assert step(lab, queue(), running, kv, budget=16) == {"old": 16}
+    assert names(running) == ["old", "late"]
 
 
 # --------------------------------------------------------------------------- running before waiting
@@ -110,17 +111,22 @@ def test_running_before_waiting(lab):
 
 
 def test_running_prefill_goes_on_where_it_stopped(lab):
-    """A running prompt that is half computed gets the rest, not one token: there are no modes."""
+    """Half computed, with or without outputs, a running request gets its rest, in its row: no modes."""
     kv = FakeKV(64)
-    running = [make_running(kv, "half", 20, computed=8), make_running(kv, "decode", 5, outputs=2)]
-    assert step(lab, queue(), running, kv, budget=32) == {"half": 12, "decode": 1}
+    running = [
+        make_running(kv, "half", 20, computed=8),
+        make_running(kv, "decode", 5, outputs=2),
+        make_running(kv, "back", 6, outputs=5, computed=4),
+    ]
+    scheduled = step(lab, queue(), running, kv, budget=32)
+    assert list(scheduled.items()) == [("half", 12), ("decode", 1), ("back", 7)]
 
 
 def test_admission_order(lab):
     """Requests are admitted first come first served, to the end of running, and rows keep that order."""
     kv = FakeKV(64)
     running = [make_running(kv, "old", 4, outputs=1)]
-    scheduled = step(lab, queue(b=3, a=2, c=1), running, kv)
+    scheduled = step(lab, queue(b=2, a=3, c=1), running, kv)
     assert list(scheduled) == names(running) == ["old", "b", "a", "c"]
 
 
@@ -188,10 +194,33 @@ def test_head_of_line_blocks(lab):
     assert kv.num_free_blocks == 10
 
 
+def test_an_exact_fit_is_admitted(lab):
+    """A running decode holds 5 of 6 slots, and a prompt of 1 fits: nothing is held back but by kv itself."""
+    kv = FakeKV(6)
+    running = [make_running(kv, "old", 4, outputs=1)]
+    assert step(lab, queue(new=1), running, kv) == {"old": 1, "new": 1}
+    assert kv.num_free_blocks == 0
+
+
+def test_a_full_pool_serves_who_runs(lab):
+    """With no slot free a half prompt and a decode go on: their room was claimed when they were admitted."""
+    kv = FakeKV(25)
+    running = [make_running(kv, "half", 20, computed=8), make_running(kv, "decode", 4, outputs=1)]
+    assert kv.num_free_blocks == 0
+    assert step(lab, queue(), running, kv) == {"half": 12, "decode": 1}
+
+
+def test_only_the_memory_knows_what_fits(lab):
+    """Lab-05's memory, 6 blocks of 4 tokens each, takes a prompt of 20: admit knows that, you need not."""
+    kv = BlockManager(6, 4)
+    assert step(lab, queue(new=20), [], kv) == {"new": 20}
+    assert kv.num_free_blocks == 1
+
+
 def test_no_room_for_a_running_request_is_named(lab):
     """If allocate says no for a running request, the error names it (a bare assert would not)."""
     kv = FakeKV(4)
-    running = [make_running(kv, "unlucky", 4, computed=3)]
+    running = [make_running(kv, "unlucky", 4, computed=4)]
     running[0].output_token_ids.append(7)
     with pytest.raises(RuntimeError, match="unlucky"):
         step(lab, queue(), running, kv)
