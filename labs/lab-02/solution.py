@@ -40,6 +40,6 @@ def prefill_budget(running, budget: int) -> int:
     """What the decodes among the running requests leave of the token budget for prompts.
 
     A decode (request.is_decode) computes one token. Everybody else has a prompt, or outputs to be
-    recomputed, in front of it, and shares what is left.
+    recomputed, in front of it, and shares what is left. Changes nothing.
     """
     return budget - sum(1 for request in running if request.is_decode)

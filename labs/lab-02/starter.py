@@ -39,6 +39,6 @@ def prefill_budget(running, budget: int) -> int:
     """What the decodes among the running requests leave of the token budget for prompts.
 
     A decode (request.is_decode) computes one token. Everybody else has a prompt, or outputs to be
-    recomputed, in front of it, and shares what is left.
+    recomputed, in front of it, and shares what is left. Changes nothing.
     """
     raise NotImplementedError("lab-02: prefill_budget is not written yet")

@@ -1,5 +1,6 @@
 """What cutting a prompt into chunks must do: the three functions, then whole runs of them."""
 
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 
@@ -38,7 +39,9 @@ def text(trace, request_id):
 # --------------------------------------------------------------------------------------------- clamp
 
 
-@pytest.mark.parametrize("num_new, budget, threshold", [(100, 10, 0), (100, 10, 16), (11, 10, 10), (2, 1, 0)])
+@pytest.mark.parametrize(
+    "num_new, budget, threshold", [(100, 10, 0), (100, 50, 0), (100, 10, 16), (11, 10, 10), (2, 1, 0)]
+)
 def test_clamp_to_the_budget(lab, num_new, budget, threshold):
     """Where the budget is the smallest of the three, the chunk is what is left of it: cut, not refused."""
     assert lab.clamp(num_new, budget, threshold) == budget
@@ -59,8 +62,9 @@ def test_clamp_to_what_is_left(lab, num_new, budget, threshold):
 
 
 def test_no_threshold_is_no_limit(lab):
-    """A threshold of 0 is off: a prompt of 100 alone may use a whole budget of 64."""
+    """A threshold of 0 is off, no other takes its place: a prompt may use a budget of 64, or of 16,384."""
     assert lab.clamp(100, 64, 0) == 64
+    assert lab.clamp(100_000, 16_384, 0) == 16_384
     assert lab.clamp(50, 64, 0) == 50
 
 
@@ -146,14 +150,24 @@ def test_the_prompts_end_is_not_the_end(lab):
     assert [(len(chunk.token_ids), chunk.is_last) for chunk in chunks] == [(6, False), (5, True)]
 
 
+def test_recomputed_in_chunks_of_any_size(lab):
+    """Prompt 6 and 5 outputs in chunks of 1 to 11: each token once, in place, one sample at the end."""
+    for size in range(1, 12):
+        made = request(6, outputs=5)
+        chunks = all_chunks(lab, made, size)
+        assert [token for chunk in chunks for token in chunk.token_ids] == made.token_ids()
+        assert [position for chunk in chunks for position in chunk.positions] == list(range(11))
+        assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
 def test_asking_changes_nothing(lab):
     """next_chunk only looks: asked twice it says the same, and the request is as it was."""
     made = request(20, outputs=2, computed=8)
-    before = (list(made.prompt_token_ids), list(made.output_token_ids), made.num_computed_tokens)
-    first = lab.next_chunk(made, 8)
-    first.token_ids.append(-1)
-    assert list(lab.next_chunk(made, 8).token_ids) == first.token_ids[:-1]
-    assert (made.prompt_token_ids, made.output_token_ids, made.num_computed_tokens) == before
+    before = asdict(made)
+    first, second = (lab.next_chunk(made, 8) for _ in range(2))
+    assert list(first.token_ids) == list(second.token_ids) == made.prompt_token_ids[8:16]
+    assert list(first.positions) == list(second.positions) == list(range(8, 16))
+    assert asdict(made) == before
 
 
 def test_all_cached_still_computes_one(lab):
@@ -172,27 +186,31 @@ def test_all_cached_still_computes_one(lab):
 
 def test_decodes_are_paid_first(lab):
     """Three decodes leave 13 of a budget of 16, whatever their lengths."""
-    decodes = [request(4, outputs=1, computed=4), request(300, outputs=9, computed=308), request(1, 1, 1)]
+    sizes = [(4, 1), (300, 9), (1, 1)]
+    decodes = [request(n, outputs, n + outputs - 1, f"d{n}") for n, outputs in sizes]
     assert lab.prefill_budget(decodes, 16) == 13
 
 
 def test_nobody_runs_all_is_left(lab):
     """With nobody running, or nobody decoding, the prompts have the whole budget."""
     assert lab.prefill_budget([], 16) == 16
-    assert lab.prefill_budget([request(20), request(20, computed=8)], 16) == 16
+    assert lab.prefill_budget([request(20), request(20, computed=8, name="r1")], 16) == 16
 
 
 def test_decodes_may_take_it_all(lab):
     """As many decodes as budget leave nothing: the prompt waits, no decode does."""
-    assert lab.prefill_budget([request(4, outputs=1, computed=4)] * 16, 16) == 0
+    assert lab.prefill_budget([request(4, 1, 4, f"d{i}") for i in range(16)], 16) == 0
 
 
 def test_what_is_a_decode(lab):
     """Neither a prompt with one token to go nor a victim that recomputes its outputs is a decode."""
-    one_to_go = request(20, computed=19)
-    recomputing = request(20, outputs=5, computed=8)
-    decode = request(20, outputs=5, computed=24)
-    assert lab.prefill_budget([one_to_go, recomputing, decode], 16) == 15
+    one_to_go = request(20, computed=19, name="one to go")
+    recomputing = request(20, outputs=5, computed=8, name="in its prompt")
+    behind = request(20, outputs=5, computed=23, name="behind its prompt")
+    decode = request(20, outputs=5, computed=24, name="decode")
+    running = [one_to_go, recomputing, behind, decode]
+    assert lab.prefill_budget(running, 16) == 15
+    assert running == [one_to_go, recomputing, behind, decode]
 
 
 # --------------------------------------------------------------------------------------- whole runs
