@@ -211,10 +211,10 @@ def serve(lab, scenario: dict, model=None):
 
 # (tokens in the cache, new tokens, block table) of each request in one step; blocks of 4 tokens.
 STEPS = {
-    "decodes": [(6, 1, [5, 2]), (3, 1, [7]), (4, 1, [1, 9])],
+    "decodes": [(6, 1, [5, 0]), (3, 1, [7]), (4, 1, [1, 9])],
     "one chunk": [(0, 7, [8, 3])],
     "a later chunk": [(6, 5, [9, 1, 4])],
-    "a mixture": [(0, 3, [6]), (10, 1, [2, 8, 5]), (5, 6, [1, 9, 3]), (11, 1, [4, 10, 7])],
+    "a mixture": [(0, 3, [6]), (10, 1, [2, 8, 5]), (5, 6, [1, 0, 3]), (11, 1, [4, 10, 7])],
     "full last blocks": [(7, 1, [3, 1]), (4, 4, [9, 6]), (0, 8, [2, 5])],
 }
 
@@ -320,7 +320,7 @@ def paged_model(lab):
                 return {}
             stale = torch.ones(self.kv.num_blocks * self.kv.block_size, dtype=torch.bool)
             for request in self.kv.held.values():
-                stale[self.kv.slot_mapping(request, 0, request.num_computed_tokens)] = False
+                stale[list(self.kv.slot_mapping(request, 0, request.num_computed_tokens))] = False
             for cache_tensor in (self.backend.pool.k, self.backend.pool.v):
                 cache_tensor.flatten(1, 2)[:, stale] = POISON
             logits = self.backend.forward([(request, len(tokens)) for request, tokens, *_ in rows])

@@ -16,9 +16,9 @@ class BlockManager:
     def __init__(self, num_blocks, block_size, *, watermark=None):
         """An empty pool. The attributes num_blocks, block_size and watermark are read from outside.
 
-        watermark: blocks that an admission must leave free for the decodes that already run; None
-        means one percent of the pool, rounded down. Raises ValueError for num_blocks or block_size
-        below 1, and for a watermark below 0 or as large as the pool.
+        watermark: blocks that an admission must leave free for the decodes that already run; 0 is
+        none, None is one percent of the pool, rounded down. Raises ValueError for num_blocks or
+        block_size below 1, and for a watermark below 0 or as large as the pool.
 
         Keep the ids of the free blocks in self._free, in a container from which taking and to which
         giving back cost O(1) a block, however large the pool is: a real one may have a hundred
@@ -71,7 +71,7 @@ class BlockManager:
 
         Position p is in the table's block number p // block_size, at offset p % block_size; the
         slot is block id * block_size + offset. Raises ValueError, naming the request, if the range
-        reaches beyond the room that the request holds.
+        reaches beyond the room that the request holds, or begins below 0.
         """
         raise NotImplementedError("lab-05: BlockManager.slot_mapping is not written yet")
 
@@ -95,7 +95,8 @@ def paged_attention(q, k_cache, v_cache, batch):
         query_lens[r]    how many of the N rows are its own (they follow on those of r - 1)
         seq_lens[r]      how many tokens it has in the cache, those of this step included
         block_tables[r]  its block ids, (M,); behind them the row is filled up with zeros
-    and of row i, positions[i]; block_size is the same for all.
+    and of row i, positions[i]; block_size is the same for all. query_lens and seq_lens are lists
+    of int, block_tables and positions int64 tensors. Everything that is given is only read.
 
     For each request:
     1. Gather its blocks, as many as seq_lens[r] needs, in the order of the table, and lay them one
