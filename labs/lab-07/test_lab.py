@@ -1,6 +1,7 @@
 """What the engine's loop must do: one step, the room between two steps, whole runs; then what a reader
 gets to see, a stream and its text."""
 
+import re
 from dataclasses import fields, replace
 from functools import cache
 from types import SimpleNamespace
@@ -96,9 +97,13 @@ def test_an_empty_schedule_is_an_error_in_words(lab):
     engine = scenarios.make_engine(lab.step, learner=only(schedule_step=lambda *_, **__: {}))
     scenarios.add(engine, request("A", 5))
     scenarios.add(engine, request("B", 5))
-    with Forwards() as forwards, pytest.raises(RuntimeError, match="2.* waiting.* 0 running") as caught:
+    with Forwards() as forwards, pytest.raises(RuntimeError) as caught:
         engine.step()
     assert not isinstance(caught.value, NoWorkError)
+    for count, word in ((2, "waiting"), (0, "running")):
+        assert re.search(rf"{count}\D*{word}|{word}\D*{count}", str(caught.value)), (
+            f"it should say {count} {word}"
+        )
     assert forwards.count == 0
 
 
@@ -141,6 +146,14 @@ def test_a_partial_chunk_says_nothing(lab):
     turns = [heard(engine.step()) for _ in range(6)]
     first, second = scenarios.alone(request("A", 30, 2))
     assert turns == [{}, {}, {}, {}, {"A": [first]}, {"A": [second]}]
+
+
+def test_a_chunk_of_one_is_no_decode(lab):
+    """Beside a decode, a budget of 2 leaves a 4-token prompt one token a step: silent, until the fourth."""
+    engine = engine_with(lab, request("A", 2, 9), max_num_batched_tokens=2)
+    engine.step()
+    scenarios.add(engine, request("B", 4))
+    assert [list(heard(engine.step())) for _ in range(4)] == [["A"], ["A"], ["A"], ["A", "B"]]
 
 
 def test_silent_and_loud_in_one_step(lab):
@@ -368,14 +381,16 @@ def test_the_parts_of_all_labs_fit_together(lab, name):
 
 
 def test_a_stop_string_ends_the_request(lab):
-    """On the embedded model a stop string ends a request, before max_tokens, and is not in its text."""
+    """A stop string ends a request before max_tokens: it is in the tokens that are told, not in the text."""
     entry = request("king", "KING HENRY:\nMy lord of ", 25)
-    text = scenarios.tokenizer("shakespeare").decode(scenarios.alone(entry, "shakespeare"))
+    tokens = scenarios.alone(entry, "shakespeare")
+    text = scenarios.tokenizer("shakespeare").decode(tokens)
     stop = text[12:15]
     scenario = SCENARIOS["the plays"] | {"requests": [entry | {"stop": [stop], "at": 0}]}
     played = scenarios.play(lab, scenario)
     assert_drained(played.trace)
     assert played.text("king") == text[: text.index(stop)]
+    assert played.tokens("king") == tokens[: text.index(stop) + len(stop)]  # a token is a character
     assert played.deltas("king")[-1].finish_reason == "stop"
 
 
@@ -470,6 +485,32 @@ def test_closing_at_the_end_harms_nobody(lab):
     assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
 
 
+def test_closing_before_the_last_delta_is_read(lab):
+    """The request is done and its id taken, but Deltas lie unread: they are dropped, the new one goes on."""
+    engine, (first,) = streams(lab, request("A", 5, 2))
+    drain(engine)
+    scenarios.add(engine, request("A", 7, 5))
+    first.close()
+    assert list(first) == []
+    assert drain(engine) == {"A": scenarios.alone(request("A", 7, 5))}
+
+
+def test_nobody_listens_at_the_end(lab):
+    """A stream that is read to its end, or closed, leaves no inbox behind that fills, or stays, for ever."""
+    engine, (read, closed) = streams(lab, request("A", 5, 2), request("B", 5, 9))
+    list(read)
+    closed.close()
+    assert engine._inboxes == {}
+
+
+def test_an_error_is_not_the_end(lab):
+    """When the engine fails, the reader is told: a text that just ends would look complete."""
+    engine = scenarios.make_engine(learner=only(schedule_step=lambda *_, **__: {}))
+    stream = lab.Stream(engine, scenarios.add(engine, request("A", 5)))
+    with pytest.raises(RuntimeError, match="waiting"):
+        next(stream)
+
+
 def test_an_abort_ends_the_stream(lab):
     """When somebody else aborts the request, its reader gets a last Delta that says so."""
     engine, (stream,) = streams(lab, request("A", 5, 9))
@@ -511,6 +552,8 @@ def told(lab, pieces, stop):
         (["a", "a", "b"], ["ab"], "a"),
         (["ab", "ab", "ac"], ["abac"], "ab"),
         (["so", "\n", "\n", "no"], ["\n\n", "zzz"], "so"),
+        (["the end, the-END, ", "the END, no END"], [" END"], "the end, the-END, the"),
+        (["wait", "..", ". no"], ["..."], "wait"),
     ],
 )
 def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
@@ -520,8 +563,10 @@ def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
 
 
 def test_the_first_in_the_text_counts(lab):
-    """Of two stop strings in one token, the text is cut at the one that begins first, not the first named."""
+    """Of two stop strings in one token, the one that begins first cuts the text: not the first named, nor
+    the longer."""
     assert told(lab, ["go ", "on stop end"], ["end", "stop"]) == (["go ", "on "], "stop")
+    assert told(lab, ["go ", "to end stop"], ["stop", "end"]) == (["go ", "to "], "end")
 
 
 def test_no_part_of_a_stop_string_is_shown(lab):
@@ -532,6 +577,19 @@ def test_no_part_of_a_stop_string_is_shown(lab):
         assert "".join(told(lab, pieces, stop)[0]) == "ab"
 
 
+@pytest.mark.parametrize("stop", [["bX", "abY"], ["abY", "bX"]])
+def test_the_longest_doubt_counts(lab, stop):
+    """When the end of the text may begin several stop strings, the one with most of it decides."""
+    assert told(lab, ["c", "ab", "Y"], stop) == (["c", "", ""], "abY")
+    assert told(lab, ["c", "ab", "X"], stop) == (["c", "", "a"], "bX")
+    assert told(lab, ["c", "ab", "Z"], stop) == (["c", "", "abZ"], None)
+
+
+def test_without_stop_strings_nothing_is_held_back(lab):
+    """Most requests have none: each token's text is given out with it."""
+    assert told(lab, ["a", "E", "N"], []) == (["a", "E", "N"], None)
+
+
 def test_text_is_given_when_it_is_decided(lab):
     """Only what may begin a stop string is held back, and only until the next token decides."""
     assert told(lab, ["a", "E", "N", "x", "b"], ["END"]) == (["a", "", "", "ENx", "b"], None)
@@ -540,6 +598,7 @@ def test_text_is_given_when_it_is_decided(lab):
 def test_at_the_end_nothing_is_held_back(lab):
     """A text that ends in half a stop string is given out whole when the request is finished."""
     assert told(lab, ["a", " E", "N"], ["END"]) == (["a", " ", "EN"], None)
+    assert told(lab, ["a", " E"], ["END"]) == (["a", " E"], None)
 
 
 def only(**parts):

@@ -17,7 +17,7 @@ def step(engine):
     is_last = [next_chunk(request, n).is_last for request, n in rows]
     if not is_last:
         queues = {"waiting": engine.scheduler.waiting, "running": engine.scheduler.running}
-        counts = " and ".join(f"{len(queue)} {name}" for name, queue in queues.items())
+        counts = ", ".join(f"{name}={len(queue)}" for name, queue in queues.items())
         raise RuntimeError(f"no rows; {counts}")
     logits = engine.backend.forward(rows)
     ending = [request for (request, _), last in zip(rows, is_last, strict=True) if last]
@@ -39,7 +39,8 @@ class Stream(Iterator):
             self.engine.step()
         delta = self.inbox[self.num_read]
         self.num_read += 1
-        self.over = delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self.close()
         return delta
 
     def close(self):
