@@ -37,6 +37,10 @@ class BlockManager:
         """Given: how many blocks nobody holds. (Keep your free blocks otherwise? Then change this.)"""
         return len(self._free)
 
+    def block_table(self, request) -> list[int]:
+        """The ids of the request's blocks, in order of position; [] if it holds none."""
+        return self._tables.get(request.request_id, [])
+
     def num_new_blocks(self, request, num_new_tokens) -> int:
         """How many blocks `allocate` would take, 0 or more: what is needed for
         request.num_computed_tokens + num_new_tokens tokens, less what the request holds."""
@@ -82,10 +86,6 @@ class BlockManager:
 
     def publish(self, request) -> None:
         """Given: called after each step of the request. Nothing to do before lab-06."""
-
-    def block_table(self, request) -> list[int]:
-        """The ids of the request's blocks, in order of position; [] if it holds none."""
-        return self._tables.get(request.request_id, [])
 
     def slot_mapping(self, request, start, end) -> list[int]:
         """The slots of the positions start to end - 1: where their keys and values lie in the pool.

@@ -68,17 +68,21 @@ def test_a_senseless_watermark_is_refused(lab, watermark):
         lab.BlockManager(6, 4, watermark=watermark)
 
 
+def test_who_holds_nothing_has_an_empty_table(lab):
+    """The table of somebody who was never admitted is the empty list, and asking takes no block."""
+    kv = pool(lab, 6, 4)
+    assert (kv.block_table(make_request("stranger", 3)), kv.num_free_blocks) == ([], 6)
+
+
 # ------------------------------------------------------------------------------------- counting
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_blocks_for_lengths_around_an_edge(lab, block_size):
     """kB - 1 and kB tokens need k blocks, kB + 1 need k + 1, for block sizes 1, 3, 4 and 16."""
+    kv = pool(lab, 8, block_size)
     for num_tokens, blocks in edges(block_size):
-        kv = pool(lab, 8, block_size)
         assert kv.num_new_blocks(make_request("a", num_tokens), num_tokens) == blocks
-        request = admitted(kv, "a", num_tokens)
-        assert (len(kv.block_table(request)), kv.num_free_blocks) == (blocks, 8 - blocks)
 
 
 def test_what_is_held_is_not_counted_again(lab):
@@ -114,6 +118,23 @@ def test_admission_claims_the_whole_sequence(lab):
     kv = pool(lab, 5, 4)
     admitted(kv, "a", 15)
     assert kv.admit(make_request("b", 15)) is False
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_admission_takes_the_blocks_it_needs(lab, block_size):
+    """The same lengths around an edge: as many blocks are in the table, and no longer free."""
+    for num_tokens, blocks in edges(block_size):
+        kv = pool(lab, 8, block_size)
+        request = admitted(kv, "a", num_tokens)
+        assert (len(kv.block_table(request)), kv.num_free_blocks) == (blocks, 8 - blocks)
+
+
+def test_no_block_has_two_owners(lab):
+    """Tables are lists of the pool's block ids, and those of different requests have none in common."""
+    kv = pool(lab, 9, 4)
+    tables = [kv.block_table(admitted(kv, name, 12)) for name in "abc"]
+    assert all(isinstance(table, list) for table in tables), "block_table must return a list"
+    assert sorted(block for table in tables for block in table) == list(range(9))
 
 
 def test_outputs_need_room_too(lab):
@@ -309,15 +330,6 @@ def seconds_a_turn(lab, num_blocks):
 
 
 # --------------------------------------------------------------------------- tables and slots
-
-
-def test_no_block_has_two_owners(lab):
-    """Tables are lists of the pool's block ids, and those of different requests have none in common."""
-    kv = pool(lab, 9, 4)
-    tables = [kv.block_table(admitted(kv, name, 12)) for name in "abc"]
-    assert all(isinstance(table, list) for table in tables), "block_table must return a list"
-    assert sorted(block for table in tables for block in table) == list(range(9))
-    assert list(kv.block_table(make_request("stranger", 3))) == []
 
 
 def test_slots_follow_the_table(lab):
