@@ -203,7 +203,8 @@ def test_one_copy_stays_when_the_other_is_evicted(lab, first):
     """Two copies of a block; one owner goes and its copy is written over: the other can be found."""
     kv = make(lab, 4, 4)
     owners = {name: make_request(name, BASE[:5]) for name in "ab"}
-    assert all([kv.admit(request) for request in owners.values()])
+    for request in owners.values():
+        assert kv.admit(request), f"there are two blocks for {request.request_id}"
     for request in owners.values():
         request.num_computed_tokens = 5
         kv.publish(request)

@@ -324,7 +324,8 @@ def test_decisions_are_those_of_the_reference(lab):
     """On 6 random workloads every step schedules, admits, preempts and finishes what the engine's does."""
     for scenario, expected in zip(scenarios.draw(seed=2, count=6), reference_traces(), strict=True):
         trace = scenarios.run(lab, scenario)
-        assert first_difference(trace, expected) is None, f"{scenario['name']} departs from the reference"
+        differs = first_difference(trace, expected)
+        assert differs is None, f"{scenario['name']} departs from the reference in step {differs}"
 
 
 @cache
@@ -371,9 +372,9 @@ def test_the_embedded_model_speaks(lab):
 def test_the_parts_of_all_labs_fit_together(lab, name):
     """Among the parts of labs 01 to 06 in place of the engine's, step gives the same decisions and texts."""
     earlier = find_lab("lab-07").prerequisites
-    if not all(find_lab(lab_id).file("solution.py").exists() for lab_id in earlier):
-        pytest.skip("this edition of the course has no solutions to put together")
-    learner = LearnerParts.from_labs(",".join(earlier), impl="solution")
+    solved = all(find_lab(lab_id).file("solution.py").exists() for lab_id in earlier)
+    # The student edition has no solutions; there the labs' parts are the engine's.
+    learner = LearnerParts.from_labs(",".join(earlier), impl="solution" if solved else "engine")
     played = scenarios.play(lab, SCENARIOS[name], learner=learner)
     check_texts(SCENARIOS[name], played)
     assert set(played.trace.header["parts"]) == {field.name for field in fields(Parts)}
