@@ -11,7 +11,7 @@ from functools import cache
 
 from labs.kit import compare, loading
 from labs.kit.driver import RUNS
-from labs.kit.guard import PrintFlood, TimeUp, deadline, silence
+from labs.kit.guard import TimeUp, deadline, describe, silence
 from labs.kit.manifest import Lab, find_lab
 from mini_engine.trace import Trace
 
@@ -30,12 +30,6 @@ class Outcome:
         return json.dumps([[compare.fingerprint(trace) for _, trace in self.runs], self.failure])
 
 
-def describe(error: BaseException) -> str:
-    """An error as it is compared: its kind and what it says first."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
-
-
 def outcome(item, implementation, seconds: float = 1.0) -> Outcome:
     """Run a test function again, in this process, on another implementation."""
     arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames if name in item.funcargs}
@@ -44,7 +38,9 @@ def outcome(item, implementation, seconds: float = 1.0) -> Outcome:
     try:
         with deadline(seconds), silence():
             item.obj(**arguments | {"lab": implementation})
-    except (Exception, TimeUp, PrintFlood) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pytest's own Failed is none of Exception's kind
         failure = describe(error)
     return Outcome(tuple(RUNS), failure)
 

@@ -7,6 +7,7 @@ is kept in `RUNS` until the next test: what a failed test shows is taken from th
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
+from labs.kit.guard import brief, describe
 from labs.kit.toys import ToyModel, make_request
 from mini_engine.request import Request
 from mini_engine.trace import Recorder, Trace
@@ -38,7 +39,9 @@ class Referee:
     def schedule(self) -> dict[str, int]:
         scheduled = self.scheduler.schedule()
         if not isinstance(scheduled, dict):
-            raise ScheduleError(f"the schedule must be a dict {{request_id: num_tokens}}, not {scheduled!r}")
+            raise ScheduleError(
+                f"the schedule must be a dict {{request_id: num_tokens}}, not {brief(scheduled)}"
+            )
         running = {request.request_id: request for request in self.scheduler.running}
         if len(running) != len(self.scheduler.running):
             raise ScheduleError(f"a request is in running twice: {ids(self.scheduler.running)}")
@@ -48,10 +51,10 @@ class Referee:
         for request_id, num_tokens in scheduled.items():
             request = running.get(request_id)
             if request is None:
-                raise ScheduleError(f"{request_id!r} is scheduled but not in running")
+                raise ScheduleError(f"{brief(request_id)} is scheduled but not in running")
             if not isinstance(num_tokens, int) or not 1 <= num_tokens <= request.num_new_tokens:
                 raise ScheduleError(
-                    f"{request_id} is scheduled for {num_tokens!r} tokens; "
+                    f"{request_id} is scheduled for {brief(num_tokens)} tokens; "
                     f"it has {request.num_new_tokens} left to compute, and who computes none is left out"
                 )
         return scheduled
@@ -77,9 +80,9 @@ def drive(
     model = model or ToyModel(scheduler.kv)
     try:
         end, details = _steps(recorder, scenario, model, next_chunk)
-    except Exception as error:
-        recorder.close("error", error=f"{type(error).__name__}: {error}")
-        if raise_errors:
+    except BaseException as error:  # sys.exit() too ends a run
+        recorder.close("error", error=describe(error))
+        if raise_errors or not isinstance(error, Exception):
             raise
         return recorder.trace
     return recorder.close(end, **details)
@@ -160,8 +163,8 @@ def one_step(schedule_step: Callable, waiting, running, kv, **settings) -> dict[
     RUNS.append(({"name": "", "config": config}, recorder.trace))
     try:
         scheduled = recorder.schedule()
-    except Exception as error:
-        recorder.close("error", error=f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        recorder.close("error", error=describe(error))
         raise
     recorder.update(scheduled, {})
     recorder.trace.steps[0]["queues"] = {"running": ids(running), "waiting": ids(waiting)}
@@ -183,7 +186,7 @@ def log_ops(
         try:
             returned = perform(name, arguments)
         except Exception as error:
-            trace.end = {"end": "error", "step": number, "error": f"{type(error).__name__}: {error}"}
+            trace.end = {"end": "error", "step": number, "error": describe(error)}
             if raise_errors:
                 raise
             return trace

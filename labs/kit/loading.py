@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from labs.kit.generate import pristine_source
-from labs.kit.guard import PrintFlood, TimeUp, deadline, silence
+from labs.kit.guard import PrintFlood, TimeUp, deadline, describe, silence
 from labs.kit.manifest import Bug, Lab, LabError, find_lab
 
 
@@ -97,15 +97,10 @@ def _engine(lab: Lab):
 
 def _starter(lab: Lab):
     path = lab.file("starter.py")
+    source = _read(lab, path)
     try:
         with deadline(lab.timeout), silence():
-            module = execute(path.read_text(encoding="utf-8"), _module_name(lab, "starter"), path)
-    except FileNotFoundError:
-        raise LoadProblem(
-            f"{lab.id}: starter.py is gone; get it back with: python -m labs reset {lab.id}"
-        ) from None
-    except SyntaxError as error:
-        raise LoadProblem(f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}") from None
+            module = execute(source, _module_name(lab, "starter"), path)
     except TimeUp:
         raise LoadProblem(f"{lab.id}: importing starter.py does not end; a loop at its top level?") from None
     except PrintFlood as error:
@@ -113,11 +108,12 @@ def _starter(lab: Lab):
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            problem = f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}"
+            raise LoadProblem(problem) from None
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         where = f", line {lines[-1]}" if lines else ""
-        raise LoadProblem(
-            f"{lab.id}: starter.py fails at import{where}: {type(error).__name__}: {error}"
-        ) from None
+        raise LoadProblem(f"{lab.id}: starter.py fails at import{where}: {describe(error)}") from None
     missing = [task.name for task in lab.tasks if not _has(module, task.name)]
     if missing:
         raise LoadProblem(
@@ -125,6 +121,25 @@ def _starter(lab: Lab):
             f"with: python -m labs reset {lab.id}"
         )
     return module
+
+
+def _read(lab: Lab, path: Path) -> str:
+    """The learner's file; a byte order mark, as some editors write it, is no part of it."""
+    try:
+        source = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        problem = f"is gone; get it back with: python -m labs reset {lab.id}"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        problem = (
+            f"is not UTF-8 text (byte {error.start} is {error.object[error.start]:#x}); save it as UTF-8"
+        )
+    else:
+        if "\0" not in source:
+            return source
+        problem = f"has a null byte in line {source[: source.index(chr(0))].count(chr(10)) + 1}; delete it"
+    raise LoadProblem(f"{lab.id}: starter.py {problem}")
 
 
 def _has(module, qualified: str) -> bool:

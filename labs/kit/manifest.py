@@ -109,7 +109,8 @@ def lab_ids() -> list[str]:
 
 def find_lab(lab_id: str) -> Lab:
     """By id; `lab-1`, `01` and `1` are understood. Raises LabError naming the labs there are."""
-    match = re.fullmatch(r"(?:labs[/\\])?(?:lab-?)?0*(\d+)[/\\]?", lab_id.strip())
+    name = lab_id.strip().lower().replace("\\", "/").removesuffix("/").removesuffix("/starter.py")
+    match = re.fullmatch(r"(?:\./)?(?:labs/)?(?:lab)?[-_ ]?(\d{1,4})", name)
     name = f"lab-{int(match[1]):02}" if match else lab_id
     path = LABS_DIR / name / "lab.toml"
     if not match or not path.exists():

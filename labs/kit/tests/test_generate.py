@@ -140,7 +140,9 @@ def test_zoos_can_be_made(lab_id):
         assert text != source
 
 
-@pytest.mark.parametrize("name", ["lab-01", "1", "01", "lab-1", "labs/lab-01/"])
+@pytest.mark.parametrize(
+    "name", ["lab-01", "1", "01", "lab-1", "labs/lab-01/", "LAB_1", "./labs/lab-01/starter.py"]
+)
 def test_labs_are_found_by_any_spelling(name):
     assert find_lab(name).id == "lab-01"
 

@@ -1,10 +1,14 @@
 """The guards end what does not end by itself, and touch nothing else."""
 
+import signal
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
-from labs.kit.guard import FLOOD, PrintFlood, TimeUp, deadline, limited_prints
+from labs.kit.guard import FLOOD, PrintFlood, TimeUp, brief, deadline, describe, limited_prints
 
 
 def test_endless_loop_is_ended():
@@ -26,6 +30,44 @@ def test_a_loop_that_swallows_everything_is_told_again():
     assert told == 2
 
 
+def test_a_clock_that_the_code_replaced_does_not_help_it(monkeypatch):
+    with pytest.raises(TimeUp), deadline(0.05):
+        monkeypatch.setattr(time, "process_time", lambda: 0)
+        monkeypatch.setattr(time, "monotonic", lambda: 0)
+        while True:
+            pass
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a sleep can be woken by a signal only")
+@pytest.mark.parametrize("hang", [lambda: time.sleep(60), threading.Event().wait], ids=["sleep", "lock"])
+def test_waiting_is_ended(hang):
+    began = time.monotonic()
+    with pytest.raises(TimeUp), deadline(0.2):
+        hang()
+    assert time.monotonic() - began < 30
+
+
+def test_a_call_that_nothing_interrupts_ends_with_its_process():
+    code = (
+        "from itertools import count\nfrom labs.kit import guard\n"
+        "guard.BUSY = -90\nwith guard.deadline(0.05):\n    sum(count())"  # for 0.5 s in all
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert 'File "<string>", line 5' in ended.stderr
+
+
+def test_a_last_resort_is_called_off():
+    """Nothing ends a process that was in time, not even long after; nor an outer block by an inner one."""
+    code = (
+        "import time\nfrom labs.kit import guard\nguard.BUSY = -90\n"
+        "with guard.deadline(0.05):\n    pass\n"
+        "time.sleep(1)\nprint('alive')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "alive\n")
+
+
 def test_a_quick_block_is_left_alone_and_nothing_strikes_later():
     for _ in range(50):
         with deadline(0.02):
@@ -40,6 +82,30 @@ def test_deadlines_nest():
         with pytest.raises(TimeUp), deadline(0.05):
             while True:
                 pass
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr", "__stdout__", "__stderr__"])
+def test_flood_is_ended_on_every_stream(name):
+    with pytest.raises(PrintFlood), limited_prints(silent=True):
+        while True:
+            print("still here", file=getattr(sys, name))
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no")
+
+    __repr__ = __str__
+
+
+def test_what_cannot_be_told_or_is_too_long_is_told_shortly():
+    assert describe(Mute()) == "Mute: (Mute, whose text cannot be had)"
+    assert describe(ValueError("x" * 10**6)).endswith("x...")
+    assert describe(ValueError("one\ntwo")) == "ValueError: one"
+    assert describe(MemoryError()) == "MemoryError"
+    assert brief([Mute()]) == "(list, whose text cannot be had)"
+    assert len(brief(list(range(10**6)))) == 100
+    assert brief(10**5000) == "(int, whose text cannot be had)"
 
 
 def test_flood_is_ended_and_a_line_is_not(capsys):
