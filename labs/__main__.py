@@ -1,6 +1,6 @@
 """`python -m labs`: the learner's and the author's tools; see labs/kit/cli.py."""
 
-from labs.kit.cli import app
+from labs.kit.cli import main
 
 if __name__ == "__main__":
-    app(prog_name="python -m labs")
+    main()

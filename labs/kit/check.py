@@ -6,7 +6,6 @@ by the test it names and by no luck (no two bugs behave alike), the files agree 
 
 import ast
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from labs.kit import matrix
@@ -32,9 +31,8 @@ class Verdict:
             self.problems.append(problem)
 
 
-def check_labs(lab_ids: list[str], *, strict: bool = False, workers: int = 2) -> list[Verdict]:
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda lab_id: check_lab(lab_id, strict=strict), lab_ids))
+def check_labs(lab_ids: list[str], *, strict: bool = False) -> list[Verdict]:
+    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict=strict), lab_ids)
 
 
 def check_lab(lab_id: str, *, strict: bool = False) -> Verdict:

@@ -28,18 +28,22 @@ console = Console(highlight=False)
 
 LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1", show_default=False)]
 OptionalLab = Annotated[str | None, typer.Argument(help="lab-01, or just 1", show_default=False)]
+SomeLabs = Annotated[list[str] | None, typer.Argument(help="lab-01 lab-02, or 1 2; all if none is named")]
 
 
-def the_lab(lab_id: str) -> Lab:
-    """The lab that an argument means; an unknown one ends the program in one line."""
+def main() -> None:
+    """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
     try:
-        return find_lab(lab_id)
-    except LabError as error:
-        fail(str(error))
+        app(prog_name="python -m labs")
+    except (LabError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
-def chosen(lab_id: str | None) -> list[str]:
-    return [the_lab(lab_id).id] if lab_id else lab_ids()
+def chosen(labs: list[str] | None) -> list[str]:
+    return list(dict.fromkeys(find_lab(name).id for name in labs)) if labs else lab_ids()
 
 
 def fail(message: str, code: int = 2):
@@ -89,13 +93,13 @@ def test(lab_id: OptionalLab = None):
 
 def show_test(lab_id: str | None) -> bool:
     """Print how far a lab is and its first failure; True when there is none."""
-    from labs.kit.progress import first_open_lab, progress
+    from labs.kit.progress import first_open, progress
 
-    lab = the_lab(lab_id) if lab_id else first_open_lab()
-    if lab is None:
+    now = progress(find_lab(lab_id)) if lab_id else first_open()
+    if now is None:
         typer.echo("all labs are done")
         return True
-    now = progress(lab)
+    lab = now.lab
     if not now.started:
         typer.echo(f"{lab.id}: {now.next_task.name} is not written yet: labs/{lab.id}/starter.py")
         typer.echo(f"a hint: python -m labs hint {lab.id}")
@@ -106,7 +110,7 @@ def show_test(lab_id: str | None) -> bool:
     for task in lab.tasks:
         typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass")
     failure = now.next_failure
-    if failure is None:
+    if now.is_done:
         typer.echo(f"{lab.id} is done: {now.points} points. The reference: python -m labs solution {lab.id}")
         return True
     typer.echo("the first that fails:")
@@ -120,11 +124,18 @@ def show_test(lab_id: str | None) -> bool:
 @app.command()
 def watch(lab_id: OptionalLab = None):
     """Test again whenever you save starter.py. Keys, each with Enter: h hint, n next lab, q quit."""
-    from watchfiles import watch as changes
+    try:
+        from watchfiles import watch as changes
+    except ImportError:
+        fail("watch needs the package watchfiles: pip install watchfiles")
 
-    from labs.kit.progress import first_open_lab, starter_text
+    from labs.kit.progress import first_open, starter_text
 
-    lab = the_lab(lab_id) if lab_id else (first_open_lab() or the_lab(lab_ids()[0]))
+    if lab_id:
+        lab = find_lab(lab_id)
+    else:
+        now = first_open()
+        lab = now.lab if now else find_lab(lab_ids()[0])
     keys: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_keys, args=(keys,), daemon=True).start()
     tested = None
@@ -138,7 +149,7 @@ def watch(lab_id: OptionalLab = None):
                 show_hint(lab, None)
             if key == "n":
                 ids = lab_ids()
-                lab = the_lab(ids[(ids.index(lab.id) + 1) % len(ids)])
+                lab = find_lab(ids[(ids.index(lab.id) + 1) % len(ids)])
         if (lab.id, starter_text(lab)) != tested:
             tested = (lab.id, starter_text(lab))
             typer.echo("")
@@ -159,16 +170,13 @@ def hint(
     task: Annotated[str | None, typer.Argument(help="the task, where a lab has several")] = None,
 ):
     """The next hint for a task: first a nudge, then where to look, then pseudocode."""
-    show_hint(the_lab(lab_id), task)
+    show_hint(find_lab(lab_id), task)
 
 
 def show_hint(lab: Lab, task_name: str | None) -> None:
     from labs.kit.progress import next_hint, progress
 
-    try:
-        task = lab.task(task_name) if task_name else (progress(lab).next_task or lab.tasks[0])
-    except LabError as error:
-        fail(str(error))
+    task = lab.task(task_name) if task_name else (progress(lab).next_task or lab.tasks[0])
     number, text = next_hint(lab, task)
     typer.echo(f"{lab.id} {task.name}, hint {number} of {len(task.hints)}")
     typer.echo("")
@@ -185,7 +193,7 @@ def reset(
     """Back to the starter as it was. Your file is kept in labs/.state/backups."""
     from labs.kit.progress import reset as put_back
 
-    lab = the_lab(lab_id)
+    lab = find_lab(lab_id)
     if not yes:
         typer.confirm(f"put labs/{lab.id}/starter.py back to how it was?", abort=True)
     backup = put_back(lab)
@@ -204,7 +212,7 @@ def solution(
     """The reference solution, once your own passes."""
     from labs.kit.progress import progress
 
-    lab = the_lab(lab_id)
+    lab = find_lab(lab_id)
     if not lab.file("solution.py").exists():
         fail(f"{lab.id}: this edition of the course comes without solutions", 1)
     if not spoil:
@@ -224,14 +232,14 @@ def solution(
 
 @app.command()
 def check(
-    lab_id: OptionalLab = None,
+    labs: SomeLabs = None,
     strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
 ):
     """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
     from labs.kit.check import check_labs, kill_matrix
 
     failed = False
-    for verdict in check_labs(chosen(lab_id), strict=strict):
+    for verdict in check_labs(chosen(labs), strict=strict):
         failed |= bool(verdict.problems)
         typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
         if verdict.outcomes and not verdict.outcomes.trouble:
@@ -244,16 +252,13 @@ def check(
 
 
 @app.command()
-def generate(lab_id: OptionalLab = None):
+def generate(labs: SomeLabs = None):
     """For authors: write starter.py anew from solution.py (edits of starter.py are lost)."""
     from labs.kit.generate import starter_source
 
-    for name in chosen(lab_id):
-        lab = the_lab(name)
-        try:
-            lab.file("starter.py").write_text(starter_source(lab), encoding="utf-8")
-        except LabError as error:
-            fail(str(error))
+    for name in chosen(labs):
+        lab = find_lab(name)
+        lab.file("starter.py").write_text(starter_source(lab), encoding="utf-8")
         typer.echo(f"wrote labs/{name}/starter.py")
 
 
@@ -264,10 +269,6 @@ def export(
     """For teachers: the course without solutions, zoo and engine twins; or an update of one handed out."""
     from labs.kit.export import export as write
 
-    try:
-        notes = write(student)
-    except LabError as error:
-        fail(str(error))
-    for note in notes:
+    for note in write(student):
         typer.echo(note)
     typer.echo(f"the student edition is in {student}")

@@ -1,26 +1,28 @@
 """Runs one lab's tests against many implementations in one pytest session, and tells the outcomes.
 
-`python -m labs.kit.matrix lab-01 OUT.json [variant ...]`: a process of its own, so that labs run side
+`python -m labs.kit.matrix lab-01 OUT.jsonl [variant ...]`: a process of its own, so that labs run side
 by side and nothing a wrong solution does reaches the caller. Variants are `starter` (pristine),
 `solution`, `engine`, `yours` (starter.py as it stands), `file:PATH` and `bug:ID`.
 """
 
-import contextlib
-import io
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from _pytest.reports import TestReport
+import pytest
 
 from labs.kit import loading
 from labs.kit.compare import fingerprint
-from labs.kit.diagnose import describe
 from labs.kit.driver import RUNS
+from labs.kit.guard import describe
 from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab
 
 
@@ -48,8 +50,9 @@ class Outcomes:
     trouble: str = ""
 
     def failed(self, variant: str) -> set[str]:
-        """The test functions that failed in at least one of their cases."""
-        return {result.function for result in self.results.get(variant, ()) if not result.passed}
+        """The test functions that failed in at least one of their cases (not begun is not failed)."""
+        failures = [result for result in self.results.get(variant, ()) if not result.passed]
+        return {result.function for result in failures if not result.said.startswith("NotBegun")}
 
     def fingerprint(self, variant: str) -> str:
         """Equal for two variants that nothing tells apart."""
@@ -60,38 +63,48 @@ def bug_variants(lab: Lab) -> list[str]:
     return [f"bug:{bug.id}" for bug in lab.bugs]
 
 
-def start(lab: Lab, variants: list[str]) -> tuple[subprocess.Popen, Path]:
-    """Begin a run in a process of its own; `finish` waits for it."""
-    out = Path(tempfile.mkdtemp(prefix="labs-")) / "matrix.json"
-    line = [sys.executable, "-m", "labs.kit.matrix", lab.id, str(out), *variants]
-    process = subprocess.Popen(
-        line,
-        cwd=LABS_DIR.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    return process, out
-
-
-def finish(lab: Lab, process: subprocess.Popen, out: Path) -> Outcomes:
-    said, _ = process.communicate()
+def run_matrix(lab: Lab, variants: list[str]) -> Outcomes:
+    """All the lab's tests on these variants, in a process of its own."""
     outcomes = Outcomes(lab)
-    if out.exists():
-        for variant, rows in json.loads(out.read_text(encoding="utf-8")).items():
-            outcomes.results[variant] = [Result(**row) for row in rows]
-        out.unlink()
+    ours = {key: value for key, value in os.environ.items() if key not in ("LAB_IMPL", "PYTEST_ADDOPTS")}
+    with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
+        out = Path(folder, "matrix.jsonl")
+        line = [sys.executable, "-m", "labs.kit.matrix", lab.id, str(out), *variants]
+        code = subprocess.run(
+            line, cwd=LABS_DIR.parent, env=ours, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        ).returncode
+        said.seek(max(0, said.tell() - 10_000))
+        tail = said.read().decode("utf-8", errors="replace").strip()
+        rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
+    if rows and rows[-1] == "the end":
+        for variant, row in (row for row in rows if isinstance(row, list)):
+            outcomes.results.setdefault(variant, []).append(Result(**row))
     else:
-        outcomes.trouble = (
-            "\n".join(said.strip().splitlines()[-15:]) or "the test process ended without a word"
-        )
-    out.parent.rmdir()
+        outcomes.trouble = _trouble(lab, code, rows, tail)
     return outcomes
 
 
-def run_matrix(lab: Lab, variants: list[str]) -> Outcomes:
-    return finish(lab, *start(lab, variants))
+def _trouble(lab: Lab, code: int, rows: list, tail: str) -> str:
+    """Why the process ended before its time, in words; `rows` end with the test that was begun."""
+    if not rows or not isinstance(rows[-1], dict):
+        return f"{lab.id}: pytest could not run the tests:\n" + "\n".join(tail.splitlines()[-15:])
+    begun = f"{lab.id}: {rows[-1]['begun']}"
+    if "stopped" in rows[-1]:
+        return f"{begun} was stopped by {rows[-1]['stopped']}"
+    if tail.startswith("Timeout (") or "\nTimeout (" in tail:
+        place = re.search(r'starter\.py", line (\d+) in (\S+)', tail)
+        where = f", in {place[2]} (starter.py, line {place[1]})" if place else ""
+        return f"{begun} does not end, and hangs so that nothing interrupts it{where}"
+    return f"{begun} ended the whole test process (exit code {code}); os._exit, or a crash?"
+
+
+def side_by_side(work: Callable, items: list) -> list:
+    """`work` of each item, two at a time; an interrupt starts no more of them."""
+    pool = ThreadPoolExecutor(2)
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 # -------------------------------------------------------------------- inside the process of its own
@@ -115,48 +128,63 @@ def implementation(lab_id: str, variant: str):
 
 
 class Matrix:
-    """The pytest plugin that multiplies the tests by the variants and gathers what they did."""
+    """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
 
-    def __init__(self, lab: Lab, variants: list[str]):
-        self.lab, self.variants = lab, variants
-        self.results: dict[str, list[dict]] = {variant: [] for variant in variants}
+    def __init__(self, lab: Lab, variants: list[str], out):
+        self.lab, self.variants, self.out = lab, variants, out
+
+    def write(self, row) -> None:
+        self.out.write(json.dumps(row) + "\n")
+        self.out.flush()  # the next test may end the process
 
     def pytest_generate_tests(self, metafunc):
         if "lab" in metafunc.fixturenames:
-            makers = [lambda v=variant: implementation(self.lab.id, v) for variant in self.variants]
+            makers = [partial(implementation, self.lab.id, variant) for variant in self.variants]
             metafunc.parametrize("lab", makers, ids=self.variants, indirect=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        self.begun = self.test_of(item)
+        self.write({"begun": self.begun})
+
+    def pytest_keyboard_interrupt(self, excinfo):
+        lines = [f.lineno + 1 for f in excinfo.traceback if str(f.path).endswith("starter.py")]
+        where = f" in starter.py, line {lines[-1]}" if lines else ""
+        self.write({"begun": self.begun, "stopped": describe(excinfo.value) + where})
 
     def pytest_runtest_makereport(self, item, call):
         """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
         if call.when == "call" or call.excinfo is not None:
             self.keep(item, call)
         outcome = "failed" if call.excinfo else "passed"
-        return TestReport(item.nodeid, item.location, {}, outcome, None, call.when, duration=call.duration)
+        return pytest.TestReport(
+            item.nodeid, item.location, {}, outcome, None, call.when, duration=call.duration
+        )
 
     def keep(self, item, call):
-        variant = self.variant_of(item)
         result = Result(
-            item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", ""),
+            self.test_of(item),
             call.excinfo is None,
             describe(call.excinfo.value) if call.excinfo else "",
             json.dumps([fingerprint(trace) for _, trace in RUNS]),
             round(call.duration, 4),
         )
-        self.results[variant].append(vars(result))
+        self.write([variant_of(item) or self.variants[0], vars(result)])
 
-    def variant_of(self, item) -> str:
-        callspec = getattr(item, "callspec", None)
-        if callspec is None or "lab" not in callspec.params:
-            return self.variants[0]  # a test without the fixture runs once
-        return callspec.params["lab"].__defaults__[0]
+    def test_of(self, item) -> str:
+        variant = variant_of(item)
+        return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
+
+
+def variant_of(item) -> str | None:
+    """The variant that a test runs on; None in an ordinary pytest run."""
+    callspec = getattr(item, "callspec", None)
+    maker = callspec and callspec.params.get("lab")
+    return maker.args[1] if maker else None
 
 
 def main(lab_id: str, out: str, *variants: str) -> None:
-    import pytest
-
     lab = find_lab(lab_id)
-    matrix = Matrix(lab, list(variants))
-    said = io.StringIO()
     arguments = [
         str(lab.file("test_lab.py")),
         "-q",
@@ -167,11 +195,13 @@ def main(lab_id: str, out: str, *variants: str) -> None:
     ]
     for plugin in ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler"):
         arguments += ["-p", f"no:{plugin}"]
-    with contextlib.redirect_stdout(said):
+    with open(out, "w", encoding="utf-8") as file:
+        matrix = Matrix(lab, list(variants), file)
         code = pytest.main(arguments, plugins=[matrix])
-    if code not in (0, 1):
-        sys.exit(said.getvalue())
-    Path(out).write_text(json.dumps(matrix.results), encoding="utf-8")
+        if code in (0, 1):
+            matrix.write("the end")  # an exit code of 0 anybody can make
+    sys.stdout.flush()
+    os._exit(code)  # threads that a starter left running would keep us here
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import inspect
 import os
 import re
 import sys
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,16 +16,23 @@ from pathlib import Path
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
-from labs.kit import diagnose, loading
+from labs.kit import diagnose, guard, loading, matrix
 from labs.kit.driver import RUNS
-from labs.kit.guard import PrintFlood, TimeUp, deadline, limited_prints
+from labs.kit.guard import PrintFlood, TimeUp, brief, deadline, limited_prints
 from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 
 NOT_WRITTEN = re.compile(r"^(lab-\d+): (\S+) is not written yet$")
-_timed_out: set[str] = set()  # labs that ran into the time limit once: their next tests get a second
+ENOUGH = 3  # tests of a lab that do not end; the others are not begun
+E_LINES, WIDEST = 12, 300  # of an error, in a report
+_timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
+
+
+class NotBegun(Exception):
+    """A test that is given up in advance."""
 
 
 def pytest_configure(config):
+    guard.last_words = os.dup(2)
     try:
         impl_from_environment()
     except LabError as error:
@@ -81,14 +90,20 @@ def pytest_runtest_call(item):
     if lab is None:
         return (yield)
     RUNS.clear()
-    variant = getattr(item, "callspec", None) and item.callspec.params.get("lab")
-    key = f"{lab.id} {variant}"
-    with deadline(1.0 if key in _timed_out else lab.timeout), limited_prints():
+    key = lab.id, matrix.variant_of(item)
+    if _timed_out[key] >= ENOUGH:
+        raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
+    item.seconds = min(1.0, lab.timeout) if _timed_out[key] else lab.timeout
+    with deadline(item.seconds), limited_prints():
         try:
             return (yield)
         except TimeUp:
-            _timed_out.add(key)
+            _timed_out[key] += 1
             raise
+
+
+def pytest_enter_pdb():
+    guard.no_limit()
 
 
 @dataclass
@@ -130,47 +145,56 @@ class Claimed(TerminalRepr):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    report = yield
     lab = lab_of(item)
-    if lab is None or call.excinfo is None or not report.failed:
-        return report
-    words = in_words(lab, call.excinfo.value, call.excinfo.traceback)
+    if lab is None or call.when != "call" or call.excinfo is None:
+        return (yield)
+    words = in_words(item, lab, call.excinfo)
+    explained = not words and impl_from_environment() == "starter" and matrix.variant_of(item) is None
     if words:
-        report.longrepr = Kind(words)
+        item.repr_failure = lambda _: Kind(words)  # in place of pytest's own, which takes its time
+    elif explained:
+        item.repr_failure = lambda excinfo: Claimed(claim(item), rendered(lab, excinfo))
+    report = yield
+    if words:
         report.sections = []
-    elif impl_from_environment() == "starter" and call.when == "call":
-        explain(item, lab, call, report)
+    elif explained and report.failed:
+        printed = [(name, _tail(text)) for name, text in report.sections]
+        report.sections = [*diagnose.sections(item, lab, call), *printed]
     return report
 
 
-def in_words(lab: Lab, error: BaseException, traceback=()) -> list[str]:
+def in_words(item, lab: Lab, excinfo) -> list[str]:
     """The failures that need no traceback, as at most two lines; [] for all others."""
+    error = excinfo.value
     not_written = error  # also inside `pytest.raises(RuntimeError)`, of which it is a kind
     while not_written is not None and not isinstance(not_written, NotImplementedError):
         not_written = not_written.__context__
-    if NOT_WRITTEN.match(str(not_written)):
+    if not_written is not None and NOT_WRITTEN.match(str(not_written)):
         return [
             str(not_written),
             f"write it in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}",
         ]
-    if isinstance(error, loading.LoadProblem):
+    if isinstance(error, loading.LoadProblem | NotBegun):
         return [str(error)]
     if isinstance(error, TimeUp):
-        lines = [entry.lineno + 1 for entry in traceback if str(entry.path).endswith("starter.py")]
+        lines = [entry.lineno + 1 for entry in excinfo.traceback if str(entry.path).endswith("starter.py")]
         where = f" It was in starter.py, line {lines[-1]}." if lines else ""
-        return [f"{lab.id}: no answer within {lab.timeout:g} s: a loop that never ends?{where}"]
+        return [f"{lab.id}: no answer within {item.seconds:g} s: a loop that never ends?{where}"]
     if isinstance(error, PrintFlood):
         return [f"{lab.id}: {error} in one test; print less, for example one line a step"]
     return []
 
 
-def explain(item, lab: Lab, call, report) -> None:
-    """A failed test of the learner's code: what it claims, where the trace departs, whose face it has."""
-    excinfo = call.excinfo
-    excinfo.traceback = excinfo.traceback.cut(path=item.path)
-    report.longrepr = Claimed(claim(item), excinfo.getrepr(style="short", tbfilter=True))
-    printed = [(name, _tail(text)) for name, text in report.sections]
-    report.sections = [*diagnose.sections(item, lab, call), *printed]
+def rendered(lab: Lab, excinfo) -> TerminalRepr:
+    """pytest's short traceback, of the lab's own files only, and cut where a message is long."""
+    ours = excinfo.traceback.filter(lambda entry: Path(entry.path).parent == lab.path)
+    excinfo.traceback = ours or excinfo.traceback
+    shown = excinfo.getrepr(style="short", chain=False)
+    for entry in shown.reprtraceback.reprentries[-1:]:
+        code = [line for line in entry.lines if not line.startswith("E ")]
+        said = [line if len(line) <= WIDEST else line[:WIDEST] + " ..." for line in entry.lines[len(code) :]]
+        entry.lines = [*code, *said[:E_LINES], *(["E   ..."] if len(said) > E_LINES else [])]
+    return shown
 
 
 def claim(item) -> str:
@@ -183,6 +207,16 @@ def _tail(text: str, lines: int = 20) -> str:
     return "\n".join(kept)
 
 
+def pytest_sessionfinish(session, exitstatus):
+    session.config.exitstatus = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config):
     for name in [name for name in sys.modules if name.startswith("lab_0") and name.endswith("_starter")]:
         del sys.modules[name]
+    left = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if left and impl_from_environment() == "starter":
+        print(f"threads are still running ({brief(left[0].name)}); the tests are over, they are left behind")
+        sys.stdout.flush()
+        os._exit(config.exitstatus)

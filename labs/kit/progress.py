@@ -3,10 +3,13 @@
 What is kept between calls (results, hints shown, backups) lies in labs/.state, which git ignores.
 """
 
+import contextlib
 import hashlib
 import json
+import os
+import shutil
+import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -31,8 +34,8 @@ class Progress:
 
     def passed(self, task: Task) -> int:
         """How many of the task's tests pass, in all their cases."""
-        failed = {result.function for result in self.results if not result.passed}
-        return sum(test not in failed for test in task.tests) if self.results else 0
+        run = {result.function for result in self.results}
+        return len(set(task.tests) & run - {result.function for result in self.results if not result.passed})
 
     def done(self, task: Task) -> bool:
         return self.passed(task) == len(task.tests)
@@ -70,26 +73,26 @@ def progress(lab: Lab) -> Progress:
         entry = kept[lab.id]
         return Progress(lab, [Result(**row) for row in entry["results"]], entry["problem"])
     outcomes = matrix.run_matrix(lab, ["yours"])
+    if outcomes.trouble:  # not kept: it may have come from outside
+        return Progress(lab, [], outcomes.trouble)
     results = outcomes.results.get("yours", [])
-    said = {result.said for result in results}
-    problem = outcomes.trouble
+    said, problem = {result.said for result in results}, ""
     if len(said) == 1 and next(iter(said)).startswith("LoadProblem: "):
         problem = said.pop().removeprefix("LoadProblem: ")
     rows = [vars(result) | {"runs": ""} for result in results]
-    with _writing:
+    with _writing, contextlib.suppress(OSError):  # without a place to keep it, it is found out again
         entry = {"key": key, "problem": problem, "results": rows}
         write_state("results.json", read_state("results.json") | {lab.id: entry})
     return Progress(lab, results, problem)
 
 
 def all_progress(labs: list[str] | None = None) -> list[Progress]:
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda lab_id: progress(find_lab(lab_id)), labs or lab_ids()))
+    return matrix.side_by_side(lambda lab_id: progress(find_lab(lab_id)), labs or lab_ids())
 
 
-def first_open_lab() -> Lab | None:
+def first_open() -> Progress | None:
     """The first lab that is not done, which is the one to go on with."""
-    return next((p.lab for p in map(lambda i: progress(find_lab(i)), lab_ids()) if not p.is_done), None)
+    return next((p for p in map(lambda i: progress(find_lab(i)), lab_ids()) if not p.is_done), None)
 
 
 def digest(lab: Lab) -> str:
@@ -100,13 +103,16 @@ def digest(lab: Lab) -> str:
     # lab-07 runs the learner's earlier parts.
     files += [find_lab(earlier).file("starter.py") for earlier in lab.prerequisites]
     total = hashlib.blake2b()
-    for path in sorted(files):
+    for path in sorted(file for file in files if os.access(file, os.R_OK) and file.is_file()):
         total.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return total.hexdigest()
 
 
 def next_hint(lab: Lab, task: Task) -> tuple[int, str]:
-    """The number and text of the next hint that was not shown yet; the last one again at the end."""
+    """The number and text of the next hint that was not shown yet; the last one again at the end.
+
+    Raises OSError where labs/.state, which remembers that, cannot be written.
+    """
     shown = read_state("hints.json")
     key = f"{lab.id} {task.name}"
     number = min(shown.get(key, 0) + 1, len(task.hints))
@@ -118,29 +124,31 @@ def reset(lab: Lab) -> Path | None:
     """Put the pristine starter back; where the learner's file went, if it held anything."""
     path, backup = lab.file("starter.py"), None
     pristine = pristine_source(lab)
-    if path.exists() and starter_text(lab) != pristine:
+    if os.path.lexists(path) and starter_text(lab) != pristine:
         backup = STATE / "backups" / f"{lab.id}-{datetime.now():%Y%m%d-%H%M%S-%f}.py"
         backup.parent.mkdir(parents=True, exist_ok=True)
-        backup.write_bytes(path.read_bytes())
+        shutil.move(path, backup)  # a folder too, or a file that nobody can read
     path.write_text(pristine, encoding="utf-8")
     return backup
 
 
 def starter_text(lab: Lab) -> str:
-    """The learner's file as text, whatever is in it."""
-    path = lab.file("starter.py")
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    """The learner's file as text, whatever is in it; "" if it cannot be read."""
+    try:
+        return lab.file("starter.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def read_state(name: str) -> dict:
     try:
-        return json.loads((STATE / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there yet, or cut off: it can be found out again
+        return dict(json.loads((STATE / name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # not there yet, or spoilt: it can be found out again
         return {}
 
 
 def write_state(name: str, content: dict) -> None:
     STATE.mkdir(exist_ok=True)
-    part = STATE / f"{name}.part"
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(STATE / name)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=STATE, suffix=".part", delete=False) as part:
+        json.dump(content, part)
+    os.replace(part.name, STATE / name)

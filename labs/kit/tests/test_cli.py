@@ -80,12 +80,75 @@ def test_hints_come_one_at_a_time(course):
         (["hint", "lab-77"], "there is no lab 'lab-77'; there are lab-01"),
         (["hint", "lab-01", "clump"], "lab-01 has no task 'clump'; its tasks are schedule_step"),
         (["test", "nonsense"], "there is no lab 'nonsense'"),
+        (["check", "1", "7" * 5000], "there is no lab '7777"),
+        (["generate", "lab-77"], "there is no lab 'lab-77'"),
+        (["reset", "../lab-01"], "there is no lab '../lab-01'"),
     ],
 )
 def test_bad_arguments_are_one_line(course, line, words):
     result = labs(course, *line)
     assert result.returncode == 2
     assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("import os\nos._exit(0)", "test_nobody_there ended the whole test process (exit code 0)"),
+        (
+            "raise KeyboardInterrupt",
+            "test_nobody_there was stopped by KeyboardInterrupt in starter.py, line 4",
+        ),
+        (
+            "from itertools import count\nsum(count())",
+            "nothing interrupts it, in schedule_step (starter.py, l",
+        ),
+    ],
+    ids=["exit", "interrupt", "hang"],
+)
+def test_the_end_of_the_test_process_is_told_and_not_kept(course, body, words):
+    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
+    course.write(body)
+    result = labs(course, "test", "1")
+    assert result.returncode == 1
+    assert words in result.stdout and len(result.stdout.splitlines()) == 1
+    assert not (course.labs / ".state").exists()
+
+
+def test_the_environment_of_a_learner_does_not_change_the_count(course, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    assert "25/29" in course.run("labs", "status", impl="starter").stdout
+
+
+def test_threads_left_running_keep_nobody(course):
+    course.write("import threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()\nreturn {}")
+    result = course.run("labs", "status", timeout=100)
+    assert "2/29" in result.stdout
+
+
+def test_a_folder_in_place_of_the_starter(course):
+    course.file("starter.py").unlink()
+    course.file("starter.py").mkdir()
+    course.file("starter.py").joinpath("notes.txt").write_text("mine")
+    assert "lab-01: starter.py cannot be read: Is a directory" in labs(course, "test", "1").stdout
+    assert labs(course, "reset", "1", "--yes").returncode == 0
+    (backup,) = (course.labs / ".state" / "backups").iterdir()
+    assert (backup / "notes.txt").read_text() == "mine"
+    assert "not written yet" in labs(course, "test", "1").stdout
+
+
+def test_without_a_place_to_remember(course):
+    """labs/.state cannot be made: results are found out anew, and what must be kept says so."""
+    (course.labs / ".state").write_text("in the way")
+    course.write("return {}")
+    mine = course.file("starter.py").read_text("utf-8")
+    assert "2/29" in labs(course, "status").stdout
+    for command in (["hint", "1"], ["reset", "1", "--yes"]):
+        result = labs(course, *command)
+        assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
+        assert ".state" in result.stderr
+    assert course.file("starter.py").read_text("utf-8") == mine
 
 
 def test_reset_asks_keeps_a_backup_and_puts_the_starter_back(course):

@@ -60,6 +60,11 @@ TROUBLES = {
     "exits": ("import sys\nsys.exit(3)\n", "starter.py fails at import, line 2: SystemExit: 3"),
     "task deleted": ("def clamp(): ...\n", "starter.py no longer has schedule_step"),
     "prints a flood": ("while True:\n    print('tick')\n", "importing starter.py floods the screen"),
+    "null byte": ("x = 1\ny = '\0'\n", "starter.py has a null byte in line 2; delete it"),
+    "error without words": (
+        "class E(Exception):\n    __str__ = None\nraise E",
+        "fails at import, line 3: E: (E, ",
+    ),
     "import loops": ("while True:\n    pass\n", "importing starter.py does not end"),
 }
 
@@ -75,6 +80,17 @@ def test_broken_starter_is_one_message_and_the_other_labs_go_on(course, trouble)
     assert counts(result) == {"failed": 2, "passed": 2}, result.stdout
     assert message in result.stdout
     assert "Traceback" not in result.stdout and len(result.stdout.splitlines()) < 20
+
+
+def test_a_byte_order_mark_is_no_trouble(course):
+    course.solve()
+    course.file("starter.py").write_bytes(b"\xef\xbb\xbf" + course.file("starter.py").read_bytes())
+    assert counts(course.pytest(FIRST)) == {"passed": 1}
+
+
+def test_text_of_another_encoding_is_one_message(course):
+    course.file("starter.py").write_bytes("# Gr\u00fc\u00dfe\n".encode("latin-1"))
+    assert "lab-01: starter.py is not UTF-8 text (byte 4 is 0xfc); save it" in course.pytest(FIRST).stdout
 
 
 def test_missing_starter_is_one_message(course):
@@ -106,6 +122,43 @@ def test_code_that_does_not_end(course, body, message):
     assert counts(result) == {"failed": 2}
     assert message in result.stdout
     assert len(result.stdout.splitlines()) < 20
+
+
+def test_after_three_that_do_not_end_no_more_are_begun(course):
+    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
+    course.write("while True:\n    pass")
+    text = course.pytest("labs/lab-01", "-rN").stdout
+    assert text.count("no answer within 0.3 s") == 3
+    assert text.count("lab-01: not begun, because 3 tests before it did not end") == 33
+
+
+def test_threads_left_running_do_not_keep_pytest(course):
+    course.write("import threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()\nreturn {}")
+    result = course.run("pytest", FIRST, "-p", "no:cacheprovider", impl="starter", timeout=60)
+    assert (result.returncode, counts(result)) == (1, {"failed": 1})
+    assert "threads are still running" in result.stdout
+
+
+def test_only_the_learner_s_lines_are_shown_and_an_endless_message_is_cut(course):
+    course.write("raise ValueError('x' * 10**6)")
+    text = course.pytest(FIRST).stdout
+    assert "starter.py" in text and "labs/kit" not in text and "mini_engine/" not in text
+    assert len(text) < 5000
+
+
+def test_a_test_of_an_error_is_explained_too(course):
+    """pytest's own "DID NOT RAISE", in whichever implementation, is a failure like others."""
+    course.write("return {}")
+    result = course.pytest("labs/lab-01/test_lab.py::test_no_room_for_a_running_request_is_named")
+    assert counts(result) == {"failed": 1}
+    assert "DID NOT RAISE" in result.stdout and "INTERNALERROR" not in result.stdout
+
+
+def test_sys_exit_in_a_task_is_a_failed_test(course):
+    course.write("import sys\nsys.exit(0)")
+    result = course.pytest(FIRST)
+    assert counts(result) == {"failed": 1}
+    assert "> ended       SystemExit: 0" in result.stdout
 
 
 def test_no_progress_is_said_in_words(course):
