@@ -26,9 +26,12 @@ def all_chunks(lab, made, budget, threshold=0):
     chunks = []
     while made.num_new_tokens:
         assert len(chunks) < 200, "200 chunks and no end"
-        chunk = lab.next_chunk(made, lab.clamp(made.num_new_tokens, budget, threshold))
+        start, size = made.num_computed_tokens, lab.clamp(made.num_new_tokens, budget, threshold)
+        chunk = lab.next_chunk(made, size)
+        got = (len(chunk.token_ids), len(chunk.positions))
+        assert got == (size, size), f"asked for {size} from {start} on, got {got[0]} at {got[1]} positions"
         chunks.append(chunk)
-        made.num_computed_tokens += len(chunk.token_ids)
+        made.num_computed_tokens += size
     return chunks
 
 
