@@ -42,17 +42,18 @@ def fingerprint(trace: Trace) -> str:
     return json.dumps([[comparable(step) for step in trace.steps], end], default=str)
 
 
-def show(scenario: dict, trace: Trace, reference: Trace, found: Departure) -> str:
+def show(scenario: dict, trace: Trace, reference: Trace, found: Departure, columns: int = 88) -> str:
     """The departure as text for a terminal: both rows, with queues and budget as bars."""
+    width = max(20, min(36, (columns - 16) // 2))
     name = f" of scenario {scenario['name']!r}" if scenario.get("name") else ""
     yours, theirs = _row(trace, found.index), _row(reference, found.index)
     lines = [f"step {found.index}{name} is the first that differs", ""]
-    lines.append(f"{'':14}{'yours':38}reference")
+    lines.append(f"{'':14}{'yours':{width + 2}}reference")
     for key in dict.fromkeys([*yours, *theirs]):
         left, right = yours.get(key, ""), theirs.get(key, "")
         mark = " " if left == right else ">"
-        for number, (a, b) in enumerate(_pair(left, right, 36)):
-            lines.append(f"{mark} {key if number == 0 else '':12}{a:38}{b}".rstrip())
+        for number, (a, b) in enumerate(_pair(left, right, width)):
+            lines.append(f"{mark} {key if number == 0 else '':12}{a:{width + 2}}{b}".rstrip())
     return "\n".join(lines)
 
 

@@ -69,7 +69,8 @@ def departures(item, lab: Lab, yours: Outcome) -> list[str]:
     for (scenario, trace), (_, expected) in zip(yours.runs, reference.runs, strict=False):
         found = compare.departure(trace, expected)
         if found and found.index < max(len(trace.steps), len(expected.steps)):
-            return [compare.show(scenario, trace, expected, found)]
+            columns = item.config.get_terminal_writer().fullwidth
+            return [compare.show(scenario, trace, expected, found, columns)]
     return []
 
 
