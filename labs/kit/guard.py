@@ -145,7 +145,12 @@ def silence():
 
 def describe(error: BaseException) -> str:
     """An error in one line: its kind and what it says first, whatever its __str__ does."""
-    return f"{type(error).__name__}: {_shown(str, error)}".removesuffix(": ")
+    return f"{type(error).__name__}: {said(error)}".removesuffix(": ")
+
+
+def said(error: BaseException) -> str:
+    """What an error says first."""
+    return _shown(str, error)
 
 
 def brief(value) -> str:

@@ -56,6 +56,15 @@ def test_the_table_says_whose_each_part_is():
     assert whose["Scheduler"] == "the engine's own"
 
 
+def test_the_table_names_no_part_that_nothing_calls():
+    """lab-04's fused_step cuts with the engine's next_chunk, whoever has written lab-02."""
+    learner = LearnerParts.from_labs("lab-02,lab-04", impl="solution")
+    whose = dict(learner.table())
+    assert whose["attend_backend"] == "lab-04, yours"
+    assert whose["next_chunk"] == "the engine's own"
+    assert dict(LearnerParts.from_labs("2,4,5", impl="solution").table())["next_chunk"] == "lab-02, yours"
+
+
 def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
     """The parts of a lab whose solution has another body in one place, as a starter.py would have it."""
     lab = find_lab(lab_id)
@@ -66,7 +75,7 @@ def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
 
 
 def why(model, learner) -> str:
-    with pytest.raises(Exception) as raised:  # noqa: B017 (whatever the part raises is explained)
+    with pytest.raises(BaseException) as raised:  # noqa: B017 (whatever the part raises is explained)
         serve(model, learner.check, **learner.engine_args)
     return str(learner.explain(raised.value, 3))
 
@@ -98,7 +107,23 @@ def test_an_endless_loop_ends(model, monkeypatch):
     learner = broken(monkeypatch, "lab-01", "schedule_step", "while True:\n    pass")
     with pytest.raises(BaseException) as raised:
         serve(model, **learner.engine_args)
-    assert "lab-01: schedule_step stopped the run" in str(learner.explain(raised.value, 0))
+    told = str(learner.explain(raised.value, 0))
+    assert "lab-01: schedule_step stopped the run" in told and "no answer within 0.5 s" in told
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
+        ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
+        ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
+    ],
+    ids=["mute", "flood", "long"],
+)
+def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, body, words):
+    told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
+    assert words in told and len(told) < 300
+    assert len(capsys.readouterr().out) <= 20_000
 
 
 def test_an_unwritten_starter_is_told_kindly():
