@@ -60,6 +60,8 @@ def status():
     from labs.kit.progress import all_progress
 
     table = Table("lab", "task", "tests", "points", "minutes", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal wraps a name, and keeps all of it
     board = all_progress()
     for progress in board:
         lab = progress.lab

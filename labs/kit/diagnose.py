@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from textwrap import fill
 
 from labs.kit import compare, loading
 from labs.kit.driver import RUNS
@@ -84,7 +85,8 @@ def lookalikes(item, lab: Lab, yours: Outcome) -> list[str]:
     for bug in sorted(lab.bugs, key=lambda bug: (-_suspects[lab.id, bug.id], bug.caught_by != test)):
         if outcome(item, _buggy(lab.id, bug.id)).fingerprint == yours.fingerprint:
             _suspects[lab.id, bug.id] += 1
-            return [f"{bug.title}: {bug.hint.strip()}"]
+            columns = item.config.get_terminal_writer().fullwidth
+            return [fill(f"{bug.title}: {bug.hint.strip()}", columns)]
     return []
 
 

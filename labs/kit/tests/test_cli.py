@@ -39,6 +39,14 @@ def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(cour
     assert "next: lab-02" in labs(course, "status").stdout
 
 
+def test_status_in_a_narrow_terminal_keeps_every_letter(course, monkeypatch):
+    wide = course.environment()
+    monkeypatch.setattr(course, "environment", lambda: wide | {"COLUMNS": "40", "TERM": "dumb"})
+    lines = labs(course, "status").stdout.splitlines()
+    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("next:"))]
+    assert max(map(len, table)) <= 40 and "\u2026" not in "".join(table)
+
+
 def test_status_goes_on_past_a_broken_lab(course):
     course.add("lab-02")
     course.file("starter.py").write_text("def f(:\n", "utf-8")
