@@ -151,7 +151,7 @@ def metrics_table(trace: Trace) -> Table:
 
     table = Table(
         box=box.SIMPLE_HEAD,
-        caption=f"prompt, cached and output in tokens; queue, prefill, TTFT and TPOT in {shown}",
+        caption=f"prompt, cached of it and output in tokens; queue, prefill, TTFT and TPOT in {shown}",
         caption_justify="left",
         header_style="bold",
         pad_edge=False,
@@ -167,7 +167,7 @@ def metrics_table(trace: Trace) -> Table:
             m.id,
             str(m.priority),
             str(m.num_prompt_tokens),
-            str(m.num_cached_tokens + m.num_resumed_cached_tokens),
+            str(m.num_cached_tokens),
             str(m.num_output_tokens),
             "-" if m.queue_steps is None else str(m.queue_steps),
             *(time(value) for value in (m.queue_time, m.prefill_time, m.ttft, m.tpot)),

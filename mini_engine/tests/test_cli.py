@@ -59,6 +59,14 @@ def test_demo_prints_texts_metrics_and_paths(demo_run):
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_cached_is_a_part_of_the_prompt(demo_run):
+    """What a preempted request finds of itself when it comes back is no prefix hit."""
+    table = demo.metrics_table(read_trace(demo_run[1] / "trace.jsonl"))
+    cells = {column.header: list(column.cells) for column in table.columns}
+    pairs = [(int(c), int(p)) for c, p in zip(cells["cached"], cells["prompt"], strict=True)]
+    assert all(cached < prompt for cached, prompt in pairs) and any(cached for cached, _ in pairs)
+
+
 def test_shown_is_not_always_yes(demo_run):
     trace = read_trace(demo_run[1] / "trace.jsonl")
     trace.steps = trace.steps[-1:]
