@@ -111,8 +111,8 @@ def _starter(lab: Lab):
         if isinstance(error, SyntaxError) and error.filename == str(path):
             problem = f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}"
             raise LoadProblem(problem) from None
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-        where = f", line {lines[-1]}" if lines else ""
+        line = line_in_starter(error)
+        where = f", line {line}" if line else ""
         raise LoadProblem(f"{lab.id}: starter.py fails at import{where}: {describe(error)}") from None
     missing = [task.name for task in lab.tasks if not _has(module, task.name)]
     if missing:
@@ -121,6 +121,12 @@ def _starter(lab: Lab):
             f"with: python -m labs reset {lab.id}"
         )
     return module
+
+
+def line_in_starter(error: BaseException) -> int | None:
+    """The last line of a starter.py that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno for f in reversed(frames) if Path(f.filename).name == "starter.py"), None)
 
 
 def _read(lab: Lab, path: Path) -> str:

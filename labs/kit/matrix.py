@@ -148,8 +148,8 @@ class Matrix:
         self.write({"begun": self.begun})
 
     def pytest_keyboard_interrupt(self, excinfo):
-        lines = [f.lineno + 1 for f in excinfo.traceback if str(f.path).endswith("starter.py")]
-        where = f" in starter.py, line {lines[-1]}" if lines else ""
+        line = loading.line_in_starter(excinfo.value)
+        where = f" in starter.py, line {line}" if line else ""
         self.write({"begun": self.begun, "stopped": describe(excinfo.value) + where})
 
     def pytest_runtest_makereport(self, item, call):

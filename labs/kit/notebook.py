@@ -14,7 +14,7 @@ from pathlib import Path
 
 from labs.kit import compare, loading
 from labs.kit.driver import DEFAULTS, RUNS
-from labs.kit.guard import PrintFlood, TimeUp, deadline, silence
+from labs.kit.guard import PrintFlood, TimeUp, deadline, describe, silence
 from labs.kit.manifest import Lab, LabError, find_lab, impl_from_environment
 from labs.kit.toys import make_request
 from mini_engine import figures
@@ -88,13 +88,9 @@ def _run(lab: Lab, scenarios, scenario: dict, impl: str) -> tuple[Trace | None, 
 def _in_words(lab: Lab, error: BaseException) -> str:
     from labs.kit.plugin import in_words  # needs pytest, and only a run that fails needs it
 
-    words, lines, frame = in_words(lab, error), [], error.__traceback__
-    while frame:
-        if Path(frame.tb_frame.f_code.co_filename).name == "starter.py":
-            lines.append(frame.tb_lineno)
-        frame = frame.tb_next
-    where = f" (starter.py, line {lines[-1]})" if lines else ""
-    return "; ".join(words) if words else f"it stops with {type(error).__name__}: {error}{where}"
+    words, line = in_words(lab, error), loading.line_in_starter(error)
+    where = f" (starter.py, line {line})" if line else ""
+    return "; ".join(words) if words else f"it stops with {describe(error)}{where}"
 
 
 def _tell(what: str, whose: str, scenario: dict, yours: Trace, reference: Trace) -> None:

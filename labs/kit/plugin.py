@@ -153,7 +153,7 @@ def pytest_runtest_makereport(item, call):
     lab = lab_of(item)
     if lab is None or call.when != "call" or call.excinfo is None:
         return (yield)
-    words = in_words(item, lab, call.excinfo)
+    words = in_words(lab, call.excinfo.value, getattr(item, "seconds", None))
     explained = not words and impl_from_environment() == "starter" and matrix.variant_of(item) is None
     if words:
         item.repr_failure = lambda _: Kind(words)  # in place of pytest's own, which takes its time
@@ -168,9 +168,9 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-def in_words(item, lab: Lab, excinfo) -> list[str]:
+def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> list[str]:
     """The failures that need no traceback, as at most two lines; [] for all others."""
-    error = reason = excinfo.value
+    reason = error
     while reason is not None:  # also behind what `pytest.raises(RuntimeError)`, of which it is a kind, led to
         kind = isinstance(reason, NotImplementedError | AssertionError)
         if kind and (found := NOT_WRITTEN.search(str(reason))):
@@ -184,9 +184,9 @@ def in_words(item, lab: Lab, excinfo) -> list[str]:
     if isinstance(error, loading.LoadProblem | NotBegun):
         return [str(error)]
     if isinstance(error, TimeUp):
-        lines = [entry.lineno + 1 for entry in excinfo.traceback if str(entry.path).endswith("starter.py")]
-        where = f" It was in starter.py, line {lines[-1]}." if lines else ""
-        return [f"{lab.id}: no answer within {item.seconds:g} s: a loop that never ends?{where}"]
+        line = loading.line_in_starter(error)
+        where = f" It was in starter.py, line {line}." if line else ""
+        return [f"{lab.id}: no answer within {seconds or lab.timeout:g} s: a loop that never ends?{where}"]
     if isinstance(error, PrintFlood):
         return [f"{lab.id}: {error} in one test; print less, for example one line a step"]
     return []
