@@ -64,7 +64,7 @@ def pytest_collection_finish(session):
     labs = sorted({lab.id for item in session.items if (lab := lab_of(item))})
     if not labs:
         return
-    gc.freeze()  # what start-up made lives to the end; collecting it again and again takes a tenth of the time
+    gc.freeze()  # what start-up made lives to the end; collecting it again takes a tenth of the time
     if reporter is None:
         return
     impl = impl_from_environment()
