@@ -113,7 +113,8 @@ def show_test(lab_id: str | None) -> bool:
         typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass")
     failure = now.next_failure
     if now.is_done:
-        typer.echo(f"{lab.id} is done: {now.points} points. The reference: python -m labs solution {lab.id}")
+        reference = f" The reference: python -m labs solution {lab.id}" if has_solution(lab) else ""
+        typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
         return True
     typer.echo("the first that fails:")
     sys.stdout.flush()
@@ -184,7 +185,13 @@ def show_hint(lab: Lab, task_name: str | None) -> None:
     typer.echo("")
     typer.echo(text)
     if number == len(task.hints):
-        typer.echo(f"\nthat was the last one; what is left is python -m labs solution {lab.id} --spoil")
+        left = f"; what is left is python -m labs solution {lab.id} --spoil" if has_solution(lab) else ""
+        typer.echo(f"\nthat was the last one{left}")
+
+
+def has_solution(lab: Lab) -> bool:
+    """Whether this edition of the course has it; that for students has none."""
+    return lab.file("solution.py").exists()
 
 
 @app.command()
@@ -193,12 +200,16 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
 ):
     """Back to the starter as it was. Your file is kept in labs/.state/backups."""
-    from labs.kit.progress import reset as put_back
-
     lab = find_lab(lab_id)
     if not yes:
         typer.confirm(f"put labs/{lab.id}/starter.py back to how it was?", abort=True)
-    backup = put_back(lab)
+    put_back(lab)
+
+
+def put_back(lab: Lab) -> None:
+    from labs.kit.progress import reset
+
+    backup = reset(lab)
     typer.echo(f"labs/{lab.id}/starter.py is as new")
     if backup:
         typer.echo(f"your version is kept in {backup.relative_to(LABS_DIR.parent).as_posix()}")
@@ -215,7 +226,7 @@ def solution(
     from labs.kit.progress import progress
 
     lab = find_lab(lab_id)
-    if not lab.file("solution.py").exists():
+    if not has_solution(lab):
         fail(f"{lab.id}: this edition of the course comes without solutions", 1)
     if not spoil:
         now = progress(lab)
@@ -255,13 +266,9 @@ def check(
 
 @app.command()
 def generate(labs: SomeLabs = None):
-    """For authors: write starter.py anew from solution.py (edits of starter.py are lost)."""
-    from labs.kit.generate import starter_source
-
+    """For authors: write starter.py anew from solution.py. What was there is kept, as by reset."""
     for name in chosen(labs):
-        lab = find_lab(name)
-        lab.file("starter.py").write_text(starter_source(lab), encoding="utf-8")
-        typer.echo(f"wrote labs/{name}/starter.py")
+        put_back(find_lab(name))
 
 
 @app.command()

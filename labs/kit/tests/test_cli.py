@@ -182,6 +182,16 @@ def test_reset_asks_keeps_a_backup_and_puts_the_starter_back(course):
     assert "kept in" not in labs(course, "reset", "lab-01", "--yes").stdout  # nothing to keep
 
 
+def test_generate_loses_nobodys_work(course):
+    pristine = course.file("starter.py").read_text("utf-8")
+    course.write("return {'mine': 1}")
+    mine = course.file("starter.py").read_text("utf-8")
+    assert "kept in" in labs(course, "generate", "1").stdout
+    assert course.file("starter.py").read_text("utf-8") == pristine
+    (backup,) = (course.labs / ".state" / "backups").iterdir()
+    assert backup.read_text("utf-8") == mine
+
+
 def test_solution_is_shown_once_yours_passes(course):
     result = labs(course, "solution", "lab-01")
     assert result.returncode == 1
@@ -258,6 +268,8 @@ def test_student_edition_works(edition):
     assert engine.stdout.startswith("4 ") and str(edition) in engine.stdout
     refused = python(edition, "labs", "solution", "lab-01", "--spoil")
     assert "comes without solutions" in refused.stderr
+    hints = [python(edition, "labs", "hint", "lab-01").stdout for _ in range(3)]
+    assert "that was the last one" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
 
 
 def test_an_update_keeps_edited_starters(edition):
