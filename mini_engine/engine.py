@@ -285,9 +285,10 @@ class Engine:
         logits is (S, vocab_size), a row for each of `requests`; returns {request_id: token_id}.
         Raises ValueError when there are more or fewer rows.
         """
-        if len(logits) != len(requests):
+        num_rows = 0 if logits is None else len(logits)
+        if num_rows != len(requests):
             raise ValueError(
-                f"sample() got {len(logits)} rows of logits for {len(requests)} requests; "
+                f"sample() got {num_rows} rows of logits for {len(requests)} requests; "
                 "it takes a row for each request that ends its sequence in this step"
             )
         if not requests:

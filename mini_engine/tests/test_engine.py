@@ -467,6 +467,7 @@ def test_sample_takes_a_row_for_each_request(model, num_rows):
     requests = [engine.requests[engine.add_request([1, 2, 3], greedy(3))] for _ in range(2)]
     with pytest.raises(ValueError, match=f"{num_rows} rows of logits for 2 requests"):
         engine.sample(torch.zeros(num_rows, model.config.vocab_size), requests)
+    assert engine.sample(torch.zeros(0, model.config.vocab_size), []) == engine.sample(None, []) == {}
     assert tokens_of(drain(engine)["r1"]) == alone(model, [1, 2, 3], greedy(3))
 
 
