@@ -190,7 +190,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self._texts: dict[str, OutputText] = {}
         self._logprobs: dict[str, dict[int, float]] = {}  # of this step's tokens
-        self._inboxes: dict[str, deque[Delta]] = {}
+        self.inboxes: dict[str, deque[Delta]] = {}  # where streams listen, by request_id
         self._num_added = 0
 
     # -------------------------------------------------------------------------------- requests
@@ -259,8 +259,8 @@ class Engine:
         """Drop a request wherever it is; False if it is not there (any more)."""
         found = self.scheduler.abort(request_id)
         if found:
-            if request_id in self._inboxes:
-                self._inboxes[request_id].append(Delta(request_id, [], "", "abort"))
+            if request_id in self.inboxes:
+                self.inboxes[request_id].append(Delta(request_id, [], "", "abort"))
             self._forget(request_id)
         return found
 
@@ -275,8 +275,8 @@ class Engine:
         """Serve one step; what it added, a Delta for each request that got a token."""
         deltas = self.parts.step(self)
         for delta in deltas:
-            if delta.request_id in self._inboxes:
-                self._inboxes[delta.request_id].append(delta)
+            if delta.request_id in self.inboxes:
+                self.inboxes[delta.request_id].append(delta)
         return deltas
 
     def sample(self, logits: torch.Tensor, requests: list[Request]) -> dict[str, int]:
@@ -351,7 +351,7 @@ class Stream(Iterator[Delta]):
 
     def __init__(self, engine: Engine, request: Request):
         self._engine, self._request = engine, request
-        self._inbox = engine._inboxes[request.request_id] = deque()
+        self._inbox = engine.inboxes[request.request_id] = deque()
         self._closed = False
 
     def __next__(self) -> Delta:
@@ -367,7 +367,7 @@ class Stream(Iterator[Delta]):
     def close(self) -> None:
         """Abort the request if it is not finished."""
         self._closed = True
-        inboxes, request_id = self._engine._inboxes, self._request.request_id
+        inboxes, request_id = self._engine.inboxes, self._request.request_id
         # By now the id may be another request's.
         if inboxes.get(request_id) is self._inbox:
             del inboxes[request_id]

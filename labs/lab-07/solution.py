@@ -54,7 +54,7 @@ class Stream(Iterator):
     def __init__(self, engine, request):
         """Given: `request` has been added to `engine` and is not finished."""
         self.engine, self.request = engine, request
-        self.inbox = engine._inboxes[request.request_id] = deque()
+        self.inbox = engine.inboxes[request.request_id] = deque()
         self.closed = False
 
     def __next__(self):
@@ -91,7 +91,7 @@ class Stream(Iterator):
 
     def unsubscribe(self):
         """Given: no more Deltas into this inbox."""
-        inboxes, request_id = self.engine._inboxes, self.request.request_id
+        inboxes, request_id = self.engine.inboxes, self.request.request_id
         if inboxes.get(request_id) is self.inbox:
             del inboxes[request_id]
 

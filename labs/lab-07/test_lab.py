@@ -501,7 +501,7 @@ def test_nobody_listens_at_the_end(lab):
     engine, (read, closed) = streams(lab, request("A", 5, 2), request("B", 5, 9))
     list(read)
     closed.close()
-    assert engine._inboxes == {}
+    assert engine.inboxes == {}
 
 
 def test_an_error_is_not_the_end(lab):

@@ -764,7 +764,7 @@ def test_29_the_engine_keeps_nothing_either():
     list(stream)
     drain(engine)
     assert (engine.requests, engine._texts, engine._logprobs) == ({}, {}, {})
-    assert (engine._inboxes, engine.sampler._generators) == ({}, {})
+    assert (engine.inboxes, engine.sampler._generators) == ({}, {})
 
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16)

@@ -324,7 +324,7 @@ def test_dropping_a_stream_aborts_its_request(started, how):
         assert list(stream) == []
     del stream
     gc.collect()
-    assert list(engine.requests) == ["b"] and engine._inboxes == {}
+    assert list(engine.requests) == ["b"] and engine.inboxes == {}
     assert text_of(drain(engine)["b"])
 
 

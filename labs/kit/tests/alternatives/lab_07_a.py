@@ -30,7 +30,7 @@ def step(engine):
 class Stream(Iterator):
     def __init__(self, engine, request):
         self.engine, self.request = engine, request
-        self.inbox = engine._inboxes[request.request_id] = deque()
+        self.inbox = engine.inboxes[request.request_id] = deque()
         self.rest = self.read()
 
     def read(self):
@@ -54,7 +54,7 @@ class Stream(Iterator):
             self.engine.abort(self.request.request_id)
 
     def unsubscribe(self):
-        inboxes, request_id = self.engine._inboxes, self.request.request_id
+        inboxes, request_id = self.engine.inboxes, self.request.request_id
         if inboxes.get(request_id) is self.inbox:
             del inboxes[request_id]
 

@@ -29,7 +29,7 @@ def step(engine):
 class Stream(Iterator):
     def __init__(self, engine, request):
         self.engine, self.request, self.over = engine, request, False
-        self.inbox = engine._inboxes[request.request_id] = deque()
+        self.inbox = engine.inboxes[request.request_id] = deque()
         self.num_read = 0  # the inbox is kept whole
 
     def __next__(self):
@@ -50,8 +50,8 @@ class Stream(Iterator):
             self.engine.abort(self.request.request_id)
 
     def unsubscribe(self):
-        if self.engine._inboxes.get(self.request.request_id) is self.inbox:
-            self.engine._inboxes.pop(self.request.request_id)
+        if self.engine.inboxes.get(self.request.request_id) is self.inbox:
+            self.engine.inboxes.pop(self.request.request_id)
 
 
 class OutputText:
