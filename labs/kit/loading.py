@@ -83,7 +83,7 @@ def _module_name(lab: Lab, name: str) -> str:
 
 
 def _engine(lab: Lab):
-    parts = {}
+    parts = types.ModuleType(f"{lab.id}_engine")
     twins = {task.name: task.engine for task in lab.tasks} | {k: v for k, v in lab.given.items() if v}
     for name, twin in twins.items():
         module_name, _, qualified = twin.partition(":")
@@ -91,8 +91,8 @@ def _engine(lab: Lab):
             part = getattr(importlib.import_module(module_name), qualified.split(".")[0])
         except (ImportError, AttributeError) as error:
             raise LoadProblem(f"{lab.id}: the engine's {name} is not at {twin}: {error}") from error
-        parts[name.split(".")[0]] = part
-    return types.SimpleNamespace(**parts)
+        setattr(parts, name.split(".")[0], part)
+    return parts
 
 
 def _starter(lab: Lab):

@@ -1,10 +1,12 @@
 """What a scheduler that can preempt must do: the queue, the single steps, then whole runs."""
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
 from labs.kit import FakeKV, assert_drained, load, make_request, one_step
+from labs.kit.driver import RUNS
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
 from mini_engine.trace import decisions, describe, replay
@@ -707,16 +709,22 @@ def test_arrival_is_never_restamped(lab):
 # ------------------------------------------------------------------------------ whole runs, at random
 
 
-def drawn(lab, seed, count=12):
-    for scenario in scenarios.draw(seed, count):
-        trace = scenarios.run(lab, scenario)
+def drawn(lab):
+    """30 random workloads and their traces. Run once for all these tests, and shown as each one's own."""
+    RUNS[:] = runs = ran(lab)
+    for _, trace in runs:
         assert_drained(trace)
-        yield scenario, trace
+    return runs
+
+
+@cache
+def ran(lab):
+    return [(scenario, scenarios.run(lab, scenario)) for scenario in scenarios.draw(seed=2, count=30)]
 
 
 def test_limits_hold_in_every_step(lab):
     """On random workloads no step exceeds budget, slots or memory, and in the end all slots are free."""
-    for scenario, trace in drawn(lab, seed=2):
+    for scenario, trace in drawn(lab):
         config = scenario["config"]
         for record, views in replay(trace):
             held = sum(len(view.blocks) for view in views.values())
@@ -728,14 +736,14 @@ def test_limits_hold_in_every_step(lab):
 
 def test_every_runner_computes_in_every_step(lab):
     """On random workloads everybody in running is in every schedule: who stays is never stalled."""
-    for _, trace in drawn(lab, seed=3):
+    for _, trace in drawn(lab):
         for record in trace.steps:
             assert len(record["scheduled"]) == record["num_running"]
 
 
 def test_nobody_waits_without_a_reason(lab):
     """On random workloads the front waits for budget, a slot, memory, or because room was made."""
-    for _, trace in drawn(lab, seed=4):
+    for _, trace in drawn(lab):
         for record in trace.steps:
             assert record["blocked"]["reason"] in ("budget", "slots", "memory", "preempted", "empty")
 
@@ -743,7 +751,7 @@ def test_nobody_waits_without_a_reason(lab):
 def test_victims_had_to_go(lab):
     """On random workloads victims are the last in policy order, and no more of them than needed."""
     preemptions = 0
-    for scenario, trace in drawn(lab, seed=5):
+    for scenario, trace in drawn(lab):
         by_priority = scenario["config"]["policy"] == "priority"
         for record, views in replay(trace):
             key = {name: (v.priority if by_priority else 0, v.arrival) for name, v in views.items()}
@@ -759,9 +767,8 @@ def test_victims_had_to_go(lab):
 
 def test_thrashing_ends(lab):
     """Each admission of a victim yields a token, or ends for an earlier one's sake: so all of it ends."""
-    runs = [SCENARIOS["thrashing"], *scenarios.draw(seed=6, count=12)]
-    for scenario in runs:
-        trace = scenarios.run(lab, scenario)
+    thrashing = SCENARIOS["thrashing"]
+    for scenario, trace in [*drawn(lab), (thrashing, scenarios.run(lab, thrashing))]:
         assert_drained(trace)
         by_priority = scenario["config"]["policy"] == "priority"
         without_token = set()  # admitted, and no token since
