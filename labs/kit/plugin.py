@@ -109,6 +109,10 @@ def pytest_runtest_call(item):
         except TimeUp:
             _timed_out[key] += 1
             raise
+        except (pytest.skip.Exception, pytest.xfail.Exception, pytest.exit.Exception) as verdict:
+            if loading.line_in_starter(verdict) is None:
+                raise
+            raise AssertionError(f"{lab.id}: starter.py ends the test by itself: {brief(verdict)}") from None
 
 
 def pytest_enter_pdb():

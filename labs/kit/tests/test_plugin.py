@@ -181,6 +181,15 @@ def test_a_message_about_what_is_not_written_is_no_failure_of_its_own(course):
     assert "\nlab-01: schedule_step is not written yet\nwrite it in" in text
 
 
+@pytest.mark.parametrize("way_out", ["skip", "xfail", "exit"])
+def test_a_starter_gives_no_verdict_on_itself(course, way_out):
+    course.write(f"import pytest; pytest.{way_out}('nothing to see')")
+    result = course.pytest("labs/lab-01", "-k", "budget")
+    assert result.returncode == 1
+    assert "lab-01: starter.py ends the test by itself" in result.stdout
+    assert "passed" not in result.stdout and "skipped" not in result.stdout
+
+
 def test_sys_exit_in_a_task_is_a_failed_test(course):
     course.write("import sys\nsys.exit(0)")
     result = course.pytest(FIRST)
