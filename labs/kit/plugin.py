@@ -58,8 +58,6 @@ def _lab_in(folder: Path) -> Lab | None:
 
 def pytest_collection_finish(session):
     """Say what is being tested: a green run on the reference must not pass for one's own."""
-    if "hypothesis" not in sys.modules:  # its closing report would import it all, for over a second
-        session.config.pluginmanager.set_blocked("hypothesispytest")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     labs = sorted({lab.id for item in session.items if (lab := lab_of(item))})
     if not labs:
