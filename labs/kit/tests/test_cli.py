@@ -1,5 +1,6 @@
 """`python -m labs` as a learner uses it, in a course of their own."""
 
+import os
 import re
 import subprocess
 import sys
@@ -243,9 +244,9 @@ def edition(tmp_path_factory):
 
 
 def python(folder, *line):
-    return subprocess.run(
-        [sys.executable, "-m", *line], cwd=folder, capture_output=True, text=True, errors="replace"
-    )
+    own = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}  # this run's, not the students'
+    command = [sys.executable, "-m", *line]
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, errors="replace")
 
 
 def test_student_edition_has_no_solutions_zoo_or_twins(edition):
