@@ -207,6 +207,8 @@ def rendered(lab: Lab, excinfo) -> TerminalRepr:
         code = [line for line in entry.lines if not line.startswith("E ")]
         said = [line if len(line) <= WIDEST else line[:WIDEST] + " ..." for line in entry.lines[len(code) :]]
         entry.lines = [*code, *said[:E_LINES], *(["E   ..."] if len(said) > E_LINES else [])]
+    if shown.reprcrash:  # the summary line, which pytest cuts to the terminal's width, but not where CI is set
+        shown.reprcrash.message = shown.reprcrash.message.split("\n")[0][:WIDEST]
     return shown
 
 

@@ -149,7 +149,9 @@ def test_threads_left_running_do_not_keep_pytest(course):
     assert "threads are still running" in result.stdout
 
 
-def test_only_the_learner_s_lines_are_shown_and_an_endless_message_is_cut(course):
+@pytest.mark.parametrize("ci", ["", "true"])  # where CI is set, pytest itself cuts nothing
+def test_only_the_learner_s_lines_are_shown_and_an_endless_message_is_cut(course, monkeypatch, ci):
+    monkeypatch.setenv("CI", ci)
     course.write("raise ValueError('x' * 10**6)")
     text = course.pytest(FIRST).stdout
     assert "starter.py" in text and "labs/kit" not in text and "mini_engine/" not in text
