@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from labs.kit.generate import pristine_source
-from labs.kit.guard import PrintFlood, TimeUp, deadline, describe, silence
+from labs.kit.guard import PrintFlood, TimeUp, deadline, describe, kept_alive, silence
 from labs.kit.manifest import Bug, Lab, LabError, find_lab
 
 
@@ -99,7 +99,7 @@ def _starter(lab: Lab):
     path = lab.file("starter.py")
     source = _read(lab, path)
     try:
-        with deadline(lab.timeout), silence():
+        with deadline(lab.timeout), silence(), kept_alive():
             module = execute(source, _module_name(lab, "starter"), path)
     except TimeUp:
         raise LoadProblem(f"{lab.id}: importing starter.py does not end; a loop at its top level?") from None

@@ -95,7 +95,7 @@ def _trouble(lab: Lab, code: int, rows: list, tail: str) -> str:
         place = re.search(r'starter\.py", line (\d+) in (\S+)', tail)
         where = f", in {place[2]} (starter.py, line {place[1]})" if place else ""
         return f"{begun} does not end, and hangs so that nothing interrupts it{where}"
-    return f"{begun} ended the whole test process (exit code {code}); os._exit, or a crash?"
+    return f"{begun} ended the whole test process (exit code {code}); a crash?"
 
 
 def side_by_side(work: Callable, items: list) -> list:

@@ -10,7 +10,7 @@ import traceback
 from dataclasses import dataclass, fields
 
 from labs.kit.driver import Referee
-from labs.kit.guard import TimeUp, deadline, describe, limited_prints, said
+from labs.kit.guard import TimeUp, deadline, describe, kept_alive, limited_prints, said
 from labs.kit.loading import Broken, namespace
 from labs.kit.manifest import LabError, find_lab, lab_ids
 from labs.kit.progress import progress
@@ -148,7 +148,7 @@ def _with(backend, module):
 
 def _timed(step):
     def timed_step(engine):
-        with deadline(SECONDS_A_STEP), limited_prints():
+        with deadline(SECONDS_A_STEP), limited_prints(), kept_alive():
             return step(engine)
 
     return timed_step

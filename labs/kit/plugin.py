@@ -19,7 +19,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from labs.kit import diagnose, guard, loading, matrix
 from labs.kit.driver import RUNS
-from labs.kit.guard import PrintFlood, TimeUp, brief, deadline, limited_prints
+from labs.kit.guard import PrintFlood, TimeUp, brief, deadline, kept_alive, limited_prints
 from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 
 NOT_WRITTEN = re.compile(r"lab-\d+: [\w.]+ is not written yet")
@@ -101,7 +101,7 @@ def pytest_runtest_call(item):
     if _timed_out[key] >= ENOUGH:
         raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
     item.seconds = min(1.0, lab.timeout) if _timed_out[key] else lab.timeout
-    with deadline(item.seconds), limited_prints():
+    with deadline(item.seconds), limited_prints(), kept_alive():
         try:
             return (yield)
         except TimeUp:
@@ -207,7 +207,9 @@ def rendered(lab: Lab, excinfo) -> TerminalRepr:
         code = [line for line in entry.lines if not line.startswith("E ")]
         said = [line if len(line) <= WIDEST else line[:WIDEST] + " ..." for line in entry.lines[len(code) :]]
         entry.lines = [*code, *said[:E_LINES], *(["E   ..."] if len(said) > E_LINES else [])]
-    if shown.reprcrash:  # the summary line, which pytest cuts to the terminal's width, but not where CI is set
+    if (
+        shown.reprcrash
+    ):  # the summary line, which pytest cuts to the terminal's width, but not where CI is set
         shown.reprcrash.message = shown.reprcrash.message.split("\n")[0][:WIDEST]
     return shown
 

@@ -111,7 +111,10 @@ def test_bad_arguments_are_one_line(course, line, words):
 @pytest.mark.parametrize(
     "body, words",
     [
-        ("import os\nos._exit(0)", "test_nobody_there ended the whole test process (exit code 0)"),
+        (
+            "import os\nos.kill(os.getpid(), 9)",
+            "test_nobody_there ended the whole test process (exit code -9)",
+        ),
         (
             "raise KeyboardInterrupt",
             "test_nobody_there was stopped by KeyboardInterrupt in starter.py, line 4",
@@ -121,7 +124,7 @@ def test_bad_arguments_are_one_line(course, line, words):
             "nothing interrupts it, in schedule_step (starter.py, l",
         ),
     ],
-    ids=["exit", "interrupt", "hang"],
+    ids=["killed", "interrupt", "hang"],
 )
 def test_the_end_of_the_test_process_is_told_and_not_kept(course, body, words):
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")

@@ -116,9 +116,10 @@ def test_an_endless_loop_ends(model, monkeypatch):
     [
         ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
         ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
+        ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
         ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
     ],
-    ids=["mute", "flood", "long"],
+    ids=["mute", "flood", "exit", "long"],
 )
 def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, body, words):
     told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))

@@ -1,5 +1,6 @@
 """What pytest says about a learner's starter.py: kind, short, and never an error at collection."""
 
+import os
 import re
 
 import pytest
@@ -192,11 +193,23 @@ def test_a_starter_gives_no_verdict_on_itself(course, way_out):
     assert "passed" not in result.stdout and "skipped" not in result.stdout
 
 
-def test_sys_exit_in_a_task_is_a_failed_test(course):
-    course.write("import sys\nsys.exit(0)")
+@pytest.mark.parametrize(
+    "way_out, words", [("import sys\nsys.exit(0)", "0"), ("import os\nos._exit(0)", "os._exit(0), which wo")]
+)
+def test_an_exit_in_a_task_is_a_failed_test(course, way_out, words):
+    course.write(way_out)
     result = course.pytest(FIRST)
     assert counts(result) == {"failed": 1}
-    assert "> ended       SystemExit: 0" in result.stdout
+    assert f"> ended       SystemExit: {words}" in result.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_os_exit_at_import_is_said_and_a_fork_may_leave_that_way(course):
+    course.file("starter.py").write_text(
+        "import os\nif not os.fork():\n    os._exit(0)\nos.wait()\nos._exit(0)\n"
+    )
+    text = course.pytest(FIRST).stdout
+    assert "starter.py fails at import, line 5: SystemExit: os._exit(0), which would end the whole" in text
 
 
 def test_no_progress_is_said_in_words(course):
