@@ -206,7 +206,10 @@ class BlockManager:
                     self.free_cached[block_id] = None
 
     def reset_prefix_cache(self):
-        """Forget all content (after new weights were loaded, say). False while anybody holds a block."""
+        """Forget all content (after new weights were loaded, say).
+
+        True; or False and no change at all, while anybody holds a block.
+        """
         if self.tables:
             return False
         for block_id in self.free_cached:

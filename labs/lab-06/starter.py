@@ -159,7 +159,10 @@ class BlockManager:
         raise NotImplementedError("lab-06: BlockManager.free is not written yet")
 
     def reset_prefix_cache(self):
-        """Forget all content (after new weights were loaded, say). False while anybody holds a block."""
+        """Forget all content (after new weights were loaded, say).
+
+        True; or False and no change at all, while anybody holds a block.
+        """
         raise NotImplementedError("lab-06: BlockManager.reset_prefix_cache is not written yet")
 
     def check(self):

@@ -112,9 +112,11 @@ def test_a_hash_collision_does_not_hit(lab):
     admitted(kv, "a", [1, 2, 3, 4, 5])
     assert cached_for(kv, [6, 7, 8, 9, 5]) == 0
     assert cached_for(kv, [1, 2, 8, 9, 5]) == 2
-    admitted(kv, "b", [6, 7, 8, 9, 5])
+    admitted(kv, "b", [6, 7, 8, 9, 5, 5, 5])
     assert cached_for(kv, [1, 2, 8, 9, 5]) == 2, "the second block of b has another parent"
     assert cached_for(kv, [6, 7, 8, 9, 5]) == 4
+    admitted(kv, "c", [1, 2, 8, 9, 0, 0, 0])
+    assert cached_for(kv, [6, 7, 8, 9, 0, 0, 0]) == 4, "the third block of c has another grandparent"
 
 
 def test_salts_separate_tenants(lab):
@@ -162,6 +164,7 @@ def test_blocks_appear_chunk_by_chunk(lab):
         kv.publish(request)
         found.append(cached_for(kv, list(range(13))))
     assert found == [0, 4, 4, 8, 8, 12]
+    assert kv.num_cached_blocks == 3, "a block that has its name is not entered again"
 
 
 def test_a_partly_filled_block_is_not_published(lab):
@@ -243,12 +246,17 @@ def test_a_hit_shares_the_block(lab):
 
 
 def test_progress_begins_behind_the_hit(lab):
-    """num_computed_tokens is what was found, so that the step pays for the rest only."""
+    """num_computed_tokens is what this admission found, so that the step pays for the rest only."""
     kv = make(lab, 8, 4)
-    admitted(kv, "a", BASE)
+    kv.free(admitted(kv, "a", BASE))
     second = make_request("b", BASE)
     assert kv.admit(second)
     assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (8, 8, 1)
+    kv.free(second)  # preempted, and everything it knew is evicted
+    second.num_computed_tokens, second.num_preemptions = 0, 1
+    kv.free(admitted(kv, "c", list(range(32)), computed=0))
+    assert kv.admit(second)
+    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (0, 0, 9)
 
 
 def test_a_hit_on_a_free_block_takes_it(lab):
@@ -320,8 +328,8 @@ def test_the_watermark_is_for_those_who_run(lab):
 
 
 def test_its_own_hits_are_no_reserve(lab):
-    """Four free blocks, two of them hits, one to stay free: one new block is possible, two are not."""
-    kv = make(lab, 5, 4, watermark=1)
+    """Five free blocks, two of them hits, two to stay free: one new block is possible, two are not."""
+    kv = make(lab, 6, 4, watermark=2)
     kv.free(admitted(kv, "a", BASE))
     admitted(kv, "b", [1, 2, 3])
     assert not kv.admit(make_request("c", [*BASE, *range(7)]))
@@ -435,11 +443,13 @@ def test_free_of_nobody_does_nothing(lab):
 
 
 def test_reset_waits_until_nobody_holds_a_block(lab):
-    """It is refused while a request runs, and clears everything afterwards."""
+    """While a request holds anything it is refused and changes nothing; afterwards it clears everything."""
     kv = make(lab, 8, 4)
-    request = admitted(kv, "a", BASE)
+    assert kv.reset_prefix_cache(), "nobody holds anything"
+    kv.free(admitted(kv, "a", BASE))
+    request = admitted(kv, "r", [7] * 5, computed=0)  # its keys would be of the old weights
     assert not kv.reset_prefix_cache()
-    assert cached_for(kv, BASE) == 8
+    assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (8, 2, 6)
     kv.free(request)
     assert kv.reset_prefix_cache()
     assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (0, 0, 8)
