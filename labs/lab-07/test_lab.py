@@ -107,6 +107,18 @@ def test_an_empty_schedule_is_an_error_in_words(lab):
     assert forwards.count == 0
 
 
+def test_an_error_of_a_part_is_not_hidden(lab):
+    """When a part fails, step fails: an empty list would look like a step in which nobody has spoken."""
+    engine = engine_with(lab, request("A", 5))
+
+    def forward(rows):
+        raise ZeroDivisionError
+
+    engine.backend.forward = forward
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+
+
 def test_one_forward_a_step(lab):
     """Two decodes, a prompt that ends and one that is cut: the model is called once, in every step."""
     engine = engine_with(lab, request("A", 4, 9), request("B", 3, 9), max_num_batched_tokens=16)
@@ -465,9 +477,10 @@ def test_a_stream_that_is_over_stays_over(lab):
 
 
 def test_who_stops_reading_is_not_computed_for(lab):
-    """A stream that is closed half-way aborts its request: its room is free, the others go on."""
-    engine, (stream,) = streams(lab, request("A", 9, 30))
+    """A stream that is closed half-way, or never read, aborts its request: its room is free, others go on."""
+    engine, (stream, unread) = streams(lab, request("A", 9, 30), request("C", 9, 30))
     scenarios.add(engine, request("B", 5, 6))
+    unread.close()
     next(stream)
     stream.close()
     assert list(engine.requests) == ["B"]
@@ -490,10 +503,10 @@ def test_closing_before_the_last_delta_is_read(lab):
     """The request is done and its id taken, but Deltas lie unread: they are dropped, the new one goes on."""
     engine, (first,) = streams(lab, request("A", 5, 2))
     drain(engine)
-    scenarios.add(engine, request("A", 7, 5))
+    second = lab.Stream(engine, scenarios.add(engine, request("A", 7, 5)))
     first.close()
     assert list(first) == []
-    assert drain(engine) == {"A": scenarios.alone(request("A", 7, 5))}
+    assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
 
 
 def test_nobody_listens_at_the_end(lab):
@@ -555,6 +568,7 @@ def told(lab, pieces, stop):
         (["so", "\n", "\n", "no"], ["\n\n", "zzz"], "so"),
         (["the end, the-END, ", "the END, no END"], [" END"], "the end, the-END, the"),
         (["wait", "..", ". no"], ["..."], "wait"),
+        (["ok <|", "im_", "end", "|> no"], ["<|im_end|>"], "ok "),
     ],
 )
 def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
@@ -565,9 +579,10 @@ def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
 
 def test_the_first_in_the_text_counts(lab):
     """Of two stop strings in one token, the one that begins first cuts the text: not the first named, nor
-    the longer."""
+    the longer, nor the one that ends first."""
     assert told(lab, ["go ", "on stop end"], ["end", "stop"]) == (["go ", "on "], "stop")
     assert told(lab, ["go ", "to end stop"], ["stop", "end"]) == (["go ", "to "], "end")
+    assert told(lab, ["go ", "to end stop"], ["d s", "end stop"]) == (["go ", "to "], "end stop")
 
 
 def test_no_part_of_a_stop_string_is_shown(lab):
