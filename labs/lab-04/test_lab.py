@@ -1,11 +1,12 @@
 """What a fused step must do: its mask, its rectangle, its way back into the caches, and the whole."""
 
 import re
+from copy import deepcopy
 
 import pytest
 import torch
 
-from labs.kit import assert_close, assert_drained, load
+from labs.kit import assert_close, assert_drained, load, make_request
 
 scenarios = load("lab-04", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
@@ -136,8 +137,21 @@ def test_only_the_chunk_that_ends_a_sequence_is_last(lab):
 def test_the_end_of_the_prompt_is_not_the_end_of_the_sequence(lab):
     """A preempted request, 4 + 3 tokens, is not sampled at its prompt's end: what follows is known."""
     request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
-    assert lab.assemble_fused_batch([(request, 5)], {"back": cache}).is_last == [False]
+    for num_tokens in (1, 4, 5):  # also not where it has outputs and is given a single token
+        batch = lab.assemble_fused_batch([(request, num_tokens)], {"back": cache})
+        assert batch.is_last == [False], f"sampled after {num_tokens} of 7 tokens"
     assert lab.assemble_fused_batch([(request, 7)], {"back": cache}).is_last == [True]
+
+
+def test_token_0_is_a_token(lab):
+    """A prompt may hold token 0, which the pads are made of too: it is counted, and has its position."""
+    request, cache = scenarios.mid_flight("chat", 5, 5)
+    zeros = make_request("zeros", [0, 7, 0])
+    caches = {"chat": cache, "zeros": scenarios.empty_cache()}
+    batch = lab.assemble_fused_batch([(request, 5), (zeros, 3)], caches)
+    assert batch.num_new.tolist() == [5, 3]
+    assert batch.positions.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]]
+    assert picture(batch.mask, 1)[2:] == [".......x..", ".......xx.", ".......xxx"]
 
 
 def test_the_mask_belongs_to_the_rows(lab):
@@ -154,12 +168,14 @@ def test_the_mask_belongs_to_the_rows(lab):
 
 
 def test_a_stale_cache_is_refused(lab):
-    """A cache that holds more or less than is computed is refused, with the name and both numbers."""
+    """A cache that holds more or less than is computed is refused in any row, with name and both numbers."""
     for computed, held in ((0, 5), (5, 0)):
-        request, cache = scenarios.mid_flight("evicted", held, 8 - held)
+        rows, caches = scenarios.fleet([(9, 1), (3, 4)])
+        request, caches["evicted"] = scenarios.mid_flight("evicted", held, 8 - held)
         request.num_computed_tokens = computed
+        rows.insert(1, (request, 8 - computed))
         with pytest.raises(ValueError, match="evicted") as refusal:
-            lab.assemble_fused_batch([(request, 8 - computed)], {"evicted": cache})
+            lab.assemble_fused_batch(rows, caches)
         assert {"0", "5"} <= set(re.findall(r"\d+", str(refusal.value)))
 
 
@@ -285,6 +301,18 @@ def test_the_neighbours_do_not_matter(lab):
         logits = lab.fused_step(scenarios.model(), rows, caches)[name]
         request = next(request for request, _ in rows if request.request_id == name)
         assert_close(logits, scenarios.alone(request.token_ids())[0], f"logits of {name} in {shapes}")
+
+
+def test_float32_stays_float32(lab):
+    """Other models are in float32: there keys, values and logits are, too, and right to 1e-3."""
+    rows, caches = scenarios.fleet([(9, 1), (0, 5)])
+    for cache in caches.values():
+        cache.k, cache.v = cache.k.float(), cache.v.float()
+    logits = lab.fused_step(deepcopy(scenarios.model()).float(), rows, caches)
+    for request, _ in rows:
+        ours, expected = logits[request.request_id], scenarios.alone(request.token_ids())[0]
+        assert str(ours.dtype) == "torch.float32", f"the logits are {ours.dtype}"
+        assert_close(ours, expected, f"logits of {request.request_id}", atol=1e-3)
 
 
 def test_what_visible_pads_would_do(lab):
