@@ -89,7 +89,7 @@ def write_kv(k_cache, v_cache, slot_mapping, k, v) -> None:
 def paged_attention(q, k_cache, v_cache, batch):
     """Let each of the step's N tokens attend to its own request's tokens, up to itself.
 
-    q and the result: (N, num_heads, head_dim), the rows of all requests one behind the other.
+    q and the result: (N, num_heads, head_dim) of one dtype, all requests' rows one behind the other.
     k_cache, v_cache: as in write_kv, with this step's keys and values already written.
     batch: a mini_engine.batch.Batch. Of request r it says
         query_lens[r]    how many of the N rows are its own (they follow on those of r - 1)

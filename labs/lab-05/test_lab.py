@@ -172,12 +172,16 @@ def test_the_watermark_stays_free_at_admission(lab):
     admitted(kv, "a", 12)
     assert kv.admit(make_request("b", 13)) is False
     admitted(kv, "c", 12)
+    back = make_request("back", 2)
+    back.output_token_ids = [7]
+    assert kv.admit(back) is False, "one block, and preempted before, but an admission like any other"
     assert kv.num_free_blocks == 2
 
 
 def test_nobody_to_protect_no_watermark(lab):
-    """Alone in the pool a request may have every block; else one that needs it all would never run."""
+    """Alone in the pool a request may have every block, and not one more; a refused one is not somebody."""
     kv = pool(lab, 8, 4, watermark=2)
+    assert kv.admit(make_request("too large", 33)) is False
     request = admitted(kv, "a", 32)
     kv.free(request)
     admitted(kv, "b", 32)
@@ -225,7 +229,8 @@ def test_a_block_is_taken_when_the_last_one_is_full(lab, block_size):
     lengths = []
     while request.num_tokens <= 3 * block_size:
         decode(request)
-        assert kv.allocate(request, 1) is True
+        taken = kv.allocate(request, 1)
+        assert taken is True, f"no room for token {request.num_tokens}, with {lengths} blocks held so far"
         lengths.append(len(kv.block_table(request)))
     assert lengths == [1 + (n - 1) // block_size for n in range(2, 3 * block_size + 2)]
 
@@ -449,6 +454,14 @@ def test_any_block_size(lab, block_size):
         requests.append((past, new, [ids.pop() for _ in range(blocks)]))
     step = scenarios.step_tensors(requests, block_size=block_size, num_blocks=80, seed=2)
     assert_close(lab.paged_attention(*step[:4]), step[4], f"attention with blocks of {block_size}")
+
+
+def test_a_result_is_of_the_dtype_of_its_queries(lab):
+    """A model in float32, as most are, gets float32 back, and right to 1e-4."""
+    q, k_cache, v_cache, batch, expected = scenarios.step_tensors(STEPS["a mixture"])
+    ours = lab.paged_attention(q.float(), k_cache.float(), v_cache.float(), batch)
+    assert str(ours.dtype) == "torch.float32", f"float32 went in and {ours.dtype} came out"
+    assert_close(ours, expected, "attention in float32", atol=1e-4)
 
 
 def test_nobody_reads_what_is_not_theirs(lab):
