@@ -135,7 +135,8 @@ class Scheduler:
         """Send a running request back to the queue, to be recomputed later.
 
         It leaves running and gives its room back (kv.free). num_computed_tokens is 0 again,
-        num_preemptions counts up, the status is WAITING. Outputs and arrival stay as they are.
+        num_preemptions counts up, the status is WAITING (from mini_engine.request import
+        RequestStatus). Outputs and arrival stay as they are.
         """
         raise NotImplementedError("lab-03: Scheduler.preempt is not written yet")
 
@@ -143,8 +144,8 @@ class Scheduler:
         """Take back a computed step; return the list of those who have finished in it, in row order.
 
         scheduled: what schedule() returned. sampled: {request_id: token} of those that reached
-        num_tokens. For each running request that was scheduled (one that was aborted meanwhile is
-        in both dicts, but does not run any more):
+        num_tokens. Both are the caller's: take nothing out. For each running request that was
+        scheduled (one that was aborted meanwhile is in both dicts, but does not run any more):
 
         1. Advance num_computed_tokens by its number of tokens, then kv.publish(request).
         2. If a token was sampled for it: should it still have new tokens, the chunk was a partial

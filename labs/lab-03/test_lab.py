@@ -85,8 +85,8 @@ def events(trace, kind):
 
 @pytest.mark.parametrize("policy, order", [("fcfs", "abcd"), ("priority", "bdac")])
 def test_key_is_the_order_of_the_policy(lab, policy, order):
-    """Sorted by key, fcfs goes by arrival alone, priority by priority first, 0 before 1."""
-    requests = [waiter("a", 0, 2), waiter("b", 1, 0), waiter("c", 2, 2), waiter("d", 3, 1)]
+    """Sorted by key, fcfs goes by arrival alone, priority by priority first, 0 before 3 before 20."""
+    requests = [waiter("a", 0, 20), waiter("b", 1, 0), waiter("c", 2, 20), waiter("d", 10**9, 3)]
     assert names(sorted(requests, key=lambda r: lab.policy_key(r, policy))) == list(order)
 
 
@@ -98,8 +98,8 @@ def test_unknown_policy_is_refused(lab):
 
 @pytest.mark.parametrize("policy, order", [("fcfs", "abcd"), ("priority", "bdac")])
 def test_queue_pops_in_policy_order(lab, policy, order):
-    """Pushed in any order, requests come out in policy order, equal priorities by arrival."""
-    queue = lab.RequestQueue(policy)
+    """Pushed in any order, requests come out in policy order, whatever the policy of another queue."""
+    queue, _ = lab.RequestQueue(policy), lab.RequestQueue({"fcfs": "priority"}.get(policy, "fcfs"))
     for request in (waiter("c", 2, 2), waiter("d", 3, 1), waiter("a", 0, 2), waiter("b", 1, 0)):
         queue.push(request)
     assert [queue.pop().request_id for _ in range(4)] == list(order)
@@ -116,14 +116,14 @@ def test_peek_leaves_it_there(lab):
 
 
 def test_remove_keeps_the_others_in_order(lab):
-    """Whoever is removed, the seven others are counted, shown and popped in order: the heap is one again."""
-    for gone in range(8):
-        queue, requests = lab.RequestQueue(), [waiter(f"r{i}", i) for i in range(8)]
-        for i in (0, 4, 1, 5, 6, 2, 3, 7):
+    """Whoever is removed, the six others are counted, shown and popped in order: the heap is one again."""
+    for gone in range(7):
+        queue, requests = lab.RequestQueue(), [waiter(f"r{i}", i) for i in range(7)]
+        for i in (1, 3, 6, 4, 5, 0, 2):  # whichever fills the hole may have to move up or down
             queue.push(requests[i])
         queue.remove(requests[gone])
-        assert (len(queue), queue.peek().arrival) == (7, 0 if gone else 1)
-        assert [queue.pop().arrival for _ in range(7)] == [i for i in range(8) if i != gone]
+        assert (len(queue), queue.peek().arrival) == (6, 0 if gone else 1)
+        assert [queue.pop().arrival for _ in range(6)] == [i for i in range(7) if i != gone]
 
 
 def test_looking_through_takes_nothing(lab):
@@ -136,7 +136,7 @@ def test_looking_through_takes_nothing(lab):
 
 
 def test_a_long_queue_stays_quick(lab):
-    """200 pushes and pops look at some 15 others each, not at all of them: that is what heaps are for."""
+    """200 pushes, peeks and pops look at some 15 others each, not at all: that is what heaps are for."""
     looks = Counter()
 
     def counted(compare):
@@ -152,7 +152,7 @@ def test_a_long_queue_stays_quick(lab):
     queue = lab.RequestQueue()
     for i in range(200):
         queue.push(waiter(f"r{i}", Number(i * 7919 % 200)))
-    assert [queue.pop().arrival for _ in range(200)] == list(range(200))
+    assert [(queue.peek().arrival, queue.pop().arrival) for _ in range(200)] == [(i, i) for i in range(200)]
     assert looks["all"] < 200 * 40
 
 
@@ -168,7 +168,7 @@ def test_arrivals_are_numbered(lab):
     a, b, c = (request.arrival for request in requests)
     assert a < b < c
     assert names(scheduler.waiting) == ["b", "c", "a"]
-    scheduler.abort("a"), scheduler.abort("b")
+    scheduler.waiting.pop(), scheduler.waiting.pop()
     scheduler.add(late := make_request("late", 4))
     assert late.arrival > c
 
@@ -284,7 +284,7 @@ def test_victim_among_equals_is_the_latest(lab):
 @pytest.mark.parametrize("outputs, computed", [(3, None), (0, 5)], ids=["decoding", "in mid-prompt"])
 def test_preempted_gives_back_room_and_progress(lab, outputs, computed):
     """The victim leaves running, its slots are free, nothing of it counts as computed, and it WAITs."""
-    scheduler = scenarios.make(lab, FakeKV(22))
+    scheduler = scenarios.make(lab, FakeKV(22, cached={"goes": 4}))
     runner(scheduler, "stays", 5)
     goes = runner(scheduler, "goes", 9, outputs=outputs, computed=computed)
     goes.num_preemptions = 1  # it has been through this before
@@ -296,18 +296,15 @@ def test_preempted_gives_back_room_and_progress(lab, outputs, computed):
 
 
 def test_preempted_keeps_outputs_and_arrival(lab):
-    """What it has said it has said: prompt, outputs and arrival are those of before."""
+    """What it has said it has said: prompt, outputs, limit and arrival are those of before."""
     scheduler = scenarios.make(lab, FakeKV(22))
     runner(scheduler, "stays", 5)
     request = runner(scheduler, "goes", 9, outputs=3)
-    prompt, outputs, arrival = (
-        list(request.prompt_token_ids),
-        list(request.output_token_ids),
-        request.arrival,
-    )
+    prompt, outputs = list(request.prompt_token_ids), list(request.output_token_ids)
+    arrival, limit = request.arrival, request.max_tokens
     scheduler.preempt(request)
     assert (request.prompt_token_ids, request.output_token_ids) == (prompt, outputs)
-    assert (request.arrival, request.num_new_tokens) == (arrival, 12)
+    assert (request.arrival, request.max_tokens, request.num_new_tokens) == (arrival, limit, 12)
 
 
 @pytest.mark.parametrize(
@@ -344,10 +341,11 @@ def test_room_is_counted_for_all_together(lab):
 
 
 def test_only_as_many_go_as_must(lab):
-    """Four decodes, no free slot: the newest gives back 4, which is room for the other three."""
+    """Four decodes, no free slot: the newest, a victim before, gives back 4, which is room for the others."""
     scheduler = scenarios.make(lab, FakeKV(16))
     for name in "abcd":
-        runner(scheduler, name, 4)
+        newest = runner(scheduler, name, 4)
+    newest.num_preemptions = 2
     assert decide(scheduler) == {"a": 1, "b": 1, "c": 1}
     assert names(scheduler.waiting) == ["d"]
 
@@ -426,15 +424,17 @@ def test_rows_stay_in_admission_order(lab):
     assert list(decide(scheduler).items()) == [("d", 1), ("a", 1), ("c", 1)]
 
 
-def test_nobody_comes_in_while_room_is_made(lab):
-    """The step that preempts admits nobody, however small and important; the next one does."""
-    scheduler = scenarios.make(lab, FakeKV(17), policy="priority")
-    runner(scheduler, "a", 8, priority=1)
-    runner(scheduler, "b", 9, priority=1)
+@pytest.mark.parametrize("victims", ["b", "bc"])
+def test_nobody_comes_in_while_room_is_made(lab, victims):
+    """The step that preempts, one or two, admits nobody, however small and important; the next one does."""
+    scheduler = scenarios.make(lab, FakeKV(16 + len(victims)), policy="priority")
+    a = runner(scheduler, "a", 8, priority=1)
+    for name, prompt in zip(victims, (9, 1), strict=False):
+        runner(scheduler, name, prompt, priority=1)
     scheduler.add(make_request("small", 2, priority=0))
     assert decide(scheduler) == {"a": 1}
-    assert (names(scheduler.running), names(scheduler.waiting)) == (["a"], ["small", "b"])
-    scheduler.update({"a": 1}, {"a": 9})
+    assert (names(scheduler.running), names(scheduler.waiting)) == (["a"], ["small", *victims])
+    a.num_computed_tokens, a.output_token_ids = 9, [0, 42]
     assert decide(scheduler) == {"a": 1, "small": 2}
 
 
@@ -458,7 +458,7 @@ def test_a_newcomer_takes_nobodys_next_slot(lab, slots, decided):
 
 
 def test_the_parts_it_is_given(lab):
-    """The scheduler decides with the schedule_step and the clamp it was handed: labs 01 and 02 live on."""
+    """The scheduler decides with the schedule_step and the clamp it was handed, short of memory or not."""
 
     def one_newcomer(waiting, running, kv, *, max_num_seqs, **settings):
         from mini_engine.scheduler import schedule_step
@@ -471,10 +471,12 @@ def test_the_parts_it_is_given(lab):
         return min(num_new, budget, 3)
 
     scheduler = scenarios.make(lab, FakeKV(64), schedule_step=one_newcomer, clamp=three_at_most)
-    for name in "ab":
-        scheduler.add(make_request(name, 9))
+    for request in (requests := [make_request(name, 9) for name in "ab"]):
+        scheduler.add(request)
     assert decide(scheduler) == {"a": 3}
-    scheduler.update({"a": 3}, {})
+    requests[0].num_computed_tokens = 3
+    assert decide(scheduler) == {"a": 3, "b": 3}
+    runner(scheduler, "victim", 64 - 18)
     assert decide(scheduler) == {"a": 3, "b": 3}
 
 
@@ -482,12 +484,13 @@ def test_the_parts_it_is_given(lab):
 
 
 def test_a_chunk_advances_without_a_token(lab):
-    """A chunk of 5 out of 12 advances the count by 5; no token comes of it, and the request runs on."""
-    scheduler = scenarios.make(lab, FakeKV(32))
-    half, idle = (runner(scheduler, name, 12, outputs=0, computed=2) for name in "hi")
-    assert scheduler.update({"h": 5}, {}) == []
-    assert (half.num_computed_tokens, half.output_token_ids) == (7, [])
-    assert (idle.num_computed_tokens, names(scheduler.running)) == (2, ["h", "i"])
+    """A chunk of 5 out of 12 advances the count by 5 and yields no token; each row is served for itself."""
+    scheduler = scenarios.make(lab, FakeKV(36))
+    rows = [runner(scheduler, name, 12, outputs=0, computed=2) for name in ("idle", "half", "ends")]
+    assert scheduler.update({"half": 5, "ends": 10}, {"ends": 42}) == []
+    assert [request.num_computed_tokens for request in rows] == [2, 7, 12]
+    assert [request.output_token_ids for request in rows] == [[], [], [42]]
+    assert names(scheduler.running) == ["idle", "half", "ends"]
 
 
 @pytest.mark.parametrize("token", [42, 0])
@@ -511,43 +514,48 @@ def test_a_token_from_a_partial_chunk_is_refused(lab, outputs):
 
 
 def test_who_left_in_between_is_passed_over(lab):
-    """Aborted after it was scheduled: update has no error and no token for it, and serves the others."""
+    """Aborted after it was scheduled: no error, no token for it or the next of its name."""
     scheduler = scenarios.make(lab, FakeKV(32))
     gone, stays = make_request("gone", 4), make_request("stays", 6)
     scheduler.add(gone), scheduler.add(stays)
     scheduled = scheduler.schedule()
     assert scheduler.abort("gone") is True
+    scheduler.add(again := make_request("gone", 4))
     assert scheduler.update(scheduled, {"gone": 42, "stays": 42}) == []
-    assert (gone.output_token_ids, stays.output_token_ids) == ([], [42])
+    assert (gone.output_token_ids, again.output_token_ids, stays.output_token_ids) == ([], [], [42])
+    assert (again.num_computed_tokens, scheduled) == (0, {"gone": 4, "stays": 6})
     assert (names(scheduler.running), scheduler.kv.num_free_blocks) == (["stays"], 32 - 6)
 
 
 def test_published_when_it_is_computed(lab):
-    """kv.publish is called once for each row, after the count: lab-06 finds blocks by that count."""
+    """kv.publish is called once for each row, after the count, and before who finishes gives up its room."""
     seen = []
 
     class Watching(FakeKV):
         def publish(self, request):
-            seen.append((request.request_id, request.num_computed_tokens))
+            seen.append((request.request_id, request.num_computed_tokens, len(self.block_table(request))))
 
     scheduler = scenarios.make(lab, Watching(32))
-    runner(scheduler, "a", 6), runner(scheduler, "b", 12, outputs=0, computed=2)
     runner(scheduler, "idle", 3, outputs=0, computed=1)
+    runner(scheduler, "half", 12, outputs=0, computed=2)
+    runner(scheduler, "done", 6).max_tokens = 2
     seen.clear()
-    scheduler.update({"a": 1, "b": 5}, {"a": 42})
-    assert seen == [("a", 7), ("b", 7)]
+    scheduler.update({"half": 5, "done": 1}, {"done": 42})
+    assert sorted(seen) == [("done", 7, 6), ("half", 7, 12)]
 
 
 def test_all_who_finish_leave_at_once(lab):
-    """Three neighbours finish in one step: all leave, all slots are free, the one behind them runs on."""
+    """Three neighbours finish in one step, in row order: all slots are free, the one behind them runs on."""
     scheduler = scenarios.make(lab, FakeKV(32))
     requests = [runner(scheduler, name, 4) for name in "abcd"]
-    for request in requests[:3]:
+    scheduler.running.reverse()  # as priorities may have it: the latest was admitted first
+    for request in requests[1:]:
         request.max_tokens = 2
-    done = scheduler.update(dict.fromkeys("abcd", 1), dict.fromkeys("abcd", 42))
-    assert (names(done), names(scheduler.running)) == (["a", "b", "c"], ["d"])
+    done = scheduler.update(dict.fromkeys("dcba", 1), dict.fromkeys("dcba", 42))
+    assert (names(done), names(scheduler.running)) == (["d", "c", "b"], ["a"])
     assert {r.status for r in done} == {RequestStatus.FINISHED}
-    assert [r.finish_reason for r in requests] == ["length", "length", "length", None]
+    assert scheduler.abort("d") is False
+    assert [r.finish_reason for r in requests] == [None, "length", "length", "length"]
     assert scheduler.kv.num_free_blocks == 32 - 4
 
 
@@ -566,10 +574,11 @@ def test_who_just_fits_finishes(lab):
     assert trace.steps[-1]["num_free_blocks"] == 0
 
 
-def test_a_stop_token_ends_it(lab):
-    """A stop token ends the request early: it is the last output, and the reason says stop."""
+@pytest.mark.parametrize("kind", ["stop_token_ids", "eos_token_ids"])
+def test_a_stop_token_ends_it(lab, kind):
+    """A stop token, the caller's or the model's, ends it early, as its last output; the reason says stop."""
     scheduler = scenarios.make(lab, FakeKV(32))
-    request = make_request("r0", 6, max_tokens=8, stop_token_ids=[7])
+    request = make_request("r0", 6, max_tokens=8, **{kind: (7,)})
     scheduler.add(request)
     assert scheduler.update(scheduler.schedule(), {"r0": 5}) == []
     assert scheduler.update(scheduler.schedule(), {"r0": 7}) == [request]
