@@ -11,16 +11,10 @@ SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 
 
 def step(lab, waiting, running, kv, *, budget=64, slots=8, threshold=0, **more):
-    return one_step(
-        lab.schedule_step,
-        waiting,
-        running,
-        kv,
-        max_num_batched_tokens=budget,
-        max_num_seqs=slots,
-        long_prefill_token_threshold=threshold,
-        **more,
-    )
+    if threshold:  # else the default, which is off
+        more["long_prefill_token_threshold"] = threshold
+    settings = {"max_num_batched_tokens": budget, "max_num_seqs": slots, **more}
+    return one_step(lab.schedule_step, waiting, running, kv, **settings)
 
 
 def queue(**prompts):
@@ -29,6 +23,13 @@ def queue(**prompts):
 
 def names(requests):
     return [request.request_id for request in requests]
+
+
+def newest_first(requests):
+    """Who stands at the front came last, and is the least important: only the order itself counts."""
+    for number, request in enumerate(requests):
+        request.arrival = request.priority = len(requests) - number
+    return requests
 
 
 # ------------------------------------------------------------------------------- the token budget
@@ -68,16 +69,19 @@ def test_long_prompt_alone_may_use_the_whole_budget(lab):
 
 
 def test_threshold_caps_a_long_prompt(lab):
-    """With a threshold of 16 a 100-token prompt computes 16, though there is budget to burn."""
-    assert step(lab, queue(long=100), [], FakeKV(128), budget=64, threshold=16) == {"long": 16}
+    """With a threshold of 16 a 100-token prompt, new or running, computes 16 of a budget of 64."""
+    waiting, running, kv = queue(long=100), [], FakeKV(128)
+    assert step(lab, waiting, running, kv, budget=64, threshold=16) == {"long": 16}
+    running[0].num_computed_tokens = 16
+    assert step(lab, waiting, running, kv, budget=64, threshold=16) == {"long": 16}
 
 
 def test_threshold_is_per_request(lab):
     """The threshold caps each request by itself: running, new or cached in part; the budget their sum."""
     kv = FakeKV(256, cached={"a": 10})
-    running = [make_running(kv, "old", 60, computed=16)]
-    scheduled = step(lab, queue(a=50, b=50), running, kv, budget=40, threshold=16)
-    assert scheduled == {"old": 16, "a": 16, "b": 8}
+    running = [make_running(kv, "old", 60, computed=16), make_running(kv, "back", 9, outputs=30, computed=16)]
+    scheduled = step(lab, queue(a=50, b=50), running, kv, budget=56, threshold=16)
+    assert scheduled == {"old": 16, "back": 16, "a": 16, "b": 8}
 
 
 def test_nobody_is_admitted_without_budget(lab):
@@ -92,9 +96,10 @@ def test_nobody_is_admitted_without_budget(lab):
 
 
 def test_who_computes_nothing_is_left_out(lab):
-    """Who runs and finds the budget spent is not in the schedule: not with 0, and not with 1 as a decode."""
-    kv = FakeKV(64)
-    running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, outputs=1)]
+    """Who runs and finds the budget spent is left out: no row of 0, no decode on credit, no room taken."""
+    kv = FakeKV(25)
+    running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, computed=5)]
+    running[1].output_token_ids.append(7)
     assert step(lab, queue(), running, kv, budget=16) == {"old": 16}
     assert names(running) == ["old", "late"]
 
@@ -111,22 +116,23 @@ def test_running_before_waiting(lab):
 
 
 def test_running_prefill_goes_on_where_it_stopped(lab):
-    """Half computed, with or without outputs, a running request gets its rest, in its row: no modes."""
-    kv = FakeKV(64)
+    """Half computed or half cached, with outputs or without, who runs gets the rest, in its row: no modes."""
+    kv = FakeKV(64, cached={"half": 8})
     running = [
         make_running(kv, "half", 20, computed=8),
         make_running(kv, "decode", 5, outputs=2),
         make_running(kv, "back", 6, outputs=5, computed=4),
     ]
-    scheduled = step(lab, queue(), running, kv, budget=32)
+    scheduled = step(lab, queue(), newest_first(running), kv, budget=32)
     assert list(scheduled.items()) == [("half", 12), ("decode", 1), ("back", 7)]
+    assert names(running) == ["half", "decode", "back"]
 
 
 def test_admission_order(lab):
-    """Requests are admitted first come first served, to the end of running, and rows keep that order."""
+    """Requests are admitted in the queue's order, to the end of running, and rows keep that order."""
     kv = FakeKV(64)
     running = [make_running(kv, "old", 4, outputs=1)]
-    scheduled = step(lab, queue(b=2, a=3, c=1), running, kv)
+    scheduled = step(lab, newest_first(queue(b=2, a=3, c=1)), running, kv)
     assert list(scheduled) == names(running) == ["old", "b", "a", "c"]
 
 
@@ -211,19 +217,29 @@ def test_a_full_pool_serves_who_runs(lab):
 
 
 def test_only_the_memory_knows_what_fits(lab):
-    """Lab-05's memory, 6 blocks of 4 tokens each, takes a prompt of 20: admit knows that, you need not."""
-    kv = BlockManager(6, 4)
-    assert step(lab, queue(new=20), [], kv) == {"new": 20}
-    assert kv.num_free_blocks == 1
+    """In 7 blocks of 4 tokens a prompt of 20 fits twice, for the second shares 4 blocks: admit knows that."""
+    kv, running = BlockManager(7, 4), []
+    first = step(lab, queue(one=20), running, kv)
+    assert (first, kv.num_free_blocks) == ({"one": 20}, 2)
+    one = running[0]
+    one.num_computed_tokens = 20
+    one.output_token_ids.append(7)
+    kv.publish(one)
+    two = make_request("two", one.prompt_token_ids)
+    second = step(lab, RequestQueue([two]), running, kv)
+    assert (first, second) == ({"one": 20}, {"one": 1, "two": 4})
+    assert kv.num_free_blocks == 0
 
 
 def test_no_room_for_a_running_request_is_named(lab):
-    """If allocate says no for a running request, the error names it (a bare assert would not)."""
-    kv = FakeKV(4)
-    running = [make_running(kv, "unlucky", 4, computed=4)]
-    running[0].output_token_ids.append(7)
+    """If allocate says no for the second of three who run, the error names it, and nobody is thrown out."""
+    kv = FakeKV(13)
+    running = [make_running(kv, name, 4, computed=4) for name in ("first", "unlucky", "last")]
+    for request in running:
+        request.output_token_ids.append(7)
     with pytest.raises(RuntimeError, match="unlucky"):
         step(lab, queue(), running, kv)
+    assert names(running) == ["first", "unlucky", "last"]
 
 
 # ------------------------------------------------------------------------- work that is done already
@@ -243,10 +259,27 @@ def test_whole_prompt_cached_still_computes_one_token(lab):
 
 
 def test_preempted_request_recomputes_its_outputs_too(lab):
-    """A preempted waiter, prompt 6 and 5 outputs, schedules 11: what it had said must be recomputed."""
-    request = make_request("back", 6, max_tokens=9)
-    request.output_token_ids = [1, 2, 3, 4, 5]
-    assert step(lab, RequestQueue([request]), [], FakeKV(64)) == {"back": 11}
+    """A preempted waiter, prompt 6 and 5 outputs, schedules and pays 11: its outputs are recomputed, too."""
+    waiting = queue(back=6, new=20)
+    waiting.peek().output_token_ids = [1, 2, 3, 4, 5]
+    assert step(lab, waiting, [], FakeKV(64), budget=16) == {"back": 11, "new": 5}
+
+
+def test_preempted_requests_wait_like_everybody(lab):
+    """Among new waiters the preempted ones get what all get: their turn, the uncached part, a cut, a slot."""
+
+    def kept(requests):
+        return [(r.num_prompt_tokens, r.num_tokens, r.arrival, r.num_preemptions) for r in requests]
+
+    waiting, running, kv = queue(new=2, half=6, back=6, next=9, again=3), [], FakeKV(64, cached={"half": 7})
+    for request, outputs in zip(waiting, (0, 5, 30, 0, 1), strict=True):
+        request.output_token_ids, request.num_preemptions = list(range(outputs)), int(outputs > 0)
+    before = kept(newest_first(waiting))
+    scheduled = step(lab, waiting, running, kv, budget=20, slots=4, threshold=5)
+    assert list(scheduled.items()) == [("new", 2), ("half", 4), ("back", 5), ("next", 5)]
+    assert names(running) == list(scheduled)
+    assert {request.status for request in running} == {RequestStatus.RUNNING}
+    assert kept([*running, *waiting]) == before
 
 
 def test_the_clamp_it_is_given(lab):
@@ -254,11 +287,11 @@ def test_the_clamp_it_is_given(lab):
     kv = FakeKV(64)
     running = [make_running(kv, "old", 20, computed=4)]
 
-    def three_at_most(num_new, budget, threshold):
-        return min(num_new, budget, 3)
+    def half_of_it(num_new, budget, threshold):
+        return min((num_new + 1) // 2, budget)
 
-    scheduled = step(lab, queue(new=20), running, kv, clamp=three_at_most)
-    assert scheduled == {"old": 3, "new": 3}
+    scheduled = step(lab, queue(new=20), running, kv, clamp=half_of_it)
+    assert scheduled == {"old": 8, "new": 10}
 
 
 # -------------------------------------------------------------------------------------- whole runs
