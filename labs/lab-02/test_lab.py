@@ -8,6 +8,7 @@ import pytest
 
 from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, one_step
 from mini_engine.cost_model import CostModel
+from mini_engine.request import RequestStatus
 from mini_engine.scheduler import schedule_step
 
 scenarios = load("lab-02", "scenarios")
@@ -15,9 +16,12 @@ SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 
 
 def request(prompt=20, outputs=0, computed=0, name="r0"):
+    """One that runs; if it has outputs, it was preempted once."""
     made = make_request(name, prompt, max_tokens=64)
     made.output_token_ids = [1000 + i for i in range(outputs)]
     made.num_computed_tokens = computed
+    made.num_preemptions = int(outputs > 0)
+    made.status = RequestStatus.RUNNING
     return made
 
 
@@ -51,7 +55,8 @@ def test_clamp_to_the_budget(lab, num_new, budget, threshold):
 
 
 @pytest.mark.parametrize(
-    "num_new, budget, threshold", [(100, 64, 16), (17, 64, 16), (100, 17, 16), (5, 9, 1)]
+    "num_new, budget, threshold",
+    [(100, 64, 16), (17, 64, 16), (100, 17, 16), (5, 9, 1), (5000, 4096, 1003)],
 )
 def test_clamp_to_the_threshold(lab, num_new, budget, threshold):
     """Where the threshold is the smallest, it caps the chunk, though there is budget to burn."""
@@ -65,9 +70,9 @@ def test_clamp_to_what_is_left(lab, num_new, budget, threshold):
 
 
 def test_no_threshold_is_no_limit(lab):
-    """A threshold of 0 is off, no other takes its place: a prompt may use a budget of 64, or of 16,384."""
+    """A threshold of 0 is off, no other takes its place: a prompt may use a budget of 64, or of 131,071."""
     assert lab.clamp(100, 64, 0) == 64
-    assert lab.clamp(100_000, 16_384, 0) == 16_384
+    assert lab.clamp(200_000, 131_071, 0) == 131_071
     assert lab.clamp(50, 64, 0) == 50
 
 
@@ -165,12 +170,13 @@ def test_recomputed_in_chunks_of_any_size(lab):
 
 def test_asking_changes_nothing(lab):
     """next_chunk only looks: asked twice it says the same, and the request is as it was."""
-    made = request(20, outputs=2, computed=8)
-    before = asdict(made)
-    first, second = (lab.next_chunk(made, 8) for _ in range(2))
-    assert list(first.token_ids) == list(second.token_ids) == made.prompt_token_ids[8:16]
-    assert list(first.positions) == list(second.positions) == list(range(8, 16))
-    assert asdict(made) == before
+    for size in (8, 14):
+        made = request(20, outputs=2, computed=8)
+        before = asdict(made)
+        first, second = (lab.next_chunk(made, size) for _ in range(2))
+        assert list(first.token_ids) == list(second.token_ids) == made.token_ids(8, 8 + size)
+        assert list(first.positions) == list(second.positions) == list(range(8, 8 + size))
+        assert asdict(made) == before
 
 
 def test_all_cached_still_computes_one(lab):
@@ -212,8 +218,9 @@ def test_what_is_a_decode(lab):
     behind = request(20, outputs=5, computed=23, name="behind its prompt")
     decode = request(20, outputs=5, computed=24, name="decode")
     running = [one_to_go, recomputing, behind, decode]
+    before = [asdict(made) for made in running]
     assert lab.prefill_budget(running, 16) == 15
-    assert running == [one_to_go, recomputing, behind, decode]
+    assert [asdict(made) for made in running] == before
 
 
 # --------------------------------------------------------------------------------------- whole runs
