@@ -3,7 +3,6 @@
 Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py remembers what they said.
 """
 
-import os
 import queue
 import subprocess
 import sys
@@ -95,6 +94,7 @@ def test(lab_id: OptionalLab = None):
 
 def show_test(lab_id: str | None) -> bool:
     """Print how far a lab is and its first failure; True when there is none."""
+    from labs.kit import matrix
     from labs.kit.progress import first_open, progress
 
     now = progress(find_lab(lab_id)) if lab_id else first_open()
@@ -111,16 +111,15 @@ def show_test(lab_id: str | None) -> bool:
         return False
     for task in lab.tasks:
         typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass")
-    failure = now.next_failure
     if now.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if has_solution(lab) else ""
         typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
         return True
     typer.echo("the first that fails:")
     sys.stdout.flush()
-    node = f"{lab.file('test_lab.py')}::{failure.test}"
+    node = f"{matrix.test_file(lab)}::{now.next_failure.test}"
     line = [sys.executable, "-m", "pytest", node, "-rN", "--no-header", "-p", "no:cacheprovider"]
-    subprocess.run(line, cwd=LABS_DIR.parent, env=os.environ | {"LAB_IMPL": "starter"})
+    subprocess.run(line, cwd=LABS_DIR.parent, env=matrix.environment(LAB_IMPL="starter"))
     return False
 
 

@@ -63,15 +63,24 @@ def bug_variants(lab: Lab) -> list[str]:
     return [f"bug:{bug.id}" for bug in lab.bugs]
 
 
+def test_file(lab: Lab) -> str:
+    """For pytest, run in the course's folder; in an absolute path it would take a bracket for a parameter."""
+    return f"labs/{lab.id}/test_lab.py"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without the learner's own wishes for pytest: they change what is run or shown."""
+    return {k: v for k, v in os.environ.items() if k not in ("LAB_IMPL", "PYTEST_ADDOPTS")} | variables
+
+
 def run_matrix(lab: Lab, variants: list[str]) -> Outcomes:
     """All the lab's tests on these variants, in a process of its own."""
     outcomes = Outcomes(lab)
-    ours = {key: value for key, value in os.environ.items() if key not in ("LAB_IMPL", "PYTEST_ADDOPTS")}
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", "labs.kit.matrix", lab.id, str(out), *variants]
         code = subprocess.run(
-            line, cwd=LABS_DIR.parent, env=ours, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            line, cwd=LABS_DIR.parent, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
         ).returncode
         said.seek(max(0, said.tell() - 10_000))
         tail = said.read().decode("utf-8", errors="replace").strip()
@@ -186,7 +195,7 @@ def variant_of(item) -> str | None:
 def main(lab_id: str, out: str, *variants: str) -> None:
     lab = find_lab(lab_id)
     arguments = [
-        str(lab.file("test_lab.py")),
+        test_file(lab),
         "-q",
         "--tb=no",
         "--capture=sys",

@@ -144,6 +144,27 @@ def test_the_environment_of_a_learner_does_not_change_the_count(course, monkeypa
     assert with_x == passed(labs(course, "status").stdout) > TESTS / 2
 
 
+def test_nor_what_is_shown(course, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--lf")  # no option without the plugin that is left out
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    assert "where your run departs from the reference" in labs(course, "test").stdout
+
+
+def test_brackets_and_spaces_in_the_path(course):
+    course = type(course)(course.root / "the [new] k\u00f6urse")
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    text = labs(course, "test").stdout
+    assert f" of {TESTS} tests pass" in text and "where your run departs from the reference" in text
+
+
+def test_a_test_that_is_gone_is_said(course):
+    course.solve()
+    course.edit("test_lab.py", "def test_nobody_there", "def nobody_there")
+    told = "lab-01: test_lab.py no longer has test_nobody_there; put it back\n"
+    assert labs(course, "test", "1").stdout == told
+    assert not (course.labs / ".state").exists()
+
+
 def test_threads_left_running_keep_nobody(course):
     course.write("import threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()\nreturn {}")
     assert 0 < passed(course.run("labs", "status", timeout=100).stdout) < TESTS / 2
