@@ -7,12 +7,12 @@ import queue
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.table import Table
 
 from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
@@ -45,6 +45,11 @@ def chosen(labs: list[str] | None) -> list[str]:
     return list(dict.fromkeys(find_lab(name).id for name in labs)) if labs else lab_ids()
 
 
+def testing():
+    """A sign of life on a terminal while tests run: all labs together may take a minute."""
+    return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
+
+
 def fail(message: str, code: int = 2):
     typer.echo(message, err=True)
     raise typer.Exit(code)
@@ -61,7 +66,8 @@ def status():
     table = Table("lab", "task", "tests", "points", "minutes", box=None, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal wraps a name, and keeps all of it
-    board = all_progress()
+    with testing():
+        board = all_progress()
     for progress in board:
         lab = progress.lab
         for number, task in enumerate(lab.tasks):
@@ -97,7 +103,8 @@ def show_test(lab_id: str | None) -> bool:
     from labs.kit import matrix
     from labs.kit.progress import first_open, progress
 
-    now = progress(find_lab(lab_id)) if lab_id else first_open()
+    with testing():
+        now = progress(find_lab(lab_id)) if lab_id else first_open()
     if now is None:
         typer.echo("all labs are done")
         return True
@@ -233,10 +240,7 @@ def solution(
             passed, total = sum(map(now.passed, lab.tasks)), len(lab.tests)
             fail(f"{lab.id}: {passed} of {total} tests pass; finish yours first, or add --spoil", 1)
     source = lab.file("solution.py").read_text(encoding="utf-8")
-    if console.is_terminal:
-        console.print(Syntax(source, "python", background_color="default"))
-    else:
-        typer.echo(source)
+    typer.echo(source, nl=False)  # as it is: colours suit one background, and rich cuts what is too wide
 
 
 # -------------------------------------------------------------------------- for authors and teachers

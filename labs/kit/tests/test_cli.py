@@ -1,5 +1,6 @@
 """`python -m labs` as a learner uses it, in a course of their own."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -225,6 +226,34 @@ def test_solution_is_shown_once_yours_passes(course):
     assert "kv.admit" in labs(course, "solution", "lab-01", "--spoil").stdout
     course.solve()
     assert "kv.admit" in labs(course, "solution", "lab-01").stdout
+
+
+def test_solution_on_a_narrow_terminal_is_whole_and_in_no_colour(course, monkeypatch):
+    wide = course.environment()
+    monkeypatch.setattr(course, "environment", lambda: wide | {"COLUMNS": "40", "FORCE_COLOR": "1"})
+    source = course.file("solution.py").read_text("utf-8")
+    assert labs(course, "solution", "lab-01", "--spoil").stdout == source
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminal to look at")
+def test_a_terminal_shows_that_tests_are_running(course):
+    import pty
+
+    course.solve()
+    screen, terminal = pty.openpty()
+    line, told = [sys.executable, "-m", "labs", "status"], ""
+    own = course.environment() | {"TERM": "xterm"}
+    with subprocess.Popen(
+        line, cwd=course.root, env=own, stdout=subprocess.PIPE, stderr=terminal, text=True
+    ) as process:
+        os.close(terminal)
+        with contextlib.suppress(OSError):  # the end of the process, and of what it shows
+            while "running the tests" not in told:
+                told += os.read(screen, 1000).decode()
+        assert "done" in process.stdout.read()
+    assert "running the tests" in told
+    os.close(screen)
+    assert labs(course, "status").stderr == ""
 
 
 @pytest.mark.timeout(200)
