@@ -100,7 +100,8 @@ def to_perfetto(trace: Trace) -> dict:
             if event["type"] == "FINISHED" and event["reason"] != "abort":
                 _finish(out, tracks.pop(event["id"]), views[event["id"]], end, event["reason"])
     for event in (trace.end or {}).get("events", ()):
-        if event["type"] == "FINISHED":
+        # Who came after the last step has no step to be seen in, and no track.
+        if event["type"] == "FINISHED" and event["id"] in tracks:
             _finish(out, tracks.pop(event["id"]), views[event["id"]], end, event["reason"])
     for request_id, track in tracks.items():  # still there when the recording stopped
         _finish(out, track, views[request_id], end, None)

@@ -184,6 +184,20 @@ def test_tracks_are_named_in_order_of_arrival():
     assert names == ["r0", "r1", "r2", "r3", "r4", "r5"]
 
 
+def test_who_came_after_the_last_step_is_left_out():
+    recorder = Recorder(
+        Scheduler(BlockManager(8, 1), max_num_batched_tokens=4, max_num_seqs=2), clock=VirtualClock()
+    )
+    recorder.add(Request("a", [1], SamplingParams(max_tokens=1)))
+    advance(recorder)
+    for name in ("b", "c"):
+        recorder.add(Request(name, [1], SamplingParams(max_tokens=1)))
+    recorder.abort("b")
+    events = to_perfetto(recorder.close("max_steps"))["traceEvents"]
+    named = {e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == REQUESTS}
+    assert named == {"a"}
+
+
 def test_an_unknown_unit_is_refused():
     trace = ready_setup()
     trace.header["unit"] = "fortnight"
