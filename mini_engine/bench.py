@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from mini_engine.checkpoint import choose_device, load_model
+from mini_engine.checkpoint import DTYPES, choose_device, load_model
 from mini_engine.engine import Engine
 from mini_engine.request import SamplingParams
 
@@ -104,14 +104,19 @@ def mini_engine_contestant(path: Path, dtype: str = "float32", device: str = "au
 
 
 def transformers_contestant(path: Path, dtype: str = "float32", device: str = "auto"):
-    """One left-padded batch, held together until its longest member is done."""
+    """One left-padded batch, held together until its longest member is done.
+
+    Raises ValueError for a dtype that is not one by name: "auto" is not the same on both sides.
+    """
     from transformers import AutoModelForCausalLM
 
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be {', '.join(DTYPES)}, the same for both, but is {dtype!r}")
     device = choose_device(device)
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if path.suffix == ".gguf" else path
     model = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **where).eval().to(device)
+        AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **where).eval().to(device)
     )
     model.generation_config.eos_token_id = None  # run to the length that was asked for
 

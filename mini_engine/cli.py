@@ -77,7 +77,7 @@ def demo(
     from mini_engine import demo as _demo
 
     console = Console()
-    learner = _learner(labs, console) if labs else None
+    learner = None if labs is None else _learner(labs, console)
     loaded, tokenizer = _load(model, dtype, device)
     engine = None
     try:

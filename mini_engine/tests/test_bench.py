@@ -32,6 +32,12 @@ def test_table_tells_median_ratio_spread_and_equal_tokens():
     assert "tokens equal in 1 of 2 requests" in caption
 
 
+def test_a_dtype_that_may_differ_between_the_two_is_refused():
+    pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+    with pytest.raises(ValueError, match="dtype must be float32, .* but is 'auto'"):
+        bench.transformers_contestant(resolve("shakespeare"), "auto")
+
+
 def test_both_contestants_give_the_same_tokens_on_the_embedded_model():
     pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
     path = resolve("shakespeare")

@@ -104,6 +104,7 @@ def test_generate_stops_before_a_stop_string():
         (["models", "fetch", "gpt5"], "unknown model 'gpt5'"),
         (["trace", "summary", "nowhere.jsonl"], "nowhere.jsonl"),
         (["demo", "--labs", "lab-99"], "there is no lab 'lab-99'"),
+        (["demo", "--labs", ""], "there is no lab ''"),
         (["generate", "-p", "x", "--dtype", "int7"], "int7"),
         (["generate", "-p", "x", "--device", "abacus"], "device must be auto, cpu or cuda, but is 'abacus'"),
         (["trace", "play"], "give a trace.jsonl"),
