@@ -115,9 +115,7 @@ def transformers_contestant(path: Path, dtype: str = "float32", device: str = "a
     device = choose_device(device)
     where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if path.suffix == ".gguf" else path
-    model = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **where).eval().to(device)
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **where).eval().to(device)
     model.generation_config.eos_token_id = None  # run to the length that was asked for
 
     @torch.inference_mode()
