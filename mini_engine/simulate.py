@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from mini_engine.baselines import BASELINES
@@ -18,7 +19,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.cost_model import CostModel
 from mini_engine.metrics import Metrics, Summary
 from mini_engine.request import Request, SamplingParams
-from mini_engine.trace import Recorder, Trace, VirtualClock
+from mini_engine.trace import Recorder, Trace, VirtualClock, line_writer
 
 HASH_ID_TOKENS = 512  # what one of Mooncake's hash_ids stands for
 
@@ -102,8 +103,8 @@ def arrivals(
     `longest`. With prefix groups, each prompt is preceded by one of that many shared prefixes.
     """
     for option, value in (("rate", rate), ("burstiness", burstiness)):
-        if value <= 0:
-            raise ValueError(f"{option} must be above 0, but is {value}")
+        if not 0 < value < float("inf"):  # NaN too: time would stand still
+            raise ValueError(f"{option} must be above 0 and finite, but is {value}")
     rng = random.Random(seed)
 
     def length(median: int) -> int:
@@ -137,9 +138,13 @@ def read_arrivals(path: str | os.PathLike) -> Iterator[Arrival]:
             try:
                 fields = json.loads(text)
                 arrival = Arrival(**{**fields, "hash_ids": tuple(fields.get("hash_ids", ()))})
-                numbers = (arrival.timestamp, arrival.input_length, arrival.output_length)
-                if not all(type(n) in (int, float) for n in numbers) or min(numbers[1:]) < 1:
-                    raise ValueError("timestamp and lengths must be numbers, lengths at least 1")
+                if type(arrival.timestamp) not in (int, float) or not isfinite(arrival.timestamp):
+                    raise ValueError("timestamp must be a number of milliseconds")
+                lengths = (arrival.input_length, arrival.output_length)
+                if not all(type(n) is int and n >= 1 for n in lengths):
+                    raise ValueError("lengths must be whole numbers, at least 1")
+                if not all(type(n) is int for n in arrival.hash_ids):
+                    raise ValueError("hash_ids must be whole numbers")
             except (ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{path}, line {number}: not an arrival ({error})") from None
             if arrival.timestamp < last:
@@ -199,11 +204,10 @@ def simulate(
     sinks = [metrics.add]
     if keep_steps:
         sinks.append(trace.steps.append)
-    partial = Path(f"{path}.part")
-    with partial.open("w", encoding="utf-8") if path else nullcontext() as file:
-        if file:
-            sinks.append(lambda line: file.write(json.dumps(line, separators=(",", ":")) + "\n"))
-            sinks[-1](trace.header)
+    with line_writer(path) if path else nullcontext() as write:
+        if path:
+            sinks.append(write)
+            write(trace.header)
 
         def sink(record: dict) -> None:
             for take in sinks:
@@ -212,10 +216,8 @@ def simulate(
         recorder.sink = sink
         num_refused = _serve(recorder, workload)
         recorder.close("drained")
-        if file:
-            sinks[-1](trace.end)
-    if path:
-        partial.replace(path)
+        if path:
+            write(trace.end)
     return Simulation(trace, metrics, num_refused)
 
 

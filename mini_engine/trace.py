@@ -8,12 +8,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mini_engine.request import Request
 
 VERSION = 1
+STEP_KEYS = (
+    "step", "t", "t_end", "scheduled", "num_batched_tokens", "num_running", "num_waiting", "blocked",
+    "blocks", "new_tokens", "num_free_blocks", "num_cached_blocks", "events",
+)  # fmt: skip
 
 
 @dataclass
@@ -258,15 +263,25 @@ def _first_short(needs: list[tuple[str, int]], survivors: set[str], free: int) -
 # ------------------------------------------------------------------------------------------ files
 
 
-def write_trace(path: str | os.PathLike, trace: Trace) -> None:
-    """Write the file whole or not at all."""
+@contextmanager
+def line_writer(path: str | os.PathLike) -> Iterator[Callable[[dict], None]]:
+    """Takes a trace's lines one by one; the file is there once the block has ended well, or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    with partial.open("w", encoding="utf-8") as file:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")  # of this run: another may write the same
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield lambda line: file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_trace(path: str | os.PathLike, trace: Trace) -> None:
+    """Write the file whole or not at all."""
+    with line_writer(path) as write:
         for line in (trace.header, *trace.steps, *([trace.end] if trace.end else [])):
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
-    partial.replace(path)
+            write(line)
 
 
 def read_trace(path: str | os.PathLike) -> Trace:
@@ -291,6 +306,8 @@ def read_trace(path: str | os.PathLike) -> Trace:
                 raise ValueError(f"{path}, line {number}: neither a step nor the end")
             elif "end" in line:
                 trace.end = line
+            elif missing := [key for key in STEP_KEYS if key not in line]:
+                raise ValueError(f"{path}, line {number}: the step has no {missing[0]!r}")
             else:
                 trace.steps.append(line)
     if trace is None:

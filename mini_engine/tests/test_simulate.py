@@ -92,7 +92,11 @@ def test_arrivals_from_a_file(tmp_path):
         Arrival(0, 700, 5, hash_ids=(0, 1)),
         Arrival(30.5, 10, 2, 1, "a"),
     ]
-    for bad in ("{", "[1]", '{"timestamp": 1}', json.dumps({**rows[0], "input_length": 0})):
+    wrong = (
+        {"input_length": 0}, {"input_length": 2.5}, {"output_length": "9"}, {"timestamp": float("nan")},
+        {"timestamp": float("inf")}, {"hash_ids": ["a"]},
+    )  # fmt: skip
+    for bad in ("{", "[1]", '{"timestamp": 1}', *(json.dumps({**rows[0], **field}) for field in wrong)):
         path.write_text(json.dumps(rows[0]) + "\n" + bad + "\n")
         with pytest.raises(ValueError, match=r"arrivals\.jsonl, line 2: not an arrival"):
             list(read_arrivals(path))
@@ -106,8 +110,9 @@ def test_unknown_names_are_refused():
         workload("rush")
     with pytest.raises(ValueError, match="baseline must be one of .* but is 'magic'"):
         simulate([], "magic")
-    with pytest.raises(ValueError, match="rate must be above 0, but is 0"):
-        next(arrivals(1, rate=0))
+    for rate in (0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"rate must be above 0 and finite, but is {rate}"):
+            next(arrivals(1, rate=rate))
 
 
 # ------------------------------------------------------------------------------------- simulating
@@ -209,6 +214,8 @@ def test_long_runs_keep_no_steps(tmp_path):
     assert streamed.summary() == kept.summary() == summary(kept.trace)
     written = read_trace(path)
     assert (written.steps, written.end) == (kept.trace.steps, kept.trace.end)
+    with pytest.raises(ValueError, match="priority must be a whole number"):
+        simulate([Arrival(0, 1, 1, priority="high")], path=tmp_path / "failed.jsonl")
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -19,6 +19,7 @@ from mini_engine.trace import (
     WallClock,
     decisions,
     first_difference,
+    line_writer,
     read_trace,
     replay,
     write_trace,
@@ -411,6 +412,20 @@ def test_a_file_gives_back_what_was_written(tmp_path, runs):
     assert first_difference(read, trace) is None
 
 
+def test_two_runs_may_write_the_same_file(tmp_path, runs, monkeypatch):
+    """Each writes a file of its own; the last to finish stays, whole."""
+    path = tmp_path / "trace.jsonl"
+    first, second = (run.recorder.close("drained") for run in runs[:2])
+    monkeypatch.setattr("os.getpid", iter([1, 2]).__next__)
+    with line_writer(path) as write:
+        write(first.header)
+        write_trace(path, second)
+        for line in (*first.steps, first.end):
+            write(line)
+    assert read_trace(path) == first
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.jsonl"]
+
+
 def test_a_run_without_an_end_can_be_read(tmp_path, runs):
     """A cut that leaves whole lines is a shorter run, not an error."""
     path = tmp_path / "trace.jsonl"
@@ -430,13 +445,14 @@ HEADER = '{"trace":"mini-engine","version":1}\n'
         ('{"step":0}\n', "line 1: not the header"),
         ('{"trace":"mini-engine","version":2}\n', "trace version 2; this reads version 1"),
         (HEADER + '{"step":0\n', "line 2: not JSON"),
-        (HEADER + '{"step":0}\n{"st', "line 3: not JSON"),
+        (HEADER + '{"end":"drained"}\n{"st', "line 3: not JSON"),
         (HEADER + "\n", "line 2: not JSON"),
         (HEADER + '{"other":0}\n', "line 2: neither a step nor the end"),
         (HEADER + "17\n", "line 2: neither a step nor the end"),
         (HEADER + '"the end"\n', "line 2: neither a step nor the end"),
         (HEADER + '["step"]\n', "line 2: neither a step nor the end"),
         (HEADER + "null\n", "line 2: neither a step nor the end"),
+        (HEADER + '{"step":0,"t":0.0}\n', "line 2: the step has no 't_end'"),
     ],
 )
 def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
