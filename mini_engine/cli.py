@@ -212,8 +212,9 @@ def models_list() -> None:
     """The models that can be named, and where they are."""
     from mini_engine.models import list_models
 
-    table = Table("name", "what it is", "size", header_style="bold")
-    table.add_column("where", overflow="fold")
+    table = Table("name", "what it is", "size", "where", header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal wraps a name or a path, and keeps all of it
     for model in list_models():
         where = str(model.path) if model.is_present else f"mini-engine models fetch {model.name}"
         table.add_row(model.name, model.description, f"{model.size / 1e6:.0f} MB", where)
@@ -241,8 +242,9 @@ def models_fetch(name: Annotated[str, typer.Argument(help="A name from `models l
 def trace_summary(path: Annotated[Path, typer.Argument(help="A trace.jsonl.")]) -> None:
     """Print the metrics of a recorded run."""
     from mini_engine.demo import metrics_table
+    from mini_engine.tables import print_table
 
-    Console().print(metrics_table(_read(path)))
+    print_table(metrics_table(_read(path)))
 
 
 @trace_app.command("timeline")
@@ -353,6 +355,7 @@ def simulate(
     from mini_engine.baselines import BASELINES
     from mini_engine.cost_model import CostModel
     from mini_engine.cost_model import fit as fit_cost
+    from mini_engine.tables import print_table
 
     names = baseline or list(BASELINES)
     table = Table("baseline", header_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
@@ -381,7 +384,7 @@ def simulate(
         fail(error)
     table.caption = "times in ms; good: finished within the limits"
     table.caption_justify = "left"
-    Console().print(table)
+    print_table(table)
 
 
 def _simulated(told) -> list[str]:
@@ -423,6 +426,7 @@ def bench(
 
     from mini_engine import bench as _bench
     from mini_engine.models import resolve
+    from mini_engine.tables import print_table
 
     torch.set_num_threads(threads)
     try:
@@ -435,7 +439,7 @@ def bench(
         fail(error)
     load = _bench.Workload.mixed(ours.vocab_size, prompts)
     result = _bench.run({"mini-engine": ours, "transformers": theirs}, load, rounds)
-    Console().print(_bench.table(result))
+    print_table(_bench.table(result))
 
 
 def main() -> None:

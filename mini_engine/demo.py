@@ -18,6 +18,7 @@ from mini_engine import figures
 from mini_engine.engine import Engine, Parts
 from mini_engine.metrics import request_metrics, summary
 from mini_engine.request import SamplingParams
+from mini_engine.tables import print_table
 from mini_engine.tokenizer import Tokenizer
 from mini_engine.trace import Trace, replay, write_trace
 
@@ -129,7 +130,7 @@ def run(
 
 def report(trace: Trace, console: Console, out: Path) -> list[Path]:
     """Print the metrics and write trace.jsonl and timeline.png; returns their paths."""
-    console.print(metrics_table(trace))
+    print_table(metrics_table(trace), console)
     console.print(_headline(trace))
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / "trace.jsonl", out / "timeline.png"]

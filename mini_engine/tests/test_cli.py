@@ -153,6 +153,14 @@ def test_trace_summary_and_timeline(demo_run, tmp_path):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("columns", ["20", "60"])
+def test_a_narrow_terminal_cuts_no_number_and_no_name(demo_run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    summary = ["trace", "summary", demo_run[1] / "trace.jsonl"]
+    for line in (summary, ["simulate", "--requests", "5"], ["models", "list"]):
+        assert "\u2026" not in run(*line).output
+
+
 def test_trace_play_and_export_write_one_file_each(demo_run, tmp_path):
     trace = demo_run[1] / "trace.jsonl"
     run("trace", "play", trace, trace, "--no-open", "--out", tmp_path / "p.html")
