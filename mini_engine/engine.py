@@ -127,8 +127,9 @@ class Engine:
     """Serves any number of requests at once with one model.
 
     `max_num_seqs` None is 64, or the token budget if that is smaller. `num_blocks` None sizes the KV
-    pool by `kv_cache_bytes`. Requests may be added and aborted at
-    any time between two steps. `clock` None with `record` traces in wall time.
+    pool by `kv_cache_bytes`. Requests may be added and aborted at any time between two steps.
+    `clock` None with `record` traces in wall time; `part_names` are the trace's names for who wrote
+    the `parts` that are not the engine's own, by default their modules.
 
     Raises ValueError for settings that cannot work.
     """
@@ -184,7 +185,8 @@ class Engine:
             clamp=self.parts.clamp,
         )
         if record:
-            self.scheduler = Recorder(self.scheduler, clock=clock or WallClock(), parts=part_names or {})
+            names = self.parts.origins() if part_names is None else part_names
+            self.scheduler = Recorder(self.scheduler, clock=clock or WallClock(), parts=names)
         self.backend = self.parts.attend_backend(model, kv, next_chunk=self.parts.next_chunk)
         self.sampler = Sampler(seed)
         self.requests: dict[str, Request] = {}
