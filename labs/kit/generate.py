@@ -74,11 +74,4 @@ def _without_unused_imports(source: str) -> str:
         ):
             node.end_lineno += 1  # the last import of its paragraph takes the blank line along
         lines[node.lineno - 1 : node.end_lineno] = new
-    return _tidy("".join(lines))
-
-
-def _tidy(source: str) -> str:
-    """Two blank lines, no more, between what is left."""
-    while "\n\n\n\n" in source:
-        source = source.replace("\n\n\n\n", "\n\n\n")
-    return source
+    return "".join(lines)

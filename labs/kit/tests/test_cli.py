@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from labs.kit import progress
 from labs.kit.export import export
 from labs.kit.manifest import LabError, find_lab, lab_ids
 
@@ -47,6 +48,15 @@ def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(cour
     course.solve()
     assert "done" in labs(course, "status").stdout
     assert "next: lab-02" in labs(course, "status").stdout
+
+
+def test_a_lab_is_tested_again_when_one_that_it_builds_on_has_changed(course, copied_lab, monkeypatch):
+    monkeypatch.setattr(progress, "LABS_DIR", course.labs)
+    course.add("lab-02")
+    course.edit("lab.toml", "prerequisites = []", 'prerequisites = ["lab-01"]', "lab-02")
+    before = progress.digest(find_lab("lab-02"))
+    course.solve()
+    assert progress.digest(find_lab("lab-02")) != before
 
 
 def test_status_in_a_narrow_terminal_keeps_every_letter(course, monkeypatch):

@@ -2,7 +2,18 @@
 
 import pytest
 
-from labs.kit import FakeKV, StepLoop, ToyModel, assert_drained, compare, drive, load, log_ops, make_request
+from labs.kit import (
+    FakeKV,
+    StepLoop,
+    ToyModel,
+    assert_close,
+    assert_drained,
+    compare,
+    drive,
+    load,
+    log_ops,
+    make_request,
+)
 from labs.kit.driver import ScheduleError
 
 solution = load("lab-01", "solution")
@@ -42,6 +53,21 @@ def test_late_arrivals_are_waited_for():
     trace = run()
     queued = {e["id"]: r["step"] for r in trace.steps for e in r["events"] if e["type"] == "QUEUED"}
     assert queued == {"a": 0, "b": 1, "c": 9}
+
+
+def test_waiting_for_a_late_arrival_is_not_being_stuck():
+    late = [{"id": "late", "prompt": 3, "max_tokens": 2, "at": 120}]
+    trace = run(requests=[*REQUESTS, *late])
+    assert trace.end["end"] == "drained" and len(trace.steps) > 120
+
+
+def test_work_in_between_starts_the_patience_anew():
+    calls = iter(range(1000))
+
+    def step(*args, **kwargs):
+        return {} if next(calls) % 40 else solution.schedule_step(*args, **kwargs)
+
+    assert_drained(run(step, max_steps=1000))
 
 
 def test_abort_ends_a_request_wherever_it_is():
@@ -106,6 +132,16 @@ def test_referee_refuses_a_request_in_two_places():
         run(step)
 
 
+def test_referee_refuses_a_request_that_runs_twice():
+    def step(waiting, running, kv, **settings):
+        kv.admit(waiting.peek())
+        running += [waiting.pop()] * 2
+        return {"a": 4}
+
+    with pytest.raises(ScheduleError, match=r"a request is in running twice: \['a', 'a'\]"):
+        run(step)
+
+
 def test_lost_memory_is_noticed():
     def step(waiting, running, kv, **settings):
         kv._free.popleft()
@@ -167,6 +203,12 @@ def test_fake_kv_changes_nothing_when_it_says_no():
     kv.check()
 
 
+def test_a_hit_leaves_a_token_to_compute():
+    request = make_request("r", 6)
+    assert FakeKV(10, cached={"r": 6}).admit(request)
+    assert request.num_computed_tokens == 5
+
+
 def test_watermark_is_waived_when_nothing_runs():
     assert FakeKV(10, watermark=8).admit(make_request("alone", 9))
 
@@ -203,6 +245,29 @@ def test_traces_differ_in_order_but_not_in_time():
     index, mixed = next((i, s) for i, s in enumerate(same.steps) if len(s["scheduled"]) == 2)
     mixed["scheduled"] = dict(reversed(mixed["scheduled"].items()))
     assert compare.departure(trace, same).index == index
+
+
+def test_runs_of_equal_steps_that_end_otherwise_differ():
+    trace, same = run(), run()
+    same.end["end"] = "stuck"
+    found = compare.departure(trace, same)
+    assert (found.index, found.yours, found.reference) == (len(trace.steps), None, None)
+
+
+@pytest.mark.parametrize(
+    ("actual", "words"),
+    [
+        ([[1.0, float("nan")]], r"logits: NaN, first at \[0, 1\]"),
+        ([[1.0, 2.5]], r"logits: off by 0.5 at \[0, 1\]"),
+        ([1.0, 2.0], r"logits: shape \(2,\) instead of \(1, 2\)"),
+    ],
+)
+def test_unequal_tensors_are_told_in_words(actual, words):
+    torch = pytest.importorskip("torch")
+    expected = torch.tensor([[1.0, 2.0]])
+    assert_close(expected.clone(), expected, "logits")
+    with pytest.raises(AssertionError, match=words):
+        assert_close(torch.tensor(actual), expected, "logits")
 
 
 def test_a_run_that_ends_early_departs_where_it_ends():

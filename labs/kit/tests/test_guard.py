@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from labs.kit import guard
 from labs.kit.guard import FLOOD, PrintFlood, TimeUp, brief, deadline, describe, limited_prints
 
 
@@ -40,11 +41,24 @@ def test_a_clock_that_the_code_replaced_does_not_help_it(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a sleep can be woken by a signal only")
 @pytest.mark.parametrize("hang", [lambda: time.sleep(60), threading.Event().wait], ids=["sleep", "lock"])
-def test_waiting_is_ended(hang):
+def test_waiting_is_ended_without_the_patience_for_a_busy_machine(monkeypatch, hang):
+    monkeypatch.setattr(guard, "BUSY", 1000)
     began = time.monotonic()
     with pytest.raises(TimeUp), deadline(0.2):
         hang()
     assert time.monotonic() - began < 30
+
+
+def test_computing_now_and_then_buys_no_time(monkeypatch):
+    monkeypatch.setattr(guard, "BUSY", 0.1)
+    began = time.process_time()
+    with pytest.raises(TimeUp), deadline(0.2):
+        while True:
+            end = time.process_time() + 0.001
+            while time.process_time() < end:
+                pass
+            time.sleep(0.009)
+    assert time.process_time() - began < 0.15
 
 
 def test_a_call_that_nothing_interrupts_ends_with_its_process():
