@@ -416,6 +416,8 @@ def test_text_stands_out_in_both_themes(open_player, scheme):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
     page = open_player(ready_setup(), color_scheme=scheme, fragment="#step=11&follow=r3")
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    # Colours are looked at when they have arrived: halfway through a transition they are neither.
+    page.evaluate("Promise.all(document.getAnimations().map((running) => running.finished))")
     assert page.evaluate(CONTRAST) == []
     page.keyboard.press("t")
     assert page.evaluate("document.documentElement.dataset.theme") != scheme
