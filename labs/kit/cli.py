@@ -4,8 +4,10 @@ Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py r
 """
 
 import queue
+import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -117,7 +119,8 @@ def show_test(lab_id: str | None) -> bool:
         typer.echo(now.problem)
         return False
     for task in lab.tasks:
-        typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass")
+        waits = f"; what fails waits for {needed.name}" if (needed := now.waits_for(task)) else ""
+        typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass{waits}")
     if now.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if has_solution(lab) else ""
         typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
@@ -189,10 +192,20 @@ def show_hint(lab: Lab, task_name: str | None) -> None:
     number, text = next_hint(lab, task)
     typer.echo(f"{lab.id} {task.name}, hint {number} of {len(task.hints)}")
     typer.echo("")
-    typer.echo(text)
-    if number == len(task.hints):
+    is_last = number == len(task.hints)
+    typer.echo(fitted(text, is_code=is_last))
+    if is_last:
         left = f"; what is left is python -m labs solution {lab.id} --spoil" if has_solution(lab) else ""
         typer.echo(f"\nthat was the last one{left}")
+
+
+def fitted(text: str, is_code: bool) -> str:
+    """A hint on this terminal: paragraphs filled, lines of pseudocode kept and, if too long, hung."""
+    width = min(shutil.get_terminal_size().columns, 105)
+    if not is_code:
+        return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
+    hung = ((line, " " * (len(line) - len(line.lstrip()) + 4)) for line in text.splitlines())
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=indent) for line, indent in hung)
 
 
 def has_solution(lab: Lab) -> bool:

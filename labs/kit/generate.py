@@ -4,9 +4,11 @@ Docstrings and given functions are kept as they are; imports that only the tasks
 """
 
 import ast
+import re
 
 from labs.kit.manifest import LABS_DIR, Lab, LabError, functions, replace_body
 
+NOT_WRITTEN = re.compile(r"(lab-\d+): ([\w.]+) is not written yet")
 DOCSTRING = '''"""{id}, {title}: your file.
 
 Replace each NotImplementedError by code; the docstrings say what to do, README.md says why.

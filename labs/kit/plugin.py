@@ -19,10 +19,10 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from labs.kit import diagnose, guard, loading, matrix
 from labs.kit.driver import RUNS
+from labs.kit.generate import NOT_WRITTEN
 from labs.kit.guard import PrintFlood, TimeUp, brief, deadline, kept_alive, limited_prints
 from labs.kit.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 
-NOT_WRITTEN = re.compile(r"lab-\d+: [\w.]+ is not written yet")
 ENOUGH = 3  # tests of a lab that do not end; the others are not begun
 E_LINES, WIDEST = 12, 300  # of an error, in a report
 _timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant

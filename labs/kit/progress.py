@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from labs.kit import matrix
-from labs.kit.generate import pristine_source
+from labs.kit.generate import NOT_WRITTEN, pristine_source
 from labs.kit.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.matrix import Result
 
@@ -48,19 +48,39 @@ class Progress:
     def points(self) -> int:
         return sum(task.points for task in self.lab.tasks if self.done(task))
 
+    def waits_for(self, task: Task) -> Task | None:
+        """The task that must be written before this one's failing tests say anything of it."""
+        needed = [self._needed(task, result) for result in self._failures(task)]
+        return needed[0] if needed and all(needed) else None
+
     @property
     def next_task(self) -> Task | None:
-        return next((task for task in self.lab.tasks if not self.done(task)), None)
+        """The first that is not done, or what that waits for."""
+        task = next((task for task in self.lab.tasks if not self.done(task)), None)
+        seen = []
+        while task and task not in seen and (needed := self.waits_for(task)):
+            seen.append(task)
+            task = needed
+        return task
 
     @property
     def next_failure(self) -> Result | None:
-        """The first failing test of the first task that is not done."""
+        """The first failing test of the next task, if possible one that waits for nothing else."""
         task = self.next_task
-        for test in task.tests if task else ():
-            for result in self.results:
-                if result.function == test and not result.passed:
-                    return result
-        return None
+        failures = self._failures(task) if task else []
+        return min(failures, key=lambda result: self._needed(task, result) is not None, default=None)
+
+    def _failures(self, task: Task) -> list[Result]:
+        failed = [result for result in self.results if not result.passed]
+        return [result for test in task.tests for result in failed if result.function == test]
+
+    def _needed(self, task: Task, result: Result) -> Task | None:
+        """The other task of this lab that a test ran into, unwritten."""
+        found = NOT_WRITTEN.search(result.said)
+        if not found or found[1] != self.lab.id:
+            return None
+        owners = (t for t in self.lab.tasks if f"{found[2]}.".startswith(f"{t.name}."))
+        return next((owner for owner in owners if owner is not task), None)
 
 
 def progress(lab: Lab) -> Progress:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, one_step
+from mini_engine import scheduler
 from mini_engine.cost_model import CostModel
 from mini_engine.request import RequestStatus
 from mini_engine.scheduler import schedule_step
@@ -226,10 +227,16 @@ def test_what_is_a_decode(lab):
 # --------------------------------------------------------------------------------------- whole runs
 
 
+def only(lab, *names):
+    """These of the lab's parts, and the engine's in place of those that come later."""
+    parts = {name: getattr(scheduler, name) for name in ("clamp", "next_chunk", "prefill_budget")}
+    return SimpleNamespace(**parts | {name: getattr(lab, name) for name in names})
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_chunks_do_not_change_the_text(lab, name):
     """However a prompt is cut, everybody's text is that of a run alone with the prompt in one piece."""
-    scenario = SCENARIOS[name]
+    lab, scenario = only(lab, "clamp", "next_chunk"), SCENARIOS[name]
     trace = scenarios.run(lab, scenario)
     assert_drained(trace)
     whole = scenario["config"] | {"max_num_batched_tokens": 200, "long_prefill_token_threshold": 0}
@@ -241,6 +248,7 @@ def test_chunks_do_not_change_the_text(lab, name):
 
 def test_a_token_only_when_the_prompt_is_done(lab):
     """41 tokens beside two decodes, budget 10: five chunks of 8 give no token, the one after them does."""
+    lab = only(lab, "clamp", "next_chunk")
     trace = scenarios.run(lab, SCENARIOS["a long prompt beside two decodes"])
     assert_drained(trace)
     chunks = [record["scheduled"]["long"] for record in trace.steps if "long" in record["scheduled"]]
@@ -290,7 +298,7 @@ def test_everybody_advances_in_every_step(lab):
 def latencies(lab, threshold):
     """Under the cost model, in ms: the chat's worst gap between two tokens, the essay's time to its first."""
     scenario = scenarios.beside_a_chat(threshold)
-    trace = scenarios.run(lab, scenario)
+    trace = scenarios.run(only(lab, "clamp"), scenario)
     assert_drained(trace)
     clock = CostModel().clock()
     ends = list(accumulate(clock(record) for record in trace.steps))

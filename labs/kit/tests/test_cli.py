@@ -102,6 +102,18 @@ def test_hints_come_one_at_a_time(course):
     assert "solution lab-01 --spoil" in texts[3] and "spoil" not in texts[0]
 
 
+def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course, monkeypatch):
+    narrow = course.environment() | {"COLUMNS": "50"}
+    monkeypatch.setattr(course, "environment", lambda: narrow)
+    course.edit("lab.toml", 'hints = [\n    """\n', 'hints = [\n    """\n' + "word\n" * 30)
+    texts = [labs(course, "hint", "lab-01").stdout.split("\n\n")[1].splitlines() for _ in range(3)]
+    assert max(len(line) for text in texts for line in text) <= 50
+    assert len(texts[0]) < 15
+    code = find_lab("lab-01").tasks[0].hints[2].splitlines()
+    kept = [line for line in code if len(line) <= 50]
+    assert len(kept) >= 3 and set(kept) <= set(texts[2])
+
+
 @pytest.mark.parametrize(
     "line, words",
     [
