@@ -56,16 +56,25 @@ class Result:
         return sum(ours == theirs for ours, theirs in pairs)
 
 
-def run(contestants: dict[str, Callable[[Workload], list[list[int]]]], load: Workload, rounds: int) -> Result:
-    """Let each contestant serve the workload once to warm up, then in turns."""
-    tokens = {name: serve(load) for name, serve in contestants.items()}
+def run(
+    contestants: dict[str, Callable[[Workload], list[list[int]]]],
+    load: Workload,
+    rounds: int,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """Let each contestant serve the workload once to warm up, then in turns; `tell` hears of each turn."""
+    tokens: dict[str, list[list[int]]] = {}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
+    for number in range(rounds + 1):
         for name, serve in contestants.items():
             start = time.perf_counter()
-            serve(load)
+            tokens[name] = serve(load)
             seconds[name].append(time.perf_counter() - start)
-    return Result(seconds, tokens, sum(load.num_outputs))
+            tell(
+                f"{f'round {number} of {rounds}' if number else 'warm-up'}: {name} {seconds[name][-1]:.2f} s"
+            )
+    timed = {name: all_seconds[1:] for name, all_seconds in seconds.items()}
+    return Result(timed, tokens, sum(load.num_outputs))
 
 
 def table(result: Result, name: str = "mini-engine", baseline: str = "transformers"):

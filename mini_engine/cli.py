@@ -4,6 +4,7 @@ Every command imports what it needs when it runs, so that --help answers at once
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -250,7 +251,9 @@ def trace_summary(path: Annotated[Path, typer.Argument(help="A trace.jsonl.")]) 
 @trace_app.command("timeline")
 def trace_timeline(
     path: Annotated[Path, typer.Argument(help="A trace.jsonl.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.")] = Path("timeline.png"),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The picture to write; default beside the trace.")
+    ] = None,
 ) -> None:
     """Draw a recorded run as a picture."""
     import matplotlib
@@ -259,6 +262,7 @@ def trace_timeline(
 
     matplotlib.use("Agg")
     trace = _read(path)
+    out = out or path.with_suffix(".png")
     try:
         figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
     except (ValueError, OSError) as error:
@@ -298,15 +302,16 @@ def trace_export(
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")
     ] = True,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
-        "trace.perfetto.json"
-    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
+    ] = None,
 ) -> None:
     """Turn a recorded run into another tool's format."""
     import json
 
     from mini_engine.perfetto import to_perfetto
 
+    out = out or path.with_suffix(".perfetto.json")
     try:
         out.write_text(json.dumps(to_perfetto(_read(path))), encoding="utf-8")
     except (ValueError, OSError) as error:
@@ -382,7 +387,9 @@ def simulate(
             table.add_row(name, *_simulated(run.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)))
     except (ValueError, OSError) as error:
         fail(error)
-    table.caption = "times in ms; good: finished within the limits"
+    limits = {"TTFT": ttft_limit, "TPOT": tpot_limit}
+    told = " and ".join(f"{name} up to {limit:g} ms" for name, limit in limits.items() if limit is not None)
+    table.caption = f"times in ms; good: finished{told and ' with '}{told}"
     table.caption_justify = "left"
     print_table(table)
 
@@ -438,7 +445,9 @@ def bench(
     except (ValueError, OSError) as error:
         fail(error)
     load = _bench.Workload.mixed(ours.vocab_size, prompts)
-    result = _bench.run({"mini-engine": ours, "transformers": theirs}, load, rounds)
+    # A sign of life: a round may take a minute.
+    tell = partial(typer.echo, err=True)
+    result = _bench.run({"mini-engine": ours, "transformers": theirs}, load, rounds, tell)
     print_table(_bench.table(result))
 
 

@@ -96,7 +96,7 @@ class Pane {
 
   drawMeters(record, views) {
     const { max_num_batched_tokens: budget, num_blocks: blocks, max_num_seqs: slots } = this.fold.config;
-    const part = (cls, share, text = "") => el("i", { class: cls, style: `width:${100 * share}%` }, share > 0.07 ? text : "");
+    const part = (cls, share, text = "") => el("i", { class: cls, style: `width:${100 * share}%` }, share > 0.025 * text.length ? text : "");
     meter(this.find(".budget"), record.num_batched_tokens, `of ${budget} tokens`,
       record.scheduled.map(([id, n]) => part(views.get(id).state, n / budget, n > 1 ? `${id} ${n}` : id)));
 

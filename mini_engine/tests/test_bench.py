@@ -17,8 +17,11 @@ def test_contestants_take_turns_after_a_warm_up():
     calls = []
     load = bench.Workload([[1, 2]], [1])
     contestants = {name: lambda load, name=name: calls.append(name) or [[7]] for name in ("a", "b")}
-    result = bench.run(contestants, load, rounds=2)
+    told = []
+    result = bench.run(contestants, load, rounds=2, tell=told.append)
     assert calls == ["a", "b"] * 3
+    assert [line.partition(":")[0] for line in told[::2]] == ["warm-up", "round 1 of 2", "round 2 of 2"]
+    assert [line.split(": ")[1][0] for line in told] == calls
     assert len(result.seconds["a"]) == 2 and result.num_equal("a", "b") == 1
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,9 +171,17 @@ def test_trace_play_and_export_write_one_file_each(demo_run, tmp_path):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+def test_what_is_made_of_a_trace_goes_beside_it(demo_run, tmp_path):
+    shutil.copy(demo_run[1] / "trace.jsonl", tmp_path / "mine.jsonl")
+    run("trace", "timeline", tmp_path / "mine.jsonl")
+    run("trace", "export", tmp_path / "mine.jsonl")
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.jsonl", "mine.png", "mine.perfetto.json"}
+
+
 def test_simulate_compares_the_baselines(tmp_path):
     printed = run("simulate", "--requests", 20, "-b", "static", "-b", "mixed", "--ttft-limit", 1e6).output
     assert "static" in printed and "mixed" in printed and "padded" not in printed
+    assert "good: finished with TTFT up to 1e+06 ms" in printed
     run("simulate", "--requests", 5, "-b", "mixed", "--out", tmp_path / "s.jsonl")
     assert read_trace(tmp_path / "s.jsonl").header["unit"] == "ms"
     assert "one baseline" in run("simulate", "--out", tmp_path / "x", code=1).stderr
