@@ -1,4 +1,4 @@
-"""The command line: mini-engine demo | generate | chat | models | trace | bench.
+"""The command line: mini-engine demo | generate | chat | models | trace | simulate | bench.
 
 Every command imports what it needs when it runs, so that --help answers at once.
 """

@@ -9,14 +9,16 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
+from time import monotonic
 
 from labs.kit import compare, loading
 from labs.kit.driver import RUNS
-from labs.kit.guard import TimeUp, deadline, describe, silence
-from labs.kit.manifest import Lab, find_lab
+from labs.kit.guard import TimeUp, deadline, describe, kept_alive, silence
+from labs.kit.manifest import Bug, Lab, find_lab
 from mini_engine.trace import Trace
 
 PATIENCE = 5.0  # seconds for all that a failed test looks up
+TIE_BREAK = 2.0  # of them to tell bugs apart that do the same in it
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,22 @@ class Outcome:
 
 def outcome(item, implementation, seconds: float = 1.0) -> Outcome:
     """Run a test function again, in this process, on another implementation."""
-    arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames if name in item.funcargs}
+    arguments = {name: value for name, value in given(item).items() if name in item._fixtureinfo.argnames}
     RUNS.clear()
     failure = ""
     try:
-        with deadline(seconds), silence():
+        with deadline(seconds), silence(), kept_alive():
             item.obj(**arguments | {"lab": implementation})
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # pytest's own Failed is none of Exception's kind
         failure = describe(error)
     return Outcome(tuple(RUNS), failure)
+
+
+def given(item) -> dict:
+    """A test's arguments by name: its parameters, and its fixtures if it has been set up."""
+    return (item.callspec.params if hasattr(item, "callspec") else {}) | item.funcargs
 
 
 def sections(item, lab: Lab, call) -> list[tuple[str, str]]:
@@ -79,18 +86,48 @@ def lookalikes(item, lab: Lab, yours: Outcome) -> list[str]:
     """A bug of the zoo that does exactly the same in this test, by name and with its hint.
 
     Where several do, the one that explained an earlier failure of this run wins, then the one that
-    this test is there to catch.
+    does the same in other tests, too. None that passes, as yours, the test that is there to catch it.
     """
-    test = getattr(item, "originalname", item.name)
-    for bug in sorted(lab.bugs, key=lambda bug: (-_suspects[lab.id, bug.id], bug.caught_by != test)):
+
+    alike, end = [], monotonic() + TIE_BREAK
+    for bug in sorted(lab.bugs, key=lambda bug: (-_suspects[bug], bug.caught_by != item.originalname)):
+        if alike and (_suspects[alike[0]] or monotonic() > end):
+            break
         if outcome(item, _buggy(lab.id, bug.id)).fingerprint == yours.fingerprint:
-            _suspects[lab.id, bug.id] += 1
-            columns = item.config.get_terminal_writer().fullwidth
-            return [fill(f"{bug.title}: {bug.hint.strip()}", columns)]
-    return []
+            alike.append(bug)
+    if not (alike and _suspects[alike[0]]):
+        alike = closest(item, lab, alike)
+    if not alike:
+        return []
+    _suspects[alike[0]] += 1
+    columns = item.config.get_terminal_writer().fullwidth
+    return [fill(f"{alike[0].title}: {alike[0].hint.strip()}", columns)]
 
 
-_suspects: Counter[tuple[str, str]] = Counter()
+def closest(item, lab: Lab, bugs: list[Bug]) -> list[Bug]:
+    """Of bugs that do the same as yours in this test, those that do in the lab's others, too."""
+    mine, end = item.funcargs["lab"], monotonic() + TIE_BREAK
+    if len(bugs) < 2 and all(bug.caught_by == item.originalname for bug in bugs):
+        return bugs
+    cases = [case for case in item.parent.collect() if {"lab", *given(case)} >= {*case._fixtureinfo.argnames}]
+    # To fail, as those bugs do.
+    unseen = {case.originalname for case in cases} & {bug.caught_by for bug in bugs} - {item.originalname}
+    here = item.function.__code__.co_firstlineno
+    cases.sort(key=lambda case: abs(case.function.__code__.co_firstlineno - here))
+    for case in sorted(cases, key=lambda case: case.originalname not in unseen):
+        if len(bugs) < 2 and bugs[0].caught_by not in unseen:
+            break
+        if monotonic() > end:
+            return bugs
+        yours = outcome(case, mine)
+        same = [bug for bug in bugs if outcome(case, _buggy(lab.id, bug.id)).fingerprint == yours.fingerprint]
+        bugs = same or bugs
+        if yours.failure:
+            unseen.discard(case.originalname)
+    return [bug for bug in bugs if bug.caught_by not in unseen]
+
+
+_suspects: Counter[Bug] = Counter()
 
 
 @cache

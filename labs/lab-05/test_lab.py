@@ -314,7 +314,7 @@ def test_the_books_balance(lab):
 def test_taking_a_block_does_not_search_the_pool(lab):
     """Admitting, growing and freeing costs the same in a pool of 100,000 blocks as in one of 64: O(1)."""
     times = seconds_a_turn(lab, 100_000) / seconds_a_turn(lab, 64)
-    assert times < 10, f"in a pool of 100,000 blocks it takes {times:.0f} times as long"
+    assert times < 10, "in a pool of 100,000 blocks it takes more than 10 times as long"
 
 
 def seconds_a_turn(lab, num_blocks):
