@@ -88,7 +88,6 @@ def lookalikes(item, lab: Lab, yours: Outcome) -> list[str]:
     Where several do, the one that explained an earlier failure of this run wins, then the one that
     does the same in other tests, too. None that passes, as yours, the test that is there to catch it.
     """
-
     alike, end = [], monotonic() + TIE_BREAK
     for bug in sorted(lab.bugs, key=lambda bug: (-_suspects[bug], bug.caught_by != item.originalname)):
         if alike and (_suspects[alike[0]] or monotonic() > end):
@@ -110,9 +109,9 @@ def closest(item, lab: Lab, bugs: list[Bug]) -> list[Bug]:
     if len(bugs) < 2 and all(bug.caught_by == item.originalname for bug in bugs):
         return bugs
     cases = [case for case in item.parent.collect() if {"lab", *given(case)} >= {*case._fixtureinfo.argnames}]
-    # To fail, as those bugs do.
+    # The tests that these bugs must fail and that yours has not failed yet; a bug left in here is not yours.
     unseen = {case.originalname for case in cases} & {bug.caught_by for bug in bugs} - {item.originalname}
-    here = item.function.__code__.co_firstlineno
+    here = item.function.__code__.co_firstlineno  # neighbours are of the same task, and tell most
     cases.sort(key=lambda case: abs(case.function.__code__.co_firstlineno - here))
     for case in sorted(cases, key=lambda case: case.originalname not in unseen):
         if len(bugs) < 2 and bugs[0].caught_by not in unseen:
