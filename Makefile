@@ -23,7 +23,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 pictures: $(VENV)/installed
 	$(BIN)/mini-engine demo
 	cp out/timeline.png docs/images/timeline.png
-	$(BIN)/python -m mini_engine.player.screenshot docs/images/player.png
+	$(BIN)/python -m mini_engine.show.player.screenshot docs/images/player.png
 
 clean:
 	rm -rf $(VENV) out

@@ -1,4 +1,4 @@
-"""pytest: the LAB_IMPL switch and what comes with it. All of it lives in labs/kit/plugin.py."""
+"""pytest: the LAB_IMPL switch and what comes with it. All of it lives in labs/kit/judge/plugin.py."""
 
 import sys
 from pathlib import Path
@@ -6,4 +6,4 @@ from pathlib import Path
 # `pytest` from a fresh checkout, before anything is installed, finds labs and mini_engine too.
 sys.path.insert(0, str(Path(__file__).parent))
 
-pytest_plugins = ["labs.kit.plugin"]
+pytest_plugins = ["labs.kit.judge.plugin"]

@@ -1,5 +1,5 @@
 """`python -m mini_engine` is `mini-engine`."""
 
-from mini_engine.cli import main
+from mini_engine.commands import main
 
 main()

@@ -13,12 +13,12 @@ from operator import index
 import torch
 
 from mini_engine import scheduler as _scheduler
+from mini_engine.attention import KVPool, PagedBackend
 from mini_engine.block_manager import BlockManager
 from mini_engine.model import CausalLM
-from mini_engine.paged_attention import KVPool, PagedBackend
 from mini_engine.request import Request, SamplingParams
 from mini_engine.sampler import Sampler, top_logprobs
-from mini_engine.tokenizer import Detokenizer, Tokenizer
+from mini_engine.text.tokenizer import Detokenizer, Tokenizer
 from mini_engine.trace import Recorder, Trace, WallClock
 
 

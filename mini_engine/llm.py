@@ -6,11 +6,11 @@ from numbers import Integral
 
 from rich.progress import Progress
 
-from mini_engine.checkpoint import load_model
 from mini_engine.engine import Delta, Engine
-from mini_engine.models import resolve
+from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.registry import resolve
 from mini_engine.request import Request, SamplingParams
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 
 @dataclass

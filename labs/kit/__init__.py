@@ -1,12 +1,12 @@
-"""What the labs stand on: toys, the driver, loading, the pytest plugin, `python -m labs`.
+"""What the labs stand on: toys, the judge, and what learners and authors run with `python -m labs`.
 
 A lab's own files need only the names below. None of them imports torch.
 """
 
-from labs.kit.driver import assert_drained, drive, log_ops, one_step
-from labs.kit.loading import load
-from labs.kit.tensors import assert_close
-from labs.kit.toys import FakeKV, RequestQueue, StepLoop, ToyModel, make_request, make_running
+from labs.kit.judge.loading import load
+from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
+from labs.kit.toys.tensors import assert_close
+from labs.kit.toys.toys import FakeKV, RequestQueue, StepLoop, ToyModel, make_request, make_running
 
 __all__ = [
     "FakeKV",

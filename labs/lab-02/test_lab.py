@@ -8,9 +8,9 @@ import pytest
 
 from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, one_step
 from mini_engine import scheduler
-from mini_engine.cost_model import CostModel
 from mini_engine.request import RequestStatus
 from mini_engine.scheduler import schedule_step
+from mini_engine.sim.cost_model import CostModel
 
 scenarios = load("lab-02", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}

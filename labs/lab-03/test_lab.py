@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from labs.kit import FakeKV, assert_drained, load, make_request, one_step
-from labs.kit.driver import RUNS
+from labs.kit.toys.driver import RUNS
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
 from mini_engine.trace import decisions, describe, replay

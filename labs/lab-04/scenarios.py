@@ -9,8 +9,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from labs.kit import FakeKV, drive, make_request
-from labs.kit.toys import VOCAB
-from mini_engine.dense_attention import DenseCache, dense_attend
+from labs.kit.toys.toys import VOCAB
+from mini_engine.backends.padded import DenseCache, dense_attend
 from mini_engine.model import CausalLM, ModelConfig, sdpa
 from mini_engine.scheduler import Scheduler
 

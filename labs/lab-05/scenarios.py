@@ -270,7 +270,7 @@ def model():
     """A random float64 model of two layers, whose four heads share two pairs of keys and values."""
     import torch
 
-    from labs.kit.toys import VOCAB
+    from labs.kit.toys.toys import VOCAB
     from mini_engine.model import CausalLM, ModelConfig
 
     generator = torch.Generator().manual_seed(0)
@@ -286,7 +286,7 @@ def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """The greedy text of one request alone, on one contiguous cache."""
     import torch
 
-    from mini_engine.dense_attention import DenseCache, dense_attend
+    from mini_engine.backends.padded import DenseCache, dense_attend
 
     tokens = make_request(request_id, prompt).prompt_token_ids
     store = DenseCache(model().config, torch.float64)
@@ -306,7 +306,7 @@ def paged_model(lab):
     """
     import torch
 
-    from mini_engine.paged_attention import PagedBackend
+    from mini_engine.attention import PagedBackend
 
     class PagedModel:
         def __init__(self, kv):

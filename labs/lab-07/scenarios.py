@@ -11,15 +11,15 @@ from functools import cache
 import torch
 
 from labs.kit import make_request
-from labs.kit.driver import PATIENCE, RUNS, ids
-from mini_engine.checkpoint import load_model
-from mini_engine.dense_attention import DenseCache, dense_attend
+from labs.kit.toys.driver import PATIENCE, RUNS, ids
+from mini_engine.backends.padded import DenseCache, dense_attend
 from mini_engine.engine import Delta, Engine, Parts
+from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.registry import resolve
 from mini_engine.model import CausalLM, ModelConfig
-from mini_engine.models import resolve
 from mini_engine.request import Request, SamplingParams
 from mini_engine.sampler import Sampler
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Trace, VirtualClock
 
 torch.set_num_threads(1)  # small tensors: a second thread costs more than it gives
@@ -293,7 +293,7 @@ def _left(engine: Engine) -> dict:
 def run(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> Trace:
     """The trace of one scenario under `lab.step`.
 
-    `learner` (labs.kit.parts.LearnerParts) brings the parts of other labs; without it they are the
+    `learner` (labs.kit.learner.parts.LearnerParts) brings the parts of other labs; without it they are the
     engine's own.
     """
     return play(lab, scenario, raise_errors=raise_errors, learner=learner).trace

@@ -10,12 +10,12 @@ import pytest
 import tokenizers
 
 from labs.kit import assert_drained, load
-from labs.kit.driver import RUNS
-from labs.kit.manifest import find_lab
-from labs.kit.parts import LearnerParts
+from labs.kit.judge.manifest import find_lab
+from labs.kit.learner.parts import LearnerParts
+from labs.kit.toys.driver import RUNS
 from mini_engine.engine import NoWorkError, Parts, step
 from mini_engine.scheduler import schedule_step
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import first_difference
 
 scenarios = load("lab-07", "scenarios")

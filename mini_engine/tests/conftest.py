@@ -14,8 +14,8 @@ def model():
 @pytest.fixture(scope="session")
 def smollm2_oracle():
     """(path, tokenizer, model) of SmolLM2 as transformers reads them from the GGUF file, float32."""
-    from mini_engine import models
-    from mini_engine.gguf_file import GGUFFile
+    from mini_engine.loading import registry as models
+    from mini_engine.loading.gguf_file import GGUFFile
 
     if not models.MODELS["smollm2"].is_present:
         pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")

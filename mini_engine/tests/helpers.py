@@ -262,7 +262,7 @@ def byte_tokenizer():
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from mini_engine.baselines import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
 from mini_engine.block_manager import BlockManager
-from mini_engine.cost_model import CostModel, LoadMeter, StepLoad, step_loads
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
+from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
+from mini_engine.sim.policies import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
 from mini_engine.trace import Recorder, VirtualClock, replay
 
 CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)

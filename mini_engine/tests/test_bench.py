@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine import bench
-from mini_engine.models import resolve
+from mini_engine.loading.registry import resolve
 
 
 def test_workload_is_what_it_says_and_repeats():

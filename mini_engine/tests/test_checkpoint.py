@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
-from mini_engine.checkpoint import load_model
-from mini_engine.gguf_file import GGUFFile
+from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.gguf_file import GGUFFile
 from mini_engine.model import sdpa
 
 CONFIG = {

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mini_engine import demo
-from mini_engine.cli import app
-from mini_engine.models import resolve
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.commands import app
+from mini_engine.loading.registry import resolve
+from mini_engine.show import demo
+from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import read_trace
 
 GREEDY = ["generate", "--prompt", "O Romeo, ", "--max-tokens", "40", "--temperature", "0"]
@@ -120,7 +120,7 @@ def test_bad_input_is_one_line_that_says_what(arguments, message):
 
 def test_help_of_every_command_is_there_and_loads_no_torch():
     code = (
-        "import sys; from typer.testing import CliRunner; from mini_engine.cli import app\n"
+        "import sys; from typer.testing import CliRunner; from mini_engine.commands import app\n"
         "for c in ([], ['demo'], ['generate'], ['chat'], ['bench'], ['models'], ['models', 'fetch'],"
         " ['trace', 'summary']):\n"
         "    r = CliRunner().invoke(app, c + ['--help']); assert r.exit_code == 0 and 'Usage' in r.output\n"

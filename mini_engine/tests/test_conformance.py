@@ -893,8 +893,8 @@ def one_by_one(backend_class):
 @pytest.mark.parametrize("way", ["fused", "separate", "unchunked", "cached", "preempted"])
 def test_32_every_way_gives_the_same(model, way, block_size):
     """32. Each way of computing gives the tokens of the request alone, and its logits to 1e-9."""
+    from mini_engine.attention import PagedBackend
     from mini_engine.engine import Engine, Parts
-    from mini_engine.paged_attention import PagedBackend
 
     base = one_by_one(PagedBackend) if way == "separate" else PagedBackend
     seen = {}

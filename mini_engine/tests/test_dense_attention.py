@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from mini_engine import dense_attention
-from mini_engine.block_manager import BlockManager
-from mini_engine.dense_attention import (
+from mini_engine.attention import PagedBackend
+from mini_engine.backends import padded as dense_attention
+from mini_engine.backends.padded import (
     DenseCache,
     PaddedBackend,
     assemble_fused_batch,
@@ -15,9 +15,9 @@ from mini_engine.dense_attention import (
     fused_attention_mask,
     fused_step,
 )
+from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine, Parts
 from mini_engine.model import CausalLM, ModelConfig
-from mini_engine.paged_attention import PagedBackend
 from mini_engine.request import Request, SamplingParams
 
 CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)

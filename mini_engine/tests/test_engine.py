@@ -166,7 +166,7 @@ def test_outputs_go_on_where_the_prompt_ends():
     import tokenizers
     from tokenizers import decoders, models
 
-    from mini_engine.tokenizer import Tokenizer
+    from mini_engine.text.tokenizer import Tokenizer
 
     backend = tokenizers.Tokenizer(models.WordLevel({"▁the": 0, "▁sea": 1, "s": 2}, unk_token="s"))
     backend.decoder = decoders.Metaspace()
@@ -509,7 +509,7 @@ def test_importing_the_package_does_not_import_torch():
     """Nor do the scheduler's side of it and the trace; torch comes with the engine."""
     code = (
         "import sys, mini_engine\n"
-        "import mini_engine.scheduler, mini_engine.block_manager, mini_engine.trace, mini_engine.metrics\n"
+        "import mini_engine.scheduler, mini_engine.block_manager, mini_engine.trace.metrics\n"
         "mini_engine.SamplingParams(), mini_engine.Request('a', [1])\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
         "assert set(mini_engine.__all__) <= {*dir(mini_engine), 'LLM', 'RequestOutput', 'Engine', 'Parts'}\n"

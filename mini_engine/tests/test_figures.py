@@ -10,12 +10,12 @@ import pytest
 from matplotlib import pyplot as plt
 from matplotlib.text import Text
 
-from mini_engine import figures
 from mini_engine.block_manager import BlockManager
-from mini_engine.metrics import request_metrics, summary
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
+from mini_engine.show import figures
 from mini_engine.trace import Recorder, Trace, VirtualClock
+from mini_engine.trace.metrics import request_metrics, summary
 
 plt.switch_backend("Agg")
 
@@ -289,7 +289,7 @@ def test_the_padded_mask_is_the_one_that_the_engine_computes(past, new):
     """Cell by cell the same keys are visible, for every query that is not a pad."""
     import torch
 
-    from mini_engine.dense_attention import fused_attention_mask
+    from mini_engine.backends.padded import fused_attention_mask
 
     mask = fused_attention_mask(torch.tensor(past), torch.tensor(new)).flatten(0, 2)
     told = figures.attention_mask_data(past, new)["padded"]
@@ -477,6 +477,6 @@ def test_alt_text_tells_the_traces_own_numbers(trace):
 
 def test_importing_figures_is_cheap():
     """matplotlib comes with the first drawing, torch never."""
-    code = "import mini_engine.figures, sys; print({'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
+    code = "import mini_engine.show.figures, sys; print({'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "set()"

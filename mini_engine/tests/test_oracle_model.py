@@ -9,9 +9,9 @@ import re
 import pytest
 import torch
 
-from mini_engine.checkpoint import load_model
+from mini_engine.loading.checkpoint import load_model
 from mini_engine.model import sdpa
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from mini_engine.attention import KVPool, PagedBackend, paged_attention, write_kv
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
 from mini_engine.model import sdpa
-from mini_engine.paged_attention import KVPool, PagedBackend, paged_attention, write_kv
 from mini_engine.tests.helpers import dense_logits, make_request, spy, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 6

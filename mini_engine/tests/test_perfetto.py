@@ -9,10 +9,10 @@ import random
 import pytest
 
 from mini_engine.block_manager import BlockManager
-from mini_engine.perfetto import ENGINE, MICROSECONDS, REQUESTS, to_perfetto
-from mini_engine.player import ready_setup
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
+from mini_engine.show.perfetto import ENGINE, MICROSECONDS, REQUESTS, to_perfetto
+from mini_engine.show.player import ready_setup
 from mini_engine.trace import Recorder, VirtualClock, replay
 
 PHASES = {"queued", "prefill", "decode", "preempted"}

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mini_engine.checkpoint import load_model
+from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.shakespeare import train as script
 from mini_engine.model import ModelConfig
-from mini_engine.models import train_shakespeare as script
-from mini_engine.tokenizer import Tokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 FOLDER = script.MODEL_FOLDER
 TINY = script.Recipe(

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mini_engine.baselines import BASELINES
-from mini_engine.cost_model import CostModel, fit, step_loads
-from mini_engine.metrics import summary
 from mini_engine.request import SamplingParams
-from mini_engine.simulate import (
+from mini_engine.sim.cost_model import CostModel, fit, step_loads
+from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.simulate import (
     WORKLOADS,
     Arrival,
     arrivals,
@@ -21,6 +20,7 @@ from mini_engine.simulate import (
     workload,
 )
 from mini_engine.trace import Trace, first_difference, read_trace
+from mini_engine.trace.metrics import summary
 
 RECORDING = Path(__file__).parent / "data" / "recording.jsonl"
 COST = CostModel(per_forward=10, per_token=1, per_kv_token=0.01)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers, processors
 
-from mini_engine.tokenizer import Detokenizer, Tokenizer
+from mini_engine.text.tokenizer import Detokenizer, Tokenizer
 
 TEXT = "Grüße, 世界! 👨‍👩‍👧 naïve — don't  stop 123\n\tdef f(x): return x\r\n é"
 SPECIAL = ["<|end|>", "<|user|>", "<|begin|>"]
@@ -414,7 +414,8 @@ def test_gguf_errors_name_the_key(tmp_path):
 
 def test_no_torch_for_text():
     """Reading a tokenizer must not cost the seconds that importing torch takes."""
-    code = "import sys, mini_engine.tokenizer, mini_engine.models, mini_engine.gguf_file\n"
+    code = "import sys, mini_engine.text.tokenizer\n"
+    code += "import mini_engine.loading.registry, mini_engine.loading.gguf_file\n"
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

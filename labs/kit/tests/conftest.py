@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit import manifest
+from labs.kit.judge import manifest
 
 ROOT = Path(manifest.__file__).resolve().parents[2]
 

@@ -5,9 +5,9 @@ To add one, put it into alternatives/ as lab_NN_<letter>.py: a whole solution, w
 
 import pytest
 
-from labs.kit.check import alternatives
-from labs.kit.manifest import find_lab, lab_ids
-from labs.kit.matrix import run_matrix
+from labs.kit.author.check import alternatives
+from labs.kit.judge.manifest import find_lab, lab_ids
+from labs.kit.judge.matrix import run_matrix
 
 
 @pytest.mark.parametrize("lab_id", lab_ids())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from labs.kit import check
-from labs.kit.manifest import find_lab, lab_ids
+from labs.kit.author import check
+from labs.kit.judge.manifest import find_lab, lab_ids
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from labs.kit import progress
-from labs.kit.export import export
-from labs.kit.manifest import LabError, find_lab, lab_ids
+from labs.kit.author.export import export
+from labs.kit.judge.manifest import LabError, find_lab, lab_ids
+from labs.kit.learner import progress
 
 TESTS = len(find_lab("lab-01").tests)
 

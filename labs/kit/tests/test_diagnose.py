@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.kit.manifest import find_lab
+from labs.kit.judge.manifest import find_lab
 
 BUGS = {bug.id: bug for bug in find_lab("lab-01").bugs}
 

@@ -8,13 +8,13 @@ from labs.kit import (
     ToyModel,
     assert_close,
     assert_drained,
-    compare,
     drive,
     load,
     log_ops,
     make_request,
 )
-from labs.kit.driver import ScheduleError
+from labs.kit.judge import compare
+from labs.kit.toys.driver import ScheduleError
 
 solution = load("lab-01", "solution")
 CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "num_blocks": 32}

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from labs.kit.check import MIN_BUGS
-from labs.kit.generate import interface, pristine_source, starter_source
-from labs.kit.manifest import Bug, Lab, LabError, Task, find_lab, lab_ids, replace_body
+from labs.kit.author.check import MIN_BUGS
+from labs.kit.judge.manifest import Bug, Lab, LabError, Task, find_lab, lab_ids, replace_body
+from labs.kit.judge.pristine import interface, pristine_source, starter_source
 
 SOLUTION = '''"""The reference."""
 

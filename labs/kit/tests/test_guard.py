@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from labs.kit import guard
-from labs.kit.guard import FLOOD, PrintFlood, TimeUp, brief, deadline, describe, limited_prints
+from labs.kit.judge import guard
+from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, brief, deadline, describe, limited_prints
 
 
 def test_endless_loop_is_ended():
@@ -63,7 +63,7 @@ def test_computing_now_and_then_buys_no_time(monkeypatch):
 
 def test_a_call_that_nothing_interrupts_ends_with_its_process():
     code = (
-        "from itertools import count\nfrom labs.kit import guard\n"
+        "from itertools import count\nfrom labs.kit.judge import guard\n"
         "guard.BUSY = -90\nwith guard.deadline(0.05):\n    sum(count())"  # for 0.5 s in all
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

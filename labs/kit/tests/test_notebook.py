@@ -8,11 +8,21 @@ import sys
 import nbformat
 import pytest
 
-from labs.kit import loading, manifest, notebook
-from labs.kit.notebook import LiveRun, Panel, changed, check, in_milliseconds, steps_table, table, trace_of
-from mini_engine import figures
-from mini_engine.cost_model import CostModel, step_loads
-from mini_engine.metrics import request_metrics
+from labs.kit.judge import loading, manifest
+from labs.kit.learner import notebook
+from labs.kit.learner.notebook import (
+    LiveRun,
+    Panel,
+    changed,
+    check,
+    in_milliseconds,
+    steps_table,
+    table,
+    trace_of,
+)
+from mini_engine.show import figures
+from mini_engine.sim.cost_model import CostModel, step_loads
+from mini_engine.trace.metrics import request_metrics
 
 NOTEBOOKS = sorted((manifest.LABS_DIR.parent / "notebooks").glob("*.ipynb"))
 FIRST = "three prompts, ten tokens"
@@ -311,7 +321,7 @@ def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(manifest.LABS_DIR.parent))
     path = tmp_path / "small.ipynb"
     code = (
-        "from labs.kit import load\nfrom labs.kit.notebook import Panel, trace_of\n"
+        "from labs.kit import load\nfrom labs.kit.learner.notebook import Panel, trace_of\n"
         f"trace_of('lab-01', '{FIRST}')\nPanel(load('lab-01', 'scenarios').SCENARIOS[0])"
     )
     nbformat.write(new_notebook(cells=[new_code_cell(code)]), path)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from labs.kit import loading
-from labs.kit.manifest import find_lab, lab_ids, replace_body
-from labs.kit.parts import LearnerParts
-from mini_engine.cli import app
+from labs.kit.judge import loading
+from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.learner.parts import LearnerParts
+from mini_engine.commands import app
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import SamplingParams
@@ -70,7 +70,7 @@ def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
     lab = find_lab(lab_id)
     source = replace_body(lab.file("solution.py").read_text(), task, body)
     module = loading.execute(source, f"broken_{lab_id}".replace("-", "_"), lab.file("starter.py"))
-    monkeypatch.setattr("labs.kit.parts.namespace", lambda lab_id, impl: module)
+    monkeypatch.setattr("labs.kit.learner.parts.namespace", lambda lab_id, impl: module)
     return LearnerParts.from_labs(lab_id)
 
 
@@ -103,7 +103,7 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
 
 
 def test_an_endless_loop_ends(model, monkeypatch):
-    monkeypatch.setattr("labs.kit.parts.SECONDS_A_STEP", 0.5)
+    monkeypatch.setattr("labs.kit.learner.parts.SECONDS_A_STEP", 0.5)
     learner = broken(monkeypatch, "lab-01", "schedule_step", "while True:\n    pass")
     with pytest.raises(BaseException) as raised:
         serve(model, **learner.engine_args)

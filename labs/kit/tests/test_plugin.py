@@ -43,7 +43,7 @@ def test_the_kit_s_own_tests_are_no_learner_s_matter(course):
 
 
 def test_powershell_spelling(monkeypatch):
-    from labs.kit import plugin
+    from labs.kit.judge import plugin
 
     monkeypatch.setattr(plugin.os, "name", "nt")
     assert plugin.command("pytest labs", LAB_IMPL="starter") == "$env:LAB_IMPL='starter'; pytest labs"

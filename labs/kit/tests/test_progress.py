@@ -2,9 +2,9 @@
 
 import pytest
 
-from labs.kit.manifest import find_lab
-from labs.kit.matrix import Result
-from labs.kit.progress import Progress
+from labs.kit.judge.manifest import find_lab
+from labs.kit.judge.matrix import Result
+from labs.kit.learner.progress import Progress
 
 FIND, PUBLISH, ADMIT, TAKE = (f"BlockManager.{name}" for name in ("find_prefix", "publish", "admit", "take"))
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mini_engine.dense_attention import FusedBatch, pad_left
+from mini_engine.backends.padded import FusedBatch, pad_left
 from mini_engine.scheduler import next_chunk
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from mini_engine.dense_attention import FusedBatch, pad_left  # noqa: F401  (both are given)
+from mini_engine.backends.padded import FusedBatch, pad_left  # noqa: F401  (both are given)
 from mini_engine.model import sdpa
 from mini_engine.scheduler import next_chunk
 

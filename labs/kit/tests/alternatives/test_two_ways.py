@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from labs.kit import load, loading
+from labs.kit import load
+from labs.kit.judge import loading
 from mini_engine.trace import decisions
 
 in_the_loop = Path(__file__).with_name("lab_03_b.py")

@@ -1,0 +1,1 @@
+"""What authors and instructors run: `python -m labs check`, `generate`, `export`."""

@@ -1,0 +1,165 @@
+"""What an author promises, enforced: `python -m labs check`.
+
+For every lab: the starter fails every test, solution and engine pass, every bug of the zoo is caught
+by the test it names and by no luck (no two bugs behave alike), the files agree with one another.
+"""
+
+import ast
+import re
+from dataclasses import dataclass, field
+
+from labs.kit.judge import matrix
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, functions
+from labs.kit.judge.pristine import interface, starter_source
+
+MIN_BUGS = 12
+FILES = ("README.md", "starter.py", "solution.py", "test_lab.py", "lab.toml", "scenarios.py", "bugs.toml")
+ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
+
+
+@dataclass
+class Verdict:
+    """What check has to say about one lab."""
+
+    lab_id: str
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    outcomes: matrix.Outcomes | None = None
+
+    def require(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.problems.append(problem)
+
+
+def check_labs(lab_ids: list[str], *, strict: bool = False) -> list[Verdict]:
+    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict=strict), lab_ids)
+
+
+def check_lab(lab_id: str, *, strict: bool = False) -> Verdict:
+    verdict = Verdict(lab_id)
+    try:
+        lab = find_lab(lab_id)
+        missing = [name for name in FILES if not lab.file(name).exists()]
+        verdict.require(not missing, f"missing: {', '.join(missing)}")
+        if not missing:
+            check_texts(lab, verdict)
+            check_sources(lab, verdict, strict)
+            check_behaviour(lab, verdict)
+    except (LabError, SyntaxError) as error:
+        verdict.problems.append(str(error))
+    return verdict
+
+
+def alternatives(lab: Lab) -> list[str]:
+    """Right solutions of another shape, kept to prove that the tests judge behaviour."""
+    return [f"file:{path}" for path in sorted(ALTERNATIVES.glob(f"{lab.id.replace('-', '_')}_*.py"))]
+
+
+def check_texts(lab: Lab, verdict: Verdict) -> None:
+    """README, lab.toml and bugs.toml are complete and speak of the tests that exist."""
+    tests = test_names(lab)
+    readme = lab.file("README.md").read_text(encoding="utf-8")
+    for test, claim in tests.items():
+        verdict.require(re.search(rf"\b{test}\b", readme) is not None, f"README.md does not mention {test}")
+        verdict.require(bool(claim), f"{test} has no docstring that says what it proves")
+    listed = [test for task in lab.tasks for test in task.tests]
+    for test in sorted(set(listed) - set(tests)):
+        verdict.problems.append(f"lab.toml names {test}, which test_lab.py does not have")
+    for test in sorted(set(tests) - set(listed)):
+        verdict.problems.append(f"lab.toml gives {test} to no task")
+    for test in sorted({test for test in listed if listed.count(test) > 1}):
+        verdict.problems.append(f"lab.toml gives {test} to several tasks")
+    for mention in sorted(set(re.findall(r"\btest_\w+", readme)) - set(tests) - {"test_lab"}):
+        verdict.problems.append(f"README.md mentions {mention}, which does not exist")
+    for task in lab.tasks:
+        verdict.require(len(task.hints) == 3 and all(task.hints), f"task {task.name} needs three hints")
+        verdict.require(task.points > 0, f"task {task.name} needs points")
+    verdict.require(bool(lab.pointers), "lab.toml needs pointers to the engine")
+    ids = [bug.id for bug in lab.bugs]
+    verdict.require(len(ids) >= MIN_BUGS, f"the zoo has {len(ids)} bugs; it needs {MIN_BUGS}")
+    verdict.require(len(set(ids)) == len(ids), "two bugs share an id")
+    for bug in lab.bugs:
+        verdict.require(bool(bug.title and bug.misconception and bug.hint), f"bug {bug.id} lacks a text")
+        verdict.require(bug.caught_by in tests, f"bug {bug.id} names no test of this lab: {bug.caught_by!r}")
+
+
+def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
+    """Solution and starter have the same interface, and the solution stands on its own feet."""
+    solution = lab.file("solution.py").read_text(encoding="utf-8")
+    named = {task.name for task in lab.tasks} | set(lab.given)
+    for name in functions(solution):
+        known = name in named or name.split(".")[0] in named
+        verdict.require(known, f"solution.py: {name} is neither a task nor given in lab.toml")
+    twins = {task.engine.replace(":", ".") for task in lab.tasks}
+    for imported in sorted(imports(solution) & twins):
+        verdict.problems.append(f"solution.py imports its engine twin {imported}")
+    generated = starter_source(lab)
+    committed = lab.file("starter.py").read_text(encoding="utf-8")
+    if interface(generated) != interface(solution):
+        verdict.problems.append("the generated starter has another interface than solution.py")
+    if committed != generated:
+        if strict:
+            verdict.problems.append(f"starter.py is not what `python -m labs generate {lab.id}` writes")
+        else:
+            verdict.notes.append("starter.py was edited: work in progress, judged by its pristine form")
+
+
+def check_behaviour(lab: Lab, verdict: Verdict) -> None:
+    """The starter fails, the right ones pass, and each bug is caught by the test it names."""
+    right = ["solution", "engine", *alternatives(lab)]
+    outcomes = matrix.run_matrix(lab, ["starter", *right, *matrix.bug_variants(lab)])
+    verdict.outcomes = outcomes
+    if outcomes.trouble:
+        verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")
+        return
+    for result in outcomes.results["starter"]:
+        kind = result.said.startswith(("NotImplementedError", "Failed", "AssertionError"))
+        verdict.require(not result.passed, f"the starter passes {result.test}")
+        verdict.require(kind, f"the starter fails {result.test} with {result.said!r}, not in kind words")
+    for variant in right:
+        for result in outcomes.results[variant]:
+            verdict.require(result.passed, f"{variant} fails {result.test}: {result.said}")
+    seen = {}
+    for bug in lab.bugs:
+        variant = f"bug:{bug.id}"
+        broken = [r for r in outcomes.results[variant] if r.said.startswith("LoadProblem")]
+        caught = bug.caught_by in outcomes.failed(variant)
+        if broken:
+            verdict.problems.append(f"bug {bug.id} cannot be made: {broken[0].said}")
+            continue
+        verdict.require(caught, f"bug {bug.id} is not caught by {bug.caught_by}")
+        twin = seen.setdefault(outcomes.fingerprint(variant), bug.id)
+        verdict.require(twin == bug.id, f"bugs {twin} and {bug.id} behave alike in every test")
+
+
+def test_names(lab: Lab) -> dict[str, str]:
+    """Test functions of test_lab.py and the first lines of their docstrings."""
+    tree = functions(lab.file("test_lab.py").read_text(encoding="utf-8"))
+    return {
+        name.split(".")[-1]: (ast.get_docstring(node) or "").partition("\n")[0]
+        for name, node in tree.items()
+        if name.split(".")[-1].startswith("test_")
+    }
+
+
+def imports(source: str) -> set[str]:
+    """Everything a file imports, as module.name."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def kill_matrix(verdict: Verdict) -> list[str]:
+    """One line a bug: which tests catch it, the named one first."""
+    lab, outcomes = find_lab(verdict.lab_id), verdict.outcomes
+    lines = []
+    for bug in lab.bugs:
+        killers = outcomes.failed(f"bug:{bug.id}") if outcomes else set()
+        mark = "caught" if bug.caught_by in killers else "MISSED"
+        others = len(killers - {bug.caught_by})
+        lines.append(f"  {mark}  {bug.id:32} {bug.caught_by:52} and {others} more")
+    return lines

@@ -1,0 +1,92 @@
+"""The student edition: the course without solutions, zoo and readable engine twins.
+
+A module of the engine that holds a lab's twin is sealed (packed, so that nobody reads it by accident):
+the labs stand on it. This keeps spoilers out of sight; it is no lock, and the grader never trusts it.
+"""
+
+import base64
+import fnmatch
+import shutil
+import textwrap
+import zlib
+from pathlib import Path
+
+from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
+from labs.kit.judge.pristine import starter_source
+
+ROOT = LABS_DIR.parent
+LEFT_OUT = (
+    ".git", ".venv", "__pycache__", ".state", "*.egg-info", ".*_cache", ".hypothesis", ".ipynb_checkpoints",
+    "build", "dist", "out", ".ci", ".github", "*.pyc",
+    "labs/lab-*/solution.py", "labs/lab-*/bugs.toml", "labs/lab-*/starter.py", "labs/lab-*/starter.new.py",
+    "labs/kit/tests", "labs/kit/pristine", "mini_engine/tests", "*instructor*",
+)  # fmt: skip
+
+SEALED = '''"""The engine's {name}, sealed: the labs have you write parts of it. See labs/ first."""
+
+import base64
+import zlib
+
+_PACKED = """
+{packed}
+"""
+exec(compile(zlib.decompress(base64.b64decode(_PACKED)), "<{name}, sealed>", "exec"))
+'''
+
+
+def export(target: Path) -> list[str]:
+    """Write the student edition into `target`, or bring one there up to date; what to tell the teacher.
+
+    A starter.py that was edited is kept. Where the course has changed it too, the new one is laid
+    beside it as starter.new.py.
+    """
+    pristine = target / "labs" / "kit" / "pristine"
+    if target.exists() and any(target.iterdir()) and not pristine.exists():
+        raise LabError(f"{target} is not empty, and not an exported course; name a new folder")
+    if not (LABS_DIR / "lab-01" / "solution.py").exists():
+        raise LabError("this is a student edition; export from the full course")
+    twins = {task.engine.split(":")[0] for lab_id in lab_ids() for task in find_lab(lab_id).tasks}
+    sealed = {f"{name.replace('.', '/')}.py": name for name in twins}
+    for path in _files(ROOT, target.resolve()):
+        copy = target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path in sealed:
+            copy.write_text(seal((ROOT / path).read_text(encoding="utf-8"), sealed[path]), encoding="utf-8")
+        else:
+            shutil.copy2(ROOT / path, copy)
+    pristine.mkdir(parents=True, exist_ok=True)
+    return [note for lab_id in lab_ids() if (note := _starter(lab_id, target, pristine))]
+
+
+def seal(source: str, name: str) -> str:
+    """A module's source in a form that runs but is not read."""
+    packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
+    return SEALED.format(name=name, packed="\n".join(textwrap.wrap(packed, 100)))
+
+
+def _starter(lab_id: str, target: Path, pristine: Path) -> str:
+    """Write or merge one starter; a line to say when a person has to look."""
+    new = starter_source(find_lab(lab_id))
+    starter, kept = target / "labs" / lab_id / "starter.py", pristine / f"{lab_id}.py"
+    old = kept.read_text(encoding="utf-8") if kept.exists() else None
+    yours = starter.read_text(encoding="utf-8", errors="replace") if starter.exists() else None
+    kept.write_text(new, encoding="utf-8")
+    if yours is None or yours == old:
+        starter.write_text(new, encoding="utf-8")
+    elif new not in (old, yours):
+        starter.with_name("starter.new.py").write_text(new, encoding="utf-8")
+        return f"{lab_id}: the starter has changed; the edited one stays, starter.new.py lies beside it"
+    return ""
+
+
+def _files(root: Path, target: Path, folder: str = "") -> list[str]:
+    """Paths of what belongs into the student edition, relative to the root."""
+    found = []
+    for path in sorted((root / folder).iterdir()):
+        name = path.relative_to(root).as_posix()
+        if path.resolve() == target or any(
+            fnmatch.fnmatch(path.name, pattern) or fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT
+        ):
+            continue
+        found += _files(root, target, name) if path.is_dir() else [name]
+    return found

@@ -1,0 +1,155 @@
+"""Loads a lab's files by path, and builds what the `lab` fixture hands to the tests.
+
+A starter that cannot be loaded becomes a `Broken` lab: it says why, in one sentence, as soon as a
+test touches it, so that collection never fails and the other labs go on.
+"""
+
+import importlib
+import sys
+import traceback
+import types
+from functools import cache
+from pathlib import Path
+
+from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, describe, kept_alive, silence
+from labs.kit.judge.manifest import Bug, Lab, LabError, find_lab
+from labs.kit.judge.pristine import pristine_source
+
+
+class LoadProblem(Exception):
+    """Why an implementation cannot be tested, in words for the learner."""
+
+
+class Broken:
+    """Stands for an implementation that did not load; raises its LoadProblem when it is used."""
+
+    def __init__(self, problem: LoadProblem):
+        self._problem = problem
+
+    def __getattr__(self, name):
+        raise self._problem
+
+
+def execute(source: str, module_name: str, path: Path | str) -> types.ModuleType:
+    """Run source as a module of its own. dataclasses want it in sys.modules."""
+    module = types.ModuleType(module_name)
+    module.__file__ = str(path)
+    sys.modules[module_name] = module
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+@cache
+def load(lab_id: str, name: str) -> types.ModuleType:
+    """A lab's file as a module: load("lab-01", "scenarios")."""
+    lab = find_lab(lab_id)
+    path = lab.file(f"{name}.py")
+    if not path.exists():
+        raise LabError(f"{lab.id} has no file {path.name}")
+    return execute(path.read_text(encoding="utf-8"), _module_name(lab, name), path)
+
+
+@cache
+def namespace(lab_id: str, impl: str):
+    """What is under test: the module of starter.py or solution.py, or the engine's own parts."""
+    lab = find_lab(lab_id)
+    try:
+        if impl == "engine":
+            return _engine(lab)
+        if impl == "solution":
+            return load(lab_id, "solution")
+        return _starter(lab)
+    except LoadProblem as problem:
+        return Broken(problem)
+
+
+def pristine_starter(lab: Lab):
+    """The starter as generated, whatever the learner made of starter.py."""
+    return execute(pristine_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
+
+
+def buggy(lab: Lab, bug: Bug):
+    """A wrong solution from the zoo, made in memory."""
+    source = bug.apply(lab.file("solution.py").read_text(encoding="utf-8"))
+    return execute(source, _module_name(lab, f"bug_{bug.id}"), f"<{lab.id}: {bug.id}>")
+
+
+def _module_name(lab: Lab, name: str) -> str:
+    return f"{lab.id}_{name}".replace("-", "_")
+
+
+def _engine(lab: Lab):
+    parts = types.ModuleType(f"{lab.id}_engine")
+    twins = {task.name: task.engine for task in lab.tasks} | {k: v for k, v in lab.given.items() if v}
+    for name, twin in twins.items():
+        module_name, _, qualified = twin.partition(":")
+        try:
+            part = getattr(importlib.import_module(module_name), qualified.split(".")[0])
+        except (ImportError, AttributeError) as error:
+            raise LoadProblem(f"{lab.id}: the engine's {name} is not at {twin}: {error}") from error
+        setattr(parts, name.split(".")[0], part)
+    return parts
+
+
+def _starter(lab: Lab):
+    path = lab.file("starter.py")
+    source = _read(lab, path)
+    try:
+        with deadline(lab.timeout), silence(), kept_alive():
+            module = execute(source, _module_name(lab, "starter"), path)
+    except TimeUp:
+        raise LoadProblem(f"{lab.id}: importing starter.py does not end; a loop at its top level?") from None
+    except PrintFlood as error:
+        raise LoadProblem(f"{lab.id}: importing starter.py floods the screen: {error}") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            problem = f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}"
+            raise LoadProblem(problem) from None
+        line = line_in_starter(error)
+        where = f", line {line}" if line else ""
+        raise LoadProblem(f"{lab.id}: starter.py fails at import{where}: {describe(error)}") from None
+    missing = [task.name for task in lab.tasks if not _has(module, task.name)]
+    if missing:
+        raise LoadProblem(
+            f"{lab.id}: starter.py no longer has {', '.join(missing)}; put the name back, or start over "
+            f"with: python -m labs reset {lab.id}"
+        )
+    return module
+
+
+def line_in_starter(error: BaseException) -> int | None:
+    """The last line of a starter.py that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno for f in reversed(frames) if Path(f.filename).name == "starter.py"), None)
+
+
+def _read(lab: Lab, path: Path) -> str:
+    """The learner's file; a byte order mark, as some editors write it, is no part of it."""
+    try:
+        source = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        problem = f"is gone; get it back with: python -m labs reset {lab.id}"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        problem = (
+            f"is not UTF-8 text (byte {error.start} is {error.object[error.start]:#x}); save it as UTF-8"
+        )
+    else:
+        if "\0" not in source:
+            return source
+        problem = f"has a null byte in line {source[: source.index(chr(0))].count(chr(10)) + 1}; delete it"
+    raise LoadProblem(f"{lab.id}: starter.py {problem}")
+
+
+def _has(module, qualified: str) -> bool:
+    value = module
+    for name in qualified.split("."):
+        value = getattr(value, name, None)
+    return callable(value) or isinstance(value, property)

@@ -1,0 +1,217 @@
+"""Runs one lab's tests against many implementations in one pytest session, and tells the outcomes.
+
+`python -m labs.kit.judge.matrix lab-01 OUT.jsonl [variant ...]`: a process of its own, so that labs run side
+by side and nothing a wrong solution does reaches the caller. Variants are `starter` (pristine),
+`solution`, `engine`, `yours` (starter.py as it stands), `file:PATH` and `bug:ID`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+
+from labs.kit.judge import loading
+from labs.kit.judge.compare import fingerprint
+from labs.kit.judge.guard import describe
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab
+from labs.kit.toys.driver import RUNS
+
+
+@dataclass
+class Result:
+    """What one test did with one variant. `said` is its failure in one line, `runs` what it traced."""
+
+    test: str  # the node's name, with its parameters
+    passed: bool
+    said: str = ""
+    runs: str = ""
+    seconds: float = 0.0
+
+    @property
+    def function(self) -> str:
+        return self.test.partition("[")[0]
+
+
+@dataclass
+class Outcomes:
+    """All results of a lab, by variant; `trouble` is what pytest said when it could not even start."""
+
+    lab: Lab
+    results: dict[str, list[Result]] = field(default_factory=dict)
+    trouble: str = ""
+
+    def failed(self, variant: str) -> set[str]:
+        """The test functions that failed in at least one of their cases (not begun is not failed)."""
+        failures = [result for result in self.results.get(variant, ()) if not result.passed]
+        return {result.function for result in failures if not result.said.startswith("NotBegun")}
+
+    def fingerprint(self, variant: str) -> str:
+        """Equal for two variants that nothing tells apart."""
+        return json.dumps([(r.test, r.said, r.runs) for r in self.results.get(variant, ())])
+
+
+def bug_variants(lab: Lab) -> list[str]:
+    return [f"bug:{bug.id}" for bug in lab.bugs]
+
+
+def test_file(lab: Lab) -> str:
+    """For pytest, run in the course's folder; in an absolute path it would take a bracket for a parameter."""
+    return f"labs/{lab.id}/test_lab.py"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without the learner's own wishes for pytest: they change what is run or shown."""
+    return {k: v for k, v in os.environ.items() if k not in ("LAB_IMPL", "PYTEST_ADDOPTS")} | variables
+
+
+def run_matrix(lab: Lab, variants: list[str]) -> Outcomes:
+    """All the lab's tests on these variants, in a process of its own."""
+    outcomes = Outcomes(lab)
+    with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
+        out = Path(folder, "matrix.jsonl")
+        line = [sys.executable, "-m", "labs.kit.judge.matrix", lab.id, str(out), *variants]
+        code = subprocess.run(
+            line, cwd=LABS_DIR.parent, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        ).returncode
+        said.seek(max(0, said.tell() - 10_000))
+        tail = said.read().decode("utf-8", errors="replace").strip()
+        rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
+    if rows and rows[-1] == "the end":
+        for variant, row in (row for row in rows if isinstance(row, list)):
+            outcomes.results.setdefault(variant, []).append(Result(**row))
+    else:
+        outcomes.trouble = _trouble(lab, code, rows, tail)
+    return outcomes
+
+
+def _trouble(lab: Lab, code: int, rows: list, tail: str) -> str:
+    """Why the process ended before its time, in words; `rows` end with the test that was begun."""
+    if not rows or not isinstance(rows[-1], dict):
+        return f"{lab.id}: pytest could not run the tests:\n" + "\n".join(tail.splitlines()[-15:])
+    begun = f"{lab.id}: {rows[-1]['begun']}"
+    if "stopped" in rows[-1]:
+        return f"{begun} was stopped by {rows[-1]['stopped']}"
+    if tail.startswith("Timeout (") or "\nTimeout (" in tail:
+        place = re.search(r'starter\.py", line (\d+) in (\S+)', tail)
+        where = f", in {place[2]} (starter.py, line {place[1]})" if place else ""
+        return f"{begun} does not end, and hangs so that nothing interrupts it{where}"
+    return f"{begun} ended the whole test process (exit code {code}); a crash?"
+
+
+def side_by_side(work: Callable, items: list) -> list:
+    """`work` of each item, two at a time; an interrupt starts no more of them."""
+    pool = ThreadPoolExecutor(2)
+    try:
+        return list(pool.map(work, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# -------------------------------------------------------------------- inside the process of its own
+
+
+@cache
+def implementation(lab_id: str, variant: str):
+    lab = find_lab(lab_id)
+    kind, _, name = variant.partition(":")
+    try:
+        if kind == "bug":
+            return loading.buggy(lab, next(bug for bug in lab.bugs if bug.id == name))
+        if kind == "file":
+            source = Path(name).read_text(encoding="utf-8")
+            return loading.execute(source, Path(name).stem, name)
+        if kind == "starter":
+            return loading.pristine_starter(lab)
+        return loading.namespace(lab_id, "starter" if kind == "yours" else kind)
+    except (LabError, SyntaxError) as error:
+        return loading.Broken(loading.LoadProblem(f"{variant}: {error}"))
+
+
+class Matrix:
+    """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
+
+    def __init__(self, lab: Lab, variants: list[str], out):
+        self.lab, self.variants, self.out = lab, variants, out
+
+    def write(self, row) -> None:
+        self.out.write(json.dumps(row) + "\n")
+        self.out.flush()  # the next test may end the process
+
+    def pytest_generate_tests(self, metafunc):
+        if "lab" in metafunc.fixturenames:
+            makers = [partial(implementation, self.lab.id, variant) for variant in self.variants]
+            metafunc.parametrize("lab", makers, ids=self.variants, indirect=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item):
+        self.begun = self.test_of(item)
+        self.write({"begun": self.begun})
+
+    def pytest_keyboard_interrupt(self, excinfo):
+        line = loading.line_in_starter(excinfo.value)
+        where = f" in starter.py, line {line}" if line else ""
+        self.write({"begun": self.begun, "stopped": describe(excinfo.value) + where})
+
+    def pytest_runtest_makereport(self, item, call):
+        """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
+        if call.when == "call" or call.excinfo is not None:
+            self.keep(item, call)
+        outcome = "failed" if call.excinfo else "passed"
+        return pytest.TestReport(
+            item.nodeid, item.location, {}, outcome, None, call.when, duration=call.duration
+        )
+
+    def keep(self, item, call):
+        result = Result(
+            self.test_of(item),
+            call.excinfo is None,
+            describe(call.excinfo.value) if call.excinfo else "",
+            json.dumps([fingerprint(trace) for _, trace in RUNS]),
+            round(call.duration, 4),
+        )
+        self.write([variant_of(item) or self.variants[0], vars(result)])
+
+    def test_of(self, item) -> str:
+        variant = variant_of(item)
+        return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
+
+
+def variant_of(item) -> str | None:
+    """The variant that a test runs on; None in an ordinary pytest run."""
+    callspec = getattr(item, "callspec", None)
+    maker = callspec and callspec.params.get("lab")
+    return maker.args[1] if maker else None
+
+
+def main(lab_id: str, out: str, *variants: str) -> None:
+    lab = find_lab(lab_id)
+    arguments = [
+        test_file(lab),
+        "-q",
+        "--tb=no",
+        "--capture=sys",
+        "--no-header",
+        "--no-summary",
+    ]
+    for plugin in ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler"):
+        arguments += ["-p", f"no:{plugin}"]
+    with open(out, "w", encoding="utf-8") as file:
+        matrix = Matrix(lab, list(variants), file)
+        code = pytest.main(arguments, plugins=[matrix])
+        if code in (0, 1):
+            matrix.write("the end")  # an exit code of 0 anybody can make
+    sys.stdout.flush()
+    os._exit(code)  # threads that a starter left running would keep us here
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

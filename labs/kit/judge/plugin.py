@@ -1,0 +1,239 @@
+"""The pytest side of the labs: the `lab` fixture, LAB_IMPL, the guards, and kind failures.
+
+conftest.py registers it. It touches only tests that lie in a lab's folder.
+"""
+
+import gc
+import inspect
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+
+from labs.kit.judge import diagnose, guard, loading, matrix
+from labs.kit.judge.guard import PrintFlood, TimeUp, brief, deadline, kept_alive, limited_prints
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
+from labs.kit.judge.pristine import NOT_WRITTEN
+from labs.kit.toys.driver import RUNS
+
+ENOUGH = 3  # tests of a lab that do not end; the others are not begun
+E_LINES, WIDEST = 12, 300  # of an error, in a report
+_timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
+
+
+class NotBegun(Exception):
+    """A test that is given up in advance."""
+
+
+def pytest_configure(config):
+    guard.last_words = os.dup(2)
+    try:
+        impl_from_environment()
+    except LabError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_ignore_collect(collection_path):
+    """Leave the kit's own tests out of `LAB_IMPL=starter pytest labs`: they say nothing of a starter."""
+    return True if collection_path == LABS_DIR / "kit" and impl_from_environment() == "starter" else None
+
+
+def lab_of(item) -> Lab | None:
+    """The lab that a test belongs to, if any."""
+    return _lab_in(item.path.parent)
+
+
+@cache  # asked several times a test, and reading lab.toml takes as long as a test
+def _lab_in(folder: Path) -> Lab | None:
+    is_lab = folder.parent == LABS_DIR and re.fullmatch(r"lab-\d+", folder.name)
+    return find_lab(folder.name) if is_lab else None
+
+
+def pytest_collection_finish(session):
+    """Say what is being tested: a green run on the reference must not pass for one's own."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    labs = sorted({lab.id for item in session.items if (lab := lab_of(item))})
+    if not labs:
+        return
+    gc.freeze()  # what start-up made lives to the end; collecting it again takes a tenth of the time
+    if reporter is None:
+        return
+    impl = impl_from_environment()
+    folder = f"labs/{labs[0]}" if len(labs) == 1 else "labs"
+    if impl == "solution":
+        reporter.write_line(
+            f"testing solution.py, the reference; yours: {command(f'pytest {folder}', LAB_IMPL='starter')}"
+        )
+    else:
+        what = {"starter": "starter.py, your own", "engine": "mini_engine's own parts"}[impl]
+        reporter.write_line(f"testing {what} (LAB_IMPL={impl})")
+
+
+def command(line: str, **variables: str) -> str:
+    """A shell line with environment variables, as this system's usual shell spells it."""
+    if os.name == "nt":
+        return "".join(f"$env:{name}='{value}'; " for name, value in variables.items()) + line
+    return "".join(f"{name}={value} " for name, value in variables.items()) + line
+
+
+@pytest.fixture
+def lab(request):
+    """The implementation under test, as LAB_IMPL says: its functions are attributes."""
+    if hasattr(request, "param"):  # labs/kit/judge/matrix.py runs many in one session
+        return request.param()
+    return loading.namespace(lab_of(request.node).id, impl_from_environment())
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's capture, which sets sys.stdout too
+def pytest_runtest_call(item):
+    lab = lab_of(item)
+    if lab is None:
+        return (yield)
+    RUNS.clear()
+    key = lab.id, matrix.variant_of(item)
+    if _timed_out[key] >= ENOUGH:
+        raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
+    item.seconds = min(1.0, lab.timeout) if _timed_out[key] else lab.timeout
+    with deadline(item.seconds), limited_prints(), kept_alive():
+        try:
+            return (yield)
+        except TimeUp:
+            _timed_out[key] += 1
+            raise
+        except (pytest.skip.Exception, pytest.xfail.Exception, pytest.exit.Exception) as verdict:
+            if loading.line_in_starter(verdict) is None:
+                raise
+            raise AssertionError(f"{lab.id}: starter.py ends the test by itself: {brief(verdict)}") from None
+
+
+def pytest_enter_pdb():
+    guard.no_limit()
+
+
+@dataclass
+class Kind(TerminalRepr):
+    """A failure in a few words, in place of a page of traceback."""
+
+    lines: list[str]
+
+    @property
+    def reprcrash(self):
+        return ReprFileLocation("", 0, self.lines[0])
+
+    def __str__(self):
+        return "\n".join(self.lines)
+
+    def toterminal(self, tw):
+        for line in self.lines:
+            tw.line(line)
+
+
+@dataclass
+class Claimed(TerminalRepr):
+    """What a test proves, then how it failed."""
+
+    claim: str
+    failure: TerminalRepr
+
+    @property
+    def reprcrash(self):
+        return self.failure.reprcrash
+
+    def __str__(self):
+        return f"{self.claim}\n{self.failure}"
+
+    def toterminal(self, tw):
+        tw.line(self.claim)
+        self.failure.toterminal(tw)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    lab = lab_of(item)
+    if lab is None or call.when != "call" or call.excinfo is None:
+        return (yield)
+    words = in_words(lab, call.excinfo.value, getattr(item, "seconds", None))
+    explained = not words and impl_from_environment() == "starter" and matrix.variant_of(item) is None
+    if words:
+        item.repr_failure = lambda _: Kind(words)  # in place of pytest's own, which takes its time
+    elif explained:
+        item.repr_failure = lambda excinfo: Claimed(claim(item), rendered(lab, excinfo))
+    report = yield
+    if words:
+        report.sections = []
+    elif explained and report.failed:
+        printed = [(name, _tail(text)) for name, text in report.sections]
+        report.sections = [*diagnose.sections(item, lab, call), *printed]
+    return report
+
+
+def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> list[str]:
+    """The failures that need no traceback, as at most two lines; [] for all others."""
+    reason = error
+    while reason is not None:  # also behind what `pytest.raises(RuntimeError)`, of which it is a kind, led to
+        kind = isinstance(reason, NotImplementedError | AssertionError)
+        if kind and (found := NOT_WRITTEN.search(str(reason))):
+            break
+        reason = reason.__context__
+    if reason is not None:
+        return [
+            found[0],
+            f"write it in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}",
+        ]
+    if isinstance(error, loading.LoadProblem | NotBegun):
+        return [str(error)]
+    if isinstance(error, TimeUp):
+        line = loading.line_in_starter(error)
+        where = f" It was in starter.py, line {line}." if line else ""
+        return [f"{lab.id}: no answer within {seconds or lab.timeout:g} s: a loop that never ends?{where}"]
+    if isinstance(error, PrintFlood):
+        return [f"{lab.id}: {error} in one test; print less, for example one line a step"]
+    return []
+
+
+def rendered(lab: Lab, excinfo) -> TerminalRepr:
+    """pytest's short traceback, of the lab's own files only, and cut where a message is long."""
+    ours = excinfo.traceback.filter(lambda entry: Path(entry.path).parent == lab.path)
+    excinfo.traceback = ours or excinfo.traceback
+    shown = excinfo.getrepr(style="short", chain=False)
+    for entry in shown.reprtraceback.reprentries[-1:]:
+        code = [line for line in entry.lines if not line.startswith("E ")]
+        said = [line if len(line) <= WIDEST else line[:WIDEST] + " ..." for line in entry.lines[len(code) :]]
+        entry.lines = [*code, *said[:E_LINES], *(["E   ..."] if len(said) > E_LINES else [])]
+    if (
+        shown.reprcrash
+    ):  # the summary line, which pytest cuts to the terminal's width, but not where CI is set
+        shown.reprcrash.message = shown.reprcrash.message.split("\n")[0][:WIDEST]
+    return shown
+
+
+def claim(item) -> str:
+    """The first line of a test's docstring."""
+    return (inspect.getdoc(item.function) or item.name).splitlines()[0]
+
+
+def _tail(text: str, lines: int = 20) -> str:
+    kept = text.splitlines()[-lines:]
+    return "\n".join(kept)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    session.config.exitstatus = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    for name in [name for name in sys.modules if name.startswith("lab_0") and name.endswith("_starter")]:
+        del sys.modules[name]
+    left = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
+    if left and impl_from_environment() == "starter":
+        print(f"threads are still running ({brief(left[0].name)}); the tests are over, they are left behind")
+        sys.stdout.flush()
+        os._exit(config.exitstatus)

@@ -1,0 +1,79 @@
+"""Makes starter.py from solution.py: the bodies of the tasks go, all else stays.
+
+Docstrings and given functions are kept as they are; imports that only the tasks needed go.
+"""
+
+import ast
+import re
+
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, functions, replace_body
+
+NOT_WRITTEN = re.compile(r"(lab-\d+): ([\w.]+) is not written yet")
+DOCSTRING = '''"""{id}, {title}: your file.
+
+Replace each NotImplementedError by code; the docstrings say what to do, README.md says why.
+Check with: LAB_IMPL=starter pytest labs/{id}     Stuck? python -m labs hint {id}
+"""
+'''
+
+
+def starter_source(lab: Lab) -> str:
+    """The pristine starter of a lab, as text."""
+    source = lab.file("solution.py").read_text(encoding="utf-8")
+    for task in lab.tasks:
+        for name in _functions_of(source, task.name):
+            message = f"{lab.id}: {name} is not written yet"
+            source = replace_body(source, name, f'raise NotImplementedError("{message}")')
+    module = ast.parse(source)
+    if ast.get_docstring(module) is None:
+        raise LabError(f"{lab.id}: solution.py needs a docstring at its top; the starter replaces it")
+    lines = source.splitlines(keepends=True)
+    body = "".join(lines[module.body[0].end_lineno :])
+    return _without_unused_imports(DOCSTRING.format(id=lab.id, title=lab.title) + body)
+
+
+def pristine_source(lab: Lab) -> str:
+    """The pristine starter; the student edition, which has no solution, carries it as a file."""
+    kept = LABS_DIR / "kit" / "pristine" / f"{lab.id}.py"
+    return kept.read_text(encoding="utf-8") if kept.exists() else starter_source(lab)
+
+
+def interface(source: str) -> dict[str, str]:
+    """Every public function and method with its signature, to compare two files."""
+    return {
+        name: f"({ast.unparse(node.args)})"
+        for name, node in functions(source).items()
+        if not name.split(".")[-1].startswith("_") or name.endswith("__init__")
+    }
+
+
+def _functions_of(source: str, task: str) -> list[str]:
+    """The function that a task names, or all methods of the class that it names."""
+    names = [name for name in functions(source) if name == task or name.startswith(f"{task}.")]
+    if not names:
+        raise LabError(f"solution.py has no {task!r}, which lab.toml calls a task")
+    return names
+
+
+def _without_unused_imports(source: str) -> str:
+    tree = ast.parse(source)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    lines = source.splitlines(keepends=True)
+    for node in reversed(tree.body):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        kept = [a for a in node.names if (a.asname or a.name.split(".")[0]) in used]
+        if len(kept) == len(node.names):
+            continue
+        new = []
+        if kept:
+            node.names = kept
+            new = [ast.unparse(node) + "\n"]
+        elif (
+            node.end_lineno < len(lines)
+            and not lines[node.end_lineno].strip()
+            and not lines[node.lineno - 2].strip()
+        ):
+            node.end_lineno += 1  # the last import of its paragraph takes the blank line along
+        lines[node.lineno - 1 : node.end_lineno] = new
+    return "".join(lines)

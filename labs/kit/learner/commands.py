@@ -1,0 +1,299 @@
+"""`python -m labs`: the board, tests, hints and resets for learners; check and generate for authors.
+
+Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py remembers what they said.
+"""
+
+import queue
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
+
+app = typer.Typer(
+    help="Seven labs, from an empty function to an inference engine. Start with: python -m labs status",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console(highlight=False)
+
+LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1", show_default=False)]
+OptionalLab = Annotated[str | None, typer.Argument(help="lab-01, or just 1", show_default=False)]
+SomeLabs = Annotated[list[str] | None, typer.Argument(help="lab-01 lab-02, or 1 2; all if none is named")]
+
+
+def main() -> None:
+    """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
+    try:
+        app(prog_name="python -m labs")
+    except (LabError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def chosen(labs: list[str] | None) -> list[str]:
+    return list(dict.fromkeys(find_lab(name).id for name in labs)) if labs else lab_ids()
+
+
+def testing():
+    """A sign of life on a terminal while tests run: all labs together may take a minute."""
+    return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
+
+
+def fail(message: str, code: int = 2):
+    typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+# ------------------------------------------------------------------------------------- for learners
+
+
+@app.command()
+def status():
+    """The board: every lab and task, what is done, what comes next."""
+    from labs.kit.learner.progress import all_progress
+
+    table = Table("lab", "task", "tests", "points", "minutes", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal wraps a name, and keeps all of it
+    with testing():
+        board = all_progress()
+    for progress in board:
+        lab = progress.lab
+        for number, task in enumerate(lab.tasks):
+            passed, total = progress.passed(task), len(task.tests)
+            table.add_row(
+                f"{lab.id} {lab.title}" if number == 0 else "",
+                task.name,
+                "done" if progress.done(task) else f"{passed}/{total}",
+                f"{task.points if progress.done(task) else 0}/{task.points}",
+                str(lab.minutes) if number == 0 else "",
+            )
+    console.print(table)
+    for progress in board:
+        if progress.problem:
+            typer.echo(progress.problem)
+    left = [progress for progress in board if not progress.is_done]
+    if not left:
+        typer.echo("all labs are done: mini-engine demo --labs auto runs the engine on your own parts")
+        return
+    lab, minutes = left[0].lab, sum(progress.lab.minutes for progress in left)
+    typer.echo(f"next: {lab.id} {left[0].next_task.name}, in labs/{lab.id}/starter.py. {lab.question}")
+    typer.echo(f"about {minutes} minutes are left; python -m labs test shows where you are")
+
+
+@app.command()
+def test(lab_id: OptionalLab = None):
+    """Test your starter.py, and show the first failure only: its claim, and where your run departs."""
+    raise typer.Exit(0 if show_test(lab_id) else 1)
+
+
+def show_test(lab_id: str | None) -> bool:
+    """Print how far a lab is and its first failure; True when there is none."""
+    from labs.kit.judge import matrix
+    from labs.kit.learner.progress import first_open, progress
+
+    with testing():
+        now = progress(find_lab(lab_id)) if lab_id else first_open()
+    if now is None:
+        typer.echo("all labs are done")
+        return True
+    lab = now.lab
+    if not now.started:
+        typer.echo(f"{lab.id}: {now.next_task.name} is not written yet: labs/{lab.id}/starter.py")
+        typer.echo(f"a hint: python -m labs hint {lab.id}")
+        return False
+    if now.problem:
+        typer.echo(now.problem)
+        return False
+    for task in lab.tasks:
+        waits = f"; what fails waits for {needed.name}" if (needed := now.waits_for(task)) else ""
+        typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass{waits}")
+    if now.is_done:
+        reference = f" The reference: python -m labs solution {lab.id}" if has_solution(lab) else ""
+        typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
+        return True
+    typer.echo("the first that fails:")
+    sys.stdout.flush()
+    node = f"{matrix.test_file(lab)}::{now.next_failure.test}"
+    line = [sys.executable, "-m", "pytest", node, "-rN", "--no-header", "-p", "no:cacheprovider"]
+    subprocess.run(line, cwd=LABS_DIR.parent, env=matrix.environment(LAB_IMPL="starter"))
+    return False
+
+
+@app.command()
+def watch(lab_id: OptionalLab = None):
+    """Test again whenever you save starter.py. Keys, each with Enter: h hint, n next lab, q quit."""
+    try:
+        from watchfiles import watch as changes
+    except ImportError:
+        fail("watch needs the package watchfiles: pip install watchfiles")
+
+    from labs.kit.learner.progress import first_open, starter_text
+
+    if lab_id:
+        lab = find_lab(lab_id)
+    else:
+        now = first_open()
+        lab = now.lab if now else find_lab(lab_ids()[0])
+    keys: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_read_keys, args=(keys,), daemon=True).start()
+    tested = None
+    # What has changed is asked of the file: an event may come before anybody listens, or twice.
+    for _ in changes(LABS_DIR, debounce=300, rust_timeout=200, yield_on_timeout=True):
+        while not keys.empty():
+            key = keys.get()
+            if key == "q":
+                return
+            if key == "h":
+                show_hint(lab, None)
+            if key == "n":
+                ids = lab_ids()
+                lab = find_lab(ids[(ids.index(lab.id) + 1) % len(ids)])
+        if (lab.id, starter_text(lab)) != tested:
+            tested = (lab.id, starter_text(lab))
+            typer.echo("")
+            show_test(lab.id)
+            typer.echo(
+                f"watching labs/{lab.id}/starter.py: save to test; h, n or q and Enter: hint, next, quit"
+            )
+
+
+def _read_keys(keys: queue.Queue) -> None:
+    for line in sys.stdin:
+        keys.put(line.strip().lower()[:1])
+
+
+@app.command()
+def hint(
+    lab_id: LabArgument,
+    task: Annotated[str | None, typer.Argument(help="the task, where a lab has several")] = None,
+):
+    """The next hint for a task: first a nudge, then where to look, then pseudocode."""
+    show_hint(find_lab(lab_id), task)
+
+
+def show_hint(lab: Lab, task_name: str | None) -> None:
+    from labs.kit.learner.progress import next_hint, progress
+
+    task = lab.task(task_name) if task_name else (progress(lab).next_task or lab.tasks[0])
+    number, text = next_hint(lab, task)
+    typer.echo(f"{lab.id} {task.name}, hint {number} of {len(task.hints)}")
+    typer.echo("")
+    is_last = number == len(task.hints)
+    typer.echo(fitted(text, is_code=is_last))
+    if is_last:
+        left = f"; what is left is python -m labs solution {lab.id} --spoil" if has_solution(lab) else ""
+        typer.echo(f"\nthat was the last one{left}")
+
+
+def fitted(text: str, is_code: bool) -> str:
+    """A hint on this terminal: paragraphs filled, lines of pseudocode kept and, if too long, hung."""
+    width = min(shutil.get_terminal_size().columns, 105)
+    if not is_code:
+        return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
+    hung = ((line, " " * (len(line) - len(line.lstrip()) + 4)) for line in text.splitlines())
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=indent) for line, indent in hung)
+
+
+def has_solution(lab: Lab) -> bool:
+    """Whether this edition of the course has it; that for students has none."""
+    return lab.file("solution.py").exists()
+
+
+@app.command()
+def reset(
+    lab_id: LabArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+):
+    """Back to the starter as it was. Your file is kept in labs/.state/backups."""
+    lab = find_lab(lab_id)
+    if not yes:
+        typer.confirm(f"put labs/{lab.id}/starter.py back to how it was?", abort=True)
+    put_back(lab)
+
+
+def put_back(lab: Lab) -> None:
+    from labs.kit.learner.progress import reset
+
+    backup = reset(lab)
+    typer.echo(f"labs/{lab.id}/starter.py is as new")
+    if backup:
+        typer.echo(f"your version is kept in {backup.relative_to(LABS_DIR.parent).as_posix()}")
+
+
+@app.command()
+def solution(
+    lab_id: LabArgument,
+    spoil: Annotated[
+        bool, typer.Option("--spoil", help="show it although your tests do not pass yet")
+    ] = False,
+):
+    """The reference solution, once your own passes."""
+    from labs.kit.learner.progress import progress
+
+    lab = find_lab(lab_id)
+    if not has_solution(lab):
+        fail(f"{lab.id}: this edition of the course comes without solutions", 1)
+    if not spoil:
+        now = progress(lab)
+        if not now.is_done:
+            passed, total = sum(map(now.passed, lab.tasks)), len(lab.tests)
+            fail(f"{lab.id}: {passed} of {total} tests pass; finish yours first, or add --spoil", 1)
+    source = lab.file("solution.py").read_text(encoding="utf-8")
+    typer.echo(source, nl=False)  # as it is: colours suit one background, and rich cuts what is too wide
+
+
+# -------------------------------------------------------------------------- for authors and teachers
+
+
+@app.command()
+def check(
+    labs: SomeLabs = None,
+    strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
+):
+    """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
+    from labs.kit.author.check import check_labs, kill_matrix
+
+    failed = False
+    for verdict in check_labs(chosen(labs), strict=strict):
+        failed |= bool(verdict.problems)
+        typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
+        if verdict.outcomes and not verdict.outcomes.trouble:
+            typer.echo("\n".join(kill_matrix(verdict)))
+        for note in verdict.notes:
+            typer.echo(f"  note: {note}")
+        for problem in verdict.problems:
+            typer.echo(f"  problem: {problem}")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def generate(labs: SomeLabs = None):
+    """For authors: write starter.py anew from solution.py. What was there is kept, as by reset."""
+    for name in chosen(labs):
+        put_back(find_lab(name))
+
+
+@app.command()
+def export(
+    student: Annotated[Path, typer.Option("--student", help="the folder for the student edition")],
+):
+    """For teachers: the course without solutions, zoo and engine twins; or an update of one handed out."""
+    from labs.kit.author.export import export as write
+
+    for note in write(student):
+        typer.echo(note)
+    typer.echo(f"the student edition is in {student}")
