@@ -1,0 +1,97 @@
+"""The settings of an engine or a simulation, judged once, when they are made."""
+
+from dataclasses import dataclass, fields
+from operator import index
+from typing import Any, Literal, get_args
+
+Policy = Literal["fcfs", "priority"]
+POLICIES: tuple[str, ...] = get_args(Policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What a step may hold, in whose order, and how large the KV memory is.
+
+    policy                        fcfs: first come, first served. priority: the smallest number first
+    max_num_batched_tokens        tokens computed in a step: the budget
+    max_num_seqs                  requests that run at once; None: 64, or the budget if that is smaller
+    long_prefill_token_threshold  tokens of one prompt in a step, at most; 0 is off
+    block_size, num_blocks        the KV pool; num_blocks None: as many as `kv_cache_bytes` pays for
+    watermark                     blocks that an admission leaves free; None: one percent
+    enable_prefix_caching         whether computed blocks are shared between requests
+    max_model_len                 prompt and outputs of a request, at most; None: the model's own limit
+    seed                          of the sampling of requests without a seed of their own
+
+    Raises ValueError, naming the field, for a value that cannot work.
+    """
+
+    policy: Policy = "fcfs"
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int | None = None
+    long_prefill_token_threshold: int = 0
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int = 512 * 2**20
+    watermark: int | None = None
+    enable_prefix_caching: bool = True
+    max_model_len: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("policy", "enable_prefix_caching") or value is None and field.default is None:
+                continue
+            object.__setattr__(self, field.name, whole_number(field.name, value))
+        for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_model_len"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, but is {value}")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(
+                f"enable_prefix_caching must be True or False, but is {self.enable_prefix_caching!r}"
+            )
+        check_limits(**self.scheduler_args())
+
+    def scheduler_args(self) -> dict[str, Any]:
+        """The keywords of a Scheduler."""
+        seqs = min(64, self.max_num_batched_tokens) if self.max_num_seqs is None else self.max_num_seqs
+        return {
+            "policy": self.policy,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": seqs,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold,
+        }
+
+    def kv_args(self) -> dict[str, Any]:
+        """The keywords of a BlockManager beside the size of its pool."""
+        return {"enable_prefix_caching": self.enable_prefix_caching, "watermark": self.watermark}
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The value as a plain int, of whatever kind of integer it is. Raises ValueError, naming it."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, but is {value!r}") from None
+
+
+def check_limits(
+    policy: str, max_num_batched_tokens: int, max_num_seqs: int, long_prefill_token_threshold: int
+) -> None:
+    """Raise ValueError for limits under which no schedule works."""
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {policy!r}")
+    if max_num_seqs < 1:
+        raise ValueError(f"max_num_seqs must be at least 1, but is {max_num_seqs}")
+    if max_num_seqs > max_num_batched_tokens:
+        # Every running request gets a token every step; a smaller budget could not pay for that.
+        raise ValueError(
+            f"max_num_seqs {max_num_seqs} exceeds max_num_batched_tokens {max_num_batched_tokens}; "
+            "raise the budget or lower the number of sequences"
+        )
+    if long_prefill_token_threshold < 0:
+        raise ValueError(
+            f"long_prefill_token_threshold must be 0 (off) or more, but is {long_prefill_token_threshold}"
+        )
