@@ -18,7 +18,8 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.model import CausalLM
 from mini_engine.request import Request, SamplingParams
 from mini_engine.sampler import Sampler, top_logprobs
-from mini_engine.text.tokenizer import Detokenizer, Tokenizer
+from mini_engine.text.detokenizer import Detokenizer
+from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Recorder, Trace, WallClock
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from mini_engine.engine import NoWorkError
-from mini_engine.text.tokenizer import Detokenizer
+from mini_engine.text.detokenizer import Detokenizer
 
 
 def step(engine):

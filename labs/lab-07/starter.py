@@ -7,7 +7,7 @@ Check with: LAB_IMPL=starter pytest labs/lab-07     Stuck? python -m labs hint l
 from collections import deque
 from collections.abc import Iterator
 
-from mini_engine.text.tokenizer import Detokenizer
+from mini_engine.text.detokenizer import Detokenizer
 
 
 def step(engine):

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers, processors
 
-from mini_engine.text.tokenizer import Detokenizer, Tokenizer
+from mini_engine.text.detokenizer import Detokenizer
+from mini_engine.text.tokenizer import Tokenizer
 
 TEXT = "Grüße, 世界! 👨‍👩‍👧 naïve — don't  stop 123\n\tdef f(x): return x\r\n é"
 SPECIAL = ["<|end|>", "<|user|>", "<|begin|>"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mini_engine.engine import NoWorkError
 from mini_engine.scheduler import next_chunk
-from mini_engine.text.tokenizer import Detokenizer
+from mini_engine.text.detokenizer import Detokenizer
 
 
 def step(engine):
