@@ -10,7 +10,7 @@ import pytest
 
 from labs.kit.judge import manifest
 
-ROOT = Path(manifest.__file__).resolve().parents[2]
+ROOT = manifest.LABS_DIR.parent
 
 
 class Course:
