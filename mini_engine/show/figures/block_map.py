@@ -1,0 +1,129 @@
+"""The KV pool as a grid: who holds which block at some steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from mini_engine.show.figures import style
+from mini_engine.trace import Trace, replay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Light enough for black letters. Colours come round again; the name in the block decides.
+OWNERS = (
+    style.LIGHT_ORANGE,
+    style.LIGHT_BLUE,
+    style.LIGHT_GREEN,
+    "#E3B0CB",
+    style.YELLOW,
+    "#EE9A66",
+    "#BFC7D5",
+)
+
+
+def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
+    """Who holds which block at some steps (default: six, evenly spread).
+
+    steps; owners [snapshot][block], a tuple of request ids, two or more where a prefix is shared;
+    cached [snapshot], the blocks, held or free, whose content the prefix cache can find;
+    num_blocks, block_size. Raises ValueError for a step that the trace does not have.
+    """
+    config = trace.header["config"]
+    size, last = config["block_size"], len(trace.steps) - 1
+    steps = sorted({round(i * last / 5) for i in range(6)}) if steps is None else list(steps)
+    if not steps or min(steps) < 0 or max(steps) > last:
+        raise ValueError(f"steps must be within 0 to {last}, the steps of this trace, but are {steps}")
+    owners, cached = [], []
+    published: set[int] = set()
+    for index, (record, views) in enumerate(replay(trace)):
+        published.difference_update(*record["blocks"].values())  # taken anew: the old content is gone
+        if index in steps:
+            holders: list[list[str]] = [[] for _ in range(config["num_blocks"])]
+            for rid, view in views.items():
+                for block in view.blocks:
+                    holders[block].append(rid)
+            owners.append([tuple(ids) for ids in holders])
+            cached.append(set(published))
+        if config.get("prefix_caching"):
+            for view in views.values():
+                published.update(view.blocks[: (view.num_computed_tokens + view.num_scheduled) // size])
+    return {
+        "steps": sorted(set(steps)),
+        "owners": owners,
+        "cached": cached,
+        "num_blocks": config["num_blocks"],
+        "block_size": size,
+    }
+
+
+def block_map(
+    trace: Trace, steps: list[int] | None = None, axes: Iterable[Axes] | None = None
+) -> tuple[Axes, ...]:
+    """The pool as a grid at some steps: each block with its owner, shared and cached ones marked.
+
+    `axes`: as many Axes as steps. Returns them. Raises ValueError for a pool of more than 250 blocks.
+    """
+    data = block_map_data(trace, steps)
+    if data["num_blocks"] > 250:
+        raise ValueError(f"{data['num_blocks']} blocks are too many to letter; show a pool of at most 250")
+    width = max(4, round((data["num_blocks"] * 1.3) ** 0.5))
+    height = -(-data["num_blocks"] // width)
+    axes = tuple(_block_grid(len(data["steps"]), width, height) if axes is None else axes)
+    ids = sorted({rid for owners in data["owners"] for held in owners for rid in held}, key=_natural)
+    names = {rid: rid if max(map(len, ids)) <= 3 else str(i) for i, rid in enumerate(ids, 1)}
+    looks = {rid: (names[rid], OWNERS[i % len(OWNERS)]) for i, rid in enumerate(ids)}
+    for ax, step, owners, cached in zip(axes, data["steps"], data["owners"], data["cached"], strict=True):
+        for block, held in enumerate(owners):
+            _draw_block(ax, block % width, block // width, held, block in cached, looks)
+        style.cell_grid(ax, width, height, title=f"step {step}")
+    _legend_blocks(axes[0].figure, {} if list(names) == list(names.values()) else looks)
+    return axes
+
+
+def _block_grid(count: int, width: int, height: int) -> list[Axes]:
+    ncols = 3 if width <= 9 else 2
+    nrows = -(-count // ncols)
+    panel = (style.WIDTH - 0.3) / ncols
+    grid = style.panels(None, nrows, ncols, nrows * (panel * height / width + 0.2) + 0.5)
+    for spare in grid[count:]:
+        spare.remove()
+    return grid[:count]
+
+
+def _natural(rid: str) -> tuple[int, str]:
+    digits = "".join(filter(str.isdigit, rid))
+    return (int(digits or 0), rid)
+
+
+def _draw_block(
+    ax: Axes, x: int, y: int, held: tuple[str, ...], cached: bool, looks: dict[str, tuple[str, str]]
+) -> None:
+    if not held:
+        look: style.Data = (
+            {"hatch": "/////", "edgecolor": style.GREY} if cached else {"edgecolor": style.PALE}
+        )
+        style.draw_cell(ax, x, y, facecolor="white", linewidth=0.6, **look)
+        return
+    name, face = looks[held[0]]
+    if len(held) == 1:
+        style.draw_cell(ax, x, y, name, facecolor=face, edgecolor=style.GREY, linewidth=0.6)
+    else:
+        text = f"\N{MULTIPLICATION SIGN}{len(held)}"
+        style.draw_cell(ax, x, y, text, size=0.86, facecolor=face, edgecolor="black", linewidth=1.8)
+
+
+def _legend_blocks(figure: Any, looks: dict[str, tuple[str, str]]) -> None:
+    """What the cells mean and, where ids are too long to stand in them, which name is whose."""
+    from matplotlib.patches import Patch
+
+    shared = "shared by \N{MULTIPLICATION SIGN}n requests"
+    handles = [
+        Patch(facecolor=OWNERS[0], edgecolor=style.GREY, label="held by the named request"),
+        Patch(facecolor=OWNERS[0], edgecolor="black", linewidth=1.8, label=shared),
+        Patch(facecolor="white", hatch="/////", edgecolor=style.GREY, label="free, content cached"),
+        Patch(facecolor="white", edgecolor=style.PALE, label="free"),
+    ]
+    owners = [Patch(facecolor=c, edgecolor=style.GREY, label=f"{n}: {rid}") for rid, (n, c) in looks.items()]
+    style.add_legend(figure, handles=[*handles, *owners], ncols=4)

@@ -1,0 +1,48 @@
+"""The token budget: what each step computed, decode below prefill, against what it may."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mini_engine.show.figures import style
+from mini_engine.trace import Trace, replay
+from mini_engine.trace.metrics import summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def budget_data(trace: Trace) -> style.Data:
+    """Steps, the decode and the prefill tokens of each, the budget, and the share of it that was used."""
+    tokens: dict[str, list[int]] = {style.DECODE: [], style.PREFILL: []}
+    for _, views in replay(trace):
+        for state, totals in tokens.items():
+            totals.append(sum(view.num_scheduled for view in views.values() if view.state == state))
+    return {
+        "steps": [record["step"] for record in trace.steps],
+        "decode_tokens": tokens[style.DECODE],
+        "prefill_tokens": tokens[style.PREFILL],
+        "budget": trace.header.get("config", {}).get("max_num_batched_tokens"),
+        "utilisation": summary(trace).budget_utilisation,
+    }
+
+
+def budget(trace: Trace, ax: Axes | None = None) -> Axes:
+    """What each step computed, decode below prefill, against the token budget. Returns the Axes."""
+    ax = style.one_panel(ax, height=2.6)
+    draw_budget(ax, budget_data(trace), headroom=0.15)
+    ax.set_xlabel("engine step", fontsize=9)
+    style.add_legend(ax)
+    return ax
+
+
+def draw_budget(ax: Axes, data: style.Data, headroom: float = 0.4) -> None:
+    style.frame(ax, ylabel="tokens\nin the step", grid="")
+    decode, prefill = data["decode_tokens"], data["prefill_tokens"]
+    both = [a + b for a, b in zip(decode, prefill, strict=True)]
+    edges = [data["steps"][0] - 0.5 + i for i in range(len(both) + 1)]
+    ax.stairs(both, edges, baseline=decode, fill=True, color=style.BLUE, linewidth=0, label="prefill")
+    ax.stairs(decode, edges, fill=True, color=style.LIGHT_ORANGE, linewidth=0, label="decode")
+    ax.set_xlim(edges[0], edges[-1])
+    if data["budget"]:
+        style.draw_limit(ax, data["budget"], f"budget: {data['budget']} tokens", headroom)

@@ -1,0 +1,64 @@
+"""The chunk threshold: what a smaller chunk buys in gaps between tokens, and costs in first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mini_engine.show.figures import style
+from mini_engine.trace import Trace
+from mini_engine.trace.metrics import summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
+    """A row a trace, by long_prefill_token_threshold, 0 (off) last: its ITL and TTFT, None if it has none."""
+    rows = []
+    for trace in traces:
+        run = summary(trace)
+        rows.append(
+            {
+                "threshold": trace.header["config"]["long_prefill_token_threshold"],
+                "itl_mean": run.itl and run.itl.mean,
+                "itl_p99": run.itl and run.itl.p99,
+                "itl_max": run.itl and run.itl.max,
+                "ttft_mean": run.ttft and run.ttft.mean,
+                "ttft_max": run.ttft and run.ttft.max,
+            }
+        )
+    return sorted(rows, key=lambda row: row["threshold"] or float("inf"))
+
+
+def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+    """What a smaller chunk buys (short gaps between tokens) and costs (a later first token).
+
+    `traces`: one workload under several thresholds, on a clock with a cost model; on a clock of one
+    a step every gap is 1. Returns the two Axes.
+    """
+    rows = itl_vs_threshold_data(traces)
+    unit = style.plural(traces[0].header.get("unit", "step"))
+    axes = style.panels(axes, 1, 2, 2.9, gridspec_kw={"wspace": 0.1})
+    labels = [str(row["threshold"] or "off") for row in rows]
+    looks: dict[str, dict[str, Any]] = {
+        "p99": {
+            "color": style.GREY,
+            "marker": "s",
+            "markersize": 9,
+            "markerfacecolor": "white",
+            "linestyle": "--",
+        },
+        "max": {"color": style.VERMILLION, "marker": "^", "markersize": 5},
+        "mean": {"color": style.BLUE, "marker": "o", "markersize": 5},
+    }
+    names = {"itl": "Gap between tokens", "ttft": "Time to first token"}
+    for ax, (name, title) in zip(axes, names.items(), strict=True):
+        for what, look in looks.items():
+            if f"{name}_{what}" in rows[0]:
+                ax.plot(labels, [row[f"{name}_{what}"] for row in rows], label=what, **look)
+        style.frame(ax, xlabel="chunk threshold (tokens)", ylabel=f"{name.upper()} ({unit})", title=title)
+        ax.margins(y=0.15)
+        ax.set_ylim(bottom=0)
+        ax.legend(fontsize=8, frameon=False)
+    return tuple(axes)

@@ -1,0 +1,139 @@
+"""What the figures share: colours, axes, legends, saving, and the words that stand for a picture.
+
+Colours are Okabe and Ito's and tints of them, which colour-blind readers tell apart; lightness,
+hatch, shape or letter say the same once more, so that a figure survives a grey printer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from mini_engine.trace import Trace
+from mini_engine.trace.metrics import summary
+
+if TYPE_CHECKING:
+    from os import PathLike
+    from typing import IO
+
+    from matplotlib.axes import Axes
+
+Data = dict[str, Any]  # what a figure plots, by name
+
+WAITING, PREFILL, DECODE, PREEMPTED, FINISHED = "waiting", "prefill", "decode", "preempted", "finished"
+
+BLUE, GREEN, VERMILLION, PURPLE, YELLOW = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#F0E442"
+LIGHT_ORANGE, LIGHT_BLUE, LIGHT_GREEN = "#F7C873", "#8CC6EC", "#8CCFBB"
+INK, GREY, PALE = "#222222", "#8C8C8C", "#DDDDDD"
+DASH, DOT = (0, (4, 1.5)), (0, (1, 1.2))
+WIDTH = 7.5  # inches: a notebook's column, a printed page
+
+
+def pyplot() -> Any:
+    """pyplot, for figures that a notebook shows by itself; nothing here shows one or picks a backend."""
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def panels(
+    axes: Iterable[Axes] | None, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
+) -> list[Axes]:
+    """The given axes, or row by row those of a new figure of `width` by `height` inches."""
+    if axes is None:
+        size = {"figsize": (width, height), "layout": "constrained"}
+        axes = pyplot().subplots(rows, columns, squeeze=False, **size, **options)[1].flat
+    return list(axes)
+
+
+def one_panel(ax: Axes | None, height: float) -> Axes:
+    return panels(None, 1, 1, height)[0] if ax is None else ax
+
+
+def plural(unit: str) -> str:
+    return "steps" if unit == "step" else unit
+
+
+def frame(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "", grid: Any = "y") -> None:
+    """Labels, title and a quiet grid (x, y, both, or none of them)."""
+    ax.set_xlabel(xlabel, fontsize=9)
+    ax.set_ylabel(ylabel, fontsize=9)
+    if title:
+        ax.set_title(title, fontsize=10, loc="left", color=INK)
+    ax.tick_params(labelsize=8, length=3)
+    ax.spines[["top", "right"]].set_visible(False)
+    if grid:
+        ax.grid(axis=grid, color=PALE, linewidth=0.6)
+        ax.set_axisbelow(True)
+
+
+def add_legend(target: Any, handles: list[Any] | None = None, ncols: int = 4) -> None:
+    """One line of legend above an Axes or a figure, where it covers nothing."""
+    handles = handles or target.get_legend_handles_labels()[0]
+    place: Data = {"loc": "outside upper left"}
+    if not hasattr(target, "add_axes"):
+        place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
+    spacing = {"columnspacing": 1.1, "handlelength": 1.5, "handletextpad": 0.6}
+    ncols = min(ncols, len(handles))
+    target.legend(handles=handles, ncols=ncols, fontsize=8, frameon=False, **spacing, **place)
+
+
+def draw_limit(ax: Axes, value: float, text: str, headroom: float = 0.4) -> None:
+    """A dashed line that says what it is, with room above for the words."""
+    ax.axhline(value, color=INK, linewidth=1, linestyle="--")
+    place: Data = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "ha": "right"}
+    ax.annotate(text, (1, value), (0, 2), fontsize=8, va="bottom", **place)
+    ax.set_ylim(0, value * (1 + headroom))
+    ax.set_yticks([0, value])
+
+
+def cell_grid(ax: Axes, width: int, height: int, title: str) -> None:
+    """Make a square cell the unit of an Axes, row 0 on top."""
+    frame(ax, title=title, grid="")
+    ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], aspect="equal", anchor="NW")
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
+def draw_cell(
+    ax: Axes, x: int, y: int, text: str = "", colour: str = INK, *, size: float = 0.92, **look: Any
+) -> None:
+    from matplotlib.patches import Rectangle
+
+    ax.add_patch(Rectangle((x - size / 2, y - size / 2), size, size, **look))
+    ax.text(x, y, text, fontsize=8, ha="center", va="center_baseline", color=colour)
+
+
+def save(
+    axes: Axes | tuple[Axes, ...], path: str | PathLike[str] | IO[bytes], *, alt: str = "", dpi: int = 150
+) -> None:
+    """Write the figure that `axes` (one, or the tuple a figure function returned) belongs to, and close it.
+
+    `alt` is stored in the PNG as its Description.
+    """
+    figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
+    figure.savefig(path, dpi=dpi, bbox_inches="tight", metadata={"Description": alt} if alt else None)
+    pyplot().close(figure)
+
+
+def alt_text(trace: Trace, figure: str) -> str:
+    """What a reader of `figure` (the name of its function) should know without seeing it."""
+    run = summary(trace)
+    unit = plural(run.unit)
+    many = "request" if run.num_requests == 1 else "requests"
+    text = [
+        f"{figure.replace('_', ' ').capitalize()} of {run.num_requests} {many} over {run.num_steps} steps:",
+        f"{run.num_completed} completed, {run.num_preemptions} preemptions,",
+        f"{run.num_cached_tokens} prompt tokens from the prefix cache,",
+        f"{run.num_output_tokens} output tokens.",
+    ]
+    if run.ttft:
+        text.append(f"Mean time to first token {run.ttft.mean:.3g} {unit},")
+        text.append(f"longest gap between tokens {run.max_itl or 0:.3g} {unit}.")
+    if run.kv_utilisation is not None:
+        text.append(
+            f"KV pool {run.kv_utilisation:.0%} full on average, {run.max_kv_utilisation:.0%} at most."
+        )
+    if run.budget_utilisation is not None:
+        text.append(f"Token budget {run.budget_utilisation:.0%} used.")
+    return " ".join(text)

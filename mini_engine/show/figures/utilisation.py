@@ -1,0 +1,58 @@
+"""Busy slots: static batching against continuous batching, on one workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from mini_engine.show.figures import style
+from mini_engine.trace import Trace
+from mini_engine.trace.metrics import summary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def utilisation_data(static: Trace, continuous: Trace) -> style.Data:
+    """Busy slots of two runs of one workload, {"static": ..., "continuous": ..., "speedup": ...}.
+
+    A slot is busy in a step in which its request computes a token. `mean` is over all steps, so the
+    drain at the end counts; `mean_while_waiting` over the steps in which a request was queued (None
+    if none ever was). `speedup` is the ratio of the output throughputs.
+    """
+    data: style.Data = {"static": _slots(static), "continuous": _slots(continuous)}
+    slow, fast = (data[name]["output_throughput"] for name in data)
+    return {**data, "speedup": fast / slow if slow and fast else None}
+
+
+def _slots(trace: Trace) -> style.Data:
+    busy = [len(record["scheduled"]) for record in trace.steps]
+    slots = trace.header.get("config", {}).get("max_num_seqs") or max(busy, default=1)
+    queued = [n for n, record in zip(busy, trace.steps, strict=True) if record["num_waiting"]]
+    return {
+        "busy": busy,
+        "slots": slots,
+        "num_steps": len(busy),
+        "mean": sum(busy) / (slots * len(busy)) if busy else None,
+        "mean_while_waiting": sum(queued) / (slots * len(queued)) if queued else None,
+        "output_throughput": summary(trace).output_throughput,
+    }
+
+
+def utilisation(static: Trace, continuous: Trace, axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+    """Busy slots a step, static batching above continuous batching. Returns the two Axes."""
+    data = utilisation_data(static, continuous)
+    axes = style.panels(axes, 2, 1, 3.8, sharex=True)
+    longest = max(data[name]["num_steps"] for name in ("static", "continuous"))
+    for ax, name in zip(axes, ("static", "continuous"), strict=True):
+        run = data[name]
+        edges = [i - 0.5 for i in range(run["num_steps"] + 1)]
+        idle: style.Data = {"facecolor": "white", "edgecolor": style.GREY, "hatch": "////"}
+        ax.stairs([run["slots"]] * run["num_steps"], edges, fill=True, linewidth=0, label="idle slot", **idle)
+        ax.stairs(run["busy"], edges, fill=True, color=style.BLUE, linewidth=0, label="busy slot")
+        share = f"{run['mean']:.2%} of the slots busy, {run['num_steps']} steps"
+        style.frame(ax, ylabel="slots", title=f"{name.capitalize()} batching: {share}", grid="")
+        ax.set(xlim=(-0.5, longest - 0.5), ylim=(0, run["slots"]), yticks=[0, run["slots"]])
+    axes[1].set_xlabel("engine step", fontsize=9)
+    style.add_legend(axes[0].figure, axes[0].get_legend_handles_labels()[0])
+    return tuple(axes)
