@@ -1,6 +1,29 @@
-"""`python -m labs`: the learner's and the author's tools; see labs/kit/learner/commands.py."""
+"""`python -m labs`: the learner's commands, and the author's where this edition of the course has them."""
 
-from labs.kit.learner.commands import main
+import sys
+from importlib.util import find_spec
+from io import TextIOWrapper
+
+from labs.kit.judge.manifest import LabError
+from labs.kit.learner.commands import app
+
+
+def main() -> None:
+    """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
+    if find_spec("labs.kit.author"):  # the student edition has none
+        from labs.kit.author.commands import check, export, generate
+
+        for command in (check, generate, export):
+            app.command()(command)
+    try:
+        app(prog_name="python -m labs")
+    except (LabError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
 
 if __name__ == "__main__":
     main()

@@ -4,23 +4,26 @@ What it must show (chunked prefill, a mixed step, a preemption, a prefix-cache h
 workload: one long prompt, a shared beginning, a late and important request, and little memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rich import box
+import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mini_engine.engine import Engine, Parts
+from mini_engine.engine import Engine
+from mini_engine.model import CausalLM
 from mini_engine.request import SamplingParams
 from mini_engine.show import figures
-from mini_engine.show.tables import print_table
+from mini_engine.show.tables import metrics_table, print_table
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Trace, replay, write_trace
-from mini_engine.trace.metrics import request_metrics, summary
+from mini_engine.trace.metrics import summary
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class DemoRequest:
     priority: int = 1
     at_step: int = 0
 
+
+Workload = list[tuple[DemoRequest, list[int]]]  # with the ids of their prompts
 
 _PROLOGUE = (
     "CHORUS:\nTwo households, both alike in dignity,\nIn fair Verona, where we lay our scene,\n"
@@ -65,8 +70,39 @@ CHATS = (
 )
 
 
-def demo_engine(model, tokenizer: Tokenizer, parts: Parts | None = None, **engine_args) -> tuple:
-    """An engine that is tight enough to show everything, and the demo's (DemoRequest, prompt ids)."""
+def run_demo(
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    console: Console,
+    out: Path,
+    temperature: float | None = None,
+    *,
+    after_step: Callable[[Engine], None] | None = None,
+    explain: Callable[[BaseException, int | None], Exception] | None = None,
+    **engine_args: Any,
+) -> None:
+    """The whole demo: serve with a live view, print texts and metrics, write trace.jsonl and timeline.png.
+
+    `engine_args` go to the Engine, which `after_step` is called with after every step. What goes wrong
+    is raised as `explain` puts it, from the error and the step (None: there was no engine yet).
+    """
+    engine = None
+    try:
+        engine, workload = demo_engine(model, tokenizer, **engine_args)
+        if temperature is None:
+            temperature = 0.0 if tokenizer.chat_template else 0.7
+        run(engine, workload, console, temperature, after_step)
+        paths = report(engine.trace, console, out)
+    except BaseException as error:
+        if explain is None or isinstance(error, KeyboardInterrupt):
+            raise
+        raise explain(error, engine and len(engine.trace.steps)) from error
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)
+
+
+def demo_engine(model: CausalLM, tokenizer: Tokenizer, **engine_args: Any) -> tuple[Engine, Workload]:
+    """An engine that is tight enough to show everything, and the demo's requests with their prompt ids."""
     chat = tokenizer.chat_template is not None
     workload = []
     for request in CHATS if chat else PLAYS:
@@ -84,30 +120,29 @@ def demo_engine(model, tokenizer: Tokenizer, parts: Parts | None = None, **engin
         max_num_batched_tokens=48,
         max_num_seqs=6,
         block_size=block_size,
-        # Room for the largest request, but not for half of them all: someone will have to give way.
+        # Room for the largest request, but not for half of them all: one will have to give way.
         # Chats often end before their max_tokens, so it takes a smaller pool to bring them to that.
         num_blocks=max(max(needs), int(sum(needs) * (0.33 if chat else 0.4))),
         watermark=0,
-        parts=parts,
-        **engine_args,
+        **{"record": True, **engine_args},
     )
     return engine, workload
 
 
 def run(
     engine: Engine,
-    workload: list[tuple[DemoRequest, list[int]]],
+    workload: Workload,
     console: Console,
     temperature: float,
     after_step: Callable[[Engine], None] | None = None,
 ) -> dict[str, str]:
-    """Serve the workload with a live view; returns the text of each request."""
+    """Serve the workload with a live view, and print it; returns the text of each request."""
     texts: dict[str, str] = {}
     prompts: dict[str, str] = {}
     done: dict[str, str] = {}
     pending = sorted(workload, key=lambda item: item[0].at_step)
     turn = 0
-    with Live(console=console, refresh_per_second=12, transient=True) as live:
+    with _threads_for(engine.model), Live(console=console, refresh_per_second=12, transient=True) as live:
         while pending or engine.has_work:
             while pending and (pending[0][0].at_step <= turn or not engine.has_work):
                 request, ids = pending.pop(0)
@@ -128,6 +163,18 @@ def run(
     return texts
 
 
+@contextmanager
+def _threads_for(model: CausalLM) -> Iterator[None]:
+    """One thread for a small model: a second gains it nothing, and costs much where the cores are busy."""
+    threads = torch.get_num_threads()
+    if sum(weight.numel() for weight in model.parameters()) < 10_000_000:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def report(trace: Trace, console: Console, out: Path) -> list[Path]:
     """Print the metrics and write trace.jsonl and timeline.png; returns their paths."""
     print_table(metrics_table(trace), console)
@@ -140,42 +187,6 @@ def report(trace: Trace, console: Console, out: Path) -> list[Path]:
     matplotlib.use("Agg")
     figures.save(figures.timeline(trace), paths[1], alt=figures.alt_text(trace, "timeline"))
     return paths
-
-
-def metrics_table(trace: Trace) -> Table:
-    """One row a request, in the field's terms."""
-    unit = trace.header["unit"]
-    scale, shown = (1e3, "ms") if unit == "s" else (1, unit)
-
-    def time(value: float | None) -> str:
-        return "-" if value is None else f"{value * scale:.0f}" if scale > 1 else f"{value:g}"
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        caption=f"prompt, cached of it and output in tokens; queue, prefill, TTFT and TPOT in {shown}",
-        caption_justify="left",
-        header_style="bold",
-        pad_edge=False,
-        padding=0,
-    )
-    columns = "prio prompt cached output queue\nsteps queue prefill TTFT TPOT preemp-\ntions"
-    table.add_column("id")
-    for name in columns.split(" "):
-        table.add_column(name, justify="right")
-    table.add_column("end")
-    for m in request_metrics(trace).values():
-        table.add_row(
-            m.id,
-            str(m.priority),
-            str(m.num_prompt_tokens),
-            str(m.num_cached_tokens),
-            str(m.num_output_tokens),
-            "-" if m.queue_steps is None else str(m.queue_steps),
-            *(time(value) for value in (m.queue_time, m.prefill_time, m.ttft, m.tpot)),
-            str(m.num_preemptions),
-            m.finish_reason or "-",
-        )
-    return table
 
 
 def shown(trace: Trace) -> dict[str, bool]:
@@ -195,16 +206,16 @@ def shown(trace: Trace) -> dict[str, bool]:
 
 
 def _headline(trace: Trace) -> str:
-    told = summary(trace)
+    total = summary(trace)
     seen = ", ".join(name for name, happened in shown(trace).items() if happened)
-    rate = f"{told.output_throughput:.0f} output tokens/{told.unit}, " if told.output_throughput else ""
+    rate = f"{total.output_throughput:.0f} output tokens/{total.unit}, " if total.output_throughput else ""
     return (
-        f"{told.num_completed} requests in {told.num_steps} steps, {rate}KV pool at most "
-        f"{told.max_kv_utilisation:.0%} full. Seen: {seen}."
+        f"{total.num_completed} requests in {total.num_steps} steps, {rate}KV pool at most "
+        f"{total.max_kv_utilisation:.0%} full. Seen: {seen}."
     )
 
 
-def _live_view(engine: Engine, prompts: dict, texts: dict, done: dict) -> Group:
+def _live_view(engine: Engine, prompts: dict[str, str], texts: dict[str, str], done: dict[str, str]) -> Group:
     kv, scheduler = engine.scheduler.kv, engine.scheduler
     running = {request.request_id for request in scheduler.running}
     used = kv.num_blocks - kv.num_free_blocks
@@ -227,7 +238,7 @@ def _live_view(engine: Engine, prompts: dict, texts: dict, done: dict) -> Group:
     return Group(head, table)
 
 
-def _print_texts(console: Console, prompts: dict, texts: dict) -> None:
+def _print_texts(console: Console, prompts: dict[str, str], texts: dict[str, str]) -> None:
     for request_id, text in texts.items():
         prompt = prompts[request_id]
         if len(prompt) > 300:

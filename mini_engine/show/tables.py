@@ -1,8 +1,12 @@
-"""Tables on a terminal, whole however narrow it is."""
+"""Tables on a terminal, whole however narrow it is: a run's requests, and policies beside each other."""
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+
+from mini_engine.trace import Trace
+from mini_engine.trace.metrics import Summary, request_metrics
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -10,3 +14,71 @@ def print_table(table: Table, console: Console | None = None) -> None:
     console = console or Console()
     table.width = Measurement.get(console, console.options.update(width=200), table).maximum
     console.print(table, crop=False)
+
+
+def metrics_table(trace: Trace) -> Table:
+    """One row a request, in the field's terms."""
+    unit = trace.header["unit"]
+    scale, shown = (1e3, "ms") if unit == "s" else (1, unit)
+
+    def time(value: float | None) -> str:
+        return "-" if value is None else f"{value * scale:.0f}" if scale > 1 else f"{value:g}"
+
+    table = _table(f"prompt, cached of it and output in tokens; queue, prefill, TTFT and TPOT in {shown}")
+    columns = "prio prompt cached output queue\nsteps queue prefill TTFT TPOT preemp-\ntions"
+    table.add_column("id")
+    for name in columns.split(" "):
+        table.add_column(name, justify="right")
+    table.add_column("end")
+    for m in request_metrics(trace).values():
+        table.add_row(
+            m.id,
+            str(m.priority),
+            str(m.num_prompt_tokens),
+            str(m.num_cached_tokens),
+            str(m.num_output_tokens),
+            "-" if m.queue_steps is None else str(m.queue_steps),
+            *(time(value) for value in (m.queue_time, m.prefill_time, m.ttft, m.tpot)),
+            str(m.num_preemptions),
+            m.finish_reason or "-",
+        )
+    return table
+
+
+def comparison_table(
+    summaries: dict[str, Summary], ttft_limit: float | None = None, tpot_limit: float | None = None
+) -> Table:
+    """One row a policy, from summaries in ms; the caption has the limits that goodput was counted under."""
+    limits = {"TTFT": ttft_limit, "TPOT": tpot_limit}
+    within = " and ".join(f"{name} up to {ms:g} ms" for name, ms in limits.items() if ms is not None)
+    table = _table(f"times in ms; good: finished{within and ' with '}{within}")
+    table.add_column("baseline")
+    for name in "output\ntok/s TTFT\np50 TTFT\np99 TPOT\np50 ITL\nmax preemp-\ntions good\nreq/s".split(" "):
+        table.add_column(name, justify="right")
+
+    def number(value: float | None, digits: int = 0) -> str:
+        return "-" if value is None else f"{value:,.{digits}f}"
+
+    for name, run in summaries.items():
+        table.add_row(
+            name,
+            number(run.output_throughput and run.output_throughput * 1000),
+            number(run.ttft and run.ttft.p50),
+            number(run.ttft and run.ttft.p99),
+            number(run.tpot and run.tpot.p50, 1),
+            number(run.max_itl),
+            str(run.num_preemptions),
+            number(run.goodput and run.goodput * 1000, 1),
+        )
+    return table
+
+
+def _table(caption: str) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        caption=caption,
+        caption_justify="left",
+        header_style="bold",
+        pad_edge=False,
+        padding=0,
+    )

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mini_engine.commands import app
 from mini_engine.loading.registry import resolve
 from mini_engine.show import demo
+from mini_engine.show.tables import metrics_table
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import read_trace
 
@@ -62,7 +63,7 @@ def test_demo_prints_texts_metrics_and_paths(demo_run):
 
 def test_cached_is_a_part_of_the_prompt(demo_run):
     """What a preempted request finds of itself when it comes back is no prefix hit."""
-    table = demo.metrics_table(read_trace(demo_run[1] / "trace.jsonl"))
+    table = metrics_table(read_trace(demo_run[1] / "trace.jsonl"))
     cells = {column.header: list(column.cells) for column in table.columns}
     pairs = [(int(c), int(p)) for c, p in zip(cells["cached"], cells["prompt"], strict=True)]
     assert all(cached < prompt for cached, prompt in pairs) and any(cached for cached, _ in pairs)
@@ -104,8 +105,6 @@ def test_generate_stops_before_a_stop_string():
         (["chat", "--model", "shakespeare"], "no chat template"),
         (["models", "fetch", "gpt5"], "unknown model 'gpt5'"),
         (["trace", "summary", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["demo", "--labs", "lab-99"], "there is no lab 'lab-99'"),
-        (["demo", "--labs", ""], "there is no lab ''"),
         (["generate", "-p", "x", "--dtype", "int7"], "int7"),
         (["generate", "-p", "x", "--device", "abacus"], "device must be auto, cpu or cuda, but is 'abacus'"),
         (["trace", "play"], "give a trace.jsonl"),
@@ -127,6 +126,39 @@ def test_help_of_every_command_is_there_and_loads_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_looking_at_a_trace_loads_no_torch(demo_run, tmp_path):
+    trace = str(demo_run[1] / "trace.jsonl")
+    lines = [
+        ["summary", trace],
+        ["timeline", trace, "-o", str(tmp_path / "t.png")],
+        ["export", trace, "-o", str(tmp_path / "t.json")],
+        ["play", trace, "--no-open", "-o", str(tmp_path / "t.html")],
+        ["fit", trace],
+    ]
+    code = (
+        "import sys; from typer.testing import CliRunner; from mini_engine.commands import app\n"
+        f"for line in {lines!r}:\n"
+        "    r = CliRunner().invoke(app, ['trace', *line]); assert r.exit_code == 0, r.output\n"
+        "    assert 'torch' not in sys.modules, line"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_demo_gives_a_sign_of_life_before_it_loads_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None  # importing it now fails\n"
+        "from mini_engine.commands import main; sys.argv = ['mini-engine', 'demo']; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr.startswith("loading shakespeare\nTraceback")
+
+
+def test_demo_has_no_labs_any_more():
+    """`python -m labs demo` runs on a learner's parts; the old spelling must not run on others."""
+    result = run("demo", "--labs", "lab-01", code=2)
+    assert "No such option: --labs" in result.stderr
 
 
 def test_models_list_says_what_there_is():

@@ -1,4 +1,4 @@
-"""`python -m labs`: the board, tests, hints and resets for learners; check and generate for authors.
+"""What a learner runs with `python -m labs`: the board, tests, hints, resets, and the engine on their parts.
 
 Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py remembers what they said.
 """
@@ -9,15 +9,16 @@ import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
+from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab, lab_ids
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, load, working
 
 app = typer.Typer(
     help="Seven labs, from an empty function to an inference engine. Start with: python -m labs status",
@@ -29,39 +30,20 @@ console = Console(highlight=False)
 
 LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1", show_default=False)]
 OptionalLab = Annotated[str | None, typer.Argument(help="lab-01, or just 1", show_default=False)]
-SomeLabs = Annotated[list[str] | None, typer.Argument(help="lab-01 lab-02, or 1 2; all if none is named")]
 
 
-def main() -> None:
-    """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
-    try:
-        app(prog_name="python -m labs")
-    except (LabError, OSError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
-def chosen(labs: list[str] | None) -> list[str]:
-    return list(dict.fromkeys(find_lab(name).id for name in labs)) if labs else lab_ids()
-
-
-def testing():
+def testing() -> AbstractContextManager[object]:
     """A sign of life on a terminal while tests run: all labs together may take a minute."""
     return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
 
 
-def fail(message: str, code: int = 2):
+def fail(message: str, code: int = 2) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(code)
 
 
-# ------------------------------------------------------------------------------------- for learners
-
-
 @app.command()
-def status():
+def status() -> None:
     """The board: every lab and task, what is done, what comes next."""
     from labs.kit.learner.progress import all_progress
 
@@ -87,7 +69,7 @@ def status():
             typer.echo(progress.problem)
     left = [progress for progress in board if not progress.is_done]
     if not left:
-        typer.echo("all labs are done: mini-engine demo --labs auto runs the engine on your own parts")
+        typer.echo("all labs are done: python -m labs demo auto runs the engine on your own parts")
         return
     lab, minutes = left[0].lab, sum(progress.lab.minutes for progress in left)
     typer.echo(f"next: {lab.id} {left[0].next_task.name}, in labs/{lab.id}/starter.py. {lab.question}")
@@ -95,7 +77,7 @@ def status():
 
 
 @app.command()
-def test(lab_id: OptionalLab = None):
+def test(lab_id: OptionalLab = None) -> None:
     """Test your starter.py, and show the first failure only: its claim, and where your run departs."""
     raise typer.Exit(0 if show_test(lab_id) else 1)
 
@@ -134,7 +116,7 @@ def show_test(lab_id: str | None) -> bool:
 
 
 @app.command()
-def watch(lab_id: OptionalLab = None):
+def watch(lab_id: OptionalLab = None) -> None:
     """Test again whenever you save starter.py. Keys, each with Enter: h hint, n next lab, q quit."""
     try:
         from watchfiles import watch as changes
@@ -171,7 +153,7 @@ def watch(lab_id: OptionalLab = None):
             )
 
 
-def _read_keys(keys: queue.Queue) -> None:
+def _read_keys(keys: queue.Queue[str]) -> None:
     for line in sys.stdin:
         keys.put(line.strip().lower()[:1])
 
@@ -180,7 +162,7 @@ def _read_keys(keys: queue.Queue) -> None:
 def hint(
     lab_id: LabArgument,
     task: Annotated[str | None, typer.Argument(help="the task, where a lab has several")] = None,
-):
+) -> None:
     """The next hint for a task: first a nudge, then where to look, then pseudocode."""
     show_hint(find_lab(lab_id), task)
 
@@ -217,7 +199,7 @@ def has_solution(lab: Lab) -> bool:
 def reset(
     lab_id: LabArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
-):
+) -> None:
     """Back to the starter as it was. Your file is kept in labs/.state/backups."""
     lab = find_lab(lab_id)
     if not yes:
@@ -240,7 +222,7 @@ def solution(
     spoil: Annotated[
         bool, typer.Option("--spoil", help="show it although your tests do not pass yet")
     ] = False,
-):
+) -> None:
     """The reference solution, once your own passes."""
     from labs.kit.learner.progress import progress
 
@@ -256,44 +238,41 @@ def solution(
     typer.echo(source, nl=False)  # as it is: colours suit one background, and rich cuts what is too wide
 
 
-# -------------------------------------------------------------------------- for authors and teachers
-
-
 @app.command()
-def check(
-    labs: SomeLabs = None,
-    strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
-):
-    """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
-    from labs.kit.author.check import check_labs, kill_matrix
+def demo(
+    labs: Annotated[str, typer.Argument(help="lab-01,lab-03, or auto for every lab whose tests pass")],
+    model: Model = "shakespeare",
+    out: DemoOut = Path("out"),
+    temperature: DemoTemperature = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """The engine's demo on your own parts: which part is whose, then every decision as it is made."""
+    if labs != "auto":
+        labs = ",".join(find_lab(name).id for name in labs.split(","))
+    with working(f"loading {model} and {'every lab that passes its tests' if labs == 'auto' else labs}"):
+        from labs.kit.learner.parts import LearnerParts
+        from mini_engine.show.demo import run_demo
 
-    failed = False
-    for verdict in check_labs(chosen(labs), strict=strict):
-        failed |= bool(verdict.problems)
-        typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
-        if verdict.outcomes and not verdict.outcomes.trouble:
-            typer.echo("\n".join(kill_matrix(verdict)))
-        for note in verdict.notes:
-            typer.echo(f"  note: {note}")
-        for problem in verdict.problems:
-            typer.echo(f"  problem: {problem}")
-    raise typer.Exit(1 if failed else 0)
-
-
-@app.command()
-def generate(labs: SomeLabs = None):
-    """For authors: write starter.py anew from solution.py. What was there is kept, as by reset."""
-    for name in chosen(labs):
-        put_back(find_lab(name))
-
-
-@app.command()
-def export(
-    student: Annotated[Path, typer.Option("--student", help="the folder for the student edition")],
-):
-    """For teachers: the course without solutions, zoo and engine twins; or an update of one handed out."""
-    from labs.kit.author.export import export as write
-
-    for note in write(student):
-        typer.echo(note)
-    typer.echo(f"the student edition is in {student}")
+        try:
+            learner = LearnerParts.from_labs(labs)
+        except ValueError as error:
+            fail(str(error), 1)
+        loaded, tokenizer = load(model, dtype, device)
+    table = Table("part", "whose", header_style="bold")
+    for row in learner.table():
+        table.add_row(*row)
+    console.print(table)
+    try:
+        run_demo(
+            loaded,
+            tokenizer,
+            console,
+            out,
+            temperature,
+            after_step=learner.check,
+            explain=learner.explain,
+            **learner.engine_args,
+        )
+    except RuntimeError as error:
+        fail(str(error), 1)

@@ -123,6 +123,9 @@ def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course, monk
         (["check", "1", "7" * 5000], "there is no lab '7777"),
         (["generate", "lab-77"], "there is no lab 'lab-77'"),
         (["reset", "../lab-01"], "there is no lab '../lab-01'"),
+        (["demo", "lab-99"], "there is no lab 'lab-99'"),
+        (["demo", ""], "there is no lab ''"),
+        (["demo", "1,lab-77"], "there is no lab 'lab-77'"),
     ],
 )
 def test_bad_arguments_are_one_line(course, line, words):

@@ -1,4 +1,4 @@
-"""`mini-engine demo --labs`: the learner's parts run in the real engine, and end in words when they fail."""
+"""`python -m labs demo`: the learner's parts run in the real engine, and end in words when they fail."""
 
 import random
 
@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from labs.kit.judge import loading
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.learner.commands import app
 from labs.kit.learner.parts import LearnerParts
-from mini_engine.commands import app
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import SamplingParams
@@ -131,9 +131,11 @@ def test_an_unwritten_starter_is_told_kindly():
     lab = find_lab("lab-01")
     if "not written yet" not in lab.file("starter.py").read_text():
         pytest.skip("lab-01's starter.py has been written: well done")
-    result = CliRunner().invoke(app, ["demo", "--labs", "lab-01"])
+    result = CliRunner().invoke(app, ["demo", "lab-01"])
     assert result.exit_code == 1
-    assert result.stderr.strip() == "error: lab-01: schedule_step is not written yet"
+    loading, *said = result.stderr.splitlines()
+    assert loading == "loading shakespeare and lab-01"
+    assert said == ["lab-01: schedule_step is not written yet"]
 
 
 @pytest.mark.parametrize(

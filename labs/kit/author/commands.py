@@ -1,0 +1,52 @@
+"""What authors and teachers run with `python -m labs`: check, generate, export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labs.kit.judge.manifest import find_lab, lab_ids
+from labs.kit.learner.commands import put_back
+
+SomeLabs = Annotated[list[str] | None, typer.Argument(help="lab-01 lab-02, or 1 2; all if none is named")]
+
+
+def chosen(labs: list[str] | None) -> list[str]:
+    return list(dict.fromkeys(find_lab(name).id for name in labs)) if labs else lab_ids()
+
+
+def check(
+    labs: SomeLabs = None,
+    strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
+) -> None:
+    """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
+    from labs.kit.author.check import check_labs, kill_matrix
+
+    failed = False
+    for verdict in check_labs(chosen(labs), strict=strict):
+        failed |= bool(verdict.problems)
+        typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
+        if verdict.outcomes and not verdict.outcomes.trouble:
+            typer.echo("\n".join(kill_matrix(verdict)))
+        for note in verdict.notes:
+            typer.echo(f"  note: {note}")
+        for problem in verdict.problems:
+            typer.echo(f"  problem: {problem}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def generate(labs: SomeLabs = None) -> None:
+    """For authors: write starter.py anew from solution.py. What was there is kept, as by reset."""
+    for name in chosen(labs):
+        put_back(find_lab(name))
+
+
+def export(
+    student: Annotated[Path, typer.Option("--student", help="the folder for the student edition")],
+) -> None:
+    """For teachers: the course without solutions, zoo and engine twins; or an update of one handed out."""
+    from labs.kit.author.export import export as write
+
+    for note in write(student):
+        typer.echo(note)
+    typer.echo(f"the student edition is in {student}")

@@ -1,0 +1,74 @@
+"""What the commands share: options, one way to fail, models and traces read in, a sign of life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from mini_engine.model import CausalLM
+    from mini_engine.text.tokenizer import Tokenizer
+    from mini_engine.trace import Trace
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A name from `models list`, a model folder, or a .gguf file.")
+]
+Device = Annotated[str, typer.Option(help="auto takes a GPU where there is one; else cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Output tokens at most; without it, to the limit.")]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+DemoOut = Annotated[Path, typer.Option("--out", help="Where trace.jsonl and timeline.png go.")]
+DemoTemperature = Annotated[
+    float | None,
+    typer.Option("--temperature", "-t", help="0 is greedy; default 0 for chats, 0.7 for plays."),
+]
+TracePath = Annotated[Path, typer.Argument(help="A trace.jsonl.")]
+
+errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def fail(error: Exception) -> NoReturn:
+    """One clear sentence on stderr, exit code 1."""
+    errors.print(f"[red]error:[/] {escape(str(error) or type(error).__name__)}")
+    raise typer.Exit(1)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A sign of life while something takes seconds: a terminal sees it move, a pipe gets a line."""
+    if errors.is_terminal:
+        with errors.status(escape(what)):
+            yield
+    else:
+        errors.print(escape(what))
+        yield
+
+
+def load(model: str, dtype: str, device: str) -> tuple[CausalLM, Tokenizer]:
+    """The model that a name or a path stands for, with its tokenizer; ends the command without one."""
+    from mini_engine.loading.checkpoint import load_model
+    from mini_engine.loading.registry import resolve
+    from mini_engine.text.tokenizer import Tokenizer
+
+    try:
+        path = resolve(model)
+        return load_model(path, dtype=dtype, device=device), Tokenizer.from_path(path)
+    except (ValueError, OSError) as error:
+        fail(error)
+
+
+def read(path: Path) -> Trace:
+    """A recorded run; ends the command if the file holds none."""
+    from mini_engine.trace import read_trace
+
+    try:
+        return read_trace(path)
+    except (ValueError, OSError) as error:
+        fail(error)

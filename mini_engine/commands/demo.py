@@ -1,0 +1,25 @@
+"""`mini-engine demo`; what it does is in show/demo.py. `python -m labs demo` is its sister."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, fail, load, working
+
+
+def demo(
+    model: Model = "shakespeare",
+    out: DemoOut = Path("out"),
+    temperature: DemoTemperature = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Serve several requests at once and show every decision."""
+    with working(f"loading {model}"):
+        from mini_engine.show.demo import run_demo
+
+        loaded, tokenizer = load(model, dtype, device)
+    try:
+        run_demo(loaded, tokenizer, Console(), out, temperature)
+    except (ValueError, OSError) as error:
+        fail(error)

@@ -1,0 +1,42 @@
+"""`mini-engine models list | fetch`."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mini_engine.commands.common import fail
+
+app = typer.Typer(help="List models, and fetch those that are not embedded.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_() -> None:
+    """The models that can be named, and where they are."""
+    from mini_engine.loading.registry import list_models
+
+    table = Table("name", "what it is", "size", "where", header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"  # a narrow terminal wraps a name or a path, and keeps all of it
+    for model in list_models():
+        where = str(model.path) if model.is_present else f"mini-engine models fetch {model.name}"
+        table.add_row(model.name, model.description, f"{model.size / 1e6:.0f} MB", where)
+    Console().print(table)
+
+
+@app.command()
+def fetch(name: Annotated[str, typer.Argument(help="A name from `models list`.")]) -> None:
+    """Download a model once into the user's cache."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    from mini_engine.loading import registry
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    try:
+        with Progress(*columns, transient=True) as bar:
+            task = bar.add_task(f"fetching {name}", total=None)
+            path = registry.fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
+    except (registry.FetchError, ValueError) as error:
+        fail(error)
+    typer.echo(f"{name} is at {path}")

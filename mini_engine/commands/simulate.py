@@ -1,0 +1,47 @@
+"""`mini-engine simulate`: the engine's policy and slower ones on one workload, without a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mini_engine.commands.common import fail, read
+
+
+def simulate(
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", help="poisson, bursty, long-tail, shared-prefix, or a .jsonl.")
+    ] = "poisson",
+    baseline: Annotated[
+        list[str] | None, typer.Option("--baseline", "-b", help="May be repeated; all of them without it.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many, of a workload that is made up.")] = 500,
+    rate: Annotated[float, typer.Option(help="Arrivals a second, of a workload that is made up.")] = 6.0,
+    fit: Annotated[Path | None, typer.Option(help="Take the prices from this recorded run.")] = None,
+    ttft_limit: Annotated[float | None, typer.Option(help="For goodput, in ms.")] = None,
+    tpot_limit: Annotated[float | None, typer.Option(help="For goodput, in ms.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the trace here (one baseline only).")] = None,
+) -> None:
+    """Schedule a workload without a model, under the engine's policy and the slower ones."""
+    from mini_engine.show.tables import comparison_table, print_table
+    from mini_engine.sim import cost_model
+    from mini_engine.sim import simulate as sim
+    from mini_engine.sim.policies import BASELINES
+
+    names = baseline or list(BASELINES)
+    summaries = {}
+    try:
+        if out and len(names) > 1:
+            raise ValueError("--out takes the trace of one baseline; name it with --baseline")
+        cost = cost_model.fit(read(fit)) if fit else cost_model.CostModel()
+        for name in names:
+            if workload.endswith(".jsonl"):
+                arrivals = sim.read_arrivals(workload)
+            else:
+                arrivals = sim.workload(workload, requests, rate=rate, seed=seed)
+            run = sim.simulate(arrivals, name, cost=cost, keep_steps=False, path=out)
+            summaries[name] = run.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
+    except (ValueError, OSError) as error:
+        fail(error)
+    print_table(comparison_table(summaries, ttft_limit, tpot_limit))

@@ -1,0 +1,105 @@
+"""`mini-engine trace summary | timeline | play | export | fit`: none of them loads torch."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mini_engine.commands.common import TracePath, fail, read
+
+app = typer.Typer(help="Look at a recorded run.", no_args_is_help=True)
+
+
+@app.command()
+def summary(path: TracePath) -> None:
+    """Print the metrics of a recorded run."""
+    from mini_engine.show.tables import metrics_table, print_table
+
+    print_table(metrics_table(read(path)))
+
+
+@app.command()
+def timeline(
+    path: TracePath,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The picture to write; default beside the trace.")
+    ] = None,
+) -> None:
+    """Draw a recorded run as a picture."""
+    from mini_engine.show import figures
+
+    trace = read(path)
+    out = out or path.with_suffix(".png")
+    try:
+        figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
+    except (ValueError, OSError) as error:
+        fail(error)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def play(
+    path: Annotated[Path | None, typer.Argument(help="A trace.jsonl.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="A second one, to be shown beside it.")] = None,
+    example: Annotated[bool, typer.Option("--example", help="A ready run: 20 blocks, six requests.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("out/player.html"),
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+) -> None:
+    """Step through a recorded run, decision by decision, in one self-contained HTML page."""
+    from mini_engine.show.player import ready_setup, write_player
+
+    if example == (path is not None):
+        fail(ValueError("give a trace.jsonl, or --example for a ready one (not both)"))
+    try:
+        if path is None:
+            page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
+        else:
+            names = tuple(str(p) for p in (path, other) if p)
+            page = write_player(out, read(path), read(other) if other else None, names=names)
+    except (ValueError, OSError) as error:
+        fail(error)
+    typer.echo(f"wrote {page}")
+    if open_page:
+        typer.launch(page.resolve().as_uri())
+
+
+@app.command()
+def export(
+    path: TracePath,
+    perfetto: Annotated[
+        bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")
+    ] = True,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
+    ] = None,
+) -> None:
+    """Turn a recorded run into another tool's format."""
+    from mini_engine.show.perfetto import to_perfetto
+
+    out = out or path.with_suffix(".perfetto.json")
+    try:
+        out.write_text(json.dumps(to_perfetto(read(path))), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        fail(error)
+    typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
+
+
+@app.command()
+def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")]) -> None:
+    """Fit the simulator's prices (per forward, per token, per KV token read) to a recorded run."""
+    from mini_engine.sim import cost_model
+
+    trace = read(path)
+    try:
+        cost = cost_model.fit(trace)
+    except ValueError as error:
+        fail(error)
+    scale = 1000 if trace.header["unit"] == "s" else 1
+    measured = sum(record["t_end"] - record["t"] for record in trace.steps) * scale
+    fitted = sum(cost.step_time(load) for load in cost_model.step_loads(trace))
+    typer.echo(
+        f"step time = {cost.per_forward:.3g} ms + {cost.per_token:.3g} ms * tokens "
+        f"+ {cost.per_kv_token:.3g} ms * KV tokens read"
+    )
+    typer.echo(f"{len(trace.steps)} steps: measured {measured:.0f} ms, by the fit {fitted:.0f} ms")
