@@ -8,17 +8,19 @@ import sys
 import nbformat
 import pytest
 
+from labs.kit.author import notebooks
 from labs.kit.judge import loading, manifest
-from labs.kit.learner import notebook
 from labs.kit.learner.notebook import (
     LiveRun,
     Panel,
     changed,
     check,
     in_milliseconds,
+    show,
     steps_table,
     table,
     trace_of,
+    traces,
 )
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, step_loads
@@ -92,7 +94,7 @@ def test_a_right_starter_is_told_so(learner, capsys):
 def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
     """The departing step in words and as a figure; what follows is true, so it is the reference's."""
     shown = []
-    monkeypatch.setattr(notebook, "show", lambda axes, alt: shown.append((axes, alt)))
+    monkeypatch.setattr(traces, "show", lambda axes, alt: shown.append((axes, alt)))
     learner(
         "lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = max_num_batched_tokens - 1")
     )
@@ -115,7 +117,7 @@ def test_a_starter_that_stops_is_quoted_by_line(learner, capsys):
 
 def test_a_starter_that_never_ends_is_stopped(learner, capsys, monkeypatch):
     lab = dataclasses.replace(manifest.find_lab("lab-01"), timeout=0.3)
-    monkeypatch.setattr(notebook, "find_lab", lambda lab_id: lab)
+    monkeypatch.setattr(traces, "find_lab", lambda lab_id: lab)
     learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "while True: pass"))
     trace = trace_of("lab-01", FIRST)
     assert "no answer within 0.3 s" in capsys.readouterr().out
@@ -209,7 +211,7 @@ def test_show_gives_the_picture_its_words(monkeypatch):
     monkeypatch.setattr(IPython.display, "display", lambda data, **options: shown.append((data, options)))
     monkeypatch.delenv("LAB_IMPL", raising=False)
     others = plt.get_fignums()
-    notebook.show(figures.timeline(trace_of("lab-01", FIRST)), "three bars")
+    show(figures.timeline(trace_of("lab-01", FIRST)), "three bars")
     (data, options), *more = shown
     assert data["text/plain"] == options["metadata"]["image/png"]["alt"] == "three bars"
     assert data["image/png"].startswith("iVBORw0KGgo") and not more
@@ -325,7 +327,7 @@ def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
         f"trace_of('lab-01', '{FIRST}')\nPanel(load('lab-01', 'scenarios').SCENARIOS[0])"
     )
     nbformat.write(new_notebook(cells=[new_code_cell(code)]), path)
-    notebook.main(str(path))
+    notebooks.main(str(path))
     saved = nbformat.read(path, as_version=4)
     said, panel = saved.cells[0].outputs
     assert said["text"] == f"lab-01, '{FIRST}': the reference, 5 steps\n"

@@ -1,0 +1,99 @@
+"""The learner's trace, beside the reference's; and a run on the clock of a cost model."""
+
+import contextlib
+from typing import Any
+
+from labs.kit.judge import compare, loading
+from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, describe, silence
+from labs.kit.judge.manifest import Lab, LabError, find_lab, impl_from_environment
+from labs.kit.learner.notebook.pictures import show
+from labs.kit.toys.driver import RUNS
+from mini_engine.show import figures
+from mini_engine.sim.cost_model import CostModel, backend_of
+from mini_engine.trace import Trace
+
+_WHOSE = {"starter": "your starter.py", "engine": "mini_engine's own parts"}
+
+
+def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Trace:
+    """Run a lab's scenario (or its name) under LAB_IMPL and say in a line or two whose trace it is.
+
+    With LAB_IMPL=starter the learner's run is compared with the reference's, and where they part,
+    both are shown. Then the reference's trace is returned, so that what a page says of the run stays
+    true; else the learner's. Raises LabError for an unknown lab or scenario.
+    """
+    lab = find_lab(lab_id)
+    scenarios = loading.load(lab.id, "scenarios")
+    if isinstance(scenario, str):
+        scenario = _named(lab, scenarios, scenario)
+    what = f"{lab.id}, {scenario['name']!r}:"
+    teacher = "solution" if lab.file("solution.py").exists() else "engine"
+    reference, trouble = _run(lab, scenarios, scenario, teacher)
+    if trouble or reference is None:
+        raise LabError(f"{what} the reference fails: {trouble}")
+    impl = impl_from_environment()
+    if impl == teacher:
+        print(what, f"the reference, {len(reference.steps)} steps")
+        return reference
+    whose = _WHOSE.get(impl, impl)
+    yours, trouble = _run(lab, scenarios, scenario, impl)
+    if trouble:
+        print(what, trouble)
+    elif yours and compare.departure(yours, reference) is None:
+        print(what, f"{whose}, {len(yours.steps)} steps; it decides as the reference in every one of them")
+        return yours
+    if yours and yours.steps:
+        _report(what, whose, scenario, yours, reference)
+    print("What follows on this page is the reference's run.")
+    return reference
+
+
+def _named(lab: Lab, scenarios: Any, name: str) -> dict[str, Any]:
+    named: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in scenarios.SCENARIOS}
+    if name not in named:
+        raise LabError(f"{lab.id} has no scenario {name!r}; it has {', '.join(map(repr, named))}")
+    return named[name]
+
+
+def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Trace | None, str]:
+    """The trace as far as it went, and what stopped it, in words."""
+    RUNS.clear()
+    try:
+        with deadline(lab.timeout), silence():
+            trace = scenarios.run(loading.namespace(lab.id, impl), scenario)
+        return trace, ""
+    except (Exception, TimeUp, PrintFlood) as error:
+        return (RUNS[-1][1] if RUNS else None), _in_words(lab, error)
+
+
+def _in_words(lab: Lab, error: BaseException) -> str:
+    from labs.kit.judge.plugin import in_words  # needs pytest, and only a run that fails needs it
+
+    words, line = in_words(lab, error), loading.line_in_starter(error)
+    where = f" (starter.py, line {line})" if line else ""
+    return "; ".join(words) if words else f"it stops with {describe(error)}{where}"
+
+
+def _report(what: str, whose: str, scenario: dict[str, Any], yours: Trace, reference: Trace) -> None:
+    """Show where two runs part, as text, and as a figure if they are small enough to be drawn."""
+    found = compare.departure(yours, reference)
+    if found is None:  # it stopped behind its last step
+        return
+    print(what, f"{whose} and the reference part in step {found.index}")
+    print(compare.show(scenario, yours, reference, found))
+    if yours.header["trace"] == "mini-engine":
+        with contextlib.suppress(ValueError, KeyError):  # too many requests, or events that make no sense
+            axes = figures.compare(yours, reference)
+            show(axes, f"{whose} above the reference, from step {found.index} on")
+
+
+def in_milliseconds(trace: Trace, cost: CostModel | None = None) -> Trace:
+    """The same run of one unit a step, on the clock of a cost model: what its steps would take."""
+    price = (cost or CostModel()).clock(backend_of(trace))
+    steps, now = [], 0.0
+    for record in trace.steps:
+        events = [{**event, "t": now} if "t" in event else event for event in record["events"]]
+        end = now + price(record)
+        steps.append({**record, "t": now, "t_end": end, "events": events})
+        now = end
+    return Trace({**trace.header, "unit": "ms"}, steps, trace.end)

@@ -1,0 +1,96 @@
+"""A run in words: aligned tables, a row a step, and the timeline as letters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mini_engine.show import figures
+from mini_engine.trace import Trace
+
+MARKS = {
+    figures.WAITING: ".",
+    figures.PREFILL: "P",
+    figures.DECODE: "d",
+    figures.PREEMPTED: "x",
+    figures.FINISHED: " ",
+    None: " ",
+}
+
+
+def table(rows: Sequence[dict[str, Any]], *, indent: str = "") -> str:
+    """Rows of one shape as aligned text, numbers to the right; the keys of the first are the heading."""
+    columns = list(rows[0])
+    cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
+    lines = []
+    for line in cells:
+        padded = (
+            text.rjust(width) if at_right else text.ljust(width)
+            for text, width, at_right in zip(line, widths, right, strict=True)
+        )
+        lines.append((indent + "  ".join(padded)).rstrip())
+    lines.insert(1, indent + "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
+    """A row a step: the tokens of each request, the budget, the queue, the free blocks, the decisions."""
+    config, data = trace.header["config"], figures.timeline_data(trace)
+    queues = list(zip(data["ids"], data["states"], strict=True))
+    if config["policy"] == "priority":
+        queues.sort(key=lambda row: data["priorities"][row[0]])
+    rows = []
+    for index, record in enumerate(trace.steps[first : None if last is None else last + 1], first):
+        waiting = [rid for rid, states in queues if states[index] in (figures.WAITING, figures.PREEMPTED)]
+        rows.append(
+            {
+                "step": record["step"],
+                "computed": ", ".join(f"{rid} {n}" for rid, n in record["scheduled"].items()) or "-",
+                "budget": f"{record['num_batched_tokens']}/{config['max_num_batched_tokens']}",
+                "waiting": " ".join(waiting) or "-",
+                "free": record["num_free_blocks"],
+                "what happened": "; ".join(happenings(record)) or "-",
+            }
+        )
+    return table(rows)
+
+
+def happenings(record: dict[str, Any]) -> list[str]:
+    """The decisions of one step, a phrase each: requests admitted, preempted, finished, and why one waits."""
+    words = []
+    for event in record["events"]:
+        name, kind = event["id"], event["type"]
+        if kind == "SCHEDULED":
+            cached = event["num_cached_tokens"]
+            words.append(f"{name} admitted" + (f", {cached} tokens cached" if cached else ""))
+        elif kind == "PREEMPTED":
+            words.append(f"{name} preempted: needed {event['needs']}, free {event['free']}")
+        elif kind == "FINISHED":
+            words.append(f"{name} finished ({event['reason']})")
+    why = record["blocked"]
+    reasons = {
+        "preempted": "room was made, nobody is admitted",
+        "slots": "no slot",
+        "budget": "no budget",
+        "memory": f"needs {why.get('needs')} blocks, {why.get('free')} free",
+    }
+    if why["reason"] in reasons:
+        words.append(f"{why['id']} waits: {reasons[why['reason']]}")
+    return words
+
+
+def timeline_text(trace: Trace) -> str:
+    """The timeline as letters, a row a request and a column a step."""
+    data = figures.timeline_data(trace)
+    width = max(4, max(map(len, data["ids"])))
+    tens = "".join(f"{step:<10}" for step in data["steps"][::10])
+    lines = [f"{'step':{width}}  {tens.rstrip()}"]
+    for rid, states in zip(data["ids"], data["states"], strict=True):
+        lines.append(f"{rid:{width}}  {''.join(MARKS[state] for state in states)}".rstrip())
+    return "\n".join([*lines, "      . waiting   P prefill   d decode   x preempted"])
