@@ -10,7 +10,7 @@ from importlib import import_module
 
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
-_LAZY = {"LLM": "llm", "RequestOutput": "llm", "Engine": "engine", "Parts": "engine"}
+_LAZY = {"LLM": "llm", "RequestOutput": "llm", "Engine": "engine", "Parts": "parts"}
 
 __all__ = ["Request", "RequestStatus", "SamplingParams", *_LAZY]
 __version__ = "0.1.0"

@@ -4,15 +4,24 @@ Kwon et al., Efficient Memory Management for Large Language Model Serving with P
 (2023). Here the pages are gathered for torch's own attention; a GPU kernel reads them in place.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mini_engine.batch import Batch, build_batch
+from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM, ModelConfig, sdpa
-from mini_engine.request import Request
 from mini_engine.scheduler import next_chunk
+
+if TYPE_CHECKING:
+    from mini_engine.engine import Parts
+
+WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+PagedAttention = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
 
 
 class KVPool:
@@ -35,6 +44,46 @@ class KVPool:
         return config.num_hidden_layers * per_layer
 
 
+class AttentionPlan:
+    """What attention needs to know of a batch, worked out once a step and used in every layer.
+
+    Requests with a single new token (decodes, mostly) attend together as one padded batch; the
+    padding is in the gathered keys only and is masked. Longer chunks attend one by one.
+    """
+
+    def __init__(self, batch: Batch):
+        device, size = batch.token_ids.device, batch.block_size
+        starts = [0]
+        for n in batch.query_lens:
+            starts.append(starts[-1] + n)
+        single = [i for i, n in enumerate(batch.query_lens) if n == 1]
+        # Rows of the flat batch; None if that is simply all of them, in order.
+        self.single_rows = None
+        self.single_tables = self.single_mask = None
+        if single:
+            seq_lens = torch.tensor([batch.seq_lens[i] for i in single], device=device)
+            num_blocks = -(-int(seq_lens.max()) // size)
+            self.single_tables = batch.block_tables[single, :num_blocks]
+            slots = torch.arange(num_blocks * size, device=device)
+            self.single_mask = (slots < seq_lens[:, None])[:, None, None]  # (D, 1, 1, L)
+            if len(single) < len(batch.query_lens):
+                self.single_rows = torch.tensor([starts[i] for i in single], device=device)
+        # (first row, end row, block ids, causal mask (T, L)) of each longer chunk.
+        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
+        for i, n in enumerate(batch.query_lens):
+            if n > 1:
+                num_blocks = -(-batch.seq_lens[i] // size)
+                slots = torch.arange(num_blocks * size, device=device)
+                mask = slots <= batch.positions[starts[i] : starts[i + 1], None]
+                self.chunks.append((starts[i], starts[i + 1], batch.block_tables[i, :num_blocks], mask))
+
+
+def plan_of(batch: Batch) -> AttentionPlan:
+    if not isinstance(batch.plan, AttentionPlan):
+        batch.plan = AttentionPlan(batch)
+    return batch.plan
+
+
 def write_kv(k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
     """Store k and v, (N, num_kv_heads, head_dim), in the slots (N,) of one layer's cache
     (num_blocks, block_size, num_kv_heads, head_dim)."""
@@ -48,7 +97,7 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
     q and the result are (N, num_heads, head_dim); the caches are one layer's,
     (num_blocks, block_size, num_kv_heads, head_dim), with this step's keys already written.
     """
-    plan = batch.plan
+    plan = plan_of(batch)
     if plan.single_tables is not None:
         rows = q if plan.single_rows is None else q[plan.single_rows]
         k, v = (_gather(cache, plan.single_tables) for cache in (k_cache, v_cache))
@@ -73,26 +122,30 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
 class PagedBackend:
     """How the engine computes a step: one forward pass over the flat batch, KV in the paged pool.
 
-    Any other backend has the same two methods: a constructor that takes the model and the KV
-    manager, and `forward(rows)`.
+    `parts` are the engine's Parts, of which it uses `next_chunk`. lab-05's functions may stand in for
+    the two that read and write the pool.
     """
+
+    name = "paged"
 
     def __init__(
         self,
         model: CausalLM,
-        kv,
+        kv: KVManager,
+        parts: Parts | None = None,
         *,
-        next_chunk: Callable = next_chunk,
-        write_kv: Callable = write_kv,
-        paged_attention: Callable = paged_attention,
+        write_kv: WriteKV = write_kv,
+        paged_attention: PagedAttention = paged_attention,
     ):
         self.model, self.kv = model, kv
-        self.next_chunk, self.write_kv, self.paged_attention = next_chunk, write_kv, paged_attention
+        self.next_chunk = parts.next_chunk if parts else next_chunk
+        self.write_kv, self.paged_attention = write_kv, paged_attention
         self.pool = KVPool(model.config, kv.num_blocks, kv.block_size, model.dtype, model.device)
 
-    def forward(self, rows: list[tuple[Request, int]]) -> Tensor:
+    def forward(self, rows: Sequence[Row]) -> Tensor:
         """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
-        batch = build_batch(rows, self.kv, self.model.device, self.next_chunk)
+        chunks = [self.next_chunk(row.request, row.num_tokens) for row in rows]
+        batch = build_batch(rows, self.kv, self.model.device, chunks)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]

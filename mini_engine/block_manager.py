@@ -1,35 +1,14 @@
-"""Where keys and values live: a pool of equal blocks, a block table a request, a prefix cache.
+"""Where keys and values live: a pool of equal blocks, a block table a request, shared prefixes.
 
-Pure bookkeeping; the tensors are in paged_attention.py. Kwon et al., PagedAttention (2023); the
-prefix cache is vLLM's automatic prefix caching: chained hashes of full blocks, reference counts,
-least recently used out first.
+Pure bookkeeping; the tensors are in attention.py. Kwon et al., PagedAttention (2023); sharing is
+vLLM's automatic prefix caching: reference counts, least recently used out first.
 """
 
-import hashlib
-from array import array
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from mini_engine.prefix_cache import Block, HashBlock, PrefixCache, hash_block
 from mini_engine.request import Request
-
-
-def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-    """The hash of a full block: of its tokens and, through `parent`, of all that precede them."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
-
-
-@dataclass(slots=True)
-class Block:
-    """One block of the pool. The last four fields are set while it can be found by its content."""
-
-    block_id: int
-    ref_count: int = 0
-    hash: bytes | None = None
-    token_ids: tuple[int, ...] = ()
-    # What precedes the block: the cache salt for a first block, else its parent's prefix_id.
-    parent: str | int = ""
-    prefix_id: int = -1  # names the whole content from the first token to the block's last
 
 
 @dataclass
@@ -58,7 +37,7 @@ class BlockManager:
         *,
         enable_prefix_caching: bool = True,
         watermark: int | None = None,
-        hash_block: Callable[[bytes, tuple[int, ...]], bytes] = hash_block,
+        hash_block: HashBlock = hash_block,
     ):
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
@@ -69,7 +48,6 @@ class BlockManager:
         self.watermark = int(0.01 * num_blocks) if watermark is None else watermark
         if not 0 <= self.watermark < num_blocks:
             raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
-        self.hash_block = hash_block
         self.stats = PrefixCacheStats()
         self._blocks = [Block(i) for i in range(num_blocks)]
         # Two kinds of free block: without content, taken first (a stack: the last freed is warmest
@@ -78,15 +56,18 @@ class BlockManager:
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._tables: dict[str, list[int]] = {}
         self._num_published: dict[str, int] = {}  # leading blocks of a table that can be found
-        self._cached: dict[bytes, list[Block]] = {}
-        self._num_prefixes = 0
-        self.num_cached_blocks = 0  # can be found by their content, in use or free
+        self._cache = PrefixCache(block_size, hash_block)
 
     # ------------------------------------------------------------------ what the scheduler asks
 
     @property
     def num_free_blocks(self) -> int:
         return len(self._free) + len(self._free_cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that can be found by their content, in use or free."""
+        return self._cache.num_blocks
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
         """How many blocks `allocate` would take."""
@@ -161,69 +142,31 @@ class BlockManager:
         At most (num_tokens - 1) // block_size of them, so that a token is left to compute: without
         one there are no logits and nothing to sample.
         """
-        hits: list[Block] = []
-        if self.enable_prefix_caching:
-            parent: str | int = request.cache_salt
-            for index in range((request.num_tokens - 1) // self.block_size):
-                block = self._lookup(request, index, parent)
-                if block is None:
-                    break
-                hits.append(block)
-                parent = block.prefix_id
-        return hits
+        if not self.enable_prefix_caching:
+            return []
+        return self._cache.find(request, (request.num_tokens - 1) // self.block_size)
 
     def publish(self, request: Request) -> None:
         """After a step: the full blocks whose keys and values are computed can now be found."""
         if not self.enable_prefix_caching:
             return
-        table = self._tables[request.request_id]
-        for index in range(
-            self._num_published[request.request_id], request.num_computed_tokens // self.block_size
-        ):
-            block = self._blocks[table[index]]
-            block.parent = self._blocks[table[index - 1]].prefix_id if index else request.cache_salt
-            twin = self._lookup(request, index, block.parent)
-            if twin is None:
-                self._num_prefixes += 1
-            # Two requests that computed the same side by side keep a copy each, under one name.
-            block.prefix_id = twin.prefix_id if twin else self._num_prefixes
-            block.token_ids = self._tokens(request, index)
-            block.hash = self._hash(request, index)
-            self._cached.setdefault(block.hash, []).append(block)
-            self.num_cached_blocks += 1
-            self._num_published[request.request_id] = index + 1
+        full = request.num_computed_tokens // self.block_size
+        first = self._num_published[request.request_id]
+        if full > first:
+            table = self._tables[request.request_id]
+            self._cache.publish(request, [self._blocks[i] for i in table[:full]], first)
+            self._num_published[request.request_id] = full
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, as after a change of weights; False while blocks are held."""
         if self._tables:
             return False
         for block_id in self._free_cached:
-            self._forget(self._blocks[block_id])
+            self._cache.forget(self._blocks[block_id])
         self._free.extend(self._free_cached)
         self._free_cached.clear()
         self.stats = PrefixCacheStats()
         return True
-
-    def _lookup(self, request: Request, index: int, parent: str | int) -> Block | None:
-        # The hash only says where to look; content and parent decide, so a collision cannot hit.
-        candidates = self._cached.get(self._hash(request, index))
-        if candidates:
-            token_ids = self._tokens(request, index)
-            for block in candidates:
-                if block.parent == parent and block.token_ids == token_ids:
-                    return block
-        return None
-
-    def _tokens(self, request: Request, index: int) -> tuple[int, ...]:
-        return tuple(request.token_ids(index * self.block_size, (index + 1) * self.block_size))
-
-    def _hash(self, request: Request, index: int) -> bytes:
-        # Kept on the request: a blocked head of the queue is looked up again every step.
-        hashes = request.block_hashes
-        while len(hashes) <= index:
-            parent = hashes[-1] if hashes else request.cache_salt.encode()
-            hashes.append(self.hash_block(parent, self._tokens(request, len(hashes))))
-        return hashes[index]
 
     # ------------------------------------------------------------------------------- internals
 
@@ -237,18 +180,10 @@ class BlockManager:
                 block_id = self._free.pop()
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
-                self._forget(self._blocks[block_id])
+                self._cache.forget(self._blocks[block_id])
             self._blocks[block_id].ref_count = 1
             taken.append(block_id)
         return taken
-
-    def _forget(self, block: Block) -> None:
-        blocks = self._cached[block.hash]
-        blocks.remove(block)
-        if not blocks:
-            del self._cached[block.hash]
-        self.num_cached_blocks -= 1
-        block.hash, block.token_ids, block.parent, block.prefix_id = None, (), "", -1
 
     def _count(self, request: Request) -> None:
         if not self.enable_prefix_caching:
@@ -279,7 +214,7 @@ class BlockManager:
             require(block.ref_count == owners[i], f"block {i} counts {block.ref_count} of {owners[i]} owners")
         require(set(free) == {i for i, n in enumerate(owners) if n == 0}, "free and unowned blocks differ")
         require(all(self._blocks[i].hash is None for i in self._free), "an uncached free block has a hash")
-        cached = {block.block_id for blocks in self._cached.values() for block in blocks}
+        cached = self._cache.block_ids()
         require(cached == {b.block_id for b in self._blocks if b.hash is not None}, "the hash map is stale")
         require(self.num_cached_blocks == len(cached), "the count of cached blocks is off")
         require(set(self._free_cached) <= cached, "a free block without content is kept as cached")

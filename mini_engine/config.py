@@ -1,8 +1,9 @@
 """The settings of an engine or a simulation, judged once, when they are made."""
 
-from dataclasses import dataclass, fields
-from operator import index
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
+
+from mini_engine.request import whole_number
 
 Policy = Literal["fcfs", "priority"]
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -52,6 +53,23 @@ class EngineConfig:
             )
         check_limits(**self.scheduler_args())
 
+    def fitted(self, longest: int, bytes_per_token: int) -> "EngineConfig":
+        """The settings with what they leave open taken from the model: its length, the pool's size.
+
+        Raises ValueError for a max_model_len beyond `longest`, the model's own.
+        """
+        max_model_len = self.max_model_len or longest
+        if max_model_len > longest:
+            raise ValueError(
+                f"max_model_len {max_model_len} exceeds the model's max_position_embeddings {longest}"
+            )
+        num_blocks = self.num_blocks
+        if num_blocks is None:
+            affordable = self.kv_cache_bytes // (bytes_per_token * self.block_size)
+            useful = self.scheduler_args()["max_num_seqs"] * -(-max_model_len // self.block_size)
+            num_blocks = max(1, min(affordable, useful))
+        return replace(self, max_model_len=max_model_len, num_blocks=num_blocks)
+
     def scheduler_args(self) -> dict[str, Any]:
         """The keywords of a Scheduler."""
         seqs = min(64, self.max_num_batched_tokens) if self.max_num_seqs is None else self.max_num_seqs
@@ -65,16 +83,6 @@ class EngineConfig:
     def kv_args(self) -> dict[str, Any]:
         """The keywords of a BlockManager beside the size of its pool."""
         return {"enable_prefix_caching": self.enable_prefix_caching, "watermark": self.watermark}
-
-
-def whole_number(name: str, value: Any) -> int:
-    """The value as a plain int, of whatever kind of integer it is. Raises ValueError, naming it."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, but is {value!r}") from None
 
 
 def check_limits(

@@ -144,4 +144,3 @@ class Clock(Protocol):
 
     def advance(self, record: StepTrace) -> None:
         """The step of this record is over: virtual time moves on by what it cost."""
-

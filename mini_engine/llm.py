@@ -43,25 +43,22 @@ class _Pending:
     prompt: str | None
     text: str = ""
     logprobs: list[dict[int, float]] = field(default_factory=list)
+    stop_reason: str | int | None = None
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
-        if delta.logprobs is not None:
-            self.logprobs.append(delta.logprobs)
+        self.stop_reason = delta.stop_reason
+        self.logprobs.extend(delta.logprobs or ())
 
     def output(self) -> RequestOutput:
         request = self.request
-        stop_reason = request.stop_string
-        if request.finish_reason == "stop" and stop_reason is None:
-            last = request.output_token_ids[-1]
-            stop_reason = last if last in request.sampling.stop_token_ids else None
         completion = CompletionOutput(
             0,
             self.text,
             request.output_token_ids,
             self.logprobs if request.sampling.logprobs is not None else None,
             request.finish_reason,
-            stop_reason,
+            self.stop_reason,
         )
         return RequestOutput(
             request.request_id,

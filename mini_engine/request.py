@@ -5,10 +5,12 @@ Two counters drive everything: `num_tokens` (prompt plus output so far) and `num
 is no prefill mode and no decode mode.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Integral, Real
+from operator import index
+from typing import Any
 
 
 class RequestStatus(Enum):
@@ -17,11 +19,21 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-def _is_number(value) -> bool:
+def whole_number(name: str, value: Any) -> int:
+    """The value as a plain int, whatever kind of integer it is. Raises ValueError, naming it."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, but is {value!r}") from None
+
+
+def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_whole(value) -> bool:
+def _is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -34,7 +46,8 @@ class SamplingParams:
     limit of the model or of the KV pool. `logprobs` n asks for the n best alternatives of each
     token. `ignore_eos` suppresses the end-of-sequence token only, no other stop.
 
-    Raises ValueError naming the field whose value makes no sense.
+    Numbers of numpy's or torch's kinds become Python's own. Raises ValueError naming the field whose
+    value makes no sense.
     """
 
     temperature: float = 1.0
@@ -43,13 +56,13 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     max_tokens: int | None = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     seed: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # A frozen dataclass that accepts the spellings people type: a lone string, a list, None.
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
@@ -94,6 +107,23 @@ class SamplingParams:
         for name, (holds, rule) in rules.items():
             if not holds:
                 raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+
+
+def _plain(value: Any) -> Any:
+    """A number as Python's own, so that it can be hashed, compared and written as JSON."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if _is_whole(value):
+        return int(value)
+    return float(value) if _is_number(value) else value
+
+
+def _token_id(value: Any, who: str) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{who}: {value!r} is not a token id") from None
 
 
 @dataclass(eq=False)
@@ -120,16 +150,16 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     block_hashes: list[bytes] = field(default_factory=list, repr=False)  # the block manager's notes
-    stop_string: str | None = None  # set by the engine when the text has reached a stop string
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        # The one door for what users give: from here on ids are strings and numbers Python's own.
+        if not isinstance(self.request_id, str):
+            raise ValueError(f"request_id must be a string, but is {self.request_id!r}")
+        who = f"request {self.request_id!r}"
+        self.prompt_token_ids = [_token_id(token_id, who) for token_id in self.prompt_token_ids]
         if not self.prompt_token_ids:
-            raise ValueError(f"request {self.request_id!r} has an empty prompt; give it a token")
-        if not _is_whole(self.priority):
-            raise ValueError(
-                f"request {self.request_id!r}: priority must be a whole number, but is {self.priority!r}"
-            )
-        self.prompt_token_ids = list(self.prompt_token_ids)
+            raise ValueError(f"{who} has an empty prompt; give it a token")
+        self.priority = whole_number(f"{who}: priority", self.priority)
         if self.max_tokens is None:
             self.max_tokens = self.sampling.max_tokens
 
@@ -158,9 +188,12 @@ class Request:
         return self.prompt_token_ids[start:end] + self.output_token_ids[max(start - n, 0) : max(end - n, 0)]
 
     def check_stop(self) -> str | None:
-        """Why the request ends after the output token it has just got, or None: it goes on."""
+        """Why the request ends after the output token it has just got, or None: it goes on.
+
+        Stop strings are not looked at here: they are found in the text, which the engine keeps.
+        """
         last = self.output_token_ids[-1]
-        if self.stop_string is not None or last in self.sampling.stop_token_ids:
+        if last in self.sampling.stop_token_ids:
             return "stop"
         if last in self.eos_token_ids and not self.sampling.ignore_eos:
             return "stop"

@@ -5,13 +5,16 @@
 Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM's.
 """
 
-import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+from mini_engine.config import Policy, check_limits
+from mini_engine.interfaces import KVManager, Queue
 from mini_engine.request import Request, RequestStatus
+from mini_engine.request_queue import RequestQueue, pick_victim
 
-POLICIES = ("fcfs", "priority")
+Clamp = Callable[[int, int, int], int]
+ScheduleStep = Callable[..., dict[str, int]]
 
 
 def clamp(num_new: int, budget: int, threshold: int) -> int:
@@ -41,54 +44,15 @@ def prefill_budget(running: list[Request], budget: int) -> int:
     return budget - sum(request.is_decode for request in running)
 
 
-def policy_key(request: Request, policy: str) -> tuple[int, int]:
-    """Smaller is served earlier. `arrival` is unique, so two requests never tie."""
-    return (request.priority if policy == "priority" else 0, request.arrival)
-
-
-class RequestQueue:
-    """The waiting requests, first in policy order on top: a min-heap over `policy_key`."""
-
-    def __init__(self, policy: str = "fcfs"):
-        if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {policy!r}")
-        self.policy = policy
-        self._heap: list[tuple[tuple[int, int], Request]] = []
-
-    def push(self, request: Request) -> None:
-        heapq.heappush(self._heap, (policy_key(request, self.policy), request))
-
-    def peek(self) -> Request:
-        return self._heap[0][1]
-
-    def pop(self) -> Request:
-        return heapq.heappop(self._heap)[1]
-
-    def remove(self, request: Request) -> None:
-        self._heap.remove((policy_key(request, self.policy), request))
-        heapq.heapify(self._heap)
-
-    def find(self, request_id: str) -> Request | None:
-        """The waiting request of that id; the heap's own order will do for that."""
-        return next((request for _, request in self._heap if request.request_id == request_id), None)
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would be popped."""
-        return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
-
-
 def schedule_step(
-    waiting: RequestQueue,
+    waiting: Queue,
     running: list[Request],
-    kv,
+    kv: KVManager,
     *,
     max_num_batched_tokens: int,
     max_num_seqs: int,
     long_prefill_token_threshold: int = 0,
-    clamp: Callable[[int, int, int], int] = clamp,
+    clamp: Clamp = clamp,
 ) -> dict[str, int]:
     """Decide one step: {request_id: number of tokens}, in row order.
 
@@ -98,7 +62,7 @@ def schedule_step(
     budget = max_num_batched_tokens
     scheduled: dict[str, int] = {}
 
-    # Running first: somebody is watching their tokens stream.
+    # Running first: a reader is watching their tokens stream.
     for request in running:
         num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
         if num_tokens == 0:
@@ -121,41 +85,25 @@ def schedule_step(
     return scheduled
 
 
-def pick_victim(running: list[Request], policy: str) -> Request:
-    """Whom to preempt: the last in policy order, so the newest of the least important."""
-    return max(running, key=lambda request: policy_key(request, policy))
-
-
 class Scheduler:
     """The queue, the running set and the loop between them.
 
-    `kv` is any manager of the KV protocol (see block_manager.py). `running` is kept in admission
-    order, which is also the row order of a step. Raises ValueError for settings that cannot work.
+    `running` is kept in admission order, which is also the row order of a step. Raises ValueError
+    for settings that cannot work.
     """
 
     def __init__(
         self,
-        kv,
+        kv: KVManager,
         *,
-        policy: str = "fcfs",
+        policy: Policy = "fcfs",
         max_num_batched_tokens: int,
         max_num_seqs: int,
         long_prefill_token_threshold: int = 0,
-        schedule_step: Callable[..., dict[str, int]] = schedule_step,
-        clamp: Callable[[int, int, int], int] = clamp,
+        schedule_step: ScheduleStep = schedule_step,
+        clamp: Clamp = clamp,
     ):
-        if max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs must be at least 1, but is {max_num_seqs}")
-        if max_num_seqs > max_num_batched_tokens:
-            # Every running request gets a token every step; a smaller budget could not pay for that.
-            raise ValueError(
-                f"max_num_seqs {max_num_seqs} exceeds max_num_batched_tokens {max_num_batched_tokens}; "
-                "raise the budget or lower the number of sequences"
-            )
-        if long_prefill_token_threshold < 0:
-            raise ValueError(
-                f"long_prefill_token_threshold must be 0 (off) or more, but is {long_prefill_token_threshold}"
-            )
+        check_limits(policy, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold)
         self.kv = kv
         self.policy = policy
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -165,6 +113,7 @@ class Scheduler:
         self.clamp = clamp
         self.waiting = RequestQueue(policy)
         self.running: list[Request] = []
+        self._requests: dict[str, Request] = {}  # all that wait or run, by id
         self._num_arrivals = 0
 
     @property
@@ -173,7 +122,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if it could not finish even with the pool to itself."""
-        if self._find(request.request_id):
+        if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
         room = self.kv.num_blocks * self.kv.block_size
         # The last token is sampled but never computed, so it needs no room.
@@ -189,12 +138,13 @@ class Scheduler:
             )
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
+        self._requests[request.request_id] = request
         self.waiting.push(request)
 
     def schedule(self) -> dict[str, int]:
         """Decide the next step: {request_id: number of tokens}, in row order."""
         made_room = self.make_room()
-        # Who was just thrown out must not come straight back, nor anybody else in its place.
+        # A request just preempted must not be readmitted in this step, nor another in its place.
         waiting = RequestQueue(self.policy) if made_room else self.waiting
         return self.schedule_step(
             waiting,
@@ -207,9 +157,9 @@ class Scheduler:
         )
 
     def make_room(self) -> bool:
-        """Preempt until every running request can grow by a token; True if anybody had to go.
+        """Preempt until every running request can grow by a token; True if any was preempted.
 
-        Nobody is scheduled yet, so there is nothing to take back from a victim.
+        Nothing is scheduled yet, so there is nothing to take back from a victim.
         """
         made_room = False
         while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
@@ -227,10 +177,13 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.waiting.push(request)
 
-    def update(self, scheduled: dict[str, int], sampled: dict[str, int]) -> list[Request]:
+    def update(
+        self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
+    ) -> list[Request]:
         """Take back a computed step: what was scheduled, and the tokens sampled from it.
 
-        Returns the requests that have finished; their blocks are free for the very next step.
+        `stopped` are the ids of requests whose text has reached a stop string. Returns the requests
+        that have finished; their blocks are free for the very next step.
         """
         finished = []
         for request in self.running:
@@ -246,8 +199,13 @@ class Scheduler:
                     f"request {request.request_id!r} got a token with {request.num_new_tokens} tokens "
                     "still to compute; only a chunk that ends the sequence is sampled"
                 )
-            request.output_token_ids.append(sampled[request.request_id])
-            request.finish_reason = request.check_stop()
+            for token_id in sampled[request.request_id]:
+                request.output_token_ids.append(token_id)
+                request.finish_reason = request.check_stop()
+                if request.finish_reason:  # what follows a stop is dropped
+                    break
+            if request.request_id in stopped:
+                request.finish_reason = "stop"
             if request.finish_reason:
                 finished.append(request)
         for request in finished:
@@ -256,18 +214,15 @@ class Scheduler:
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
-        request = self._find(request_id)
+        request = self._requests.get(request_id)
         if request is None:
             return False
         request.finish_reason = "abort"
         self._finish(request)
         return True
 
-    def _find(self, request_id: str) -> Request | None:
-        running = (request for request in self.running if request.request_id == request_id)
-        return next(running, None) or self.waiting.find(request_id)
-
     def _finish(self, request: Request) -> None:
         (self.running if request in self.running else self.waiting).remove(request)
+        del self._requests[request.request_id]
         self.kv.free(request)
         request.status = RequestStatus.FINISHED

@@ -239,7 +239,7 @@ def test_an_id_is_free_again(lab):
     """Whoever has finished, left, or been refused needs no name any more: another may come under it."""
     scheduler = scenarios.make(lab, FakeKV(22))
     runner(scheduler, "done", 4).max_tokens = 2
-    scheduler.update({"done": 1}, {"done": 42})
+    scheduler.update({"done": 1}, {"done": [42]})
     scheduler.add(make_request("left", 4))
     scheduler.add(make_request("other", 4))
     scheduler.abort("left")
@@ -487,7 +487,7 @@ def test_a_chunk_advances_without_a_token(lab):
     """A chunk of 5 out of 12 advances the count by 5 and yields no token; each row is served for itself."""
     scheduler = scenarios.make(lab, FakeKV(36))
     rows = [runner(scheduler, name, 12, outputs=0, computed=2) for name in ("idle", "half", "ends")]
-    assert scheduler.update({"half": 5, "ends": 10}, {"ends": 42}) == []
+    assert scheduler.update({"half": 5, "ends": 10}, {"ends": [42]}) == []
     assert [request.num_computed_tokens for request in rows] == [2, 7, 12]
     assert [request.output_token_ids for request in rows] == [[], [], [42]]
     assert names(scheduler.running) == ["idle", "half", "ends"]
@@ -498,7 +498,7 @@ def test_a_token_is_appended(lab, token):
     """The chunk that ends the prompt gives the first token, known but not computed; 0 is a token, too."""
     scheduler = scenarios.make(lab, FakeKV(32))
     request = runner(scheduler, "r0", 12, outputs=0, computed=7)
-    scheduler.update({"r0": 5}, {"r0": token})
+    scheduler.update({"r0": 5}, {"r0": [token]})
     assert request.output_token_ids == [token]
     assert (request.num_tokens, request.num_computed_tokens, request.is_decode) == (13, 12, True)
 
@@ -509,7 +509,7 @@ def test_a_token_from_a_partial_chunk_is_refused(lab, outputs):
     scheduler = scenarios.make(lab, FakeKV(32))
     request = runner(scheduler, "hasty", 12 - outputs, outputs=outputs, computed=4)
     with pytest.raises(ValueError, match="hasty"):
-        scheduler.update({"hasty": 7}, {"hasty": 42})
+        scheduler.update({"hasty": 7}, {"hasty": [42]})
     assert len(request.output_token_ids) == outputs
 
 
@@ -521,7 +521,7 @@ def test_who_left_in_between_is_passed_over(lab):
     scheduled = scheduler.schedule()
     assert scheduler.abort("gone") is True
     scheduler.add(again := make_request("gone", 4))
-    assert scheduler.update(scheduled, {"gone": 42, "stays": 42}) == []
+    assert scheduler.update(scheduled, {"gone": [42], "stays": [42]}) == []
     assert (gone.output_token_ids, again.output_token_ids, stays.output_token_ids) == ([], [], [42])
     assert (again.num_computed_tokens, scheduled) == (0, {"gone": 4, "stays": 6})
     assert (names(scheduler.running), scheduler.kv.num_free_blocks) == (["stays"], 32 - 6)
@@ -540,7 +540,7 @@ def test_published_when_it_is_computed(lab):
     runner(scheduler, "half", 12, outputs=0, computed=2)
     runner(scheduler, "done", 6).max_tokens = 2
     seen.clear()
-    scheduler.update({"half": 5, "done": 1}, {"done": 42})
+    scheduler.update({"half": 5, "done": 1}, {"done": [42]})
     assert sorted(seen) == [("done", 7, 6), ("half", 7, 12)]
 
 
@@ -551,7 +551,7 @@ def test_all_who_finish_leave_at_once(lab):
     scheduler.running.reverse()  # as priorities may have it: the latest was admitted first
     for request in requests[1:]:
         request.max_tokens = 2
-    done = scheduler.update(dict.fromkeys("dcba", 1), dict.fromkeys("dcba", 42))
+    done = scheduler.update(dict.fromkeys("dcba", 1), dict.fromkeys("dcba", [42]))
     assert (names(done), names(scheduler.running)) == (["d", "c", "b"], ["a"])
     assert {r.status for r in done} == {RequestStatus.FINISHED}
     assert scheduler.abort("d") is False
@@ -580,9 +580,44 @@ def test_a_stop_token_ends_it(lab, kind):
     scheduler = scenarios.make(lab, FakeKV(32))
     request = make_request("r0", 6, max_tokens=8, **{kind: (7,)})
     scheduler.add(request)
-    assert scheduler.update(scheduler.schedule(), {"r0": 5}) == []
-    assert scheduler.update(scheduler.schedule(), {"r0": 7}) == [request]
+    assert scheduler.update(scheduler.schedule(), {"r0": [5]}) == []
+    assert scheduler.update(scheduler.schedule(), {"r0": [7]}) == [request]
     assert (request.output_token_ids, request.finish_reason) == ([5, 7], "stop")
+
+
+def test_a_step_may_yield_several_tokens(lab):
+    """A list of three is appended whole, in its order: three are known, and none of them is computed yet."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    request = runner(scheduler, "r0", 12, outputs=0, computed=7)
+    sampled = {"r0": [9, 0, 4]}
+    assert scheduler.update({"r0": 5}, sampled) == []
+    assert (request.output_token_ids, sampled) == ([9, 0, 4], {"r0": [9, 0, 4]})
+    assert (request.num_computed_tokens, request.num_new_tokens) == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"stop_token_ids": (7,)}, "stop"), ({"max_tokens": 2}, "length")]
+)
+def test_what_follows_a_stop_is_dropped(lab, limit, reason):
+    """5, 7, 9 in one step, and 7 ends it: 9 is dropped, and the reason is that of 7."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    scheduler.add(request := make_request("r0", 6, **{"max_tokens": 8} | limit))
+    assert scheduler.update(scheduler.schedule(), {"r0": [5, 7, 9]}) == [request]
+    assert (request.output_token_ids, request.finish_reason) == ([5, 7], reason)
+
+
+@pytest.mark.parametrize("max_tokens", [8, 1])
+def test_a_stop_string_ends_it(lab, max_tokens):
+    """Its id is in stopped: it ends with "stop", at its last token too; the one beside it goes on."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    requests = [make_request("other", 4), make_request("r0", 6, max_tokens=max_tokens)]
+    for request in requests:
+        scheduler.add(request)
+    stopped = {"r0": "END"}
+    assert scheduler.update(scheduler.schedule(), {"other": [5], "r0": [5]}, stopped) == [requests[1]]
+    assert [request.finish_reason for request in requests] == [None, "stop"]
+    assert (requests[1].output_token_ids, stopped) == ([5], {"r0": "END"})
+    assert (names(scheduler.running), scheduler.kv.num_free_blocks) == (["other"], 32 - 4)
 
 
 # --------------------------------------------------------------------------------------------- abort

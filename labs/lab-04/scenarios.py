@@ -9,8 +9,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from labs.kit import FakeKV, drive, make_request
-from labs.kit.toys.toys import VOCAB
-from mini_engine.backends.padded import DenseCache, dense_attend
+from labs.kit.toys.requests import VOCAB
+from mini_engine.backends.dense import DenseCache, dense_attend
+from mini_engine.interfaces import Row
 from mini_engine.model import CausalLM, ModelConfig, sdpa
 from mini_engine.scheduler import Scheduler
 
@@ -82,6 +83,11 @@ def mid_flight(name: str, past: int, new: int, *, outputs: int = 0):
     return request, alone(tokens[:past])[1] if past else empty_cache()
 
 
+def row(request, num_tokens: int) -> Row:
+    """The row of a request that computes so many tokens."""
+    return Row(request, num_tokens, num_tokens == request.num_new_tokens)
+
+
 def fleet(shapes: list[tuple[int, int]]):
     """Rows and caches of a step: each request brings all that it has left; single tokens are decodes.
 
@@ -91,7 +97,7 @@ def fleet(shapes: list[tuple[int, int]]):
     for number, (past, new) in enumerate(shapes):
         outputs = 1 if past and new == 1 else 0
         request, caches[f"r{number}"] = mid_flight(f"r{number}", past, new, outputs=outputs)
-        rows.append((request, new))
+        rows.append(row(request, new))
     return rows, dict(reversed(caches.items()))
 
 
@@ -114,20 +120,20 @@ class FusedModel:
         self.lab = lab
         self.caches = {}
 
-    def forward(self, rows) -> dict[str, int]:
-        """Rows of (request, token_ids, positions, sample); {request_id: token} of the sampled."""
+    def forward(self, rows) -> dict[str, list[int]]:
+        """Rows of (request, token_ids, positions, sample); {request_id: [token]} of the sampled."""
         if not rows:
             return {}
-        # Who is not in the step has finished or was preempted; who starts again starts empty.
+        # A request that is not in the step has finished or was preempted; one that starts again starts empty.
         self.caches = {
             request.request_id: self.caches[request.request_id]
             if request.num_computed_tokens
             else empty_cache()
             for request, *_ in rows
         }
-        pairs = [(request, len(token_ids)) for request, token_ids, *_ in rows]
-        logits = self.lab.fused_step(model(), pairs, self.caches)
-        return {request_id: int(row.argmax()) for request_id, row in logits.items()}
+        step = [row(request, len(token_ids)) for request, token_ids, *_ in rows]
+        logits = self.lab.fused_step(model(), step, self.caches)
+        return {request_id: [int(scores.argmax())] for request_id, scores in logits.items()}
 
 
 def _scenario(name, requests, *, budget=16, slots=4, blocks=200, threshold=0):

@@ -61,34 +61,35 @@ def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torc
 def assemble_fused_batch(rows, caches) -> FusedBatch:
     """Lay out one step: all its rows in one rectangle, each padded on the left.
 
-    rows: list of (request, num_tokens), in schedule order: decodes, prefill chunks, in any mixture.
+    rows: list of Row, in schedule order: decodes, prefill chunks, in any mixture. A row has request,
+    num_tokens, and is_last: whether its chunk ends the sequence, so that it is sampled.
     caches: {request_id: cache}; len(cache) is the number of tokens whose keys and values it holds.
 
     1. A cache must hold exactly request.num_computed_tokens tokens. If not (a preempted request
        with its old cache), raise a ValueError that names the request and both numbers.
-    2. `mini_engine.scheduler.next_chunk(request, num_tokens)`, lab-02's, gives the row's token_ids,
-       their absolute positions, and is_last.
+    2. `mini_engine.scheduler.next_chunk(request, num_tokens)`, lab-02's, gives the row's token_ids and
+       their absolute positions.
     3. Pad tokens and positions on the left, to the longest row. past_lens comes from the caches.
     4. The mask is your fused_attention_mask. Keep the order of the rows, and the list `rows` as it is.
     """
-    for request, _ in rows:
+    for request, _, _ in rows:
         held = len(caches[request.request_id])
         if held != request.num_computed_tokens:
             raise ValueError(
                 f"the cache of request {request.request_id!r} holds {held} tokens, but "
                 f"{request.num_computed_tokens} are computed; start it again with an empty cache"
             )
-    chunks = [next_chunk(request, num_tokens) for request, num_tokens in rows]
-    past_lens = torch.tensor([request.num_computed_tokens for request, _ in rows])
+    chunks = [next_chunk(row.request, row.num_tokens) for row in rows]
+    past_lens = torch.tensor([row.request.num_computed_tokens for row in rows])
     num_new = torch.tensor([len(chunk.token_ids) for chunk in chunks])
     return FusedBatch(
-        request_ids=[request.request_id for request, _ in rows],
+        request_ids=[row.request.request_id for row in rows],
         tokens=pad_left(torch.tensor(chunk.token_ids) for chunk in chunks),
         positions=pad_left(torch.tensor(chunk.positions) for chunk in chunks),
         past_lens=past_lens,
         num_new=num_new,
         mask=fused_attention_mask(past_lens, num_new),
-        is_last=[chunk.is_last for chunk in chunks],
+        is_last=[row.is_last for row in rows],
     )
 
 

@@ -85,7 +85,7 @@ def test_the_worked_example(lab):
     """Decodes of 22, 15 and 9 tokens and an 8-token chunk: 11 tokens, four rows, eight columns."""
     rows, caches = scenarios.fleet(SHAPES["the worked example"])
     batch = lab.assemble_fused_batch(rows, caches)
-    last = [request.output_token_ids[0] for request, _ in rows[:3]]
+    last = [request.output_token_ids[0] for request, *_ in rows[:3]]
     assert batch.request_ids == ["r0", "r1", "r2", "r3"]
     assert batch.tokens.tolist() == [[0] * 7 + [token] for token in last] + [rows[3][0].prompt_token_ids]
     assert batch.positions.tolist() == [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
@@ -98,14 +98,14 @@ def test_22_tokens_decode_at_position_21(lab):
     """Positions count from 0: the last of 22 tokens is computed at 21, behind 21 in the cache."""
     request, cache = scenarios.mid_flight("A", 21, 1, outputs=1)
     assert request.num_tokens == 22
-    batch = lab.assemble_fused_batch([(request, 1)], {"A": cache})
+    batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"A": cache})
     assert batch.positions.tolist() == [[21]]
 
 
 def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
     """The second chunk of a prompt has the positions 8 to 12, not 0 to 4, and its own tokens."""
     request, cache = scenarios.mid_flight("D", 8, 12)
-    batch = lab.assemble_fused_batch([(request, 5)], {"D": cache})
+    batch = lab.assemble_fused_batch([scenarios.row(request, 5)], {"D": cache})
     assert batch.positions.tolist() == [[8, 9, 10, 11, 12]]
     assert batch.tokens.tolist() == [request.prompt_token_ids[8:13]]
 
@@ -113,7 +113,7 @@ def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
 def test_outputs_are_computed_again_after_a_preemption(lab):
     """An evicted request with 4 + 3 tokens and an empty cache brings all 7, its outputs included."""
     request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
-    batch = lab.assemble_fused_batch([(request, 7)], {"back": cache})
+    batch = lab.assemble_fused_batch([scenarios.row(request, 7)], {"back": cache})
     assert batch.tokens.tolist() == [request.prompt_token_ids + request.output_token_ids]
 
 
@@ -130,7 +130,7 @@ def test_rows_keep_the_order_of_the_schedule(lab):
 def test_only_the_chunk_that_ends_a_sequence_is_last(lab):
     """A decode and a prompt's last chunk are sampled; a chunk with more to come is not, even of one token."""
     rows, caches = scenarios.fleet([(9, 1), (4, 6), (0, 5), (7, 4)])
-    rows[1], rows[3] = (rows[1][0], 3), (rows[3][0], 1)
+    rows[1], rows[3] = scenarios.row(rows[1].request, 3), scenarios.row(rows[3].request, 1)
     assert lab.assemble_fused_batch(rows, caches).is_last == [True, False, True, False]
 
 
@@ -138,9 +138,9 @@ def test_the_end_of_the_prompt_is_not_the_end_of_the_sequence(lab):
     """A preempted request, 4 + 3 tokens, is not sampled at its prompt's end: what follows is known."""
     request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
     for num_tokens in (1, 4, 5):  # also not where it has outputs and is given a single token
-        batch = lab.assemble_fused_batch([(request, num_tokens)], {"back": cache})
+        batch = lab.assemble_fused_batch([scenarios.row(request, num_tokens)], {"back": cache})
         assert batch.is_last == [False], f"sampled after {num_tokens} of 7 tokens"
-    assert lab.assemble_fused_batch([(request, 7)], {"back": cache}).is_last == [True]
+    assert lab.assemble_fused_batch([scenarios.row(request, 7)], {"back": cache}).is_last == [True]
 
 
 def test_token_0_is_a_token(lab):
@@ -148,7 +148,7 @@ def test_token_0_is_a_token(lab):
     request, cache = scenarios.mid_flight("chat", 5, 5)
     zeros = make_request("zeros", [0, 7, 0])
     caches = {"chat": cache, "zeros": scenarios.empty_cache()}
-    batch = lab.assemble_fused_batch([(request, 5), (zeros, 3)], caches)
+    batch = lab.assemble_fused_batch([scenarios.row(request, 5), scenarios.row(zeros, 3)], caches)
     assert batch.num_new.tolist() == [5, 3]
     assert batch.positions.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]]
     assert picture(batch.mask, 1)[2:] == [".......x..", ".......xx.", ".......xxx"]
@@ -173,7 +173,7 @@ def test_a_stale_cache_is_refused(lab):
         rows, caches = scenarios.fleet([(9, 1), (3, 4)])
         request, caches["evicted"] = scenarios.mid_flight("evicted", held, 8 - held)
         request.num_computed_tokens = computed
-        rows.insert(1, (request, 8 - computed))
+        rows.insert(1, scenarios.row(request, 8 - computed))
         with pytest.raises(ValueError, match="evicted") as refusal:
             lab.assemble_fused_batch(rows, caches)
         assert {"0", "5"} <= set(re.findall(r"\d+", str(refusal.value)))
@@ -243,7 +243,7 @@ def test_the_logits_of_a_run_alone(lab, name):
     schedule = list(rows)
     logits = lab.fused_step(scenarios.model(), rows, caches)
     assert rows == schedule, "rows is the schedule's own list; it was changed"
-    for request, _ in rows:
+    for request, *_ in rows:
         expected = scenarios.alone(request.token_ids())[0]
         assert_close(logits[request.request_id], expected, f"logits of {request.request_id}")
 
@@ -253,7 +253,7 @@ def test_the_caches_of_a_run_alone(lab, name):
     """After the step every cache holds what a run alone stores, layer for layer, and no pad."""
     rows, caches = scenarios.fleet(SHAPES[name])
     lab.fused_step(scenarios.model(), rows, caches)
-    for request, _ in rows:
+    for request, *_ in rows:
         _, alone = scenarios.alone(request.token_ids())
         for layer in range(scenarios.CONFIG.num_hidden_layers):
             pairs = zip(caches[request.request_id].get(layer), alone.get(layer), strict=True)
@@ -279,18 +279,18 @@ def test_a_partial_chunk_is_not_sampled(lab):
     request, cache = scenarios.mid_flight("long", 0, 12)
     beside, its_cache = scenarios.mid_flight("chat", 6, 1, outputs=1)
     caches = {"long": cache, "chat": its_cache}
-    logits = lab.fused_step(scenarios.model(), [(request, 5), (beside, 1)], caches)
+    logits = lab.fused_step(scenarios.model(), [scenarios.row(request, 5), scenarios.row(beside, 1)], caches)
     assert list(logits) == ["chat"]
     assert_close(logits["chat"], scenarios.alone(beside.token_ids())[0], "logits of chat")
     request.num_computed_tokens = 5
-    logits = lab.fused_step(scenarios.model(), [(request, 7)], {"long": cache})
+    logits = lab.fused_step(scenarios.model(), [scenarios.row(request, 7)], {"long": cache})
     assert_close(logits["long"], scenarios.alone(request.token_ids())[0], "logits of long")
 
 
 def test_a_step_that_samples_nobody(lab):
     """Nothing but partial chunks: the caches grow, and the result is empty."""
     request, cache = scenarios.mid_flight("long", 0, 12)
-    assert lab.fused_step(scenarios.model(), [(request, 5)], {"long": cache}) == {}
+    assert lab.fused_step(scenarios.model(), [scenarios.row(request, 5)], {"long": cache}) == {}
     assert len(cache) == 5
 
 
@@ -299,7 +299,7 @@ def test_the_neighbours_do_not_matter(lab):
     for shapes, name in (([(9, 1), (0, 12)], "r0"), ([(0, 3), (9, 1)], "r1"), ([(9, 1), (2, 1)], "r0")):
         rows, caches = scenarios.fleet(shapes)
         logits = lab.fused_step(scenarios.model(), rows, caches)[name]
-        request = next(request for request, _ in rows if request.request_id == name)
+        request = next(request for request, *_ in rows if request.request_id == name)
         assert_close(logits, scenarios.alone(request.token_ids())[0], f"logits of {name} in {shapes}")
 
 
@@ -309,7 +309,7 @@ def test_float32_stays_float32(lab):
     for cache in caches.values():
         cache.k, cache.v = cache.k.float(), cache.v.float()
     logits = lab.fused_step(deepcopy(scenarios.model()).float(), rows, caches)
-    for request, _ in rows:
+    for request, *_ in rows:
         ours, expected = logits[request.request_id], scenarios.alone(request.token_ids())[0]
         assert str(ours.dtype) == "torch.float32", f"the logits are {ours.dtype}"
         assert_close(ours, expected, f"logits of {request.request_id}", atol=1e-3)

@@ -270,7 +270,7 @@ def model():
     """A random float64 model of two layers, whose four heads share two pairs of keys and values."""
     import torch
 
-    from labs.kit.toys.toys import VOCAB
+    from labs.kit.toys.requests import VOCAB
     from mini_engine.model import CausalLM, ModelConfig
 
     generator = torch.Generator().manual_seed(0)
@@ -286,7 +286,7 @@ def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """The greedy text of one request alone, on one contiguous cache."""
     import torch
 
-    from mini_engine.backends.padded import DenseCache, dense_attend
+    from mini_engine.backends.dense import DenseCache, dense_attend
 
     tokens = make_request(request_id, prompt).prompt_token_ids
     store = DenseCache(model().config, torch.float64)
@@ -307,6 +307,7 @@ def paged_model(lab):
     import torch
 
     from mini_engine.attention import PagedBackend
+    from mini_engine.interfaces import Row
 
     class PagedModel:
         def __init__(self, kv):
@@ -323,8 +324,10 @@ def paged_model(lab):
                 stale[list(self.kv.slot_mapping(request, 0, request.num_computed_tokens))] = False
             for cache_tensor in (self.backend.pool.k, self.backend.pool.v):
                 cache_tensor.flatten(1, 2)[:, stale] = POISON
-            logits = self.backend.forward([(request, len(tokens)) for request, tokens, *_ in rows])
+            logits = self.backend.forward(
+                [Row(request, len(tokens), last) for request, tokens, _, last in rows]
+            )
             sampled = [request.request_id for request, *_, is_last in rows if is_last]
-            return dict(zip(sampled, logits.argmax(dim=-1).tolist(), strict=True))
+            return dict(zip(sampled, logits.argmax(dim=-1, keepdim=True).tolist(), strict=True))
 
     return PagedModel

@@ -12,11 +12,13 @@ import torch
 
 from labs.kit import make_request
 from labs.kit.toys.driver import PATIENCE, RUNS, ids
-from mini_engine.backends.padded import DenseCache, dense_attend
-from mini_engine.engine import Delta, Engine, Parts
+from mini_engine.backends.dense import DenseCache, dense_attend
+from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.registry import resolve
 from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.outputs import Delta
+from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
 from mini_engine.sampler import Sampler
 from mini_engine.text.tokenizer import Tokenizer
@@ -234,6 +236,7 @@ def make_engine(step=None, *, learner=None, **config) -> Engine:
         model(name),
         tokenizer(name),
         enable_prefix_caching=caching,
+        record=True,
         clock=VirtualClock(),
         parts=parts,
         part_names=names,
@@ -277,7 +280,7 @@ def _turns(engine: Engine, scenario: dict, turns: list[list[Delta]]) -> tuple[st
         if not engine.has_work and not arrivals:
             return "drained", {}
         turns.append(engine.step() if engine.has_work else [])
-        getattr(engine.scheduler.kv, "check", lambda: None)()  # lab-05's manager has none
+        engine.scheduler.kv.check()
         progress = [(r.num_computed_tokens, r.num_tokens) for r in engine.requests.values()]
         idle = idle + 1 if progress == before and engine.has_work else 0
         before = progress

@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 
-from mini_engine.engine import NoWorkError
+from mini_engine.interfaces import Row
+from mini_engine.parts import NoWorkError
 from mini_engine.text.detokenizer import Detokenizer
 
 
@@ -13,36 +14,38 @@ def step(engine):
     What the engine gives you: engine.has_work, engine.requests (by id), engine.scheduler,
     engine.backend, engine.sample, engine.collect.
 
-    1. With no work, raise NoWorkError (of mini_engine.engine): whoever called would otherwise call
-       for ever.
+    1. With no work, raise NoWorkError (of mini_engine.parts): the caller would otherwise call for ever.
     2. scheduled = engine.scheduler.schedule(), once: {request_id: num_tokens}, in row order.
-    3. rows = a list of (request, num_tokens), in that order. If it is empty although there is work,
-       raise a RuntimeError that says how many requests are waiting and how many are running.
-    4. ending = the requests, in row order, whose num_tokens is all that they have left
-       (num_new_tokens). Only these get a token; a partial chunk gives none. Look now: step 6 changes
-       the counters.
+    3. rows = a list of Row(request, num_tokens, is_last), in that order (of mini_engine.interfaces).
+       is_last: num_tokens is all that the request has left (num_new_tokens). Look now: step 6 changes
+       the counters. If the list is empty although there is work, raise a RuntimeError that says how
+       many requests are waiting and how many are running.
+    4. ending = the requests of the rows with is_last, in row order. Only these get a token; a partial
+       chunk gives none.
     5. logits = engine.backend.forward(rows), once, for all rows; it returns a row for each of the
-       ending. sampled = engine.sample(logits, ending): {request_id: token_id}.
-    6. engine.scheduler.update(scheduled, sampled): all rows advance, the sampled tokens are appended,
-       and the finished leave, so that their blocks are free for the very next step.
-    7. Return engine.collect(ending): what each of them has just said, and whether it was the last.
+       ending. sampled, stopped = engine.sample(logits, ending): {request_id: [token_id]}, and of the
+       requests whose text has reached a stop string {request_id: that string}.
+    6. engine.scheduler.update(scheduled, sampled, stopped): all rows advance, the sampled tokens are
+       appended, and the finished leave, so that their blocks are free for the very next step.
+    7. Return engine.collect(ending, stopped): what each has just said, and whether it was the last.
     """
     if not engine.has_work:
-        raise NoWorkError("step() was called, but nobody is waiting or running; add a request first")
+        raise NoWorkError("step() was called, but no request is waiting or running; add one first")
 
     scheduled = engine.scheduler.schedule()
-    rows = [(engine.requests[request_id], num_tokens) for request_id, num_tokens in scheduled.items()]
+    requests = [(engine.requests[request_id], num_tokens) for request_id, num_tokens in scheduled.items()]
+    # Before update: afterwards a decode has one token left again, and a finished prompt too.
+    rows = [Row(request, n, n == request.num_new_tokens) for request, n in requests]
     if not rows:
         waiting, running = len(engine.scheduler.waiting), len(engine.scheduler.running)
         raise RuntimeError(f"nothing was scheduled, with {waiting} waiting and {running} running")
-    # Before update: afterwards a decode has one token left again, and a finished prompt too.
-    ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
+    ending = [row.request for row in rows if row.is_last]
 
     logits = engine.backend.forward(rows)
-    sampled = engine.sample(logits, ending)
+    sampled, stopped = engine.sample(logits, ending)
 
-    engine.scheduler.update(scheduled, sampled)
-    return engine.collect(ending)
+    engine.scheduler.update(scheduled, sampled, stopped)
+    return engine.collect(ending, stopped)
 
 
 class Stream(Iterator):

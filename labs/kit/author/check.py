@@ -19,7 +19,7 @@ ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
 
 @dataclass
 class Verdict:
-    """What check has to say about one lab."""
+    """What check reports of one lab."""
 
     lab_id: str
     problems: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ def check_behaviour(lab: Lab, verdict: Verdict) -> None:
     for variant in right:
         for result in outcomes.results[variant]:
             verdict.require(result.passed, f"{variant} fails {result.test}: {result.said}")
-    seen = {}
+    seen: dict[str, str] = {}  # what a bug does in every test: its id
     for bug in lab.bugs:
         variant = f"bug:{bug.id}"
         broken = [r for r in outcomes.results[variant] if r.said.startswith("LoadProblem")]

@@ -65,15 +65,11 @@ def _without_unused_imports(source: str) -> str:
         kept = [a for a in node.names if (a.asname or a.name.split(".")[0]) in used]
         if len(kept) == len(node.names):
             continue
-        new = []
+        new, end = [], node.end_lineno or node.lineno
         if kept:
             node.names = kept
             new = [ast.unparse(node) + "\n"]
-        elif (
-            node.end_lineno < len(lines)
-            and not lines[node.end_lineno].strip()
-            and not lines[node.lineno - 2].strip()
-        ):
-            node.end_lineno += 1  # the last import of its paragraph takes the blank line along
-        lines[node.lineno - 1 : node.end_lineno] = new
+        elif end < len(lines) and not lines[end].strip() and not lines[node.lineno - 2].strip():
+            end += 1  # the last import of its paragraph takes the blank line along
+        lines[node.lineno - 1 : end] = new
     return "".join(lines)

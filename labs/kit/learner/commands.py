@@ -72,7 +72,8 @@ def status() -> None:
         typer.echo("all labs are done: python -m labs demo auto runs the engine on your own parts")
         return
     lab, minutes = left[0].lab, sum(progress.lab.minutes for progress in left)
-    typer.echo(f"next: {lab.id} {left[0].next_task.name}, in labs/{lab.id}/starter.py. {lab.question}")
+    task = left[0].next_task or lab.tasks[0]
+    typer.echo(f"next: {lab.id} {task.name}, in labs/{lab.id}/starter.py. {lab.question}")
     typer.echo(f"about {minutes} minutes are left; python -m labs test shows where you are")
 
 
@@ -94,7 +95,8 @@ def show_test(lab_id: str | None) -> bool:
         return True
     lab = now.lab
     if not now.started:
-        typer.echo(f"{lab.id}: {now.next_task.name} is not written yet: labs/{lab.id}/starter.py")
+        first = now.next_task or lab.tasks[0]
+        typer.echo(f"{lab.id}: {first.name} is not written yet: labs/{lab.id}/starter.py")
         typer.echo(f"a hint: python -m labs hint {lab.id}")
         return False
     if now.problem:
@@ -103,13 +105,14 @@ def show_test(lab_id: str | None) -> bool:
     for task in lab.tasks:
         waits = f"; what fails waits for {needed.name}" if (needed := now.waits_for(task)) else ""
         typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass{waits}")
-    if now.is_done:
+    failure = now.next_failure
+    if failure is None:
         reference = f" The reference: python -m labs solution {lab.id}" if has_solution(lab) else ""
         typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
         return True
     typer.echo("the first that fails:")
     sys.stdout.flush()
-    node = f"{matrix.test_file(lab)}::{now.next_failure.test}"
+    node = f"{matrix.test_file(lab)}::{failure.test}"
     line = [sys.executable, "-m", "pytest", node, "-rN", "--no-header", "-p", "no:cacheprovider"]
     subprocess.run(line, cwd=LABS_DIR.parent, env=matrix.environment(LAB_IMPL="starter"))
     return False

@@ -1,32 +1,71 @@
-"""The learner's own starter files as parts of the real engine: `mini-engine demo --labs lab-01,lab-03`.
+"""The learner's own starter files as parts of the real engine: `python -m labs demo lab-01,lab-03`.
 
 Where two labs provide the same part, the later lab wins. Whatever goes wrong inside a part ends the
 run in one sentence that names the lab, the step and the request.
 """
 
-import inspect
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any
 
 from labs.kit.judge.guard import TimeUp, deadline, describe, kept_alive, limited_prints, said
 from labs.kit.judge.loading import Broken, namespace
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids
 from labs.kit.learner.progress import progress
 from labs.kit.toys.driver import Referee
-from mini_engine.engine import Engine, Parts
+from mini_engine.attention import PagedBackend
+from mini_engine.backends.padded import PaddedBackend
+from mini_engine.engine import Engine
+from mini_engine.outputs import Delta
+from mini_engine.parts import Parts
 
 SECONDS_A_STEP = 30
 
-# lab: the parts of the engine that its tasks make.
-PROVIDES = {
-    "lab-01": ("schedule_step",),
-    "lab-02": ("clamp", "next_chunk"),
-    "lab-03": ("Scheduler",),
-    "lab-04": ("attend_backend",),
-    "lab-05": ("BlockManager", "attend_backend"),
-    "lab-06": ("BlockManager",),
-    "lab-07": ("step",),
+
+def _fused(module: ModuleType) -> type[PaddedBackend]:
+    """lab-04: a rectangle a step. Its fused_step calls its three other functions by itself."""
+    return type("FusedBackend", (PaddedBackend,), {"fused_step": staticmethod(module.fused_step)})
+
+
+def _paged(module: ModuleType) -> Callable[..., PagedBackend]:
+    """lab-05: what writes the pool, and what reads it."""
+    functions = {"write_kv": module.write_kv, "paged_attention": module.paged_attention}
+    return lambda model, kv, parts: PagedBackend(model, kv, parts, **functions)
+
+
+class _NoSharing:
+    """What lab-05's manager leaves to lab-06: nothing is cached, and it does not check itself."""
+
+    enable_prefix_caching = False
+    num_cached_blocks = 0
+
+    def check(self) -> None:
+        pass
+
+
+def _unshared(module: ModuleType) -> Callable[..., Any]:
+    manager = type("BlockManager", (module.BlockManager, _NoSharing), {"__module__": module.__name__})
+    return lambda num_blocks, block_size, *, watermark, **_: manager(
+        num_blocks, block_size, watermark=watermark
+    )
+
+
+# lab: the parts of the engine that its tasks make, and what makes each out of the lab's module.
+PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
+    "lab-01": {"schedule_step": lambda module: module.schedule_step},
+    "lab-02": {"clamp": lambda module: module.clamp, "next_chunk": lambda module: module.next_chunk},
+    "lab-03": {"Scheduler": lambda module: module.Scheduler},
+    "lab-04": {"attend_backend": _fused},
+    "lab-05": {"BlockManager": _unshared, "attend_backend": _paged},
+    "lab-06": {"BlockManager": lambda module: module.BlockManager},
+    "lab-07": {
+        "step": lambda module: module.step,
+        "OutputText": lambda module: module.OutputText,
+        "Stream": lambda module: module.Stream,
+    },
 }
 
 
@@ -52,8 +91,8 @@ class LearnerParts:
             module = namespace(lab_id, impl)
             if isinstance(module, Broken):
                 raise ValueError(str(module._problem))
-            for part in PROVIDES[lab_id]:
-                replaced[part], names[part] = _build(lab_id, part, module), lab_id
+            for part, build in PROVIDES[lab_id].items():
+                replaced[part], names[part] = build(module), lab_id
         if names.get("attend_backend") == "lab-04":  # its fused_step calls the engine's
             replaced.pop("next_chunk", None), names.pop("next_chunk", None)
         if "Scheduler" in replaced or "schedule_step" in replaced:
@@ -63,9 +102,9 @@ class LearnerParts:
         return cls(Parts(**replaced), names)
 
     @property
-    def engine_args(self) -> dict:
-        """What the Engine has to be told; lab-04's dense caches cannot share a prefix."""
-        args = {"parts": self.parts, "part_names": self.names}
+    def engine_args(self) -> dict[str, Any]:
+        """The Engine's arguments; lab-04's dense caches cannot share a prefix. It records, for `check`."""
+        args: dict[str, Any] = {"parts": self.parts, "part_names": self.names, "record": True}
         if self.names.get("attend_backend") == "lab-04":
             args["enable_prefix_caching"] = False
         return args
@@ -79,7 +118,7 @@ class LearnerParts:
 
     def check(self, engine: Engine) -> None:
         """After a step: what must hold whoever wrote the parts. Raises RuntimeError in words."""
-        config, record = engine.scheduler.trace.header["config"], engine.scheduler.trace.steps[-1]
+        config, record = engine.config.scheduler_args(), engine.scheduler.trace.steps[-1]
         for told, limit, what in (
             (record["num_batched_tokens"], config["max_num_batched_tokens"], "tokens scheduled"),
             (record["num_running"], config["max_num_seqs"], "requests running"),
@@ -90,7 +129,7 @@ class LearnerParts:
             waiter = record["blocked"]["id"]
             raise self._broken("schedule_step", f"left {waiter} waiting though there was room for it")
         try:
-            getattr(engine.scheduler.kv, "check", lambda: None)()
+            engine.scheduler.kv.check()
         except Exception as error:
             raise self._broken("BlockManager", str(error)) from None
 
@@ -119,35 +158,8 @@ class LearnerParts:
         return RuntimeError(f"the run with {owners} ended{where}: {late or said(error)}")
 
 
-def _build(lab_id: str, part: str, module):
-    """The part that a lab's module makes; some are put together from several functions."""
-    if part == "attend_backend" and lab_id == "lab-04":
-        from mini_engine.backends.padded import PaddedBackend
-
-        return _with(PaddedBackend, module)
-    if part == "attend_backend":
-        from mini_engine.attention import PagedBackend
-
-        return _with(PagedBackend, module)
-    made = getattr(module, part)
-    if part == "BlockManager":
-        accepted = inspect.signature(made).parameters
-        # lab-05's manager knows nothing of prefix caching yet, and need not.
-        return lambda num_blocks, block_size, **settings: made(
-            num_blocks, block_size, **{k: v for k, v in settings.items() if k in accepted}
-        )
-    return made
-
-
-def _with(backend, module):
-    """A backend whose functions are the lab's, where the lab has them."""
-    accepted = inspect.signature(backend).parameters
-    functions = {name: getattr(module, name) for name in accepted if hasattr(module, name)}
-    return lambda model, kv, **settings: backend(model, kv, **{**settings, **functions})
-
-
-def _timed(step):
-    def timed_step(engine):
+def _timed(step: Callable[[Engine], list[Delta]]) -> Callable[[Engine], list[Delta]]:
+    def timed_step(engine: Engine) -> list[Delta]:
         with deadline(SECONDS_A_STEP), limited_prints(), kept_alive():
             return step(engine)
 

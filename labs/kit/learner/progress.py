@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from labs.kit.judge import matrix
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
@@ -57,7 +58,7 @@ class Progress:
     def next_task(self) -> Task | None:
         """The first that is not done, or what that waits for."""
         task = next((task for task in self.lab.tasks if not self.done(task)), None)
-        seen = []
+        seen: list[Task] = []
         while task and task not in seen and (needed := self.waits_for(task)):
             seen.append(task)
             task = needed
@@ -66,9 +67,11 @@ class Progress:
     @property
     def next_failure(self) -> Result | None:
         """The first failing test of the next task, if possible one that waits for nothing else."""
-        task = self.next_task
-        failures = self._failures(task) if task else []
-        return min(failures, key=lambda result: self._needed(task, result) is not None, default=None)
+        if (task := self.next_task) is None:
+            return None
+        return min(
+            self._failures(task), key=lambda result: self._needed(task, result) is not None, default=None
+        )
 
     def _failures(self, task: Task) -> list[Result]:
         failed = [result for result in self.results if not result.passed]
@@ -164,14 +167,14 @@ def starter_text(lab: Lab) -> str:
         return ""
 
 
-def read_state(name: str) -> dict:
+def read_state(name: str) -> dict[str, Any]:
     try:
         return dict(json.loads((STATE / name).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # not there yet, or spoilt: it can be found out again
         return {}
 
 
-def write_state(name: str, content: dict) -> None:
+def write_state(name: str, content: dict[str, Any]) -> None:
     STATE.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=STATE, suffix=".part", delete=False) as part:
         json.dump(content, part)

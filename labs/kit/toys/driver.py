@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 from labs.kit.judge.guard import brief, describe
-from labs.kit.toys.toys import ToyModel, make_request
+from labs.kit.toys.model import ToyModel
+from labs.kit.toys.requests import make_request
 from mini_engine.request import Request
 from mini_engine.trace import Recorder, Trace
 

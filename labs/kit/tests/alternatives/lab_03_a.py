@@ -115,7 +115,7 @@ class Scheduler:
             clamp=self.clamp,
         )
 
-    def update(self, scheduled, sampled):
+    def update(self, scheduled, sampled, stopped=()):
         rows = [request for request in self.running if request.request_id in scheduled]
         for request in rows:
             request.num_computed_tokens += scheduled[request.request_id]
@@ -125,8 +125,12 @@ class Scheduler:
         done = []
         for request in rows:
             if request.request_id in sampled:
-                request.output_token_ids.append(sampled[request.request_id])
-                if reason := request.check_stop():
+                reason = None
+                for token in sampled[request.request_id]:
+                    if not reason:
+                        request.output_token_ids.append(token)
+                        reason = request.check_stop()
+                if reason := "stop" if request.request_id in stopped else reason:
                     self.leave(request, reason)
                     done.append(request)
         return done

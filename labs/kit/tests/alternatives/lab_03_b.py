@@ -129,19 +129,23 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self.waiting.push(request)
 
-    def update(self, scheduled, sampled):
+    def update(self, scheduled, sampled, stopped=()):
         finished, stay = [], []
         for request in self.running:
             advanced = scheduled.get(request.request_id, 0)
             request.num_computed_tokens += advanced
             if advanced:
                 self.kv.publish(request)
-            token = sampled.get(request.request_id)
-            if token is not None:
+            tokens = sampled.get(request.request_id)
+            if tokens is not None:
                 if request.num_computed_tokens < request.num_tokens:
                     raise ValueError(f"{request.request_id!r} is not computed to its end, so it has no token")
-                request.output_token_ids += [token]
-                request.finish_reason = request.check_stop()
+                tokens = iter(tokens)
+                while request.finish_reason is None and (token := next(tokens, None)) is not None:
+                    request.output_token_ids += [token]
+                    request.finish_reason = request.check_stop()
+                if request.request_id in stopped:
+                    request.finish_reason = "stop"
             (finished if request.finish_reason else stay).append(request)
         self.running[:] = stay
         for request in finished:

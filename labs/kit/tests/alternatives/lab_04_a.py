@@ -25,11 +25,11 @@ def fused_attention_mask(past_lens, num_new):
 
 
 def assemble_fused_batch(rows, caches):
-    width = max(n for _, n in rows)
+    width = max(n for _, n, _ in rows)
     tokens, positions = torch.zeros(2, len(rows), width, dtype=torch.long)
     past_lens, num_new = torch.zeros(2, len(rows), dtype=torch.long)
     names, is_last = [], []
-    for row, (request, n) in enumerate(rows):
+    for row, (request, n, _) in enumerate(rows):
         start = request.num_computed_tokens
         if len(caches[request.request_id]) != start:
             raise ValueError(

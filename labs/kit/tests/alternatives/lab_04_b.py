@@ -22,7 +22,7 @@ def fused_attention_mask(past_lens, num_new):
 
 def assemble_fused_batch(rows, caches):
     columns = {name: [] for name in ("ids", "tokens", "positions", "past", "new", "last")}
-    for request, num_tokens in rows:
+    for request, num_tokens, _ in rows:
         past = len(caches[request.request_id])
         if past != request.num_computed_tokens:
             raise ValueError(

@@ -22,22 +22,22 @@ def fused_attention_mask(past_lens, num_new):
 def assemble_fused_batch(rows, caches):
     stale = [
         (request.request_id, len(caches[request.request_id]), request.num_computed_tokens)
-        for request, _ in rows
+        for request, *_ in rows
         if len(caches[request.request_id]) != request.num_computed_tokens
     ]
     if stale:
         raise ValueError(f"stale caches, as (request, tokens held, tokens computed): {stale}")
-    chunks = [next_chunk(*row) for row in rows]
-    past_lens = torch.tensor([request.num_computed_tokens for request, _ in rows])
-    num_new = torch.tensor([num_tokens for _, num_tokens in rows])
+    chunks = [next_chunk(*row[:2]) for row in rows]
+    past_lens = torch.tensor([request.num_computed_tokens for request, *_ in rows])
+    num_new = torch.tensor([num_tokens for _, num_tokens, _ in rows])
     width = int(num_new.max())
     tokens = torch.tensor([[0] * (width - len(chunk.token_ids)) + list(chunk.token_ids) for chunk in chunks])
     place = torch.arange(width) - (width - num_new)[:, None]
     positions = (past_lens[:, None] + place).masked_fill(place < 0, 0)
     mask = fused_attention_mask(past_lens, num_new)
-    is_last = [num_tokens == request.num_new_tokens for request, num_tokens in rows]
+    is_last = [num_tokens == request.num_new_tokens for request, num_tokens, _ in rows]
     return FusedBatch(
-        [request.request_id for request, _ in rows], tokens, positions, past_lens, num_new, mask, is_last
+        [request.request_id for request, *_ in rows], tokens, positions, past_lens, num_new, mask, is_last
     )
 
 

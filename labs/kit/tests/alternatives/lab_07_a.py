@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 
-from mini_engine.engine import NoWorkError
+from mini_engine.interfaces import Row
+from mini_engine.parts import NoWorkError
 from mini_engine.text.detokenizer import Detokenizer
 
 
@@ -19,12 +20,12 @@ def step(engine):
     rows, ends = [], {}
     for request_id in scheduled:
         request = engine.requests[request_id]
-        rows.append((request, scheduled[request_id]))
         if request.num_computed_tokens + scheduled[request_id] >= request.num_tokens:
             ends[request_id] = request
-    sampled = engine.sample(engine.backend.forward(rows), list(ends.values()))
-    scheduler.update(scheduled, sampled)
-    return engine.collect([ends[request_id] for request_id in sampled])
+        rows.append(Row(request, scheduled[request_id], request_id in ends))
+    sampled, stopped = engine.sample(engine.backend.forward(rows), list(ends.values()))
+    scheduler.update(scheduled, sampled, stopped)
+    return engine.collect([ends[request_id] for request_id in sampled], stopped)
 
 
 class Stream(Iterator):

@@ -4,7 +4,8 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from mini_engine.engine import NoWorkError
+from mini_engine.interfaces import Row
+from mini_engine.parts import NoWorkError
 from mini_engine.scheduler import next_chunk
 from mini_engine.text.detokenizer import Detokenizer
 
@@ -14,16 +15,16 @@ def step(engine):
         raise NoWorkError("no requests")
     scheduled = engine.scheduler.schedule()
     rows = [(engine.requests[request_id], n) for request_id, n in scheduled.items()]
-    is_last = [next_chunk(request, n).is_last for request, n in rows]
-    if not is_last:
+    rows = [Row(request, n, next_chunk(request, n).is_last) for request, n in rows]
+    if not rows:
         queues = {"waiting": engine.scheduler.waiting, "running": engine.scheduler.running}
         counts = ", ".join(f"{name}={len(queue)}" for name, queue in queues.items())
         raise RuntimeError(f"no rows; {counts}")
     logits = engine.backend.forward(rows)
-    ending = [request for (request, _), last in zip(rows, is_last, strict=True) if last]
-    sampled = engine.sample(logits, ending) if ending else {}
-    engine.scheduler.update(scheduled, sampled)
-    return engine.collect(ending) if ending else []
+    ending = [request for request, _, is_last in rows if is_last]
+    sampled, stopped = engine.sample(logits, ending) if ending else ({}, {})
+    engine.scheduler.update(scheduled, sampled, stopped)
+    return engine.collect(ending, stopped) if ending else []
 
 
 class Stream(Iterator):

@@ -1,0 +1,51 @@
+"""Attention over one contiguous cache, for one sequence: the reference that all else is compared with."""
+
+import torch
+from torch import Tensor
+
+from mini_engine.interfaces import Attend
+from mini_engine.model import ModelConfig, sdpa
+
+
+class DenseCache:
+    """The keys and values of one sequence, all layers; `len(cache)` tokens of them.
+
+    The capacity doubles when it runs out: concatenating at every token would copy the whole past
+    each time.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ):
+        shape = (config.num_hidden_layers, 16, config.num_key_value_heads, config.head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros_like(self.k)
+        self._lens = [0] * config.num_hidden_layers
+
+    def __len__(self) -> int:
+        return self._lens[-1]
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store k and v (n, num_kv_heads, head_dim) behind what the layer holds."""
+        start, end = self._lens[layer], self._lens[layer] + len(k)
+        while end > self.k.shape[1]:
+            self.k, self.v = (torch.cat((x, torch.zeros_like(x)), dim=1) for x in (self.k, self.v))
+        self.k[layer, start:end], self.v[layer, start:end] = k, v
+        self._lens[layer] = end
+
+    def get(self, layer: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values so far, (n, num_kv_heads, head_dim) each; views, not copies."""
+        n = self._lens[layer]
+        return self.k[layer, :n], self.v[layer, :n]
+
+
+def dense_attend(cache: DenseCache) -> Attend:
+    """`attend` for one sequence: its new rows, (T, heads, head_dim), see the past and themselves."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cache.append(layer, k, v)
+        k, v = cache.get(layer)
+        mask = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).tril(len(k) - len(q))
+        return sdpa(q[None], k[None], v[None], mask)[0]
+
+    return attend
