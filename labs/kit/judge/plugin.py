@@ -32,7 +32,8 @@ class NotBegun(Exception):
     """A test that is given up in advance."""
 
 
-def pytest_configure(config):
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: a second thread costs more than it gives
     guard.last_words = os.dup(2)
     try:
         impl_from_environment()
