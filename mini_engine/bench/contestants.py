@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from mini_engine.bench.workload import Workload
+from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import DTYPES, choose_device, load_model
 from mini_engine.request import SamplingParams
@@ -17,10 +18,12 @@ class MiniEngine:
     def __init__(self, path: Path, dtype: str = "float32", device: str = "auto", **engine_args: Any) -> None:
         model = load_model(path, dtype=dtype, device=device)
         self.engine = Engine(model, **{"max_num_seqs": 64, "max_num_batched_tokens": 512, **engine_args})
+        assert isinstance(self.engine.scheduler.kv, BlockManager)  # the engine's own, as no parts are given
+        self.kv = self.engine.scheduler.kv
         self.vocab_size = model.config.vocab_size
 
     def __call__(self, load: Workload) -> list[list[int]]:
-        self.engine.scheduler.kv.reset_prefix_cache()
+        self.kv.reset_prefix_cache()
         tokens: dict[str, list[int]] = {}
         for prompt, n in zip(load.prompts, load.num_outputs, strict=True):
             tokens[self.engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=n))] = []
@@ -44,7 +47,7 @@ class Transformers:
         where = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
         folder = path.parent if path.suffix == ".gguf" else path
         self.device = choose_device(device)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **where)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], **where)
         self.model = model.eval().to(self.device)
         self.model.generation_config.eos_token_id = None  # run to the length that was asked for
 

@@ -96,7 +96,7 @@ def run_demo(
     except BaseException as error:
         if explain is None or isinstance(error, KeyboardInterrupt):
             raise
-        raise explain(error, engine and len(engine.trace.steps)) from error
+        raise explain(error, len(engine.trace.steps) if engine else None) from error
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
 

@@ -63,9 +63,9 @@ def comparison_table(
         table.add_row(
             name,
             number(run.output_throughput and run.output_throughput * 1000),
-            number(run.ttft and run.ttft.p50),
-            number(run.ttft and run.ttft.p99),
-            number(run.tpot and run.tpot.p50, 1),
+            number(run.ttft.p50 if run.ttft else None),
+            number(run.ttft.p99 if run.ttft else None),
+            number(run.tpot.p50 if run.tpot else None, 1),
             number(run.max_itl),
             str(run.num_preemptions),
             number(run.goodput and run.goodput * 1000, 1),

@@ -9,6 +9,8 @@ import fnmatch
 import shutil
 import textwrap
 import zlib
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
@@ -19,7 +21,8 @@ LEFT_OUT = (
     ".git", ".venv", "__pycache__", ".state", "*.egg-info", ".*_cache", ".hypothesis", ".ipynb_checkpoints",
     "build", "dist", "out", ".ci", ".github", "*.pyc",
     "labs/lab-*/solution.py", "labs/lab-*/bugs.toml", "labs/lab-*/starter.py", "labs/lab-*/starter.new.py",
-    "labs/kit/tests", "labs/kit/pristine", "mini_engine/tests", "*instructor*",
+    "labs/kit/author", "labs/kit/pristine", "tests", "*instructor*",
+    "mini_engine/loading/shakespeare/train.py", "mini_engine/show/player/screenshot.py",
 )  # fmt: skip
 
 SEALED = '''"""The engine's {name}, sealed: the labs have you write parts of it. See labs/ first."""
@@ -35,7 +38,7 @@ exec(compile(zlib.decompress(base64.b64decode(_PACKED)), "<{name}, sealed>", "ex
 
 
 def export(target: Path) -> list[str]:
-    """Write the student edition into `target`, or bring one there up to date; what to tell the teacher.
+    """Write the student edition into `target`, or bring one there up to date; notes for the teacher.
 
     A starter.py that was edited is kept. Where the course has changed it too, the new one is laid
     beside it as starter.new.py.
@@ -43,10 +46,7 @@ def export(target: Path) -> list[str]:
     pristine = target / "labs" / "kit" / "pristine"
     if target.exists() and any(target.iterdir()) and not pristine.exists():
         raise LabError(f"{target} is not empty, and not an exported course; name a new folder")
-    if not (LABS_DIR / "lab-01" / "solution.py").exists():
-        raise LabError("this is a student edition; export from the full course")
-    twins = {task.engine.split(":")[0] for lab_id in lab_ids() for task in find_lab(lab_id).tasks}
-    sealed = {f"{name.replace('.', '/')}.py": name for name in twins}
+    sealed = twins()
     for path in _files(ROOT, target.resolve()):
         copy = target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +56,18 @@ def export(target: Path) -> list[str]:
             shutil.copy2(ROOT / path, copy)
     pristine.mkdir(parents=True, exist_ok=True)
     return [note for lab_id in lab_ids() if (note := _starter(lab_id, target, pristine))]
+
+
+def twins() -> dict[str, str]:
+    """The files that hold a lab's twin, and their modules: where it is defined, not where it is named."""
+    found = {}
+    for task in (task for lab_id in lab_ids() for task in find_lab(lab_id).tasks):
+        module, _, part = task.engine.partition(":")
+        twin = attrgetter(part)(import_module(module))
+        name = twin.fget.__module__ if isinstance(twin, property) else twin.__module__
+        path = name.replace(".", "/")
+        found[f"{path}/__init__.py" if (ROOT / path).is_dir() else f"{path}.py"] = name
+    return found
 
 
 def seal(source: str, name: str) -> str:

@@ -1,6 +1,9 @@
 """`python -m labs` as a learner uses it, in a course of their own."""
 
 import contextlib
+import importlib
+import inspect
+import operator
 import os
 import re
 import subprocess
@@ -321,8 +324,10 @@ def edition(tmp_path_factory):
     return folder
 
 
-def python(folder, *line):
-    own = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}  # this run's, not the students'
+def python(folder, *line, **variables):
+    own = {
+        k: v for k, v in os.environ.items() if k != "LAB_IMPL"
+    } | variables  # this run's, not the students'
     command = [sys.executable, "-m", *line]
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, errors="replace")
 
@@ -336,6 +341,19 @@ def test_student_edition_has_no_solutions_zoo_or_twins(edition):
     scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
     assert "sealed" in scheduler and "kv.admit" not in scheduler
     assert "README.md" in names and "labs/lab-01/test_lab.py" in names
+    authors = ("/tests", "/author", "train.py", "screenshot.py", ".github", ".ci")
+    assert not [name for name in names if any(word in name for word in authors)]
+
+
+def test_no_twin_can_be_read_in_a_student_edition(edition):
+    """However the engine's modules are cut: the last lines of each twin are in no file of the engine."""
+    texts = [path.read_text("utf-8") for path in (edition / "mini_engine").rglob("*.py")]
+    for task in (task for lab_id in lab_ids() for task in find_lab(lab_id).tasks):
+        module, _, part = task.engine.partition(":")
+        twin = operator.attrgetter(part)(importlib.import_module(module))
+        code = inspect.getsource(twin.fget if isinstance(twin, property) else twin)
+        end = "".join(code.splitlines(keepends=True)[-3:])
+        assert not [text for text in texts if end in text], task.engine
 
 
 def test_student_edition_works(edition):
@@ -345,6 +363,9 @@ def test_student_edition_works(edition):
     code = "import mini_engine.scheduler as s; print(s.clamp(9, 4, 0), s.__file__)"
     engine = subprocess.run([sys.executable, "-c", code], cwd=edition, capture_output=True, text=True)
     assert engine.stdout.startswith("4 ") and str(edition) in engine.stdout
+    assert "No such command 'check'" in python(edition, "labs", "check").stderr
+    engine = python(edition, "pytest", "labs/lab-03", "-p", "no:cacheprovider", LAB_IMPL="engine")
+    assert engine.returncode == 0, engine.stdout
     refused = python(edition, "labs", "solution", "lab-01", "--spoil")
     assert "comes without solutions" in refused.stderr
     hints = [python(edition, "labs", "hint", "lab-01").stdout for _ in range(3)]
