@@ -35,7 +35,7 @@ def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=(), **set
                 run.abort(rid)
         scheduled = run.schedule()
         ends = [rid for rid, n in scheduled.items() if n == by_id[rid].num_new_tokens]
-        run.update(scheduled, {rid: rng.randrange(100) for rid in ends})
+        run.update(scheduled, {rid: [rng.randrange(100)] for rid in ends})
     return run.close("drained")
 
 
