@@ -29,7 +29,7 @@ def chat(
         fail(ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`"))
     from mini_engine.engine import Engine
 
-    engine = Engine(loaded, tokenizer, record=False)
+    engine = Engine(loaded, tokenizer)
     messages = [{"role": "system", "content": system}] if system else []
     console = Console(highlight=False)
     while True:

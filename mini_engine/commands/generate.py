@@ -44,7 +44,7 @@ def generate(
     from mini_engine.engine import Engine
     from mini_engine.llm import LLM
 
-    llm = LLM.from_engine(Engine(loaded, tokenizer, record=False))
+    llm = LLM.from_engine(Engine(loaded, tokenizer))
     progress = len(prompt) > 1
     try:
         if chat:

@@ -220,7 +220,7 @@ def test_simulate_compares_the_baselines(tmp_path):
     assert "'tidal'" in run("simulate", "-w", "tidal", code=1).stderr
 
 
-def test_fit_tells_prices_and_how_well_they_fit():
+def test_fit_prints_prices_and_how_well_they_fit():
     printed = run("trace", "fit", Path(__file__).parent / "data" / "recording.jsonl").output
     measured, fitted = (int(n) for n in re.findall(r"(\d+) ms(?:,|$)", printed.splitlines()[1]))
     assert abs(measured - fitted) < 0.15 * measured

@@ -155,7 +155,7 @@ def test_bad_arguments_are_one_line(course, line, words):
     ],
     ids=["killed", "interrupt", "hang"],
 )
-def test_the_end_of_the_test_process_is_told_and_not_kept(course, body, words):
+def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, words):
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
     course.write(body)
     result = labs(course, "test", "1")
@@ -189,8 +189,8 @@ def test_brackets_and_spaces_in_the_path(course):
 def test_a_test_that_is_gone_is_said(course):
     course.solve()
     course.edit("test_lab.py", "def test_nobody_there", "def nobody_there")
-    told = "lab-01: test_lab.py no longer has test_nobody_there; put it back\n"
-    assert labs(course, "test", "1").stdout == told
+    shown = "lab-01: test_lab.py no longer has test_nobody_there; put it back\n"
+    assert labs(course, "test", "1").stdout == shown
     assert not (course.labs / ".state").exists()
 
 
@@ -269,17 +269,17 @@ def test_a_terminal_shows_that_tests_are_running(course):
 
     course.solve()
     screen, terminal = pty.openpty()
-    line, told = [sys.executable, "-m", "labs", "status"], ""
+    line, shown = [sys.executable, "-m", "labs", "status"], ""
     own = course.environment() | {"TERM": "xterm"}
     with subprocess.Popen(
         line, cwd=course.root, env=own, stdout=subprocess.PIPE, stderr=terminal, text=True
     ) as process:
         os.close(terminal)
         with contextlib.suppress(OSError):  # the end of the process, and of what it shows
-            while "running the tests" not in told:
-                told += os.read(screen, 1000).decode()
+            while "running the tests" not in shown:
+                shown += os.read(screen, 1000).decode()
         assert "done" in process.stdout.read()
-    assert "running the tests" in told
+    assert "running the tests" in shown
     os.close(screen)
     assert labs(course, "status").stderr == ""
 
