@@ -10,6 +10,7 @@ import hashlib
 import random
 
 from mini_engine.block_manager import BlockManager
+from mini_engine.interfaces import Row
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.trace import Recorder, VirtualClock
@@ -95,7 +96,7 @@ class SlotEngine:
         self.kv.check()
         return scheduled
 
-    def compute(self, running, scheduled) -> dict[str, int]:
+    def compute(self, running, scheduled) -> dict[str, list[int]]:
         """The forward pass: everybody writes, then everybody reads all that is theirs."""
         truth = {}
         for request in running:
@@ -119,7 +120,7 @@ class SlotEngine:
                 )
             self.num_reads += end
             if end == request.num_tokens:
-                sampled[request.request_id] = prints[end][0] % VOCAB
+                sampled[request.request_id] = [prints[end][0] % VOCAB]
         return sampled
 
     def run(self, max_steps=2000) -> "SlotEngine":
@@ -279,21 +280,24 @@ def scripted_engine(scripts: dict, **settings):
     """
     import torch
 
-    from mini_engine.engine import Engine, Parts
+    from mini_engine.engine import Engine
+    from mini_engine.parts import Parts
 
     tokenizer = byte_tokenizer()
     tokens = {i: tokenizer.encode(s) if isinstance(s, str) else s for i, s in scripts.items()}
     dot = tokenizer.encode(".")[0]
 
     class Scripted:
-        def __init__(self, model, kv, **parts):
+        name = "scripted"
+
+        def __init__(self, model, kv, parts):
             self.calls = 0
 
         def forward(self, rows):
             self.calls += 1
             logits = []
-            for request, num_tokens in rows:
-                if num_tokens == request.num_new_tokens:
+            for request, _, is_last in rows:
+                if is_last:
                     script, done = tokens.get(request.request_id, []), len(request.output_token_ids)
                     row = torch.zeros(257)
                     row[script[done] if done < len(script) else dot] = 10.0
@@ -301,6 +305,7 @@ def scripted_engine(scripts: dict, **settings):
             return torch.stack(logits) if logits else torch.empty(0, 257)
 
     settings = {"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
+    settings = {"record": True} | settings
     model = tiny_model(vocab_size=257, dtype="float32")
     return Engine(model, tokenizer, parts=Parts(attend_backend=Scripted), **settings)
 
@@ -325,6 +330,11 @@ def tokens_of(deltas: list) -> list[int]:
 
 def text_of(deltas: list) -> str:
     return "".join(delta.text for delta in deltas)
+
+
+def row(request: Request, num_tokens: int) -> Row:
+    """The row of a request that computes so many tokens in a step."""
+    return Row(request, num_tokens, num_tokens == request.num_new_tokens)
 
 
 def spy(owner, name: str) -> list[tuple]:

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from mini_engine.attention import plan_of
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
-from mini_engine.scheduler import Chunk
-from mini_engine.tests.helpers import make_request
+from mini_engine.scheduler import next_chunk
+from mini_engine.tests.helpers import make_request, row
 
 
 def admitted(kv, request_id, prompt, num_computed=0, outputs=()):
@@ -22,10 +23,10 @@ def step():
     """(kv, rows): an inner chunk, a decode, a last chunk, and a prompt of one token."""
     kv = BlockManager(40, 4)
     return kv, [
-        (admitted(kv, "inner", list(range(10, 20)), 3), 4),
-        (admitted(kv, "decode", [30, 31, 32, 33], 5, [34, 35]), 1),
-        (admitted(kv, "last", list(range(40, 46)), 4), 2),
-        (admitted(kv, "one", [50]), 1),
+        row(admitted(kv, "inner", list(range(10, 20)), 3), 4),
+        row(admitted(kv, "decode", [30, 31, 32, 33], 5, [34, 35]), 1),
+        row(admitted(kv, "last", list(range(40, 46)), 4), 2),
+        row(admitted(kv, "one", [50]), 1),
     ]
 
 
@@ -45,7 +46,7 @@ def test_slots_are_those_of_the_block_manager(step):
     kv, rows = step
     expected = [
         slot
-        for request, n in rows
+        for request, n, _ in rows
         for slot in kv.slot_mapping(request, request.num_computed_tokens, request.num_computed_tokens + n)
     ]
     assert build_batch(rows, kv).slot_mapping.tolist() == expected
@@ -55,7 +56,7 @@ def test_slots_are_those_of_the_block_manager(step):
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 def test_slots_for_any_block_size(block_size):
     kv = BlockManager(60, block_size)
-    rows = [(admitted(kv, "a", list(range(17)), 2), 15), (admitted(kv, "b", list(range(9))), 5)]
+    rows = [row(admitted(kv, "a", list(range(17)), 2), 15), row(admitted(kv, "b", list(range(9))), 5)]
     expected = kv.slot_mapping(rows[0][0], 2, 17) + kv.slot_mapping(rows[1][0], 0, 5)
     assert build_batch(rows, kv).slot_mapping.tolist() == expected
 
@@ -63,9 +64,9 @@ def test_slots_for_any_block_size(block_size):
 def test_block_tables_are_padded_to_the_longest(step):
     kv, rows = step
     tables = build_batch(rows, kv).block_tables.tolist()
-    for (request, _), row in zip(rows, tables, strict=True):
+    for (request, *_), padded in zip(rows, tables, strict=True):
         table = kv.block_table(request)
-        assert row == table + [0] * (3 - len(table))
+        assert padded == table + [0] * (3 - len(table))
 
 
 def test_dtypes(step):
@@ -77,7 +78,7 @@ def test_dtypes(step):
 def test_the_plan_splits_single_rows_from_chunks(step):
     """Single tokens attend together, longer chunks by themselves, each to its own positions."""
     kv, rows = step
-    plan = build_batch(rows, kv).plan
+    plan = plan_of(build_batch(rows, kv))
     assert plan.single_rows.tolist() == [4, 7]
     assert plan.single_tables.tolist() == [kv.block_table(rows[1][0])[:2], [kv.block_table(rows[3][0])[0], 0]]
     visible = plan.single_mask[:, 0, 0].sum(-1).tolist()
@@ -88,33 +89,35 @@ def test_the_plan_splits_single_rows_from_chunks(step):
     assert inner.sum(-1).tolist() == [4, 5, 6, 7], "each token sees itself and what is before it"
     assert last.sum(-1).tolist() == [5, 6]
     for mask in (inner, last):
-        assert all(row == sorted(row, reverse=True) for row in mask.tolist()), "from the first on, no gaps"
+        assert all(seen == sorted(seen, reverse=True) for seen in mask.tolist()), "from the first on, no gaps"
 
 
 def test_a_step_of_decodes_needs_no_row_numbers():
     """When every request brings one token the flat batch itself is the attention batch."""
     kv = BlockManager(40, 4)
-    rows = [(admitted(kv, str(i), [i] * 4, 4, [9]), 1) for i in range(3)]
-    for request, _ in rows:
+    rows = [row(admitted(kv, str(i), [i] * 4, 4, [9]), 1) for i in range(3)]
+    for request, *_ in rows:
         kv.allocate(request, 1)
-    plan = build_batch(rows, kv).plan
+    plan = plan_of(build_batch(rows, kv))
     assert plan.single_rows is None and plan.chunks == []
 
 
 def test_a_step_of_chunks_has_no_singles():
     kv = BlockManager(40, 4)
-    plan = build_batch([(admitted(kv, "a", [1] * 9), 9)], kv).plan
+    plan = plan_of(build_batch([row(admitted(kv, "a", [1] * 9), 9)], kv))
     assert plan.single_tables is None and len(plan.chunks) == 1
 
 
-def test_a_learners_next_chunk_is_used(step):
-    """The batch holds what next_chunk says, whoever wrote it."""
+def test_the_chunks_it_is_given_are_used(step):
+    """The batch holds the tokens of the chunks it is given; what is sampled is for the rows to say."""
     kv, rows = step
-
-    def reversed_chunk(request, num_tokens):
-        start = request.num_computed_tokens
-        return Chunk([99] * num_tokens, list(range(start, start + num_tokens)), True)
-
-    batch = build_batch(rows, kv, next_chunk=reversed_chunk)
+    chunks = [next_chunk(request, n)._replace(token_ids=[99] * n, is_last=True) for request, n, _ in rows]
+    batch = build_batch(rows, kv, chunks=chunks)
     assert set(batch.token_ids.tolist()) == {99}
-    assert batch.last_rows == [3, 4, 6, 7]
+    assert batch.last_rows == [4, 6, 7]
+
+
+def test_the_plan_is_made_once(step):
+    """All layers of a step share one plan."""
+    batch = build_batch(step[1], step[0])
+    assert plan_of(batch) is plan_of(batch)

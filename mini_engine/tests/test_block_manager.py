@@ -158,8 +158,8 @@ def test_allocation_does_not_search():
         (lambda kv: kv._free.append(kv._tables["a"][0]), "free and unowned blocks differ"),
         (lambda kv: kv._free.pop(), "free and unowned blocks differ"),
         (lambda kv: setattr(kv._blocks[kv._free[0]], "hash", b"x"), "uncached free block has a hash"),
-        (lambda kv: kv._cached.clear(), "hash map is stale"),
-        (lambda kv: setattr(kv, "num_cached_blocks", 0), "count of cached blocks is off"),
+        (lambda kv: kv._cache._blocks.clear(), "hash map is stale"),
+        (lambda kv: setattr(kv._cache, "num_blocks", 0), "count of cached blocks is off"),
     ],
 )
 def test_check_is_able_to_fail(damage, message):

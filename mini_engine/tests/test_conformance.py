@@ -237,7 +237,7 @@ def test_09_room_is_made_before_anything_is_scheduled():
         scheduler.running.append(request)
         request.status = RequestStatus.RUNNING
     assert kv.num_free_blocks == 0
-    scheduler.update({"a": 4}, {"a": 1})
+    scheduler.update({"a": 4}, {"a": [1]})
     assert engine.recorder.schedule() == {"a": 1, "u": 6}
     assert ids(scheduler.running) == ["a", "u"]
     assert ids(scheduler.waiting) == ["v"]
@@ -750,7 +750,7 @@ def test_29_when_drained_everything_is_back():
         kv.admit(taker)
         assert kv.allocate(taker, kv.num_blocks * kv.block_size)
         assert len(set(kv.block_table(taker))) == kv.num_blocks
-        assert kv._cached == {} and kv.num_cached_blocks == 0
+        assert kv._cache.block_ids() == set() and kv.num_cached_blocks == 0
 
 
 def test_29_the_engine_keeps_nothing_either():
@@ -763,7 +763,7 @@ def test_29_the_engine_keeps_nothing_either():
     engine.abort("c")
     list(stream)
     drain(engine)
-    assert (engine.requests, engine._texts, engine._logprobs) == ({}, {}, {})
+    assert (engine.requests, engine._outputs) == ({}, {})
     assert (engine.inboxes, engine.sampler._generators) == ({}, {})
 
 
@@ -894,7 +894,8 @@ def one_by_one(backend_class):
 def test_32_every_way_gives_the_same(model, way, block_size):
     """32. Each way of computing gives the tokens of the request alone, and its logits to 1e-9."""
     from mini_engine.attention import PagedBackend
-    from mini_engine.engine import Engine, Parts
+    from mini_engine.engine import Engine
+    from mini_engine.parts import Parts
 
     base = one_by_one(PagedBackend) if way == "separate" else PagedBackend
     seen = {}
@@ -902,7 +903,7 @@ def test_32_every_way_gives_the_same(model, way, block_size):
     class Backend(base):
         def forward(self, rows):
             logits = super().forward(rows)
-            ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
+            ending = [row.request for row in rows if row.is_last]
             for request, row in zip(ending, logits, strict=True):
                 seen[request.request_id, request.num_tokens] = row
             return logits

@@ -7,18 +7,14 @@ import torch
 
 from mini_engine.attention import PagedBackend
 from mini_engine.backends import padded as dense_attention
-from mini_engine.backends.padded import (
-    DenseCache,
-    PaddedBackend,
-    assemble_fused_batch,
-    dense_attend,
-    fused_attention_mask,
-    fused_step,
-)
+from mini_engine.backends.dense import DenseCache, dense_attend
+from mini_engine.backends.padded import PaddedBackend, assemble_fused_batch, fused_attention_mask, fused_step
 from mini_engine.block_manager import BlockManager
-from mini_engine.engine import Engine, Parts
+from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
+from mini_engine.tests.helpers import row
 
 CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)
 
@@ -56,7 +52,7 @@ def mid_flight(model, past: int, new: int, seed: int, name: str) -> tuple[Reques
 
 def fleet(model, shapes: list[tuple[int, int]]) -> tuple[list, dict[str, DenseCache]]:
     made = [mid_flight(model, past, new, i, f"r{i}") for i, (past, new) in enumerate(shapes)]
-    return [(r, r.num_new_tokens) for r, _ in made], {r.request_id: cache for r, cache in made}
+    return [row(r, r.num_new_tokens) for r, _ in made], {r.request_id: cache for r, cache in made}
 
 
 # ------------------------------------------------------------------------------------------ dense
@@ -98,8 +94,8 @@ def test_the_worked_example():
         caches[name] = DenseCache(CONFIG)
         for layer in range(CONFIG.num_hidden_layers):
             caches[name].append(layer, *torch.zeros(2, length - 1, 2, 8))
-        rows.append((request, 1))
-    rows.append((Request("D", tokens(30, 0)), 8))
+        rows.append(row(request, 1))
+    rows.append(row(Request("D", tokens(30, 0)), 8))
     caches["D"] = DenseCache(CONFIG)
     batch = assemble_fused_batch(rows, caches)
     # 22 tokens are at the positions 0 to 21: the one that is computed now is at 21.
@@ -146,8 +142,8 @@ def test_fused_step_equals_each_request_alone(model, name):
     """Rows of different length, mixed in one call, give the logits that each gives alone."""
     rows, caches = fleet(model, SHAPES[name])
     logits = fused_step(model, rows, caches)
-    assert list(logits) == [request.request_id for request, _ in rows]
-    for request, _ in rows:
+    assert list(logits) == [request.request_id for request, *_ in rows]
+    for request, *_ in rows:
         expected = solo(model, request.token_ids())
         torch.testing.assert_close(logits[request.request_id], expected, rtol=0, atol=1e-9)
 
@@ -157,7 +153,7 @@ def test_disassembly_keeps_exactly_the_new_real_rows(model, name):
     """Afterwards each cache holds what a run alone stores, token for token and layer for layer."""
     rows, caches = fleet(model, SHAPES[name])
     fused_step(model, rows, caches)
-    for request, _ in rows:
+    for request, *_ in rows:
         alone = DenseCache(CONFIG, torch.float64)
         ids = request.token_ids()
         model(torch.tensor(ids), torch.arange(len(ids)), dense_attend(alone))
@@ -187,7 +183,7 @@ def test_poisoned_pads_change_nothing(model, monkeypatch):
         torch.testing.assert_close(dirty[name], logits, rtol=0, atol=1e-9)
 
 
-def test_an_unmasked_new_pad_would_show(model):
+def test_an_unmasked_new_pad_would_show(model, monkeypatch):
     """The check has teeth: letting the new pads be seen moves a decode's logits by more than 0.1."""
     rows, caches = fleet(model, [(21, 1), (0, 8)])
 
@@ -196,12 +192,8 @@ def test_an_unmasked_new_pad_would_show(model):
         mask[0, :, :, int(past_lens.max()) :] = True
         return mask
 
-    logits = fused_step(
-        model,
-        rows,
-        caches,
-        assemble_fused_batch=lambda *args: assemble_fused_batch(*args, fused_attention_mask=leaky),
-    )
+    monkeypatch.setattr(dense_attention, "fused_attention_mask", leaky)
+    logits = fused_step(model, rows, caches)
     assert (logits["r0"] - solo(model, rows[0][0].token_ids())).abs().max() > 0.1
 
 
@@ -209,9 +201,9 @@ def test_a_partial_chunk_is_stored_but_not_sampled(model):
     """Logits come only for rows that end their sequence; the next chunk goes on from the cache."""
     request = Request("long", tokens(12, 3))
     caches = {"long": DenseCache(CONFIG, torch.float64)}
-    assert fused_step(model, [(request, 5)], caches) == {}
+    assert fused_step(model, [row(request, 5)], caches) == {}
     request.num_computed_tokens = len(caches["long"])
-    logits = fused_step(model, [(request, 7)], caches)
+    logits = fused_step(model, [row(request, 7)], caches)
     torch.testing.assert_close(logits["long"], solo(model, request.token_ids()), rtol=0, atol=1e-9)
 
 
@@ -233,7 +225,7 @@ def test_cache_and_counter_must_agree(model):
     (request, cache) = mid_flight(model, 5, 3, 0, "evicted")
     request.num_computed_tokens = 0
     with pytest.raises(ValueError, match="'evicted' holds 5 tokens, but 0 are computed"):
-        fused_step(model, [(request, 8)], {"evicted": cache})
+        fused_step(model, [row(request, 8)], {"evicted": cache})
 
 
 # ------------------------------------------------------------------------------------- the backend
@@ -249,6 +241,7 @@ def run(model, backend, seed: int, **settings):
         block_size=4,
         num_blocks=16,
         enable_prefix_caching=False,
+        record=True,
         parts=Parts(attend_backend=backend),
         **settings,
     )
@@ -308,18 +301,18 @@ def test_a_request_left_out_of_a_step_is_named(model):
     """A scheduler that skips a running request does not fit this backend."""
     backend = PaddedBackend(model, BlockManager(8, 4, enable_prefix_caching=False))
     first, second = Request("first", tokens(3, 0)), Request("second", tokens(3, 1))
-    backend.forward([(first, 2), (second, 2)])
+    backend.forward([row(first, 2), row(second, 2)])
     first.num_computed_tokens = second.num_computed_tokens = 2
-    backend.forward([(first, 1)])
+    backend.forward([row(first, 1)])
     with pytest.raises(ValueError, match="'second' was left out of a step"):
-        backend.forward([(second, 1)])
+        backend.forward([row(second, 1)])
 
 
 @pytest.mark.parametrize(
     "name", ["fused_attention_mask", "assemble_fused_batch", "disassemble_fused_cache", "fused_step"]
 )
-def test_own_functions_are_used(model, name):
-    """Each of the four can be replaced, and then it is called."""
+def test_own_functions_are_used(model, monkeypatch, name):
+    """The step is made of the four: fused_step calls the others, and a subclass brings its own."""
     ours, calls = getattr(dense_attention, name), []
 
     def counted(*args, **kwargs):
@@ -328,6 +321,11 @@ def test_own_functions_are_used(model, name):
 
     kv = BlockManager(8, 4, enable_prefix_caching=False)
     request = Request("r", tokens(5, 0))
-    logits = PaddedBackend(model, kv, **{name: counted}).forward([(request, 5)])
+    if name == "fused_step":
+        backend = type("Own", (PaddedBackend,), {name: staticmethod(counted)})
+    else:
+        monkeypatch.setattr(dense_attention, name, counted)
+        backend = PaddedBackend
+    logits = backend(model, kv).forward([row(request, 5)])
     assert calls == [name]
     torch.testing.assert_close(logits[0], solo(model, request.token_ids()), rtol=0, atol=1e-9)

@@ -6,12 +6,14 @@ Mostly on an engine whose model says what it is told, so that every text is know
 import gc
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 
-from mini_engine.engine import Engine, NoWorkError, OutputText, Parts
+from mini_engine.engine import Engine
+from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import (
     alone,
@@ -23,6 +25,7 @@ from mini_engine.tests.helpers import (
     tiny_model,
     tokens_of,
 )
+from mini_engine.text.output_text import OutputText
 
 
 def greedy(max_tokens=20, **kwargs):
@@ -173,11 +176,8 @@ def test_outputs_go_on_where_the_prompt_ends():
     tokenizer = Tokenizer(backend, source="words")
     assert tokenizer.decode([0, 1, 2]) == "the seas"
     engine = Engine(tiny_model(), tokenizer, num_blocks=8, block_size=4)
-    engine.sample = lambda logits, requests: {
-        r.request_id: (engine._texts[r.request_id].feed(t), t)[1]
-        for r in requests
-        for t in [1 + len(r.output_token_ids)]
-    }
+    engine.sampler = lambda logits, requests: [1 + len(r.output_token_ids) for r in requests]
+    engine.sampler.forget = lambda request_id: None
     engine.add_request([0], greedy(2), request_id="a")
     assert text_of(drain(engine)["a"]) == " seas"
 
@@ -260,7 +260,7 @@ def test_without_a_record_there_is_no_trace(model):
         if record:
             assert engine.trace.end["end"] == "drained" and engine.trace.steps
         else:
-            with pytest.raises(RuntimeError, match="record=False"):
+            with pytest.raises(RuntimeError, match="record=True"):
                 _ = engine.trace
     assert told[0] == told[1] == alone(model, [3, 4, 5], params)
 
@@ -413,7 +413,7 @@ def test_requests_that_cannot_work_are_refused(prompt, params, message):
     engine = scripted_engine({}, num_blocks=8, block_size=4)
     with pytest.raises(ValueError, match=message):
         engine.add_request(prompt, SamplingParams(**params), request_id="a")
-    assert not engine.has_work and engine.requests == {} and engine._texts == {}
+    assert not engine.has_work and engine.requests == {} and engine._outputs == {}
     engine.add_request("hi", greedy(1), request_id="a")
     drain(engine)
 
@@ -467,7 +467,7 @@ def test_sample_takes_a_row_for_each_request(model, num_rows):
     requests = [engine.requests[engine.add_request([1, 2, 3], greedy(3))] for _ in range(2)]
     with pytest.raises(ValueError, match=f"{num_rows} rows of logits for 2 requests"):
         engine.sample(torch.zeros(num_rows, model.config.vocab_size), requests)
-    assert engine.sample(torch.zeros(0, model.config.vocab_size), []) == engine.sample(None, []) == {}
+    assert engine.sample(torch.zeros(0, model.config.vocab_size), []) == engine.sample(None, []) == ({}, {})
     assert tokens_of(drain(engine)["r1"]) == alone(model, [1, 2, 3], greedy(3))
 
 
@@ -486,9 +486,9 @@ def test_parts_can_be_replaced_and_are_named(model):
 
         return part
 
-    names = ["clamp", "next_chunk", "schedule_step", "Scheduler", "BlockManager", "attend_backend", "step"]
+    names = [field.name for field in fields(Parts) if field.name != "Stream"]
     parts = Parts(**{name: noting(name) for name in names})
-    engine = Engine(model, num_blocks=8, block_size=4, parts=parts)
+    engine = Engine(model, num_blocks=8, block_size=4, parts=parts, record=True)
     engine.add_request([1, 2, 3], greedy(3))
     assert tokens_of(drain(engine)["r0"]) == alone(model, [1, 2, 3], greedy(3))
     assert seen == set(names)

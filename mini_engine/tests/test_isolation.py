@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mini_engine.attention import PagedBackend
-from mini_engine.engine import Engine, Parts
+from mini_engine.engine import Engine
+from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import alone, dense_logits, tiny_model
 
@@ -29,7 +30,7 @@ class Watched(PagedBackend):
         self.pool.v.fill_(POISON)
 
     def forward(self, rows):
-        kv, running = self.kv, [request for request, _ in rows]
+        kv, running = self.kv, [row.request for row in rows]
         useless = [b * kv.block_size + i for b in kv._free for i in range(kv.block_size)]
         for request in running:
             room = len(kv.block_table(request)) * kv.block_size
@@ -38,7 +39,7 @@ class Watched(PagedBackend):
         for cache in (self.pool.k, self.pool.v):
             cache.flatten(1, 2)[:, useless] = POISON
         logits = super().forward(rows)
-        ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
+        ending = [row.request for row in rows if row.is_last]
         assert len(logits) == len(ending)
         for request, row in zip(ending, logits, strict=True):
             self.logits[request.request_id, request.num_tokens] = row
@@ -214,7 +215,7 @@ def test_a_salt_separates_tenants(model):
 
 def read_past_the_end(monkeypatch):
     """Let each decode attend to one position more than there is."""
-    from mini_engine.batch import AttentionPlan
+    from mini_engine.attention import AttentionPlan
 
     init = AttentionPlan.__init__
 

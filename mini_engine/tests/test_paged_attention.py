@@ -9,7 +9,7 @@ from mini_engine.attention import KVPool, PagedBackend, paged_attention, write_k
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
 from mini_engine.model import sdpa
-from mini_engine.tests.helpers import dense_logits, make_request, spy, tiny_model
+from mini_engine.tests.helpers import dense_logits, make_request, row, spy, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 6
 
@@ -77,13 +77,13 @@ def test_paged_attention_is_attention_over_the_requests_own(case, block_size):
         k, v = rand(past + new, KV_HEADS, DIM, seed=2 * i), rand(past + new, KV_HEADS, DIM, seed=2 * i + 1)
         write_kv(k_cache, v_cache, torch.tensor(kv.slot_mapping(request, 0, past + new)), k, v)
         request.num_computed_tokens = past
-        rows.append((request, new))
+        rows.append(row(request, new))
         truth += [(k[: n + 1], v[: n + 1]) for n in range(past, past + new)]
     batch = build_batch(rows, kv)
     q = rand(len(truth), HEADS, DIM, seed=99)
     out = paged_attention(q, k_cache, v_cache, batch)
-    for row, (k, v), found in zip(q, truth, out, strict=True):
-        assert torch.allclose(found, by_hand(row, k, v), atol=1e-10)
+    for query, (k, v), found in zip(q, truth, out, strict=True):
+        assert torch.allclose(found, by_hand(query, k, v), atol=1e-10)
 
 
 def test_the_backend_returns_logits_of_ending_rows_only():
@@ -95,9 +95,9 @@ def test_the_backend_returns_logits_of_ending_rows_only():
     a, b = make_request("a", [5, 6, 7, 8, 9, 10]), make_request("b", [11, 12])
     assert kv.admit(a) and kv.admit(b)
     with torch.inference_mode():
-        assert backend.forward([(a, 4)]).shape == (0, 64)
+        assert backend.forward([row(a, 4)]).shape == (0, 64)
         a.num_computed_tokens = 4
-        logits = backend.forward([(a, 2), (b, 2)])
+        logits = backend.forward([row(a, 2), row(b, 2)])
     assert len(calls) == 2
     assert torch.allclose(logits[0], dense_logits(model, a.prompt_token_ids)[-1], atol=1e-9)
     assert torch.allclose(logits[1], dense_logits(model, b.prompt_token_ids)[-1], atol=1e-9)
@@ -118,7 +118,7 @@ def test_a_learners_parts_are_called():
     kv, request = BlockManager(20, 4), make_request("a", [5, 6, 7])
     backend = PagedBackend(tiny_model(), kv, write_kv=own_write, paged_attention=own_attention)
     kv.admit(request)
-    backend.forward([(request, 3)])
+    backend.forward([row(request, 3)])
     assert seen == ["write", "attend"] * 2
 
 
@@ -129,6 +129,6 @@ def test_bfloat16_runs():
     kv.admit(request)
     backend = PagedBackend(rough, kv)
     assert backend.pool.k.dtype == torch.bfloat16
-    logits = backend.forward([(request, 9)])[0].double()
+    logits = backend.forward([row(request, 9)])[0].double()
     expected = dense_logits(exact, request.prompt_token_ids)[-1]
     assert torch.corrcoef(torch.stack((logits, expected)))[0, 1] > 0.99

@@ -1,6 +1,8 @@
 """Request and SamplingParams: what is refused at the door, and the arithmetic of the two counters."""
 
+import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -161,9 +163,24 @@ def test_check_stop():
     assert stopped([5, 6], max_tokens=None) is None
 
 
-def test_check_stop_sees_a_stop_string():
-    request = Request("a", [1], SamplingParams(stop="x"))
-    request.output_token_ids = [5]
-    assert request.check_stop() is None
-    request.stop_string = "x"
-    assert request.check_stop() == "stop"
+@pytest.mark.parametrize("request_id", [7, None, b"a", np.int64(3)])
+def test_a_request_id_is_a_string(request_id):
+    """An id of another kind would write a trace that nothing reads: it is refused by its value."""
+    with pytest.raises(ValueError, match=re.escape(f"request_id must be a string, but is {request_id!r}")):
+        Request(request_id, [1])
+
+
+def test_numbers_become_python_s_own():
+    """numpy's numbers are taken, and what is kept can be written as JSON."""
+    numbers = {
+        "max_tokens": np.int64(3),
+        "top_k": np.int32(4),
+        "seed": np.uint8(5),
+        "stop_token_ids": [np.int64(6)],
+    }
+    sampling = SamplingParams(temperature=np.float32(0.5), top_p=np.float64(0.9), **numbers)
+    request = Request("a", np.array([1, 2]), sampling, priority=np.int64(1))
+    kept = [*vars(sampling).values(), request.priority, request.max_tokens, *request.prompt_token_ids]
+    assert {type(value) for value in kept} <= {int, float, bool, tuple, type(None)}
+    assert json.loads(json.dumps(kept)) == [list(v) if isinstance(v, tuple) else v for v in kept]
+    assert type(sampling.stop_token_ids[0]) is int

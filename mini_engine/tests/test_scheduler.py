@@ -4,21 +4,14 @@ How they behave together is in test_conformance.py.
 """
 
 import random
+from time import process_time
 
 import pytest
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
-from mini_engine.scheduler import (
-    RequestQueue,
-    Scheduler,
-    clamp,
-    next_chunk,
-    pick_victim,
-    policy_key,
-    prefill_budget,
-    schedule_step,
-)
+from mini_engine.request_queue import RequestQueue, pick_victim, policy_key
+from mini_engine.scheduler import Scheduler, clamp, next_chunk, prefill_budget, schedule_step
 from mini_engine.tests.helpers import SlotEngine, make_request
 
 
@@ -140,7 +133,7 @@ def test_a_token_for_an_unfinished_chunk_is_refused():
     engine = SlotEngine(max_num_batched_tokens=8).add(make_request("a", 12))
     scheduled = engine.scheduler.schedule()
     with pytest.raises(ValueError, match="'a' got a token with 4 tokens still to compute"):
-        engine.scheduler.update(scheduled, {"a": 1})
+        engine.scheduler.update(scheduled, {"a": [1]})
 
 
 def test_an_urgent_newcomer_jumps_the_queue_but_evicts_nobody():
@@ -204,3 +197,85 @@ def test_learners_parts_are_called():
 
     SlotEngine(schedule_step=own_step, clamp=own_clamp).add(make_request("a", 4, 1)).step()
     assert seen == ["step", "clamp"]
+
+
+# -------------------------------------------------------------------- several tokens, and their end
+
+
+def prefilled(**sampling):
+    """A scheduler whose one request, prompt 4, is scheduled whole and waits for its tokens."""
+    scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=2)
+    request = make_request("a", 4, **{"max_tokens": 8} | sampling)
+    scheduler.add(request)
+    return scheduler, request, scheduler.schedule()
+
+
+def test_a_step_may_yield_several_tokens():
+    """All are appended, in their order; what follows a stop is dropped with the stop's own reason."""
+    scheduler, request, scheduled = prefilled()
+    assert scheduler.update(scheduled, {"a": [3, 0, 2]}) == []
+    assert (request.output_token_ids, request.num_new_tokens) == ([3, 0, 2], 3)
+    for limit, reason in (({"stop_token_ids": [0]}, "stop"), ({"max_tokens": 2}, "length")):
+        scheduler, request, scheduled = prefilled(**limit)
+        assert scheduler.update(scheduled, {"a": [3, 0, 2]}) == [request]
+        assert (request.output_token_ids, request.finish_reason) == ([3, 0], reason)
+
+
+@pytest.mark.parametrize("max_tokens", [8, 1])
+def test_a_stop_string_is_passed_not_left(max_tokens):
+    """The ids in `stopped` end with "stop", at their last token too; nothing of it stays on the request."""
+    scheduler, request, scheduled = prefilled(max_tokens=max_tokens)
+    assert scheduler.update(scheduled, {"a": [3]}, {"a": "END"}) == [request]
+    assert (request.finish_reason, request.output_token_ids) == ("stop", [3])
+    assert not hasattr(request, "stop_string")
+
+
+# ----------------------------------------------------------------------------------- at scale
+
+
+def test_removal_anywhere_keeps_the_order():
+    """Pushes, pops and removals at random: the queue is that of a sorted list, at every moment."""
+    rng = random.Random(0)
+    for policy in ("fcfs", "priority"):
+        queue, model, number = RequestQueue(policy), [], 0
+        for _ in range(2000):
+            if not model or rng.random() < 0.5:
+                request = make_request(str(number), 1, priority=rng.randrange(3))
+                request.arrival, number = number, number + 1
+                queue.push(request)
+                model.append(request)
+            else:
+                model.sort(key=lambda request: policy_key(request, policy))
+                goes = model.pop(rng.choice([0, 0, rng.randrange(len(model))]))
+                if model and goes is not min([goes, *model], key=lambda r: policy_key(r, policy)):
+                    queue.remove(goes)
+                    if rng.random() < 0.3:  # it comes back with its old key
+                        queue.push(goes)
+                        model.append(goes)
+                else:
+                    assert queue.pop() is goes
+            model.sort(key=lambda request: policy_key(request, policy))
+            assert len(queue) == len(model) and bool(queue) == bool(model)
+            assert not model or queue.peek() is model[0]
+        assert list(queue) == model
+        with pytest.raises(ValueError, match="'gone' is not in the queue"):
+            queue.remove(make_request("gone", 1))
+
+
+def test_add_and_abort_cost_little_however_many_wait():
+    """A request is added, and aborted, among 16,000 that wait in hardly more time than among 1,000."""
+
+    def seconds(num_waiting: int) -> float:
+        """For 500 requests that come and go, aborted in random order, beside so many that wait."""
+        scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=2)
+        for i in range(num_waiting):
+            scheduler.add(make_request(str(i), [0]))
+        requests = [make_request(f"more {i}", [0]) for i in range(500)]
+        start = process_time()
+        for request in requests:
+            scheduler.add(request)
+        for i in random.Random(1).sample(range(500), 500):
+            assert scheduler.abort(f"more {i}")
+        return process_time() - start
+
+    assert min(seconds(16_000) for _ in range(5)) < 4 * min(seconds(1000) for _ in range(5))
