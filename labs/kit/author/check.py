@@ -7,6 +7,7 @@ by the test it names and by no luck (no two bugs behave alike), the files agree 
 import ast
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from labs.kit.judge import matrix
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, functions
@@ -31,11 +32,12 @@ class Verdict:
             self.problems.append(problem)
 
 
-def check_labs(lab_ids: list[str], *, strict: bool = False) -> list[Verdict]:
-    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict=strict), lab_ids)
+def check_labs(lab_ids: list[str], *, strict: bool = False, keep: Path | None = None) -> list[Verdict]:
+    """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did."""
+    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict, keep), lab_ids[::-1])[::-1]
 
 
-def check_lab(lab_id: str, *, strict: bool = False) -> Verdict:
+def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None) -> Verdict:
     verdict = Verdict(lab_id)
     try:
         lab = find_lab(lab_id)
@@ -44,7 +46,7 @@ def check_lab(lab_id: str, *, strict: bool = False) -> Verdict:
         if not missing:
             check_texts(lab, verdict)
             check_sources(lab, verdict, strict)
-            check_behaviour(lab, verdict)
+            check_behaviour(lab, verdict, keep)
     except (LabError, SyntaxError) as error:
         verdict.problems.append(str(error))
     return verdict
@@ -104,11 +106,21 @@ def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
             verdict.notes.append("starter.py was edited: work in progress, judged by its pristine form")
 
 
-def check_behaviour(lab: Lab, verdict: Verdict) -> None:
+def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
+    """What the lab's tests do with all there is of it; found out once, where a folder keeps it."""
+    kept = keep / f"{lab.id}.jsonl" if keep else None
+    if kept and kept.exists():
+        return matrix.read_outcomes(lab, kept)
+    return matrix.run_matrix(lab, ["starter", *right(lab), *matrix.bug_variants(lab)], kept)
+
+
+def right(lab: Lab) -> list[str]:
+    return ["solution", "engine", *alternatives(lab)]
+
+
+def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None) -> None:
     """The starter fails, the right ones pass, and each bug is caught by the test it names."""
-    right = ["solution", "engine", *alternatives(lab)]
-    outcomes = matrix.run_matrix(lab, ["starter", *right, *matrix.bug_variants(lab)])
-    verdict.outcomes = outcomes
+    outcomes = verdict.outcomes = outcomes_of(lab, keep)
     if outcomes.trouble:
         verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")
         return
@@ -116,7 +128,7 @@ def check_behaviour(lab: Lab, verdict: Verdict) -> None:
         kind = result.said.startswith(("NotImplementedError", "Failed", "AssertionError"))
         verdict.require(not result.passed, f"the starter passes {result.test}")
         verdict.require(kind, f"the starter fails {result.test} with {result.said!r}, not in kind words")
-    for variant in right:
+    for variant in right(lab):
         for result in outcomes.results[variant]:
             verdict.require(result.passed, f"{variant} fails {result.test}: {result.said}")
     seen: dict[str, str] = {}  # what a bug does in every test: its id

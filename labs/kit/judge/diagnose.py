@@ -12,9 +12,10 @@ from textwrap import fill
 from time import monotonic
 
 from labs.kit.judge import compare, loading
-from labs.kit.judge.guard import TimeUp, deadline, describe, kept_alive, silence
+from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Bug, Lab, find_lab
 from labs.kit.toys.driver import RUNS
+from labs.kit.toys.words import describe
 from mini_engine.trace import Trace
 
 PATIENCE = 5.0  # seconds for all that a failed test looks up

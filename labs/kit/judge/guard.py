@@ -17,7 +17,6 @@ from time import monotonic, process_time  # the code under test may replace time
 
 FLOOD = 20_000  # characters printed in one test
 BUSY = 4  # on a busy machine a block may take so many times its seconds
-LONGEST = 300  # characters of a message that are shown
 
 last_words = 2  # the file descriptor that a process's end is told on; pytest redirects 2 in a test
 _no_limit = _armed = False
@@ -159,26 +158,3 @@ def limited_prints(silent: bool = False):
 def silence():
     """Throw away what the block prints, and still end a flood."""
     return limited_prints(silent=True)
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line: its kind and what it says first, whatever its __str__ does."""
-    return f"{type(error).__name__}: {said(error)}".removesuffix(": ")
-
-
-def said(error: BaseException) -> str:
-    """What an error says first."""
-    return _shown(str, error)
-
-
-def brief(value) -> str:
-    """A value's repr, short, whatever its __repr__ does."""
-    return _shown(repr, value, 100)
-
-
-def _shown(show, value, longest: int = LONGEST) -> str:
-    try:
-        text = (show(value).splitlines() or [""])[0]
-    except Exception:
-        return f"({type(value).__name__}, whose text cannot be had)"
-    return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -11,9 +11,10 @@ import types
 from functools import cache
 from pathlib import Path
 
-from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, describe, kept_alive, silence
+from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Bug, Lab, LabError, find_lab
 from labs.kit.judge.pristine import pristine_source
+from labs.kit.toys.words import describe
 
 
 class LoadProblem(Exception):

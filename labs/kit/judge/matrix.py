@@ -21,9 +21,9 @@ import pytest
 
 from labs.kit.judge import loading
 from labs.kit.judge.compare import fingerprint
-from labs.kit.judge.guard import describe
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab
 from labs.kit.toys.driver import RUNS
+from labs.kit.toys.words import describe
 
 
 @dataclass
@@ -73,23 +73,27 @@ def environment(**variables: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ("LAB_IMPL", "PYTEST_ADDOPTS")} | variables
 
 
-def run_matrix(lab: Lab, variants: list[str]) -> Outcomes:
-    """All the lab's tests on these variants, in a process of its own."""
-    outcomes = Outcomes(lab)
+def run_matrix(lab: Lab, variants: list[str], out: Path | None = None) -> Outcomes:
+    """All the lab's tests on these variants, in a process of its own; `out` is where the rows are kept."""
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
-        out = Path(folder, "matrix.jsonl")
-        line = [sys.executable, "-m", "labs.kit.judge.matrix", lab.id, str(out), *variants]
+        out = out or Path(folder, "matrix.jsonl")
+        line = [sys.executable, "-m", "labs.kit.judge.matrix", lab.id, str(out.absolute()), *variants]
         code = subprocess.run(
             line, cwd=LABS_DIR.parent, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
         ).returncode
         said.seek(max(0, said.tell() - 10_000))
-        tail = said.read().decode("utf-8", errors="replace").strip()
-        rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
+        return read_outcomes(lab, out, code, said.read().decode("utf-8", errors="replace").strip())
+
+
+def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcomes:
+    """What a matrix wrote into `out`, or how it ended before its time."""
+    outcomes = Outcomes(lab)
+    rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
     if rows and rows[-1] == "the end":
         for variant, row in (row for row in rows if isinstance(row, list)):
             outcomes.results.setdefault(variant, []).append(Result(**row))
     else:
-        outcomes.trouble = _trouble(lab, code, rows, tail)
+        outcomes.trouble = _trouble(lab, code, rows, said)
     return outcomes
 
 

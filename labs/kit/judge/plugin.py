@@ -18,10 +18,11 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from labs.kit.judge import diagnose, guard, loading, matrix
-from labs.kit.judge.guard import PrintFlood, TimeUp, brief, deadline, kept_alive, limited_prints
+from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.toys.driver import RUNS
+from labs.kit.toys.words import brief
 
 ENOUGH = 3  # tests of a lab that do not end; the others are not begun
 E_LINES, WIDEST = 12, 300  # of an error, in a report

@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 from typing import Any
 
-from labs.kit.judge.guard import TimeUp, deadline, describe, kept_alive, limited_prints, said
+from labs.kit.judge.guard import TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.loading import Broken, namespace
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids
 from labs.kit.learner.progress import progress
 from labs.kit.toys.driver import Referee
+from labs.kit.toys.words import describe, said
 from mini_engine.attention import PagedBackend
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.engine import Engine

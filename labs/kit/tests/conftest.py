@@ -72,6 +72,12 @@ class Course:
         return self.run("pytest", "-p", "no:cacheprovider", *(line or ("labs",)), impl=impl)
 
 
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory) -> Path:
+    """Where `labs check` keeps what tests did with every bug: found out once, and by make test before pytest."""
+    return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept"))
+
+
 @pytest.fixture
 def course(tmp_path) -> Course:
     return Course(tmp_path)

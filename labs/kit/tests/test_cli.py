@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import inspect
+import json
 import operator
 import os
 import re
@@ -96,6 +97,18 @@ def test_test_of_an_untouched_and_of_a_finished_lab(course):
     result = labs(course, "test", "lab-01")
     assert result.returncode == 0
     assert "lab-01 is done: 100 points" in result.stdout
+
+
+def test_demo_runs_the_engine_on_the_labs_that_pass(course):
+    course.add("lab-02")
+    course.solve()
+    result = labs(course, "demo", "auto", "--out", "seen", "--temperature", "0")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "loading shakespeare and every lab that passes its tests\n"
+    assert re.search("schedule_step +│ lab-01, yours", result.stdout)
+    assert re.search("clamp +│ the engine's own", result.stdout)
+    header = (course.root / "seen" / "trace.jsonl").read_text("utf-8").splitlines()[0]
+    assert json.loads(header)["parts"] == {"schedule_step": "lab-01"}
 
 
 def test_hints_come_one_at_a_time(course):

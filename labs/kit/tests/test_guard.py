@@ -9,7 +9,8 @@ import time
 import pytest
 
 from labs.kit.judge import guard
-from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, brief, deadline, describe, limited_prints
+from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, deadline, limited_prints
+from labs.kit.toys.words import brief, describe
 
 
 def test_endless_loop_is_ended():

@@ -7,9 +7,9 @@ is kept in `RUNS` until the next test: what a failed test shows is taken from th
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
-from labs.kit.judge.guard import brief, describe
 from labs.kit.toys.model import ToyModel
 from labs.kit.toys.requests import make_request
+from labs.kit.toys.words import brief, describe
 from mini_engine.request import Request
 from mini_engine.trace import Recorder, Trace
 

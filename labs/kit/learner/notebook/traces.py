@@ -4,10 +4,11 @@ import contextlib
 from typing import Any
 
 from labs.kit.judge import compare, loading
-from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, describe, silence
+from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, silence
 from labs.kit.judge.manifest import Lab, LabError, find_lab, impl_from_environment
 from labs.kit.learner.notebook.pictures import show
 from labs.kit.toys.driver import RUNS
+from labs.kit.toys.words import describe
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, backend_of
 from mini_engine.trace import Trace

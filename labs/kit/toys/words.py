@@ -1,0 +1,29 @@
+"""An error or a value in one line, whatever its own methods do: learners' code writes both."""
+
+from collections.abc import Callable
+from typing import Any
+
+LONGEST = 300  # characters of a message that are shown
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line: its kind and what it says first, whatever its __str__ does."""
+    return f"{type(error).__name__}: {said(error)}".removesuffix(": ")
+
+
+def said(error: BaseException) -> str:
+    """What an error says first."""
+    return _shown(str, error)
+
+
+def brief(value: Any) -> str:
+    """A value's repr, short, whatever its __repr__ does."""
+    return _shown(repr, value, 100)
+
+
+def _shown(show: Callable[[Any], str], value: Any, longest: int = LONGEST) -> str:
+    try:
+        text = (show(value).splitlines() or [""])[0]
+    except Exception:
+        return f"({type(value).__name__}, whose text cannot be had)"
+    return text if len(text) <= longest else text[: longest - 3] + "..."
