@@ -1,29 +1,62 @@
-# Two commands: `make demo` and `make test`. Both make .venv first if it is missing or out of date.
+# `make` says what there is. What runs anything makes .venv first if it is missing or out of date.
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+JOBS ?= 2  # tests side by side
+LOG := out/make.log
+KEPT := out/check  # what the labs' tests did with every bug: make test asks it once
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo test pictures clean
+# $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
+stage = @printf '%-46s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
+
+.PHONY: help demo test test-fast check pictures clean
+
+help:
+	@echo 'make demo        watch a language model serve nine requests at once'
+	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests'
+	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
+	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
+	@echo 'make pictures    the pictures of the README, made anew'
+	@echo 'make clean       away with .venv and out'
 
 demo: $(VENV)/installed
-	$(BIN)/mini-engine demo
+	@$(BIN)/mini-engine demo
 
-test: $(VENV)/installed
-	$(BIN)/mini-engine models fetch smollm2 || echo "without SmolLM2: its tests are skipped"
-	$(BIN)/pytest --nbval notebooks
-	$(BIN)/pytest
+test: check
+	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
+	@echo 'notebooks: every cell gives what is saved'
+	@$(PYTEST) --dist loadfile --nbval notebooks
+	@echo 'tests'
+	@LABS_KEPT=$(KEPT) $(PYTEST)
+
+test-fast: $(VENV)/installed
+	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
+	@$(PYTEST) $(SLOW:%=--ignore=%)
+
+SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives check cli diagnose plugin) \
+	$(patsubst %,mini_engine/tests/test_%.py,oracle_engine oracle_model player)
+
+check: $(VENV)/installed
+	$(call stage,ruff format: how the code is laid out,$(BIN)/ruff format --check .)
+	$(call stage,ruff check: what is known to go wrong,$(BIN)/ruff check .)
+	$(call stage,mypy: types,$(BIN)/mypy)
+	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports)
+	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check --strict --keep $(KEPT))
 
 $(VENV)/installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[dev]' --constraint constraints.txt
-	touch $@
+	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }
+	@echo 'installing what it needs (a few minutes) ...'
+	@$(BIN)/pip install --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt \
+		> $(VENV)/log 2>&1 || { cat $(VENV)/log; exit 1; }
+	@touch $@
 
-# The README's pictures, made anew (the second needs Chromium).
+# The second picture needs Chromium.
 pictures: $(VENV)/installed
-	$(BIN)/mini-engine demo
-	cp out/timeline.png docs/images/timeline.png
-	$(BIN)/python -m mini_engine.show.player.screenshot docs/images/player.png
+	@$(BIN)/mini-engine demo
+	@cp out/timeline.png docs/images/timeline.png
+	@$(BIN)/python -m mini_engine.show.player.screenshot docs/images/player.png
 
 clean:
 	rm -rf $(VENV) out
