@@ -7,8 +7,7 @@ from numbers import Integral
 from rich.progress import Progress
 
 from mini_engine.engine import Delta, Engine
-from mini_engine.loading.checkpoint import load_model
-from mini_engine.loading.registry import resolve
+from mini_engine.loading.checkpoint import load
 from mini_engine.request import Request, SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -83,9 +82,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "shakespeare", *, dtype="auto", device: str = "auto", **engine_args):
-        path = resolve(model)
-        tokenizer = Tokenizer.from_path(path)
-        self.engine = Engine(load_model(path, dtype=dtype, device=device), tokenizer, **engine_args)
+        self.engine = Engine(*load(model, dtype, device), **engine_args)
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":

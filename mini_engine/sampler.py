@@ -9,7 +9,7 @@ import random
 import torch
 from torch import Tensor
 
-from mini_engine.request import Request
+from mini_engine.request import Request, SamplingParams
 
 
 class Sampler:
@@ -18,7 +18,7 @@ class Sampler:
     A request without a seed gets one from `seed` and its arrival number, so a whole run repeats.
     """
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self._generators: dict[str, random.Random] = {}
 
@@ -67,10 +67,10 @@ def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
     return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
 
 
-def _probabilities(logits: Tensor, params: list) -> Tensor:
+def _probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """Temperature, then min_p, top_k and top_p, in that order: (S, vocab_size) float32."""
 
-    def column(name):
+    def column(name: str) -> Tensor:
         return torch.tensor([getattr(p, name) for p in params], device=logits.device).unsqueeze(1)
 
     # Below 1e-6 the best token has all the probability already, and a quotient may overflow.

@@ -16,6 +16,7 @@ from mini_engine.backends.dense import DenseCache, dense_attend
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.registry import resolve
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.outputs import Delta
 from mini_engine.parts import Parts
@@ -46,7 +47,7 @@ def model(name: str = "tiny") -> CausalLM:
 @cache
 def tokenizer(name: str) -> Tokenizer | None:
     """The tiny model has none: its requests are made of token ids."""
-    return None if name == "tiny" else Tokenizer.from_path(resolve(name))
+    return None if name == "tiny" else load_tokenizer(resolve(name))
 
 
 def prompt_of(entry: dict, name: str = "tiny") -> list[int]:

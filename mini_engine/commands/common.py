@@ -53,13 +53,10 @@ def working(what: str) -> Iterator[None]:
 
 def load(model: str, dtype: str, device: str) -> tuple[CausalLM, Tokenizer]:
     """The model that a name or a path stands for, with its tokenizer; ends the command without one."""
-    from mini_engine.loading.checkpoint import load_model
-    from mini_engine.loading.registry import resolve
-    from mini_engine.text.tokenizer import Tokenizer
+    from mini_engine.loading.checkpoint import load
 
     try:
-        path = resolve(model)
-        return load_model(path, dtype=dtype, device=device), Tokenizer.from_path(path)
+        return load(model, dtype, device)
     except (ValueError, OSError) as error:
         fail(error)
 

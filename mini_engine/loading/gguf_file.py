@@ -1,15 +1,16 @@
 """Opening a GGUF file: one file that holds a model's metadata, vocabulary and weights.
 
 The package `gguf` reads the format. Here it is made quick for large vocabularies, and a damaged
-file is told in one sentence that names it.
+file is reported in one sentence that names it.
 """
 
 import struct
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
 
 
 class GGUFFile(GGUFReader):
@@ -19,7 +20,7 @@ class GGUFFile(GGUFReader):
     no GGUF file or is cut short.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"{self.path}: there is no such file")
@@ -30,12 +31,13 @@ class GGUFFile(GGUFReader):
         except (ValueError, IndexError, KeyError, struct.error, OverflowError, MemoryError) as error:
             raise ValueError(f"{self.path}: not a whole GGUF file ({error}); fetch it again") from None
 
-    def get(self, key: str, default=None):
+    def get(self, key: str, default: Any = None) -> Any:
         """The metadata under `key` as plain Python values, or `default`."""
         field = self.fields.get(key)
         return default if field is None else field.contents()
 
-    def need(self, key: str):
+    def need(self, key: str) -> Any:
+        """The same. Raises ValueError naming file and key when the key is missing."""
         if key not in self.fields:
             raise ValueError(f"{self.path}: the metadata key {key!r} is missing")
         return self.get(key)
@@ -43,17 +45,19 @@ class GGUFFile(GGUFReader):
     # The two methods below override private ones. Should the package rename its own, these are
     # never called, and reading is slower and less well explained, but right.
 
-    def _get_field_parts(self, orig_offs, raw_type):
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         """Read an array in one sweep; the package takes several numpy calls an element."""
         if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
             return super()._get_field_parts(orig_offs, raw_type)
-        kind, count = struct.unpack_from("<IQ", self.data, orig_offs)
+        kind, count = struct.unpack_from("<IQ", self.data.data, orig_offs)
         scalar = self.gguf_scalar_to_np.get(kind)
         if scalar is None and kind != GGUFValueType.STRING:
             return super()._get_field_parts(orig_offs, raw_type)
         data, offset = self.data.view(np.ndarray), orig_offs + 12
         types = [GGUFValueType.ARRAY, GGUFValueType(kind)] if count else [GGUFValueType.ARRAY]
-        parts = [
+        parts: list[Any] = [
             data[orig_offs : orig_offs + 4].view(np.uint32),
             data[orig_offs + 4 : offset].view(np.uint64),
         ]
@@ -64,14 +68,14 @@ class GGUFFile(GGUFReader):
             values = data[offset:end].view(scalar)
             parts += [values[i : i + 1] for i in range(count)]
             return end - orig_offs, parts, list(range(2, 2 + count)), types
-        unpack = struct.Struct("<Q").unpack_from
+        raw, unpack = data.data, struct.Struct("<Q").unpack_from
         for _ in range(count):
             start = offset + 8
-            offset = start + unpack(data, offset)[0]
-            parts += (data[start - 8 : start].view(np.uint64), data[start:offset])
+            offset = start + unpack(raw, offset)[0]
+            parts += (raw[start - 8 : start].cast("Q"), raw[start:offset])
         return offset - orig_offs, parts, list(range(3, 3 + 2 * count, 2)), types
 
-    def _build_tensors(self, start_offs, fields):
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         """Look whether the file reaches as far as its own table says, before any array is made."""
         for field in fields:
             dims, raw_type, offset = field.parts[3:6]

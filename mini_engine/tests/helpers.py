@@ -199,10 +199,11 @@ def tiny_model(model_type="llama", dtype="float64", seed=0, **changes):
     """A random decoder of two layers, every weight drawn, biases and norms too."""
     import torch
 
-    from mini_engine.model import CausalLM, ModelConfig
+    from mini_engine.loading.config import read_config
+    from mini_engine.model import CausalLM
 
     torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it gives
-    config = ModelConfig.from_dict(
+    config = read_config(
         dict(
             model_type=model_type,
             vocab_size=64,

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from mini_engine.commands import app
 from mini_engine.loading.registry import resolve
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.show import demo
 from mini_engine.show.tables import metrics_table
 from mini_engine.text.tokenizer import Tokenizer
@@ -243,9 +244,9 @@ def test_chat_answers_and_remembers_until_an_empty_line(monkeypatch):
         asked.append([m["role"] for m in messages])
         return self.encode("".join(m["content"] for m in messages))
 
-    tokenizer = Tokenizer.from_path(resolve("shakespeare"))
+    tokenizer = load_tokenizer(resolve("shakespeare"))
     tokenizer.chat_template = "joined"
     monkeypatch.setattr(Tokenizer, "encode_chat", encode_chat)
-    monkeypatch.setattr(Tokenizer, "from_path", classmethod(lambda cls, path: tokenizer))
+    monkeypatch.setattr("mini_engine.loading.checkpoint.load_tokenizer", lambda path: tokenizer)
     run("chat", "-m", "shakespeare", "--max-tokens", 5, "--system", "Be brief.", input="Hello\nAgain\n\n")
     assert asked == [["system", "user"], ["system", "user", "assistant", "user"]]

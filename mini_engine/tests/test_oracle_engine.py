@@ -9,9 +9,9 @@ import torch
 from mini_engine.engine import Engine
 from mini_engine.loading import registry as models
 from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import drain, tokens_of
-from mini_engine.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
 
@@ -140,7 +140,7 @@ def shakespeare():
     """(our model, theirs, tokenizer) of the embedded model."""
     path = models.resolve("shakespeare")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    return load_model(path, device="cpu"), theirs, Tokenizer.from_path(path)
+    return load_model(path, device="cpu"), theirs, load_tokenizer(path)
 
 
 PLAYS = ["O Romeo, ", "KING LEAR.\n", "To be", "Enter two", "The ", "My lord, I have ", "A", "What, ho!\n\n"]
@@ -185,7 +185,7 @@ TEXTS = [
 def smollm2(smollm2_oracle):
     """(our model, tokenizer, prompts, their answers) of SmolLM2, both read from the same file."""
     path, _, theirs = smollm2_oracle
-    tokenizer = Tokenizer.from_path(path)
+    tokenizer = load_tokenizer(path)
     prompts = []
     for text, question in zip(TEXTS, CHATS, strict=True):
         prompts.append(tokenizer.encode(text))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.model import sdpa
-from mini_engine.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
 
@@ -178,7 +178,7 @@ def test_smollm2_token_ids_equal_transformers(smollm2_oracle):
     """Digits stand alone in this tokenizer; transformers leaves that rule out when it reads a
     GGUF file (seen where spaces stand before a digit), so it is given the text cut at digits."""
     path, theirs, _ = smollm2_oracle
-    ours = Tokenizer.from_path(path)
+    ours = load_tokenizer(path)
     for text in TEXTS:
         pieces = [piece for piece in re.split(r"([0-9½²])", text) if piece]
         assert ours.encode(text) == sum((theirs.encode(piece) for piece in pieces), []), text
@@ -189,7 +189,7 @@ def test_smollm2_token_ids_equal_transformers(smollm2_oracle):
 
 def test_smollm2_chat_text_equals_transformers(smollm2_oracle):
     path, theirs, _ = smollm2_oracle
-    ours = Tokenizer.from_path(path)
+    ours = load_tokenizer(path)
     user, system = {"role": "user", "content": "Hi there!"}, {"role": "system", "content": "Be brief."}
     answer = {"role": "assistant", "content": "Hello."}
     for messages in ([user], [system, user], [user, answer, user]):
@@ -203,7 +203,7 @@ def test_smollm2_chat_text_equals_transformers(smollm2_oracle):
 def test_smollm2_logits_and_tokens_equal_transformers(smollm2_oracle):
     """The real model, dequantized by each reader: logits of a prompt, and a greedy answer."""
     path, _, theirs = smollm2_oracle
-    ours, tokenizer = load_model(path, device="cpu"), Tokenizer.from_path(path)
+    ours, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     answer = their_greedy(theirs, prompt, 8)
     assert "Paris" in tokenizer.decode(answer)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading.config import read_config
 from mini_engine.loading.shakespeare import train as script
-from mini_engine.model import ModelConfig
-from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.loading.tokenizer import load_tokenizer
 
 FOLDER = script.MODEL_FOLDER
 TINY = script.Recipe(
@@ -38,7 +38,7 @@ def plays():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.from_path(FOLDER)
+    return load_tokenizer(FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_no_markdown_is_left_and_no_letter_lost(plays):
 
 
 def test_evaluate_counts_every_token_once_whatever_the_stride():
-    config = ModelConfig.from_dict(script.model_config(TINY, 10))
+    config = read_config(script.model_config(TINY, 10))
     torch.manual_seed(0)
     model = script.CausalLM(config).requires_grad_(False)
     ids = torch.randint(10, (51,))
@@ -192,7 +192,7 @@ def test_a_short_training_run_lowers_the_loss_and_writes_a_model_that_loads(tmp_
     assert report == json.loads((tmp_path / "model" / "TRAINING.json").read_text(encoding="utf-8")) | {
         "recipe": report["recipe"]
     }
-    model, tokenizer = load_model(tmp_path / "model"), Tokenizer.from_path(tmp_path / "model")
+    model, tokenizer = load_model(tmp_path / "model"), load_tokenizer(tmp_path / "model")
     assert model.config.vocab_size == tokenizer.vocab_size
     assert tokenizer.decode(tokenizer.encode(text)) == text
     # The record is of the stored weights, so it can be measured again; one thread gives the same model.

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers, processors
 
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.text.detokenizer import Detokenizer
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -150,7 +151,7 @@ def write(folder, name, **values):
 
 
 def test_folder_roundtrip_and_special_tokens(folder):
-    tokenizer = Tokenizer.from_path(folder)
+    tokenizer = load_tokenizer(folder)
     text = f"<|user|>{TEXT}<|end|>"
     ids = tokenizer.encode(text)
     assert ids[0] == SPECIAL.index("<|user|>") and ids[-1] == SPECIAL.index("<|end|>")
@@ -161,19 +162,19 @@ def test_folder_roundtrip_and_special_tokens(folder):
 
 def test_eos_ids_come_from_the_generation_config_first(folder):
     write(folder, "config.json", eos_token_id=1)
-    assert Tokenizer.from_path(folder).eos_token_ids == (1,)
+    assert load_tokenizer(folder).eos_token_ids == (1,)
     write(folder, "generation_config.json", eos_token_id=[2, 0])
-    assert Tokenizer.from_path(folder).eos_token_ids == (2, 0)
+    assert load_tokenizer(folder).eos_token_ids == (2, 0)
 
 
 def test_bos_is_added_only_where_the_model_s_own_tokenizer_does(folder):
-    assert Tokenizer.from_path(folder).encode("the")[0] != 2
+    assert load_tokenizer(folder).encode("the")[0] != 2
     backend = byte_level()
     backend.post_processor = processors.TemplateProcessing(
         single=["<|begin|>", "$A"], special_tokens=[("<|begin|>", 2)]
     )
     backend.save(str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer.from_path(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("the")[0] == 2
     assert tokenizer.encode("the", add_special_tokens=False)[0] != 2
 
@@ -183,7 +184,7 @@ def test_training_time_truncation_and_padding_are_dropped(folder):
     backend.enable_truncation(4)
     backend.enable_padding(length=4)
     backend.save(str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer.from_path(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert len(tokenizer.encode("a")) == 1
 
@@ -193,16 +194,16 @@ def test_folder_errors_name_the_file(folder):
     with pytest.raises(
         ValueError, match=r"tokenizer.json: token ids reach 291, but vocab_size in .*config.json is 290"
     ):
-        Tokenizer.from_path(folder)
+        load_tokenizer(folder)
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(ValueError, match="generation_config.json: not valid JSON"):
-        Tokenizer.from_path(folder)
+        load_tokenizer(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="tokenizer.json: not a tokenizer that can be read"):
-        Tokenizer.from_path(folder)
+        load_tokenizer(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match="tokenizer.json: there is no such file"):
-        Tokenizer.from_path(folder)
+        load_tokenizer(folder)
 
 
 # Chat templates
@@ -225,7 +226,7 @@ def test_chat_template_wherever_it_is_written(folder, where):
         named = [{"name": "rag", "template": "not this"}, {"name": "default", "template": TEMPLATE}]
         template = TEMPLATE if where == "string" else named
         write(folder, "tokenizer_config.json", bos_token="<|begin|>", chat_template=template)
-    tokenizer = Tokenizer.from_path(folder)
+    tokenizer = load_tokenizer(folder)
     text = "<|begin|><|user|>hi<|user|>ho"
     assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False) == text
     text += '<|end|>{"a": "<é>"}'
@@ -238,7 +239,7 @@ def test_chat_template_equals_transformers(folder):
     transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
     write(folder, "tokenizer_config.json", bos_token="<|begin|>", chat_template=TEMPLATE)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    ours = Tokenizer.from_path(folder)
+    ours = load_tokenizer(folder)
     for prompt in (True, False):
         assert ours.apply_chat_template(MESSAGES, prompt) == theirs.apply_chat_template(
             MESSAGES, add_generation_prompt=prompt, tokenize=False
@@ -247,7 +248,7 @@ def test_chat_template_equals_transformers(folder):
 
 def test_chat_template_errors(folder):
     with pytest.raises(ValueError, match="has no chat template; use a chat model, or give a plain prompt"):
-        Tokenizer.from_path(folder).apply_chat_template(MESSAGES)
+        load_tokenizer(folder).apply_chat_template(MESSAGES)
     for template, match in (
         (TEMPLATE, "the chat template of .* failed: no tools here"),
         ("{% if %}", "the chat template of .* failed: Expected an expression"),
@@ -256,7 +257,7 @@ def test_chat_template_errors(folder):
     ):
         write(folder, "tokenizer_config.json", chat_template=template)
         with pytest.raises(ValueError, match=match):
-            Tokenizer.from_path(folder).apply_chat_template([{"role": "tool", "content": ""}])
+            load_tokenizer(folder).apply_chat_template([{"role": "tool", "content": ""}])
 
 
 # GGUF
@@ -290,7 +291,7 @@ def write_gguf(path, backend, pre=None, scores=None, merges=None, **flags):
 
 @pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "llama-bpe", "qwen2"])
 def test_gguf_byte_level_roundtrip(pre, tmp_path):
-    tokenizer = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
     text = f"<|user|>{TEXT}<|end|>"
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -299,7 +300,7 @@ def test_gguf_byte_level_roundtrip(pre, tmp_path):
 
 
 def test_gguf_default_split_encodes_as_the_tokenizer_it_was_made_from(tmp_path):
-    tokenizer = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2"))
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2"))
     assert tokenizer.encode(TEXT * 3) == BYTE_LEVEL.encode(TEXT * 3)
 
 
@@ -315,7 +316,7 @@ def test_gguf_default_split_encodes_as_the_tokenizer_it_was_made_from(tmp_path):
 def test_gguf_pre_tokenizer_cuts_text(pre, pieces, tmp_path):
     """Where text is cut before merging, which decides about digits, spaces and punctuation. In
     GPT-2 and SmolLM a line break stands apart from the punctuation before it."""
-    tokenizer = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
     cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str("don't stop 1234   x!!\n")
     if pre in ("gpt-2", "smollm"):
         pieces = [*pieces[:-1], "!!", "\n"]
@@ -325,11 +326,11 @@ def test_gguf_pre_tokenizer_cuts_text(pre, pieces, tmp_path):
 def test_gguf_rules_beside_the_split(tmp_path):
     """Llama 3 takes a word that is in the vocabulary whole, merges or not; Qwen 2 composes
     characters first."""
-    llama3 = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "llama-bpe", merges=1))
-    gpt2 = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2", merges=1))
+    llama3 = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "llama-bpe", merges=1))
+    gpt2 = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2", merges=1))
     word = " returning"
     assert len(llama3.encode(word)) == 1 < len(gpt2.encode(word))
-    qwen2 = Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "qwen2"))
+    qwen2 = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "qwen2"))
     composed, decomposed = "\u00e9", "e\u0301"
     assert qwen2.encode(decomposed) == qwen2.encode(composed)
     assert gpt2.encode(decomposed) != gpt2.encode(composed)
@@ -344,7 +345,7 @@ def test_gguf_bos(tmp_path):
         ("llama-bpe", {"add_bos_token": False}, False),
     ):
         file = write_gguf(tmp_path / "m.gguf", byte_level(), pre, bos_token_id=2, **flags)
-        tokenizer = Tokenizer.from_path(file)
+        tokenizer = load_tokenizer(file)
         assert (tokenizer.encode("the")[0] == 2) == adds
         assert tokenizer.encode("the", add_special_tokens=False)[0] != 2
         assert tokenizer.bos == 2
@@ -354,7 +355,7 @@ def test_gguf_chat_template_and_turn_end(tmp_path):
     file = write_gguf(
         tmp_path / "m.gguf", byte_level(), "qwen2", bos_token_id=2, eot_token_id=1, chat_template=TEMPLATE
     )
-    tokenizer = Tokenizer.from_path(file)
+    tokenizer = load_tokenizer(file)
     assert (
         tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False)
         == "<|begin|><|user|>hi<|user|>ho"
@@ -379,7 +380,7 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path):
     backend = tokenizers.Tokenizer.from_str(json.dumps(state))
     scores = {"".join(pair): -1.0 - rank for rank, pair in enumerate(state["model"]["merges"])}
     file = write_gguf(tmp_path / "m.gguf", backend, scores=scores, bos_token_id=1, unk_token_id=0)
-    ours = Tokenizer.from_path(file)
+    ours = load_tokenizer(file)
     theirs = transformers.LlamaTokenizer(
         vocab=backend.get_vocab(), merges=[tuple(pair) for pair in state["model"]["merges"]]
     )
@@ -402,7 +403,7 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path):
 
 def test_gguf_errors_name_the_key(tmp_path):
     with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.pre 'tekken' is not supported"):
-        Tokenizer.from_path(write_gguf(tmp_path / "m.gguf", byte_level(), "tekken"))
+        load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "tekken"))
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_token_list(["a"])
     writer.add_tokenizer_model("bert")
@@ -410,7 +411,7 @@ def test_gguf_errors_name_the_key(tmp_path):
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.model 'bert' is not supported"):
-        Tokenizer.from_path(tmp_path / "m.gguf")
+        load_tokenizer(tmp_path / "m.gguf")
 
 
 def test_no_torch_for_text():

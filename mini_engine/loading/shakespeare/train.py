@@ -24,6 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 
 from mini_engine.loading.checkpoint import FUSED, load_model
+from mini_engine.loading.config import read_config
 from mini_engine.model import CausalLM, ModelConfig, sdpa
 
 HELD_OUT = "macbeth"
@@ -327,7 +328,7 @@ def run(folder: Path, recipe: Recipe, plays: Mapping[str, str], threads: int = 2
     ids = encode_plays(tokenizer, [training[name] for name in order])
     held_out = encode_plays(tokenizer, [plays[HELD_OUT]])
     config = model_config(recipe, tokenizer.get_vocab_size())
-    model = train(ids, ModelConfig.from_dict(config), recipe, threads, log)
+    model = train(ids, read_config(config), recipe, threads, log)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         new = Path(name) / "model"

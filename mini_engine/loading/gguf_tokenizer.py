@@ -1,0 +1,116 @@
+"""The tokenizer that a GGUF file describes: a vocabulary, and merges or scores.
+
+Which splits and normalizers belong to it, the file names in one word only.
+"""
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+
+from mini_engine.loading.gguf_file import GGUFFile
+from mini_engine.text.tokenizer import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Llama 3 groups up to three digits, Qwen 2 keeps each apart; else they split alike.
+LLAMA3_SPLIT, QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
+)
+# tokenizer.ggml.pre: how text is cut before merging; the regexes that follow one another.
+SPLITS = {
+    "default": [GPT2_SPLIT],
+    "gpt-2": [GPT2_SPLIT],
+    "smollm": [r"\p{N}", GPT2_SPLIT],
+    "llama-bpe": [LLAMA3_SPLIT],
+    "qwen2": [QWEN2_SPLIT],
+}
+
+
+def tokenizer_of(gguf: GGUFFile) -> Tokenizer:
+    """Raises ValueError naming the file and the metadata key at fault."""
+    tokens = gguf.need("tokenizer.ggml.tokens")
+    model = gguf.need("tokenizer.ggml.model")
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
+    if build is None:
+        raise ValueError(f"{gguf.path}: tokenizer.ggml.model {model!r} is not supported; gpt2 and llama are")
+    backend, add_bos = build(gguf, tokens)
+    kinds = gguf.get("tokenizer.ggml.token_type") or []
+    typed = list(zip(tokens, kinds, strict=False))
+    backend.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t, k in typed if k == CONTROL]
+    )
+    backend.add_tokens([AddedToken(t, normalized=False) for t, k in typed if k == USER_DEFINED])
+
+    ids = {
+        role: gguf.get(f"tokenizer.ggml.{role}_token_id")
+        for role in ("bos", "eos", "eot", "unknown", "padding")
+    }
+    if gguf.get("tokenizer.ggml.add_bos_token", add_bos) and ids["bos"] is not None:
+        bos = tokens[ids["bos"]]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, ids["bos"])]
+        )
+    roles = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    return Tokenizer(
+        backend,
+        source=str(gguf.path),
+        eos_token_ids=[ids[role] for role in ("eos", "eot") if ids[role] is not None],
+        bos=ids["bos"],
+        chat_template=gguf.get("tokenizer.chat_template"),
+        special_tokens={role: tokens[ids[key]] for key, role in roles.items() if ids[key] is not None},
+    )
+
+
+def _byte_level(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    """Byte-level BPE (Radford et al., Language Models are Unsupervised Multitask Learners, 2019)."""
+    pre = gguf.get("tokenizer.ggml.pre", "default")
+    if pre not in SPLITS:
+        raise ValueError(f"{gguf.path}: tokenizer.ggml.pre {pre!r} is not supported; {', '.join(SPLITS)} are")
+    merges = [tuple(merge.split(" ", 1)) for merge in gguf.need("tokenizer.ggml.merges")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    llama3 = pre == "llama-bpe"
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=llama3))
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[pre]),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    return backend, llama3
+
+
+def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    """SentencePiece BPE with byte fallback (Kudo and Richardson, SentencePiece, 2018).
+
+    The file gives each piece a score instead of a list of merges: the pair that makes the piece
+    with the best score is merged first.
+    """
+    vocab = {token: i for i, token in enumerate(tokens)}
+    scores = gguf.need("tokenizer.ggml.scores")
+    kinds = gguf.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    merges = [
+        (-scores[i], (token[:cut], token[cut:]))
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind == NORMAL
+        for cut in range(1, len(token))
+        if token[:cut] in vocab and token[cut:] in vocab
+    ]
+    merges.sort(key=lambda merge: merge[0])
+    unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab, [pair for _, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    # A space goes before the text, also where it begins with one: so SentencePiece has it.
+    space = gguf.get("tokenizer.ggml.add_space_prefix", True)
+    prepend = [normalizers.Prepend("▁")] if space else []
+    backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if space else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return backend, True

@@ -1,0 +1,51 @@
+"""Chat templates: a conversation as the text that a model was trained on.
+
+Templates come with downloaded models: the sandbox keeps them from reaching anything but the messages.
+"""
+
+import json
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+def render(template: str, source: str, **variables: Any) -> str:
+    """The template's text. Raises ValueError naming `source` when it is broken or refuses the messages."""
+    import jinja2  # most runs never chat
+
+    try:
+        return _compiled(template).render(variables)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template of {source} failed: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> "jinja2.Template":
+    """Jinja as transformers sets it up, so that templates render the same."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> NoReturn:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
+    return environment.from_string(template)
