@@ -25,9 +25,9 @@ def simulate(
 ) -> None:
     """Schedule a workload without a model, under the engine's policy and the slower ones."""
     from mini_engine.show.tables import comparison_table, print_table
-    from mini_engine.sim import cost_model
-    from mini_engine.sim import simulate as sim
+    from mini_engine.sim import cost_model, workloads
     from mini_engine.sim.policies import BASELINES
+    from mini_engine.sim.simulate import simulate as run
 
     names = baseline or list(BASELINES)
     summaries = {}
@@ -37,11 +37,11 @@ def simulate(
         cost = cost_model.fit(read(fit)) if fit else cost_model.CostModel()
         for name in names:
             if workload.endswith(".jsonl"):
-                arrivals = sim.read_arrivals(workload)
+                arrivals = workloads.read_arrivals(workload)
             else:
-                arrivals = sim.workload(workload, requests, rate=rate, seed=seed)
-            run = sim.simulate(arrivals, name, cost=cost, keep_steps=False, path=out)
-            summaries[name] = run.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
+                arrivals = workloads.workload(workload, requests, rate=rate, seed=seed)
+            done = run(arrivals, name, cost=cost, keep=out or False)
+            summaries[name] = done.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
     except (ValueError, OSError) as error:
         fail(error)
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))

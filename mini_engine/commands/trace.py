@@ -95,8 +95,8 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
         cost = cost_model.fit(trace)
     except ValueError as error:
         fail(error)
-    scale = 1000 if trace.header["unit"] == "s" else 1
-    measured = sum(record["t_end"] - record["t"] for record in trace.steps) * scale
+    scale = 1000 if trace.header.unit == "s" else 1
+    measured = sum(record.t_end - record.t for record in trace.steps) * scale
     fitted = sum(cost.step_time(load) for load in cost_model.step_loads(trace))
     typer.echo(
         f"step time = {cost.per_forward:.3g} ms + {cost.per_token:.3g} ms * tokens "

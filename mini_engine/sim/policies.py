@@ -6,10 +6,12 @@ tokens as the engine; they differ in who waits for whom.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Any
 
+from mini_engine.interfaces import KVManager, Queue
 from mini_engine.request import Request, RequestStatus
-from mini_engine.scheduler import RequestQueue, Scheduler, next_chunk, pick_victim
+from mini_engine.request_queue import RequestQueue, pick_victim
+from mini_engine.scheduler import Scheduler
 
 
 def _admit(scheduler: Scheduler) -> Request:
@@ -20,7 +22,9 @@ def _admit(scheduler: Scheduler) -> Request:
     return request
 
 
-def _step(scheduler: Scheduler, waiting=None, max_num_seqs: int | None = None) -> dict[str, int]:
+def _step(
+    scheduler: Scheduler, waiting: Queue | None = None, max_num_seqs: int | None = None
+) -> dict[str, int]:
     """`schedule_step` with the scheduler's settings; nobody is admitted unless a queue is given."""
     return scheduler.schedule_step(
         RequestQueue(scheduler.policy) if waiting is None else waiting,
@@ -61,7 +65,7 @@ class StaticBatching(Scheduler):
 class OneAtATime(StaticBatching):
     """A batch of one: the next request starts when the last has finished, whatever max_num_seqs says."""
 
-    def __init__(self, kv, **settings):
+    def __init__(self, kv: KVManager, **settings: Any):
         super().__init__(kv, **{**settings, "max_num_seqs": 1})
 
 
@@ -139,7 +143,7 @@ class OverCommit(Scheduler):
     waste; with a block size of 1 it is the pool. Raises ValueError if nothing is left.
     """
 
-    def __init__(self, kv, *, max_kv_tokens: int | None = None, **settings):
+    def __init__(self, kv: KVManager, *, max_kv_tokens: int | None = None, **settings: Any):
         super().__init__(kv, **settings)
         most = kv.num_blocks * kv.block_size - self.max_num_seqs * (kv.block_size - 1)
         self.max_kv_tokens = most if max_kv_tokens is None else max_kv_tokens
@@ -182,23 +186,6 @@ class OverCommit(Scheduler):
             self.preempt(pick_victim([r for r in self.running if r.is_decode], self.policy))
 
 
-class TwoPassBackend:
-    """Prefill chunks and decodes in separate model calls, each on the paged pool."""
-
-    def __init__(self, model, kv, *, next_chunk: Callable = next_chunk):
-        from mini_engine.attention import PagedBackend
-
-        self.paged = PagedBackend(model, kv, next_chunk=next_chunk)
-
-    def forward(self, rows):
-        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
-        import torch
-
-        # Runs of one kind, so that the row order stays as scheduled: under TwoPass, decodes come first.
-        passes = groupby(rows, key=lambda row: row[0].is_decode)
-        return torch.cat([self.paged.forward(list(part)) for _, part in passes])
-
-
 @dataclass(frozen=True)
 class Baseline:
     """One way to serve: `scheduler(kv, **settings)` decides, `backend` computes (see cost_model)."""
@@ -207,28 +194,8 @@ class Baseline:
     about: str
     backend: str = "paged"
 
-    def __call__(self, kv, **settings) -> Scheduler:
+    def __call__(self, kv: KVManager, **settings: Any) -> Scheduler:
         return self.scheduler(kv, **settings)
-
-    def parts(self):
-        """The engine's Parts, to run it on a model: `Engine(model, parts=BASELINES[name].parts())`.
-
-        The padded backend needs enable_prefix_caching=False.
-        """
-        from mini_engine.engine import Parts
-
-        return Parts(Scheduler=self.scheduler, attend_backend=self._backend())
-
-    def _backend(self):
-        if self.backend == "two-pass":
-            return TwoPassBackend
-        if self.backend == "padded":
-            from mini_engine.backends.padded import PaddedBackend
-
-            return PaddedBackend
-        from mini_engine.attention import PagedBackend
-
-        return PagedBackend
 
 
 BASELINES = {

@@ -1,11 +1,21 @@
 """How long requests waited and how well the engine was used, computed from a trace and nothing else.
 
-`Metrics` takes a trace record by record, so it also serves as the `sink` of a run that is too long
-to keep. Times are in the trace's own unit; a value that is not defined is None, never 0 or NaN.
+`Metrics` takes a trace record by record, so a run that is too long to keep can be measured, too. Times
+are in the trace's own unit; a value that is not defined, or not known, is None, never 0 or NaN.
 """
 
+from __future__ import annotations
+
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mini_engine.trace.fold import Fold
+from mini_engine.trace.records import End, Header, RequestView, StepTrace, Trace
+from mini_engine.trace.stats import Stats
+
+if TYPE_CHECKING:
+    from numpy import ndarray
 
 
 @dataclass(frozen=True)
@@ -15,7 +25,8 @@ class RequestMetrics:
     queue_time    QUEUED to the first SCHEDULED; queue_steps, the steps that ran meanwhile
     prefill_time  first SCHEDULED to the end of the step that gave the first token
     ttft          QUEUED to that same end: time to first token
-    itl           inter-token latencies: the gaps between output tokens that follow each other
+    itl           inter-token latencies: the gaps between output tokens that follow each other; None
+                  if the trace begins between them
     tpot          their mean, time per output token; a single output token has none
     e2e           QUEUED to the end of the last step; only a completed request has one
 
@@ -30,7 +41,7 @@ class RequestMetrics:
     prefill_time: float | None
     ttft: float | None
     tpot: float | None
-    itl: tuple[float, ...]
+    itl: tuple[float, ...] | None
     e2e: float | None
     num_prompt_tokens: int
     num_output_tokens: int
@@ -41,49 +52,20 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True)
-class Stats:
-    """A latency over those that have one: mean, percentiles by linear interpolation, maximum."""
-
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values) -> "Stats | None":
-        """None when there is no value: the average of nothing is not 0."""
-        import numpy as np
-
-        return cls.of_arrays([np.array([value for value in values if value is not None], dtype=float)])
-
-    @classmethod
-    def of_arrays(cls, arrays) -> "Stats | None":
-        """The same over numpy arrays that hold values only."""
-        import numpy as np
-
-        values = np.concatenate(arrays) if arrays else np.array([])
-        if not values.size:
-            return None
-        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
-        return cls(values.size, values.mean().item(), p50, p90, p99, values.max().item())
-
-
-@dataclass(frozen=True)
 class Summary:
     """A whole trace. Throughputs and goodput are per unit of time, utilisations between 0 and 1.
 
     duration runs from the first arrival to the end of the last step. num_computed_tokens counts the
     tokens that the model ran, recomputation after a preemption included. goodput counts the
-    completed requests that met every limit given; without limits that is all of them.
+    completed requests that met every limit given; without limits that is all of them. Of a trace that
+    begins in the middle of a run the requests are those that it names, and rates are not known.
     """
 
     unit: str
     num_requests: int
     num_completed: int
     num_steps: int
-    duration: float
+    duration: float | None
     num_prompt_tokens: int
     num_output_tokens: int
     num_computed_tokens: int
@@ -106,112 +88,110 @@ class Summary:
         return None if self.itl is None else self.itl.max
 
 
-def request_metrics(trace) -> dict[str, RequestMetrics]:
+def request_metrics(trace: Trace) -> dict[str, RequestMetrics]:
     """The metrics of every request of a trace, by id, in order of arrival."""
     return Metrics.of(trace).requests()
 
 
-def summary(trace, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
+def summary(trace: Trace, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
     """A whole trace in one Summary; the limits, in the trace's unit, concern `goodput` only."""
     return Metrics.of(trace).summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
 
 
-@dataclass(slots=True)
-class _Times:
-    """The moments of one request's life, as they come in."""
-
-    queued: float
-    queued_step: int
-    num_prompt_tokens: int
-    priority: int
-    scheduled: float | None = None
-    queue_steps: int | None = None
-    tokens: array = field(default_factory=lambda: array("d"))  # when each output token was there
-    finished: float | None = None
-    finish_reason: str | None = None
-    num_preemptions: int = 0
-    num_cached_tokens: int = 0
-    num_resumed_cached_tokens: int = 0
-
-
 class Metrics:
-    """Folds records as they come: `Recorder(..., sink=metrics.add)`, then `summary()`.
+    """Folds records as they come: `Recorder(..., consumers=[metrics])`, then `summary()`.
 
     Keeps 8 bytes an output token and nothing of the records themselves. Raises ValueError for a
     record that speaks of a request which never arrived.
     """
 
-    def __init__(self, header: dict):
-        self.unit = header.get("unit", "step")
-        self.config = header.get("config", {})
-        self._times: dict[str, _Times] = {}
+    def __init__(self, header: Header):
+        self.unit, self.config = header.unit, header.config
+        self._fold = Fold(header)
+        self._is_whole = not header.requests  # so far: the first step may be a later one
+        # When each output token was there; of a request that is older, from the last one before.
+        self._times = {
+            view.request_id: array("d", () if view.t_last_token is None else (view.t_last_token,))
+            for view in header.requests
+        }
         self._num_steps = self._num_batched = self._used_blocks = self._max_used_blocks = 0
-        self._end = None
 
     @classmethod
-    def of(cls, trace) -> "Metrics":
+    def of(cls, trace: Trace) -> Metrics:
         metrics = cls(trace.header)
         for record in trace.steps:
             metrics.add(record)
         metrics.close(trace.end)
         return metrics
 
-    def add(self, record: dict) -> None:
+    def add(self, record: StepTrace) -> None:
         """Take the next step's record."""
-        end = record["t_end"]
-        for event in record["events"]:
-            # An abort is recorded with the step that follows it, in which the request has no part.
-            ran = event["type"] == "FINISHED" and event["id"] in record["scheduled"]
-            self._take(event, record["step"], end if ran else record["t"])
-        for request_id in record["new_tokens"]:
-            self._known(request_id, record["step"]).tokens.append(end)
+        if not self._num_steps:
+            self._is_whole &= record.step == 0
+        self._fold.add(record)
+        self._arrive(record)
+        for request_id, token_ids in record.new_tokens.items():
+            self._times[request_id].extend([record.t_end] * len(token_ids))
+        self._fold.settle()
         self._num_steps += 1
-        self._num_batched += record["num_batched_tokens"]
-        used = self.config.get("num_blocks", 0) - record["num_free_blocks"]
+        self._num_batched += record.num_batched_tokens
+        used = self.config.get("num_blocks", 0) - record.num_free_blocks
         self._used_blocks += used
         self._max_used_blocks = max(self._max_used_blocks, used)
-        self._end = end
 
-    def close(self, end: dict | None) -> None:
+    def close(self, end: End | None) -> None:
         """Take the closing line, which may hold what came after the last step."""
-        for event in (end or {}).get("events", ()):
-            self._take(event, self._num_steps, self._end)
+        self._fold.close(end)
+        if end:
+            self._arrive(end)
 
-    def _known(self, request_id: str, step: int) -> _Times:
-        if request_id not in self._times:
-            raise ValueError(f"step {step} of the trace names request {request_id!r}, which was never QUEUED")
-        return self._times[request_id]
-
-    def _take(self, event: dict, step: int, t: float) -> None:
-        kind, request_id = event["type"], event["id"]
-        if kind == "QUEUED":
-            self._times[request_id] = _Times(
-                event.get("t", t), step, event["num_prompt_tokens"], event.get("priority", 0)
-            )
-            return
-        times = self._known(request_id, step)
-        if kind == "SCHEDULED" and times.scheduled is None:
-            times.scheduled, times.queue_steps = t, step - times.queued_step
-            times.num_cached_tokens = event.get("num_cached_tokens", 0)
-        elif kind == "SCHEDULED":
-            times.num_resumed_cached_tokens += event.get("num_cached_tokens", 0)
-        elif kind == "PREEMPTED":
-            times.num_preemptions += 1
-        elif kind == "FINISHED":
-            times.finished, times.finish_reason = t, event.get("reason")
+    def _arrive(self, record: StepTrace | End) -> None:
+        for event in record.events:
+            if event.type == "QUEUED":
+                self._times[event.id] = array("d")
 
     def requests(self) -> dict[str, RequestMetrics]:
-        return {request_id: _request_metrics(request_id, times) for request_id, times in self._times.items()}
+        return {name: self._request(view, self._gaps(name)) for name, view in self._fold.views.items()}
+
+    def _gaps(self, request_id: str) -> ndarray[Any, Any]:
+        """The distances between output tokens that follow each other, as a numpy array."""
+        import numpy as np
+
+        return np.diff(np.frombuffer(self._times[request_id]))
+
+    def _request(self, view: RequestView, gaps: ndarray[Any, Any] | None = None) -> RequestMetrics:
+        count, queued, first = view.num_output_tokens, view.t_queued, view.t_first_token
+        completed = view.finish_reason in ("stop", "length")
+        spread = _between(first, view.t_last_token)
+        return RequestMetrics(
+            id=view.request_id,
+            priority=view.priority,
+            queue_time=_between(queued, view.t_scheduled),
+            queue_steps=_between(view.queued_step, view.scheduled_step),
+            prefill_time=_between(view.t_scheduled, first),
+            ttft=_between(queued, first),
+            tpot=spread / (count - 1) if count > 1 and spread is not None else None,
+            itl=None if gaps is None or len(gaps) < count - 1 else tuple(gaps.tolist()),
+            e2e=_between(queued, view.t_finished) if completed else None,
+            num_prompt_tokens=view.num_prompt_tokens,
+            num_output_tokens=count,
+            num_preemptions=view.num_preemptions,
+            num_cached_tokens=view.num_first_cached_tokens,
+            num_resumed_cached_tokens=view.num_resumed_cached_tokens,
+            finish_reason=view.finish_reason,
+        )
 
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
         """Goodput as DistServe counts it (Zhong et al., 2024): completed within both limits, per
         unit of time. A request without a TPOT has none to exceed."""
+        views = self._fold.views
         # Without their gaps: of a long run these are many, and only their distribution is asked for.
-        requests = [_request_metrics(i, times, gaps=False) for i, times in self._times.items()]
+        requests = [self._request(view) for view in views.values()]
         steps, budget = self._num_steps, self.config.get("max_num_batched_tokens")
         num_blocks = self.config.get("num_blocks")
-        start = min((times.queued for times in self._times.values()), default=self._end)
-        duration = 0.0 if self._end is None else self._end - start
+        arrivals = [view.t_queued for view in views.values() if view.t_queued is not None]
+        start = min(arrivals, default=self._fold.t) if steps else self._fold.t
+        duration = self._fold.t - start if self._is_whole else None
 
         def rate(amount: int) -> float | None:
             return amount / duration if duration else None
@@ -235,7 +215,7 @@ class Metrics:
             queue_time=Stats.of(r.queue_time for r in requests),
             ttft=Stats.of(r.ttft for r in requests),
             tpot=Stats.of(r.tpot for r in requests),
-            itl=Stats.of_arrays([_gaps(times) for times in self._times.values()]),
+            itl=Stats.of_arrays([self._gaps(name) for name in views]),
             e2e=Stats.of(r.e2e for r in requests),
             budget_utilisation=self._num_batched / (budget * steps) if budget and steps else None,
             kv_utilisation=self._used_blocks / (num_blocks * steps) if num_blocks and steps else None,
@@ -243,34 +223,8 @@ class Metrics:
         )
 
 
-def _gaps(times: _Times):
-    """The distances between output tokens that follow each other, as a numpy array."""
-    import numpy as np
-
-    return np.diff(np.frombuffer(times.tokens))
-
-
-def _request_metrics(request_id: str, times: _Times, gaps: bool = True) -> RequestMetrics:
-    first = times.tokens[0] if times.tokens else None
-    completed = times.finish_reason in ("stop", "length")
-    count = len(times.tokens)
-    return RequestMetrics(
-        id=request_id,
-        priority=times.priority,
-        queue_time=None if times.scheduled is None else times.scheduled - times.queued,
-        queue_steps=times.queue_steps,
-        prefill_time=None if None in (first, times.scheduled) else first - times.scheduled,
-        ttft=None if first is None else first - times.queued,
-        tpot=(times.tokens[-1] - first) / (count - 1) if count > 1 else None,
-        itl=tuple(_gaps(times).tolist()) if gaps else (),
-        e2e=times.finished - times.queued if completed else None,
-        num_prompt_tokens=times.num_prompt_tokens,
-        num_output_tokens=count,
-        num_preemptions=times.num_preemptions,
-        num_cached_tokens=times.num_cached_tokens,
-        num_resumed_cached_tokens=times.num_resumed_cached_tokens,
-        finish_reason=times.finish_reason,
-    )
+def _between(start: Any, end: Any) -> Any:
+    return None if start is None or end is None else end - start
 
 
 def _is_good(request: RequestMetrics, ttft_limit: float | None, tpot_limit: float | None) -> bool:

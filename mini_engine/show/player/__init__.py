@@ -9,6 +9,7 @@ import os
 import re
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from mini_engine.show.player.example import ready_setup
 from mini_engine.trace import Trace
@@ -19,7 +20,7 @@ SCRIPTS = ("fold.js", "words.js", "draw.js", "view.js", "main.js")
 
 
 def write_player(
-    path: str | os.PathLike, trace: Trace, other: Trace | None = None, *, names: tuple[str, ...] = ()
+    path: str | os.PathLike[str], trace: Trace, other: Trace | None = None, *, names: tuple[str, ...] = ()
 ) -> Path:
     """Write the page for one trace, or for two side by side; returns its path.
 
@@ -50,12 +51,13 @@ def player_html(trace: Trace, other: Trace | None = None, *, names: tuple[str, .
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
 
 
-def _embed(name: str, trace: Trace) -> dict:
+def _embed(name: str, trace: Trace) -> dict[str, Any]:
     # Row order matters, and a JavaScript object puts keys that look like numbers first: pairs keep it.
-    steps = [{**record, "scheduled": list(record["scheduled"].items())} for record in trace.steps]
-    return {"name": name, "header": trace.header, "steps": steps, "end": trace.end}
+    steps = [{**record.to_json(), "scheduled": list(record.scheduled.items())} for record in trace.steps]
+    end = trace.end and trace.end.to_json()
+    return {"name": name, "header": trace.header.to_json(), "steps": steps, "end": end}
 
 
-def _script_safe(data) -> str:
+def _script_safe(data: Any) -> str:
     """JSON that may stand in a script element: no `</script>` or `<!--` can appear in it."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -49,6 +49,6 @@ def ready_setup() -> Trace:
         sampled = {}
         for request in scheduler.running:
             if request.num_computed_tokens + scheduled.get(request.request_id, 0) == request.num_tokens:
-                sampled[request.request_id] = 1000 + request.num_tokens  # a stand-in for the model's
+                sampled[request.request_id] = [1000 + request.num_tokens]  # a stand-in for the model's
         scheduler.update(scheduled, sampled)
     return scheduler.close("drained")

@@ -1,6 +1,7 @@
 """The learner's trace, beside the reference's; and a run on the clock of a cost model."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from labs.kit.judge import compare, loading
@@ -11,7 +12,7 @@ from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, backend_of
-from mini_engine.trace import Trace
+from mini_engine.trace import Queued, Trace
 
 _WHOSE = {"starter": "your starter.py", "engine": "mini_engine's own parts"}
 
@@ -93,8 +94,8 @@ def in_milliseconds(trace: Trace, cost: CostModel | None = None) -> Trace:
     price = (cost or CostModel()).clock(backend_of(trace))
     steps, now = [], 0.0
     for record in trace.steps:
-        events = [{**event, "t": now} if "t" in event else event for event in record["events"]]
+        events = [replace(event, t=now) if isinstance(event, Queued) else event for event in record.events]
         end = now + price(record)
-        steps.append({**record, "t": now, "t_end": end, "events": events})
+        steps.append(replace(record, t=now, t_end=end, events=events))
         now = end
-    return Trace({**trace.header, "unit": "ms"}, steps, trace.end)
+    return Trace(replace(trace.header, unit="ms"), steps, trace.end)

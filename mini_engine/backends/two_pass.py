@@ -1,0 +1,46 @@
+"""How the policies to compare with compute their steps on a model, each as a backend of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mini_engine.attention import PagedBackend
+from mini_engine.backends.padded import PaddedBackend
+from mini_engine.interfaces import KVManager, Row
+from mini_engine.model import CausalLM
+from mini_engine.sim.policies import BASELINES
+
+if TYPE_CHECKING:
+    from mini_engine.parts import Parts
+
+
+class TwoPassBackend:
+    """Prefill chunks and decodes in separate model calls, each on the paged pool."""
+
+    name = "two-pass"
+
+    def __init__(self, model: CausalLM, kv: KVManager, parts: Parts | None = None):
+        self.paged = PagedBackend(model, kv, parts)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
+        # Runs of one kind, so that the row order stays as scheduled: under TwoPass, decodes come first.
+        passes = groupby(rows, key=lambda row: row.request.is_decode)
+        return torch.cat([self.paged.forward(list(part)) for _, part in passes])
+
+
+BACKENDS = {backend.name: backend for backend in (PagedBackend, TwoPassBackend, PaddedBackend)}
+
+
+def policy_parts(baseline: str) -> dict[str, Any]:
+    """What runs an engine under one of BASELINES: `Engine(model, parts=Parts(**policy_parts("static")))`.
+
+    The padded one needs enable_prefix_caching=False.
+    """
+    policy = BASELINES[baseline]
+    return {"Scheduler": policy.scheduler, "attend_backend": BACKENDS[policy.backend]}

@@ -1,0 +1,91 @@
+"""Trace files: JSON Lines, written whole or not at all, read with errors that name file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from itertools import count
+from pathlib import Path
+from typing import IO, Any, Self
+
+from mini_engine.trace.record import Record
+from mini_engine.trace.records import VERSION, End, Header, StepTrace, Trace
+
+_numbers = count()
+
+
+class LineWriter:
+    """Takes a trace's lines one by one; the file is there once it was finished, or not at all.
+
+    Until then they stand in a `.part` beside it, which `discard`, the end of a `with` that failed, and
+    the end of the process remove.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Of this run: another may write the same file.
+        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.{next(_numbers)}.part")
+        self._file = self._partial.open("w", encoding="utf-8")
+        self.discard = weakref.finalize(self, _discard, self._file, self._partial)
+
+    def add(self, record: Record) -> None:
+        self._file.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
+
+    def finish(self) -> None:
+        self._file.close()
+        self._partial.replace(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
+        if error is None:
+            self.finish()
+        self.discard()
+
+
+def _discard(file: IO[str], partial: Path) -> None:
+    file.close()
+    partial.unlink(missing_ok=True)
+
+
+def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
+    """Write the file whole or not at all."""
+    with LineWriter(path) as file:
+        for record in trace.lines():
+            file.add(record)
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Raises ValueError naming file, line and field if this is not a trace that we can read."""
+    trace = None
+    # So that a binary file, too, is "not JSON" on a line that can be named.
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = json.loads(text)
+                if trace is None:
+                    trace = Trace(_header(line))
+                elif not isinstance(line, dict) or not ("end" in line or "step" in line):
+                    raise ValueError("neither a step nor the end")
+                elif "end" in line:
+                    trace.end = End.from_json(line)
+                else:
+                    trace.steps.append(StepTrace.from_json(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+    if trace is None:
+        raise ValueError(f"{path}: empty file, not a trace")
+    return trace
+
+
+def _header(line: Any) -> Header:
+    if not isinstance(line, dict) or line.get("trace") != Header.trace:
+        raise ValueError("not the header of a mini-engine trace")
+    if line.get("version") != VERSION:
+        raise ValueError(f"trace version {line.get('version')!r}; this reads version {VERSION}")
+    return Header.from_json(line)

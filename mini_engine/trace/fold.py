@@ -1,0 +1,171 @@
+"""The state of every request at every step, folded from a run's records.
+
+Whoever wants to know how things stood reads this fold: figures, metrics, the cost model, the simulator,
+and, in JavaScript, the player (show/player/fold.js, which is tested against it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mini_engine.trace.records import (
+    End,
+    Event,
+    Finished,
+    Header,
+    Preempted,
+    Queued,
+    RequestView,
+    Scheduled,
+    StepTrace,
+    Trace,
+)
+
+
+class Fold:
+    """Takes a run's records one by one.
+
+    After `add` the `views` say how things stood while that step ran, after `settle` between it and the
+    next. `cached` has the blocks whose content the prefix cache can find. A record may be folded before
+    it is complete, as a clock does: what was written into it since is taken when the step is settled.
+    Views are changed in place: copy what you keep. The cost of a step grows with what happens in it,
+    not with the number of requests. `keep_finished` False forgets those that are done.
+    """
+
+    def __init__(self, header: Header | None = None, *, keep_finished: bool = True):
+        self.keep_finished = keep_finished
+        self.views: dict[str, RequestView] = {}
+        self.cached: set[int] = set()
+        self.step, self.t = 0, 0.0  # of what comes next, once the latest step is settled
+        self._block_size = 0  # where content is never found again
+        self._record: StepTrace | None = None
+        self._num_events = 0
+        self._ended: list[tuple[RequestView, str]] = []
+        self._changed: list[RequestView] = []  # whose state says what this step did with them
+        if header is not None:
+            self.views = {view.request_id: copy_view(view) for view in header.requests}
+            self.cached = set(header.cached_blocks)
+            if header.config.get("prefix_caching"):
+                self._block_size = header.config["block_size"]
+
+    def add(self, record: StepTrace) -> dict[str, RequestView]:
+        """Take the next step; the views, by id. Raises ValueError for a request that was never QUEUED."""
+        self.settle()
+        self._record, self._num_events = record, len(record.events)
+        self.step, self.t = record.step, record.t
+        for event in record.events:
+            self._take(event)
+        for request_id, blocks in record.blocks.items():
+            self._view(request_id).blocks.extend(blocks)
+            self.cached.difference_update(blocks)  # taken anew: what they held is gone
+        for request_id, num_tokens in record.scheduled.items():
+            view = self._view(request_id)
+            view.state, view.num_scheduled = "decode" if view.is_decode else "prefill", num_tokens
+        self._end_requests(record.t_end)
+        return self.views
+
+    def settle(self) -> dict[str, RequestView]:
+        """Take what the latest step gave: computed tokens, new ones, ends."""
+        record, self._record = self._record, None
+        if record is None:
+            return self.views
+        self.step, self.t = record.step + 1, record.t_end
+        for request_id, num_tokens in record.scheduled.items():
+            view = self.views[request_id]
+            before = view.num_computed_tokens
+            view.num_computed_tokens, view.num_scheduled = before + num_tokens, 0
+            if size := self._block_size:
+                self.cached.update(view.blocks[before // size : view.num_computed_tokens // size])
+        for request_id, token_ids in record.new_tokens.items():
+            view = self._view(request_id)
+            if not token_ids:
+                continue
+            if not view.num_output_tokens:
+                view.t_first_token = record.t_end
+            view.num_output_tokens += len(token_ids)
+            view.t_last_token = record.t_end
+        for event in record.events[self._num_events :]:
+            self._take(event)
+        self._end_requests(record.t_end)
+        self._leave_step()
+        return self.views
+
+    def close(self, end: End | None) -> dict[str, RequestView]:
+        """Take the end, which may hold what came after the last step."""
+        self.settle()
+        for event in end.events if end else ():
+            self._take(event)
+        self._end_requests(self.t)
+        self._leave_step()
+        return self.views
+
+    def _view(self, request_id: str) -> RequestView:
+        try:
+            return self.views[request_id]
+        except KeyError:
+            raise ValueError(
+                f"step {self.step} of the trace names request {request_id!r}, which was never QUEUED"
+            ) from None
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Queued):
+            self.views[event.id] = RequestView(
+                event.id,
+                event.num_prompt_tokens,
+                event.max_tokens,
+                event.priority,
+                event.arrival,
+                queued_step=self.step,
+                t_queued=event.t,
+            )
+            return
+        view = self._view(event.id)
+        if isinstance(event, Preempted):
+            view.state, view.running, view.blocks, view.num_computed_tokens = "preempted", False, [], 0
+            view.num_preemptions += 1
+            self._changed.append(view)
+        elif isinstance(event, Scheduled):
+            view.running, view.blocks = True, list(event.cached_blocks)
+            view.num_computed_tokens = view.num_cached_tokens = event.num_cached_tokens
+            if view.scheduled_step is None:
+                view.scheduled_step, view.t_scheduled = self.step, self.t
+                view.num_first_cached_tokens = event.num_cached_tokens
+            else:
+                view.num_resumed_cached_tokens += event.num_cached_tokens
+        elif isinstance(event, Finished):
+            self._ended.append((view, event.reason))
+
+    def _end_requests(self, t_end: float) -> None:
+        """Those with work in the step end with it; the others were aborted before it."""
+        for view, reason in self._ended:
+            view.finish_reason = reason
+            view.t_finished = t_end if view.num_scheduled else self.t
+            if not view.num_scheduled:
+                view.state, view.running, view.blocks = "finished", False, []
+            self._changed.append(view)
+        self._ended.clear()
+
+    def _leave_step(self) -> None:
+        for view in self._changed:
+            if view.finish_reason is None:
+                view.state = "waiting" if view.state == "preempted" else view.state
+                continue
+            view.state, view.running, view.blocks = "finished", False, []
+            if not self.keep_finished and self.views.get(view.request_id) is view:
+                del self.views[view.request_id]
+        self._changed.clear()
+
+
+def copy_view(view: RequestView) -> RequestView:
+    """A view that stays as it is."""
+    return replace(view, blocks=list(view.blocks))
+
+
+def replay(trace: Trace) -> Iterator[tuple[StepTrace, dict[str, RequestView]]]:
+    """Fold a trace: yields (step record, {request_id: view}) for each step, as things stood while
+    it ran. The views are reused from step to step: copy what you keep."""
+    fold = Fold(trace.header)
+    for record in trace.steps:
+        yield record, fold.add(record)
+    fold.settle()

@@ -1,0 +1,129 @@
+"""What every record of a trace can do: be written as a JSON object and be read back.
+
+The JSON follows from the fields: one that has its default value is left out, and a name that Python
+keeps for itself ends in `_` here and not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+
+class Record:
+    """What can be written as a JSON object and read back."""
+
+    __slots__ = ()
+    what: ClassVar[str]  # in error messages
+    tags: ClassVar[tuple[str, ...]] = ()  # class variables that are written too, in front
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as `json.dumps` takes it; lists and dicts are shared with it, not copied."""
+        line = {tag: getattr(self, tag) for tag in self.tags}
+        for name, key, default, _ in _plan(type(self)):
+            value = getattr(self, name)
+            if default is MISSING or value != default:
+                line[key] = _plain(value)
+        return line
+
+    @classmethod
+    def from_json(cls, line: Any) -> Self:
+        """Raises ValueError naming the field that is missing or of another type."""
+        if type(line) is not dict:
+            raise ValueError(f"{cls.what} must be an object, but is {line!r}")
+        values = {}
+        for name, key, default, read in _plan(cls):
+            if key in line:
+                try:
+                    values[name] = read(line[key])
+                except TypeError:
+                    kind = get_type_hints(cls)[name]
+                    kind = getattr(kind, "__name__", kind) if isinstance(kind, type) else kind
+                    raise ValueError(f"{cls.what}'s {key!r} must be {kind}, but is {line[key]!r}") from None
+            elif default is MISSING:
+                raise ValueError(f"{cls.what} has no {key!r}")
+        return cls(**values)
+
+    # Until every reader uses attributes.
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return getattr(self, {"for": "for_"}.get(key, key))
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = getattr(self, key, default)
+        return default if value is None else value
+
+    def keys(self) -> Any:
+        return self.to_json().keys()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.to_json()
+
+
+@cache
+def _plan(cls: Any) -> list[tuple[str, str, Any, Callable[[Any], Any]]]:
+    """Of each field: its name, its key, its default if it has one, and what reads it."""
+    hints = get_type_hints(cls)
+    return [
+        (
+            f.name,
+            f.name.removesuffix("_"),
+            f.default if f.default_factory is MISSING else f.default_factory(),
+            _reader(hints[f.name]),
+        )
+        for f in fields(cls)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, list) and value and isinstance(value[0], Record):
+        return [record.to_json() for record in value]
+    return value
+
+
+def _is(*kinds: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) not in kinds:  # not isinstance: True is no number
+            raise TypeError
+        return value
+
+    return read
+
+
+@cache
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """What makes a field's value of its JSON; it raises TypeError for another type's."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: value
+    if kind is list:
+        a_list, item = _is(list), _reader(inner[0])
+        return lambda value: [item(v) for v in a_list(value)]
+    if kind is dict:
+        a_dict, item = _is(dict), _reader(inner[1])
+        return lambda value: {key: item(v) for key, v in a_dict(value).items()}
+    if kind is UnionType and NoneType in inner:
+        some = _reader(inner[0])
+        return lambda value: None if value is None else some(value)
+    if kind is UnionType:
+        return _one_of({one.type: one.from_json for one in inner})
+    if issubclass(hint, Record):
+        return hint.from_json
+    return _is(int, float) if hint is float else _is(hint)
+
+
+def _one_of(readers: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def read(line: Any) -> Any:
+        kind = line.get("type") if type(line) is dict else line
+        if kind not in readers:
+            raise ValueError(f"the event's 'type' must be one of {', '.join(readers)}, but is {kind!r}")
+        return readers[kind](line)
+
+    return read
