@@ -1,1 +1,4 @@
-"""Other ways to compute a step, to learn from and to compare with; the engine's own is in attention.py."""
+"""Other ways to compute a step, to learn from and to compare with.
+
+The engine's own is in attention.py.
+"""
