@@ -192,9 +192,9 @@ def test_a_vocabulary_end_is_reachable_and_never_passed():
 
 def test_top_logprobs():
     """The chosen token first, then the best; they are the raw logits' own."""
-    told = top_logprobs(torch.tensor(LOGITS), 4, 2)
-    assert list(told) == [4, 0, 1]
-    for i, logprob in told.items():
+    found = top_logprobs(torch.tensor(LOGITS), 4, 2)
+    assert list(found) == [4, 0, 1]
+    for i, logprob in found.items():
         assert logprob == pytest.approx(math.log(probabilities(LOGITS)[i]), abs=1e-5)
     assert list(top_logprobs(torch.tensor(LOGITS), 0, 2)) == [0, 1]
     assert list(top_logprobs(torch.tensor(LOGITS), 3, 0)) == [3]
@@ -214,9 +214,8 @@ def serve(model, others, *, seed=11, **settings):
         engine.add_request(prompt, SamplingParams(temperature=rng.choice([0, 1.0]), max_tokens=15))
     params = SamplingParams(temperature=1.2, top_p=0.95, seed=seed, max_tokens=15)
     engine.add_request(list(range(9)), params, request_id="me")
-    told = tokens_of(drain(engine)["me"])
-    preempted = [e["id"] for r in engine.trace.steps for e in r["events"] if e["type"] == "PREEMPTED"]
-    return told, "me" in preempted
+    request = engine.requests["me"]
+    return tokens_of(drain(engine)["me"]), request.num_preemptions > 0
 
 
 def test_a_seeded_request_is_the_same_in_any_company(model):
@@ -252,7 +251,7 @@ def test_logprobs_through_the_engine(model):
     logits = dense_logits(model, prompt + tokens_of(deltas))
     for i, delta in enumerate(deltas):
         row = logits[len(prompt) - 1 + i].log_softmax(-1)
-        (token_id,) = delta.token_ids
-        assert set(delta.logprobs) == {token_id, *row.topk(3).indices.tolist()}
-        for token, logprob in delta.logprobs.items():
+        (token_id,), (logprobs,) = delta.token_ids, delta.logprobs
+        assert set(logprobs) == {token_id, *row.topk(3).indices.tolist()}
+        for token, logprob in logprobs.items():
             assert logprob == pytest.approx(row[token].item(), abs=1e-5)
