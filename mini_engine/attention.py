@@ -6,7 +6,10 @@ Kwon et al., Efficient Memory Management for Large Language Model Serving with P
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,16 +30,27 @@ PagedAttention = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
 class KVPool:
     """Keys and values of all blocks: k and v (num_layers, num_blocks, block_size, num_kv_heads, head_dim)."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype, device):
-        shape = (
-            config.num_hidden_layers,
-            num_blocks,
-            block_size,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        heads = (config.num_key_value_heads, config.head_dim)
+        shape = (config.num_hidden_layers, num_blocks, block_size, *heads)
+        self.k, self.v = (self._zeros(shape, dtype, torch.device(device)) for _ in "kv")
+
+    @staticmethod
+    def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """On the CPU, pages that the system hands out, zeroed, when they are first written: a large
+        pool costs nothing yet. Zeros they must be: padding is read and masked, and 0 * NaN is NaN."""
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE}
+        memory = mmap.mmap(-1, prod(shape) * dtype.itemsize, **private)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
