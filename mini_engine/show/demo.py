@@ -22,7 +22,7 @@ from mini_engine.request import SamplingParams
 from mini_engine.show import figures
 from mini_engine.show.tables import metrics_table, print_table
 from mini_engine.text.tokenizer import Tokenizer
-from mini_engine.trace import Trace, replay, write_trace
+from mini_engine.trace import Preempted, Scheduled, Trace, replay, write_trace
 from mini_engine.trace.metrics import summary
 
 
@@ -191,17 +191,17 @@ def report(trace: Trace, console: Console, out: Path) -> list[Path]:
 
 def shown(trace: Trace) -> dict[str, bool]:
     """Which of the things that the demo is there to show did happen in this run."""
-    events = [event for record in trace.steps for event in record["events"]]
+    events = [event for record in trace.steps for event in record.events]
     chunked = mixed = False
     for record, views in replay(trace):
-        rows = [views[request_id] for request_id in record["scheduled"]]
+        rows = [views[request_id] for request_id in record.scheduled]
         mixed |= {"prefill", "decode"} <= {view.state for view in rows}
         chunked |= any(view.num_scheduled < view.num_new_tokens for view in rows)
     return {
         "chunked prefill": chunked,
         "mixed step": mixed,
-        "preemption": any(event["type"] == "PREEMPTED" for event in events),
-        "prefix-cache hit": any(event.get("num_cached_tokens") for event in events),
+        "preemption": any(isinstance(event, Preempted) for event in events),
+        "prefix-cache hit": any(isinstance(event, Scheduled) and event.num_cached_tokens for event in events),
     }
 
 

@@ -18,7 +18,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 def metrics_table(trace: Trace) -> Table:
     """One row a request, in the field's terms."""
-    unit = trace.header["unit"]
+    unit = trace.header.unit
     scale, shown = (1e3, "ms") if unit == "s" else (1, unit)
 
     def time(value: float | None) -> str:

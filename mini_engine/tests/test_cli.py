@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.show import demo
 from mini_engine.show.tables import metrics_table
 from mini_engine.text.tokenizer import Tokenizer
-from mini_engine.trace import read_trace
+from mini_engine.trace import Queued, read_trace
 
 GREEDY = ["generate", "--prompt", "O Romeo, ", "--max-tokens", "40", "--temperature", "0"]
 
@@ -42,13 +43,13 @@ def test_demo_shows_all_that_it_is_there_to_show(demo_run):
         "preemption": True,
         "prefix-cache hit": True,
     }
-    queued = [e for record in trace.steps for e in record["events"] if e["type"] == "QUEUED"]
+    queued = [e for record in trace.steps for e in record.events if isinstance(e, Queued)]
     assert len(queued) >= 8
-    assert len({e["num_prompt_tokens"] for e in queued}) > 4, "mixed lengths"
-    assert len({e["priority"] for e in queued}) == 3, "mixed priorities"
-    assert len({e["t"] for e in queued}) > 3, "arriving over time"
-    assert trace.end["end"] == "drained"
-    assert trace.end["num_free_blocks"] == trace.header["config"]["num_blocks"]
+    assert len({e.num_prompt_tokens for e in queued}) > 4, "mixed lengths"
+    assert len({e.priority for e in queued}) == 3, "mixed priorities"
+    assert len({e.t for e in queued}) > 3, "arriving over time"
+    assert trace.end.end == "drained"
+    assert trace.end.num_free_blocks == trace.header.config["num_blocks"]
 
 
 def test_demo_prints_texts_metrics_and_paths(demo_run):
@@ -72,8 +73,7 @@ def test_cached_is_a_part_of_the_prompt(demo_run):
 
 def test_shown_is_not_always_yes(demo_run):
     trace = read_trace(demo_run[1] / "trace.jsonl")
-    trace.steps = trace.steps[-1:]
-    trace.steps[0] = trace.steps[0] | {"scheduled": {}, "blocks": {}, "new_tokens": {}, "events": []}
+    trace.steps = [replace(trace.steps[-1], scheduled={}, blocks={}, new_tokens={}, events=[])]
     assert not any(demo.shown(trace).values())
 
 
@@ -216,7 +216,7 @@ def test_simulate_compares_the_baselines(tmp_path):
     assert "static" in printed and "mixed" in printed and "padded" not in printed
     assert "good: finished with TTFT up to 1e+06 ms" in printed
     run("simulate", "--requests", 5, "-b", "mixed", "--out", tmp_path / "s.jsonl")
-    assert read_trace(tmp_path / "s.jsonl").header["unit"] == "ms"
+    assert read_trace(tmp_path / "s.jsonl").header.unit == "ms"
     assert "one baseline" in run("simulate", "--out", tmp_path / "x", code=1).stderr
     assert "'tidal'" in run("simulate", "-w", "tidal", code=1).stderr
 
