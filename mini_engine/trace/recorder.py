@@ -82,7 +82,7 @@ class Recorder:
         self.step = 0
         self._events: list[Event] = []  # since the latest step was decided
         self._record: StepTrace | None = None
-        self._num_blocks_seen: dict[str, int] = {}
+        self._num_blocks_seen = {view.request_id: len(view.blocks) for view in there if view.running}
         self.trace = Trace(self.header, self.steps)  # until every reader takes snapshot()
 
     def add(self, request: Request) -> None:

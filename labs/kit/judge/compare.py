@@ -5,9 +5,15 @@ Logs of operations (labs 05 and 06) are compared whole.
 """
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from mini_engine.trace import Trace, decisions, replay
+from labs.kit.toys.driver import OpLog, OpStep
+from mini_engine.trace import End, Event, Finished, StepTrace, Trace, decisions, replay
+
+Run = Trace | OpLog
+Step = StepTrace | OpStep
 
 BAR = 24
 
@@ -17,32 +23,32 @@ class Departure:
     """The first step in which two traces differ; a row is None where a run had ended already."""
 
     index: int
-    yours: dict | None
-    reference: dict | None
+    yours: Step | None
+    reference: Step | None
 
 
-def comparable(record: dict) -> dict:
+def comparable(step: Step) -> dict[str, Any]:
     """The part of a record in which two correct implementations must agree."""
-    return record if "op" in record else decisions(record)
+    return step.to_json() if isinstance(step, OpStep) else decisions(step)
 
 
-def departure(trace: Trace, reference: Trace) -> Departure | None:
+def departure(trace: Run, reference: Run) -> Departure | None:
     """The first step in which `trace` departs from the reference; None if it never does."""
     for index in range(max(len(trace.steps), len(reference.steps))):
-        rows = [t.steps[index] if index < len(t.steps) else None for t in (trace, reference)]
-        if None in rows or comparable(rows[0]) != comparable(rows[1]):
-            return Departure(index, *rows)
-    ends = [t.end and t.end["end"] for t in (trace, reference)]
+        yours, theirs = (t.steps[index] if index < len(t.steps) else None for t in (trace, reference))
+        if yours is None or theirs is None or comparable(yours) != comparable(theirs):
+            return Departure(index, yours, theirs)
+    ends = [t.end and t.end.end for t in (trace, reference)]
     return Departure(len(trace.steps), None, None) if ends[0] != ends[1] else None
 
 
-def fingerprint(trace: Trace) -> str:
+def fingerprint(trace: Run) -> str:
     """Equal for two runs that made the same decisions and ended alike."""
-    end = {key: (trace.end or {}).get(key) for key in ("end", "error")}
+    end = {key: getattr(trace.end, key, None) for key in ("end", "error")}
     return json.dumps([[comparable(step) for step in trace.steps], end], default=str)
 
 
-def show(scenario: dict, trace: Trace, reference: Trace, found: Departure, columns: int = 88) -> str:
+def show(scenario: dict[str, Any], trace: Run, reference: Run, found: Departure, columns: int = 88) -> str:
     """The departure as text for a terminal: both rows, with queues and budget as bars."""
     width = max(20, min(36, (columns - 16) // 2))
     name = f" of scenario {scenario['name']!r}" if scenario.get("name") else ""
@@ -57,26 +63,25 @@ def show(scenario: dict, trace: Trace, reference: Trace, found: Departure, colum
     return "\n".join(lines)
 
 
-def _row(trace: Trace, index: int) -> dict[str, str]:
+def _row(trace: Run, index: int) -> dict[str, str]:
     """One step of one run, as labelled pieces of text."""
     if index >= len(trace.steps):
-        end = trace.end or {"end": "unfinished"}
-        how = end.get("error") or ("all requests done" if end["end"] == "drained" else end["end"])
-        return {"ended": how}
-    step = trace.steps[index]
-    if "op" in step:
-        name, *arguments = step["op"]
+        end = trace.end or End("unfinished", index)
+        return {"ended": end.error or ("all requests done" if end.end == "drained" else end.end)}
+    if isinstance(trace, OpLog):
+        op = trace.steps[index]
+        name, *arguments = op.op
         call = f"{name}({', '.join(map(str, arguments))})"
-        return {"call": call} | {k: _short(v) for k, v in step.items() if k not in ("op", "step")}
-    config = trace.header["config"]
+        return {"call": call} | {k: _short(v) for k, v in ({"returned": op.returned} | op.observed).items()}
+    step, config = trace.steps[index], trace.header.config
     row = {
-        "scheduled": _counts(step["scheduled"]) or "nobody",
-        "budget": bar(step["num_batched_tokens"], config["max_num_batched_tokens"]),
-        "running": bar(step["num_running"], config["max_num_seqs"]),
-        "waiting": f"{'#' * min(step['num_waiting'], BAR)} {step['num_waiting']}".strip(),
-        "KV in use": bar(config["num_blocks"] - step["num_free_blocks"], config["num_blocks"]),
-        "new tokens": _counts(step["new_tokens"]) or "none",
-        "events": ", ".join(_event(event) for event in step["events"]) or "none",
+        "scheduled": _counts(step.scheduled) or "nobody",
+        "budget": bar(step.num_batched_tokens, config["max_num_batched_tokens"]),
+        "running": bar(step.num_running, config["max_num_seqs"]),
+        "waiting": f"{'#' * min(step.num_waiting, BAR)} {step.num_waiting}".strip(),
+        "KV in use": bar(config["num_blocks"] - step.num_free_blocks, config["num_blocks"]),
+        "new tokens": _counts({i: ", ".join(map(str, t)) for i, t in step.new_tokens.items()}) or "none",
+        "events": ", ".join(map(_event, step.events)) or "none",
     }
     for key, names in _queues(trace, index).items():
         row[key] += f" {names}".rstrip()
@@ -84,20 +89,16 @@ def _row(trace: Trace, index: int) -> dict[str, str]:
 
 
 def _queues(trace: Trace, index: int) -> dict[str, str]:
-    """Who is running and who waits: told by the record itself, or folded from the events."""
-    if "queues" in trace.steps[index]:
-        return {key: " ".join(names) for key, names in trace.steps[index]["queues"].items()}
+    """The running and the waiting requests of a step, folded from the records."""
     try:
         for record, views in replay(trace):
-            if record["step"] == trace.steps[index]["step"]:
-                by_arrival = sorted(views.values(), key=lambda view: view.arrival)
+            if record is trace.steps[index]:
+                there = [v for v in sorted(views.values(), key=lambda v: v.arrival) if v.state != "finished"]
                 return {
-                    "running": " ".join(v.request_id for v in by_arrival if v.state in ("prefill", "decode")),
-                    "waiting": " ".join(
-                        v.request_id for v in by_arrival if v.state in ("waiting", "preempted")
-                    ),
+                    "running": " ".join(view.request_id for view in there if view.running),
+                    "waiting": " ".join(view.request_id for view in there if not view.running),
                 }
-    except (KeyError, AttributeError):  # a run so wrong that its events do not add up
+    except ValueError:  # a run so wrong that its events do not add up
         pass
     return {}
 
@@ -109,26 +110,22 @@ def bar(value: int, limit: int) -> str:
     return f"[{'#' * filled}{'.' * (BAR - 8 - filled)}] {value}/{limit}{over}"
 
 
-def _counts(mapping: dict) -> str:
+def _counts(mapping: Mapping[str, object]) -> str:
     return ", ".join(f"{key}: {value}" for key, value in mapping.items())
 
 
-def _event(event: dict) -> str:
-    what = {
-        "QUEUED": "queued",
-        "SCHEDULED": "admitted",
-        "PREEMPTED": "preempted",
-        "FINISHED": f"finished ({event.get('reason')})",
-    }
-    return f"{event['id']} {what.get(event['type'], event['type'])}"
+def _event(event: Event) -> str:
+    what = {"QUEUED": "queued", "SCHEDULED": "admitted", "PREEMPTED": "preempted", "FINISHED": "finished"}
+    why = f" ({event.reason})" if isinstance(event, Finished) else ""
+    return f"{event.id} {what[event.type]}{why}"
 
 
-def _short(value) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _pair(left: str, right: str, width: int):
+def _pair(left: str, right: str, width: int) -> Iterator[tuple[str, str]]:
     """Two texts wrapped to columns, padded to the same number of lines."""
     from textwrap import wrap
 

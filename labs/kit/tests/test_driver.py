@@ -37,8 +37,8 @@ def run(step=solution.schedule_step, *, raise_errors=True, **more):
 def texts(trace):
     said = {}
     for record in trace.steps:
-        for name, token in record["new_tokens"].items():
-            said.setdefault(name, []).append(token)
+        for name, tokens in record.new_tokens.items():
+            said.setdefault(name, []).extend(tokens)
     return said
 
 
@@ -46,19 +46,19 @@ def test_a_run_drains_and_gives_back_its_memory():
     trace = run()
     assert_drained(trace)
     assert {name: len(text) for name, text in texts(trace).items()} == {"a": 3, "b": 4, "c": 2}
-    assert trace.end["num_free_blocks"] == 32
+    assert trace.end.num_free_blocks == 32
 
 
 def test_late_arrivals_are_waited_for():
     trace = run()
-    queued = {e["id"]: r["step"] for r in trace.steps for e in r["events"] if e["type"] == "QUEUED"}
+    queued = {e.id: r.step for r in trace.steps for e in r.events if e.type == "QUEUED"}
     assert queued == {"a": 0, "b": 1, "c": 9}
 
 
 def test_waiting_for_a_late_arrival_is_not_being_stuck():
     late = [{"id": "late", "prompt": 3, "max_tokens": 2, "at": 120}]
     trace = run(requests=[*REQUESTS, *late])
-    assert trace.end["end"] == "drained" and len(trace.steps) > 120
+    assert trace.end.end == "drained" and len(trace.steps) > 120
 
 
 def test_work_in_between_starts_the_patience_anew():
@@ -74,19 +74,19 @@ def test_abort_ends_a_request_wherever_it_is():
     trace = run(aborts=[{"step": 1, "id": "a"}])
     assert_drained(trace)
     assert "a" not in texts(trace)
-    assert trace.end["num_free_blocks"] == 32
+    assert trace.end.num_free_blocks == 32
 
 
 def test_no_progress_ends_as_stuck_and_names_who_is_left():
     trace = run(lambda *args, **kwargs: {})
-    assert (trace.end["end"], len(trace.steps)) == ("stuck", 50)
+    assert (trace.end.end, len(trace.steps)) == ("stuck", 50)
     with pytest.raises(AssertionError, match=r"no progress for 50 steps; waiting was \['a', 'b', 'c'\]"):
         assert_drained(trace)
 
 
 def test_step_limit():
     trace = run(max_steps=3)
-    assert (trace.end["end"], len(trace.steps)) == ("max_steps", 3)
+    assert (trace.end.end, len(trace.steps)) == ("max_steps", 3)
     with pytest.raises(AssertionError, match="max_steps"):
         assert_drained(trace)
 
@@ -98,7 +98,7 @@ def test_errors_are_raised_for_a_test_and_kept_for_a_grader():
     with pytest.raises(ZeroDivisionError):
         run(broken)
     trace = run(broken, raise_errors=False)
-    assert (trace.end["end"], trace.end["error"]) == ("error", "ZeroDivisionError: oops")
+    assert (trace.end.end, trace.end.error) == ("error", "ZeroDivisionError: oops")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def ops(kv):
 
 def test_operation_logs_are_compared_whole():
     trace, larger = ops(FakeKV(10)), ops(FakeKV(20))
-    assert [step["returned"] for step in trace.steps] == [True, False]
+    assert [step.returned for step in trace.steps] == [True, False]
     found = compare.departure(trace, larger)
     assert found.index == 0
     text = compare.show({"name": "ops"}, trace, larger, found)
@@ -237,19 +237,19 @@ def test_operation_logs_are_compared_whole():
 def test_traces_differ_in_order_but_not_in_time():
     trace, same = run(), run()
     for step in same.steps:
-        step["t"] += 100
-        step["blocks"] = {}
-        step["blocked"] = {"reason": "none"}
+        step.t += 100
+        step.blocks = {}
+        step.blocked.reason = "none"
     assert compare.departure(trace, same) is None
     assert compare.fingerprint(trace) == compare.fingerprint(same)
-    index, mixed = next((i, s) for i, s in enumerate(same.steps) if len(s["scheduled"]) == 2)
-    mixed["scheduled"] = dict(reversed(mixed["scheduled"].items()))
+    index, mixed = next((i, s) for i, s in enumerate(same.steps) if len(s.scheduled) == 2)
+    mixed.scheduled = dict(reversed(mixed.scheduled.items()))
     assert compare.departure(trace, same).index == index
 
 
 def test_runs_of_equal_steps_that_end_otherwise_differ():
     trace, same = run(), run()
-    same.end["end"] = "stuck"
+    same.end.end = "stuck"
     found = compare.departure(trace, same)
     assert (found.index, found.yours, found.reference) == (len(trace.steps), None, None)
 

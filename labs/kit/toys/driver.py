@@ -4,14 +4,17 @@ Tests, grader and notebooks all run a lab through here, so that they judge the s
 is kept in `RUNS` until the next test: what a failed test shows is taken from there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 from labs.kit.toys.model import ToyModel
 from labs.kit.toys.requests import make_request
 from labs.kit.toys.words import brief, describe
 from mini_engine.request import Request
-from mini_engine.trace import Recorder, Trace
+from mini_engine.trace import End, Recorder, Trace
+from mini_engine.trace.record import Record
 
 PATIENCE = 50  # steps without any work done, until a run counts as stuck
 DEFAULTS = {  # of a scenario's config
@@ -21,7 +24,39 @@ DEFAULTS = {  # of a scenario's config
     "prefix_caching": False,
     "watermark": 0,
 }
-RUNS: list[tuple[dict, Trace]] = []  # (scenario, trace) of the test that is running
+Scenario = dict[str, Any]
+
+
+@dataclass(slots=True)
+class OpStep(Record):
+    """One operation: what it returned, and the public state that it left behind."""
+
+    what: ClassVar[str] = "the operation"
+    step: int
+    op: list[Any]
+    returned: Any
+    observed: dict[str, Any]
+
+
+@dataclass(slots=True)
+class OpHeader(Record):
+    what: ClassVar[str] = "the header"
+    tags: ClassVar[tuple[str, ...]] = ("trace", "version")
+    trace: ClassVar[str] = "mini-engine-ops"
+    version: ClassVar[int] = 1
+    config: dict[str, Any]
+
+
+@dataclass
+class OpLog:
+    """The operations of labs 05 and 06, as a Trace has the steps of a run."""
+
+    header: OpHeader
+    steps: list[OpStep] = field(default_factory=list)
+    end: End | None = None
+
+
+RUNS: list[tuple[Scenario, Trace | OpLog]] = []  # (scenario, trace) of the test that is running
 
 
 class ScheduleError(Exception):
@@ -31,14 +66,14 @@ class ScheduleError(Exception):
 class Referee:
     """Stands in front of a scheduler and refuses schedules that make no sense, in words."""
 
-    def __init__(self, scheduler):
+    def __init__(self, scheduler: Any):
         self.scheduler = scheduler
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.scheduler, name)
 
     def schedule(self) -> dict[str, int]:
-        scheduled = self.scheduler.schedule()
+        scheduled: dict[str, int] = self.scheduler.schedule()
         if not isinstance(scheduled, dict):
             raise ScheduleError(
                 f"the schedule must be a dict {{request_id: num_tokens}}, not {brief(scheduled)}"
@@ -56,40 +91,47 @@ class Referee:
             if not isinstance(num_tokens, int) or not 1 <= num_tokens <= request.num_new_tokens:
                 raise ScheduleError(
                     f"{request_id} is scheduled for {brief(num_tokens)} tokens; "
-                    f"it has {request.num_new_tokens} left to compute, and who computes none is left out"
+                    f"it has {request.num_new_tokens} left to compute, omit requests that compute nothing"
                 )
         return scheduled
 
 
 def drive(
-    scheduler,
-    scenario: dict,
+    scheduler: Any,
+    scenario: Scenario,
     *,
-    next_chunk: Callable | None = None,
+    next_chunk: Callable[[Request, int], Any] | None = None,
     model: ToyModel | None = None,
     raise_errors: bool = True,
     parts: dict[str, str] | None = None,
 ) -> Trace:
     """Run a scenario: arrivals, aborts, schedule, one forward, update, until all is done.
 
-    The trace's end says drained, stuck (50 steps in which nobody computed anything), max_steps or
-    error. With `raise_errors` an error of the code under test is raised (a test shows its line);
-    without, it only ends the trace, as the grader wants it.
+    The trace's end says drained, stuck (50 steps in which nothing was computed), max_steps or error.
+    With `raise_errors` an error of the code under test is raised (a test shows its line); without, it
+    only ends the trace, as the grader wants it.
     """
-    recorder = Recorder(Referee(scheduler), config=DEFAULTS | scenario["config"], parts=parts)
-    RUNS.append((scenario, recorder.trace))
+    referee: Any = Referee(scheduler)
+    recorder = Recorder(referee, config=DEFAULTS | scenario["config"], parts=parts)
     model = model or ToyModel(scheduler.kv)
     try:
         end, details = _steps(recorder, scenario, model, next_chunk)
     except BaseException as error:  # sys.exit() too ends a run
-        recorder.close("error", error=describe(error))
+        trace = _ran(scenario, recorder.close("error", error=describe(error)))
         if raise_errors or not isinstance(error, Exception):
             raise
-        return recorder.trace
-    return recorder.close(end, **details)
+        return trace
+    return _ran(scenario, recorder.close(end, **details))
 
 
-def _steps(recorder: Recorder, scenario: dict, model: ToyModel, next_chunk) -> tuple[str, dict]:
+def _ran(scenario: Scenario, trace: Trace) -> Trace:
+    RUNS.append((scenario, trace))
+    return trace
+
+
+def _steps(
+    recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: Callable[[Request, int], Any] | None
+) -> tuple[str, dict[str, list[str]]]:
     arrivals = sorted(scenario["requests"], key=lambda request: request.get("at", 0))
     aborts = list(scenario.get("aborts", ()))
     idle = 0
@@ -109,12 +151,16 @@ def _steps(recorder: Recorder, scenario: dict, model: ToyModel, next_chunk) -> t
     return "max_steps", {"waiting": ids(recorder.waiting), "running": ids(recorder.running)}
 
 
-def _request(entry: dict) -> Request:
+def _request(entry: dict[str, Any]) -> Request:
     fields = {k: v for k, v in entry.items() if k in ("priority", "max_tokens", "stop_token_ids")}
     return make_request(entry["id"], entry["prompt"], **fields)
 
 
-def _rows(running: Sequence[Request], scheduled: dict[str, int], next_chunk) -> list[tuple]:
+def _rows(
+    running: Sequence[Request],
+    scheduled: dict[str, int],
+    next_chunk: Callable[[Request, int], Any] | None,
+) -> list[tuple[Request, list[int], list[int], bool]]:
     """The rows of one forward, cut by the lab's `next_chunk` where it has one."""
     rows = []
     by_id = {request.request_id: request for request in running}
@@ -130,67 +176,77 @@ def _rows(running: Sequence[Request], scheduled: dict[str, int], next_chunk) -> 
     return rows
 
 
-def ids(requests) -> list[str]:
+def ids(requests: Iterable[Request]) -> list[str]:
     return [request.request_id for request in requests]
 
 
 def assert_drained(trace: Trace) -> None:
-    """Every request of the run finished; the AssertionError says who did not, and how it ended."""
+    """Every request of the run finished; the AssertionError names those that did not, and how it ended."""
     __tracebackhide__ = True
-    end = trace.end or {"end": "unfinished"}
-    if end["end"] == "stuck":
+    end = trace.end or End("unfinished", len(trace.steps))
+    if end.end == "stuck":
         raise AssertionError(
-            f"no progress for {PATIENCE} steps; waiting was {end['waiting']}, running was {end['running']}"
+            f"no progress for {PATIENCE} steps; waiting was {end.waiting}, running was {end.running}"
         )
-    if end["end"] != "drained":
-        left = {key: end[key] for key in ("waiting", "running", "error") if end.get(key)}
-        raise AssertionError(f"the run ended as {end['end']!r} in step {end.get('step')}, with {left}")
+    if end.end != "drained":
+        left = {key: getattr(end, key) for key in ("waiting", "running", "error") if getattr(end, key)}
+        raise AssertionError(f"the run ended as {end.end!r} in step {end.step}, with {left}")
 
 
-def one_step(schedule_step: Callable, waiting, running, kv, **settings) -> dict[str, int]:
+def one_step(
+    schedule_step: Callable[..., dict[str, int]],
+    waiting: Any,
+    running: list[Request],
+    kv: Any,
+    **settings: Any,
+) -> dict[str, int]:
     """Call `schedule_step` once, on a state made by hand, and record that as a run of one step.
 
     `clamp` may be among the settings; the others become the config.
     """
     config = DEFAULTS | {k: v for k, v in settings.items() if k != "clamp"} | {"num_blocks": kv.num_blocks}
-    scheduler = SimpleNamespace(
+    scenario = {"name": "", "config": config}
+    scheduler: Any = SimpleNamespace(
         kv=kv,
         waiting=waiting,
         running=running,
         schedule=lambda: schedule_step(waiting, running, kv, **settings),
-        update=lambda scheduled, sampled: [],
+        update=lambda scheduled, sampled, stopped: [],
     )
-    recorder = Recorder(Referee(scheduler), config=config)
-    RUNS.append(({"name": "", "config": config}, recorder.trace))
+    referee: Any = Referee(scheduler)
+    recorder = Recorder(referee, config=config, requests=[*running, *waiting])
     try:
         scheduled = recorder.schedule()
     except BaseException as error:
-        recorder.close("error", error=describe(error))
+        _ran(scenario, recorder.close("error", error=describe(error)))
         raise
     recorder.update(scheduled, {})
-    recorder.trace.steps[0]["queues"] = {"running": ids(running), "waiting": ids(waiting)}
-    recorder.close("drained")
+    _ran(scenario, recorder.close("drained"))
     return scheduled
 
 
 def log_ops(
-    scenario: dict, perform: Callable[[str, list], object], observe: Callable[[], dict], *, raise_errors=True
-) -> Trace:
+    scenario: Scenario,
+    perform: Callable[[str, list[Any]], Any],
+    observe: Callable[[], dict[str, Any]],
+    *,
+    raise_errors: bool = True,
+) -> OpLog:
     """Run a scenario of operations (labs 05 and 06) and log what each returned and left behind.
 
     `perform(name, arguments)` carries out one of `scenario["ops"]`; what it returns must be JSON.
-    `observe()` tells the public state after it, for example {"num_free_blocks": 3, "lengths": {"a": 2}}.
+    `observe()` gives the public state after it, for example {"num_free_blocks": 3, "lengths": {"a": 2}}.
     """
-    trace = Trace({"trace": "mini-engine-ops", "version": 1, "config": scenario["config"]})
-    RUNS.append((scenario, trace))
+    log = OpLog(OpHeader(scenario["config"]))
+    RUNS.append((scenario, log))
     for number, (name, *arguments) in enumerate(scenario["ops"]):
         try:
             returned = perform(name, arguments)
         except Exception as error:
-            trace.end = {"end": "error", "step": number, "error": describe(error)}
+            log.end = End("error", number, error=describe(error))
             if raise_errors:
                 raise
-            return trace
-        trace.steps.append({"step": number, "op": [name, *arguments], "returned": returned, **observe()})
-    trace.end = {"end": "drained", "step": len(trace.steps)}
-    return trace
+            return log
+        log.steps.append(OpStep(number, [name, *arguments], returned, observe()))
+    log.end = End("drained", len(log.steps))
+    return log
