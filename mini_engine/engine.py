@@ -193,7 +193,9 @@ class Engine:
             )
         sampled: dict[str, list[int]] = {}
         stopped: dict[str, str] = {}
-        token_ids = self.sampler(logits, requests) if requests else []
+        if not requests:
+            return sampled, stopped
+        token_ids = self.sampler(logits, requests)
         for request, token_id, row in zip(requests, token_ids, logits, strict=True):
             output = self._outputs[request.request_id]
             sampled[request.request_id] = [token_id]
@@ -245,3 +247,8 @@ class Engine:
         if not isinstance(self.scheduler, Recorder):
             raise RuntimeError("this engine keeps no trace; make it with record=True")
         return self.scheduler.snapshot()
+
+    def close(self) -> None:
+        """End the recording, if there is one; a trace that is streamed to a file is whole from then on."""
+        if isinstance(self.scheduler, Recorder):
+            self.scheduler.close("max_steps" if self.has_work else "drained")

@@ -488,7 +488,7 @@ def test_19_a_failed_allocation_changes_nothing():
 
     def state(request):
         kept = {k: v for k, v in vars(request).items() if k != "block_hashes"}  # a memo, not a claim
-        return copy.deepcopy((vars(kv), kept))
+        return copy.deepcopy(({**vars(kv), "_cache": vars(kv._cache)}, kept))
 
     big = make_request("big", [*range(8), *range(20)])
     before = state(big)
@@ -851,8 +851,12 @@ def test_31_every_read_is_the_requests_own(config, specs):
 class SharesToo(BlockManager):
     """Wrong on purpose: hits the cache by content alone, whatever precedes it."""
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._cache._lookup = self._lookup
+
     def _lookup(self, request, index, parent):
-        token_ids = self._tokens(request, index)
+        token_ids = self._cache._tokens(request, index)
         return next((b for b in self._blocks if b.hash is not None and b.token_ids == token_ids), None)
 
 
@@ -947,8 +951,8 @@ from mini_engine.trace import decisions
 told = []
 for seed in range(12):
     engine = play(*random_workload(seed))
-    told += [[decisions(r), r["blocks"], r["blocked"]] for r in engine.trace.steps]
-engine = Engine(tiny_model(), num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=9)
+    told += [[decisions(r), r.blocks, r.blocked.to_json()] for r in engine.trace.steps]
+engine = Engine(tiny_model(), num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=9, record=True)
 for name in ("b", "a", "zz", "c", "k"):
     engine.add_request([1, 2, 3, len(name)] * 3, SamplingParams(max_tokens=9), request_id=name)
 deltas = drain(engine)
