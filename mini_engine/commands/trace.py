@@ -27,8 +27,11 @@ def timeline(
     ] = None,
 ) -> None:
     """Draw a recorded run as a picture."""
+    import matplotlib
+
     from mini_engine.show import figures
 
+    matplotlib.use("Agg")
     trace = read(path)
     out = out or path.with_suffix(".png")
     try:
