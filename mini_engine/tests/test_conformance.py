@@ -42,7 +42,7 @@ SEEDS = range(40)
 
 
 def events(engine, kind):
-    return [(r["step"], e) for r in engine.trace.steps for e in r["events"] if e["type"] == kind]
+    return [(r.step, e) for r in engine.trace.steps for e in r.events if e.type == kind]
 
 
 def ids(requests):
@@ -78,12 +78,12 @@ def test_02_budget_and_slots_hold_in_every_step():
     full_budget = full_slots = 0
     for seed in SEEDS:
         engine = random_run(seed)
-        limits = engine.trace.header["config"]
+        limits = engine.trace.header.config
         for record in engine.trace.steps:
-            assert sum(record["scheduled"].values()) <= limits["max_num_batched_tokens"]
-            assert record["num_running"] <= limits["max_num_seqs"]
-            full_budget += record["num_batched_tokens"] == limits["max_num_batched_tokens"]
-            full_slots += record["num_running"] == limits["max_num_seqs"]
+            assert sum(record.scheduled.values()) <= limits["max_num_batched_tokens"]
+            assert record.num_running <= limits["max_num_seqs"]
+            full_budget += record.num_batched_tokens == limits["max_num_batched_tokens"]
+            full_slots += record.num_running == limits["max_num_seqs"]
     assert full_budget and full_slots, "the limits were never reached: this says nothing"
 
 
@@ -108,16 +108,16 @@ def test_03_only_the_last_admitted_is_cut_by_the_budget():
         lengths = {r.request_id: r.num_prompt_tokens for r in engine.requests.values()}
         told = dict.fromkeys(lengths, 0)
         for record in engine.trace.steps:
-            admitted = [e for e in record["events"] if e["type"] == "SCHEDULED"]
+            admitted = [e for e in record.events if e.type == "SCHEDULED"]
             for i, event in enumerate(admitted):
-                known = lengths[event["id"]] + told[event["id"]]
-                wants = min(known - event["num_cached_tokens"], threshold)
-                got = record["scheduled"][event["id"]]
+                known = lengths[event.id] + told[event.id]
+                wants = min(known - event.num_cached_tokens, threshold)
+                got = record.scheduled[event.id]
                 if got < wants:
                     assert i == len(admitted) - 1
-                    assert record["num_batched_tokens"] == engine.settings["max_num_batched_tokens"]
+                    assert record.num_batched_tokens == engine.settings["max_num_batched_tokens"]
                     cut += 1
-            for request_id in record["new_tokens"]:
+            for request_id in record.new_tokens:
                 told[request_id] += 1
     assert cut, "no prompt was ever cut by the budget: this says nothing"
 
@@ -145,7 +145,7 @@ def test_04_decodes_are_served_every_step_unless_preempted():
             for request in decoding:
                 if request.request_id in scheduled:
                     assert scheduled[request.request_id] == 1
-                    assert engine.trace.steps[-1]["new_tokens"][request.request_id] is not None
+                    assert engine.trace.steps[-1].new_tokens[request.request_id] is not None
                     decodes += 1
                 else:
                     assert engine.preemptions[-1:] and request.request_id in engine.preemptions
@@ -157,7 +157,7 @@ def test_05_an_inner_chunk_yields_no_token():
     engine = SlotEngine(long_prefill_token_threshold=4).add(make_request("a", 10, 2))
     for tokens, yields in ((4, False), (4, False), (2, True), (1, True)):
         assert engine.step() == {"a": tokens}
-        assert bool(engine.trace.steps[-1]["new_tokens"]) == yields
+        assert bool(engine.trace.steps[-1].new_tokens) == yields
 
 
 def test_05_an_inner_chunk_consumes_no_randomness(model):
@@ -187,7 +187,7 @@ def test_07_a_decode_never_waits_for_a_prefill():
     engine.add(make_request("b", 60))
     while engine.requests["b"].num_computed_tokens < 60:
         engine.step()
-    with_token = [r["step"] for r in engine.trace.steps if "a" in r["new_tokens"]]
+    with_token = [r.step for r in engine.trace.steps if "a" in r.new_tokens]
     assert len(engine.trace.steps) > 15
     assert {b - a for a, b in itertools.pairwise(with_token)} == {1}
 
@@ -287,7 +287,7 @@ def test_11_nobody_is_admitted_in_a_step_that_preempted():
     for seed in SEEDS:
         engine = random_run(seed)
         for record in engine.trace.steps:
-            kinds = [event["type"] for event in record["events"]]
+            kinds = [event.type for event in record.events]
             preempting += "PREEMPTED" in kinds
             assert not ("PREEMPTED" in kinds and "SCHEDULED" in kinds)
     assert preempting > 20
@@ -386,7 +386,7 @@ def test_14_nothing_is_preempted_while_there_is_room():
     """14. A preemption means that the running requests needed more blocks than were free."""
     for seed in SEEDS:
         for _, event in events(random_run(seed), "PREEMPTED"):
-            assert event["needs"] > event["free"]
+            assert event.needs > event.free
         workload, arrivals = random_workload(seed)
         assert play(workload | {"num_blocks": 200}, arrivals).preemptions == []
 
@@ -397,7 +397,9 @@ def test_15_preemption_does_not_change_the_output(model):
 
     params = SamplingParams(temperature=0, max_tokens=12)
     prompts = [[i, 2 * i, 5, 7, 11, i + 3] for i in range(4)]
-    engine = Engine(model, num_blocks=10, block_size=3, max_num_seqs=4, max_num_batched_tokens=16)
+    engine = Engine(
+        model, num_blocks=10, block_size=3, max_num_seqs=4, max_num_batched_tokens=16, record=True
+    )
     for i, prompt in enumerate(prompts):
         engine.add_request(prompt, params, request_id=str(i))
     deltas = drain(engine)
@@ -647,7 +649,7 @@ def test_25_without_caching_no_hits_and_the_same_tokens():
                 found += engine.kv.stats.hit
             else:
                 assert engine.kv.stats.hit == engine.kv.num_cached_blocks == 0
-                assert all(event["num_cached_tokens"] == 0 for _, event in events(engine, "SCHEDULED"))
+                assert all(event.num_cached_tokens == 0 for _, event in events(engine, "SCHEDULED"))
         assert outputs[0] == outputs[1]
     assert found
 
@@ -667,7 +669,7 @@ def test_26_hits_are_counted_in_tokens_once_an_admission():
     engine.run()
     assert engine.preemptions == ["c"]
     assert (stats.queried, stats.hit) == (9 + 12 + 11, 8), "resuming is not counted here"
-    (_, resumed) = [e for _, e in events(engine, "SCHEDULED") if e["id"] == "c"]
+    (_, resumed) = [e for _, e in events(engine, "SCHEDULED") if e.id == "c"]
     assert stats.resumed_queried > c.num_prompt_tokens
     assert stats.resumed_hit == resumed["num_cached_tokens"]
 
@@ -828,7 +830,7 @@ def test_30_any_mix_keeps_every_invariant(config, specs):
         step += 1
         assert step < 1000, "no end"
     engine.run()
-    assert {record["blocked"]["reason"] for record in engine.trace.steps} <= {
+    assert {record.blocked.reason for record in engine.trace.steps} <= {
         "preempted",
         "slots",
         "budget",
@@ -922,6 +924,7 @@ def test_32_every_way_gives_the_same(model, way, block_size):
         max_num_batched_tokens=200 if way == "unchunked" else 7,
         max_num_seqs=4,
         enable_prefix_caching=way == "cached",
+        record=True,
         parts=Parts(attend_backend=Backend),
     )
     params = SamplingParams(temperature=0, max_tokens=10)
@@ -1000,7 +1003,7 @@ def test_33_ties_are_decided_by_arrival_alone():
     for names in (["a", "b", "c", "d"], ["z", "y", "x", "w"]):
         engine = SlotEngine(policy="priority", max_num_seqs=1)
         engine.add(*(make_request(name, [1, 2], 1, priority=1) for name in names)).run()
-        orders.append([names.index(i) for r in engine.trace.steps for i in r["scheduled"]])
+        orders.append([names.index(i) for r in engine.trace.steps for i in r.scheduled])
     assert orders == [[0, 1, 2, 3]] * 2
 
 

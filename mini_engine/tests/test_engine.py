@@ -19,6 +19,7 @@ from mini_engine.tests.helpers import (
     alone,
     byte_tokenizer,
     drain,
+    row,
     scripted_engine,
     spy,
     text_of,
@@ -26,6 +27,7 @@ from mini_engine.tests.helpers import (
     tokens_of,
 )
 from mini_engine.text.output_text import OutputText
+from mini_engine.trace import Recorder, VirtualClock, read_trace, replay
 
 
 def greedy(max_tokens=20, **kwargs):
@@ -258,11 +260,73 @@ def test_without_a_record_there_is_no_trace(model):
         engine.add_request([3, 4, 5], params)
         told.append(tokens_of(drain(engine)["r0"]))
         if record:
-            assert engine.trace.end["end"] == "drained" and engine.trace.steps
+            assert engine.trace.end.end == "drained" and engine.trace.steps
         else:
             with pytest.raises(RuntimeError, match="record=True"):
                 _ = engine.trace
     assert told[0] == told[1] == alone(model, [3, 4, 5], params)
+
+
+def test_recording_is_off_unless_asked_for(model):
+    """Nothing is kept by default, however long the engine runs; a number keeps the last so many steps."""
+    engine = Engine(model, num_blocks=8, block_size=4)
+    assert not isinstance(engine.scheduler, Recorder)
+    ring = Engine(model, num_blocks=20, block_size=4, record=5)
+    for i in range(4):
+        ring.add_request([3, 4, 5, i], greedy(6))
+        drain(ring)
+    trace = ring.trace
+    assert [record.step for record in trace.steps] == list(range(19, 24))
+    assert [view.request_id for _, views in replay(trace) for view in views.values()] == ["r3"] * 5
+
+
+def test_a_trace_streamed_to_a_file_is_the_one_kept_in_memory(model, tmp_path):
+    """record=PATH writes each step as it comes; the file is there once the engine is closed."""
+    path, traces = tmp_path / "run.jsonl", []
+    for record in (path, True):
+        engine = Engine(model, num_blocks=20, block_size=4, record=record, clock=VirtualClock())
+        for i in range(3):
+            engine.add_request([3, 4, 5, i], greedy(6))
+        drain(engine)
+        assert not path.exists() or record is True
+        engine.close()
+        traces.append(read_trace(path) if record is path else engine.trace)
+    assert [line.to_json() for line in traces[0].lines()] == [line.to_json() for line in traces[1].lines()]
+
+
+def test_reading_the_trace_changes_nothing(model):
+    """However often it is read in the middle of a run, the run and its trace are those of one not read."""
+    traces = []
+    for looks in (0, 3):
+        engine = Engine(model, num_blocks=20, block_size=4, record=True, clock=VirtualClock())
+        for i in range(3):
+            engine.add_request([3, 4, 5, i], greedy(6))
+        while engine.has_work:
+            engine.step()
+            seen = [engine.trace for _ in range(looks)]
+            assert all(trace.end.end == ("max_steps" if engine.has_work else "drained") for trace in seen)
+        assert not looks or len(seen[0].steps) == len(engine.trace.steps)
+        traces.append(engine.trace)
+    assert [line.to_json() for line in traces[0].lines()] == [line.to_json() for line in traces[1].lines()]
+
+
+def test_a_step_that_yields_several_tokens(model):
+    """A step that brings three tokens gives them out in one Delta, less what follows the end."""
+
+    def three_at_once(engine):
+        scheduled = engine.scheduler.schedule()
+        rows = [row(engine.requests[name], n) for name, n in scheduled.items()]
+        ending = [r.request for r in rows if r.is_last]
+        engine.scheduler.update(scheduled, {r.request_id: [7, 8, 9] for r in ending})
+        return engine.collect(ending, {})
+
+    engine = Engine(model, num_blocks=20, block_size=4, parts=Parts(step=three_at_once), record=True)
+    engine.add_request([3, 4, 5], greedy(8), request_id="a")
+    engine.add_request([3, 4, 5], SamplingParams(stop_token_ids=[8]), request_id="b")
+    first, second = engine.step()
+    assert (first.token_ids, first.finish_reason) == ([7, 8, 9], None)
+    assert (second.token_ids, second.finish_reason, second.stop_reason) == ([7, 8], "stop", 8)
+    assert engine.trace.steps[0].new_tokens == {"a": [7, 8, 9], "b": [7, 8]}
 
 
 def test_a_step_leaves_no_gradients(model):
@@ -493,7 +557,7 @@ def test_parts_can_be_replaced_and_are_named(model):
     assert tokens_of(drain(engine)["r0"]) == alone(model, [1, 2, 3], greedy(3))
     assert seen == set(names)
     assert base.origins() == {}
-    assert engine.trace.header["parts"] == dict.fromkeys(names, __name__)
+    assert engine.trace.header.parts == dict.fromkeys(names, __name__)
 
 
 def test_the_pool_is_sized_by_memory_or_by_use(model):

@@ -57,7 +57,7 @@ def generate_together(theirs, prompts, max_tokens):
 
 def serve(model, prompts, max_tokens, tokenizer=None, **settings):
     """All prompts at once, greedy: (outputs in order, the engine)."""
-    engine = Engine(model, tokenizer, **settings)
+    engine = Engine(model, tokenizer, record=True, **settings)
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     ids = [engine.add_request(prompt, params) for prompt in prompts]
     deltas = drain(engine)
@@ -65,7 +65,7 @@ def serve(model, prompts, max_tokens, tokenizer=None, **settings):
 
 
 def num_preempted(engine):
-    return sum(e["type"] == "PREEMPTED" for r in engine.trace.steps for e in r["events"])
+    return sum(e.type == "PREEMPTED" for r in engine.trace.steps for e in r.events)
 
 
 LLAMA3 = dict(
