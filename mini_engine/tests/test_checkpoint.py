@@ -1,5 +1,5 @@
 """Reading checkpoints: fused weights land where they belong, and whatever is wrong with a file is
-told in one sentence that names it. (Agreement with transformers is in test_oracle_model.)"""
+reported in one sentence that names it. (Agreement with transformers is in test_oracle_model.)"""
 
 import dataclasses
 import json
@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
-from mini_engine.loading.checkpoint import load_model
+from mini_engine.loading import gguf_weights
+from mini_engine.loading.checkpoint import load, load_model
 from mini_engine.loading.gguf_file import GGUFFile
 from mini_engine.model import sdpa
 
@@ -223,6 +224,54 @@ def test_gguf_quantized_types(quant, tmp_path):
         expected = dequantize(quantize(tensors[name].numpy(), quant), quant)
         assert torch.equal(found.weight, torch.from_numpy(expected))
         assert 0 < (found.weight - tensors[name]).abs().max() < 0.2
+
+
+BLOCK_TYPES = sorted(gguf.quants._type_traits, key=lambda kind: kind.name)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random bytes make scales that overflow
+@pytest.mark.parametrize("heads", [None, 8])
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+def test_pieces_hold_what_the_package_makes_of_the_whole(kind, heads):
+    """Bit for bit, of every type that the package knows, with rows of interleaved heads too."""
+    block_size, type_size = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = 144, 512
+    raw = np.random.default_rng(kind.value).integers(
+        0, 256, (rows, columns // block_size * type_size), np.uint8
+    )
+    tensor = gguf.ReaderTensor(
+        "t", kind, np.array([columns, rows], np.uint32), rows * columns, raw.nbytes, 0, raw, None
+    )
+    pieces = list(gguf_weights._values(tensor, "m.gguf", heads))
+    assert len(pieces) > 2 and max(map(len, pieces)) <= gguf_weights.PIECE
+    expected = dequantize(raw, kind)
+    if heads:
+        expected = expected.reshape(heads, -1, 2, columns).swapaxes(1, 2)
+    # As bits: NaN is not equal to itself.
+    assert np.array_equal(torch.cat(pieces).numpy().view(np.int32), expected.reshape(-1).view(np.int32))
+
+
+def test_quantized_vectors_are_read_too(tmp_path):
+    """No converter writes them, but nothing forbids them; of interleaved heads, the values change places."""
+    tensors = tensors_of(CONFIG | {"attention_bias": True})
+    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors)
+    expected = load_model(file, device="cpu")
+    vector = quantize(next(t.data for t in GGUFFile(file).tensors if t.name == "blk.0.attn_q.bias"), Q.Q8_0)
+    tensor = gguf.ReaderTensor("t", Q.Q8_0, np.array([64], np.uint32), 64, vector.nbytes, 0, vector, None)
+    (found,) = gguf_weights._values(tensor, file, 4)
+    bias = expected.layers[0].self_attn.qkv_proj.bias[:64]
+    torch.testing.assert_close(found, bias, rtol=0, atol=0.01)
+
+
+def test_load_opens_a_gguf_file_once(tmp_path, monkeypatch):
+    """Parsing a large vocabulary takes a tenth of a second; model and tokenizer share it."""
+    words = [lambda writer: writer.add_tokenizer_model("llama"), lambda w: w.add_token_scores([0.0] * 3)]
+    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=words)
+    opened, init = [], GGUFFile.__init__
+    monkeypatch.setattr(GGUFFile, "__init__", lambda self, path: opened.append(path) or init(self, path))
+    model, tokenizer = load(file, device="cpu")
+    assert opened == [file]
+    assert (model.config.vocab_size, tokenizer.vocab_size, tokenizer.decode([0, 2])) == (64, 3, "aü")
 
 
 def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):

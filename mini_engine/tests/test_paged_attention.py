@@ -1,6 +1,8 @@
 """Writing to and reading from the paged pool, against attention over a plain sequence."""
 
 import math
+import mmap
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,22 @@ def test_the_pool_has_the_shape_of_the_model():
     bytes_per_token = KVPool.bytes_per_token(model.config, torch.float32)
     assert bytes_per_token * 7 * 5 == pool.k.nbytes + pool.v.nbytes
     assert KVPool.bytes_per_token(model.config, torch.bfloat16) * 2 == bytes_per_token
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_pool_is_zero_and_takes_memory_only_where_it_is_written(dtype):
+    """Padding is read before anything is written there, and masked: 0 times NaN would be NaN."""
+
+    def resident_mib() -> float:
+        statm = Path("/proc/self/statm")
+        return int(statm.read_text().split()[1]) * mmap.PAGESIZE / 2**20 if statm.exists() else 0.0
+
+    before, blocks = resident_mib(), 2**29 // (2 * 2 * 16 * KV_HEADS * DIM * dtype.itemsize)  # half a GiB
+    pool = KVPool(tiny_model().config, blocks, 16, dtype, "cpu")
+    pool.k[:, 7] = 1.0
+    assert pool.k.dtype == dtype and pool.k[:, 6:9].sum() == 2 * 16 * KV_HEADS * DIM
+    assert not pool.v[:, ::1000].any()
+    assert resident_mib() - before < 128
 
 
 def test_write_kv_touches_its_slots_only():
