@@ -52,11 +52,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		> $(VENV)/log 2>&1 || { cat $(VENV)/log; exit 1; }
 	@touch $@
 
-# The second picture needs Chromium.
+# That of the player needs Chromium.
 pictures: $(VENV)/installed
 	@$(BIN)/mini-engine demo
 	@cp out/timeline.png docs/images/timeline.png
-	@$(BIN)/python -m mini_engine.show.player.screenshot docs/images/player.png
+	@for picture in docs/images/*.py; do $(BIN)/python $$picture; done
 
 clean:
 	rm -rf $(VENV) out

@@ -15,7 +15,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.show.player import player_html, ready_setup, write_player
-from mini_engine.show.player.screenshot import find_browser, open_browser
+from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.trace import Recorder, RequestView, Trace, decisions, first_difference, replay
 
 

@@ -354,7 +354,7 @@ def test_student_edition_has_no_solutions_zoo_or_twins(edition):
     scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
     assert "sealed" in scheduler and "kv.admit" not in scheduler
     assert "README.md" in names and "labs/lab-01/test_lab.py" in names
-    authors = ("/tests", "/author", "train.py", "screenshot.py", "architecture.py", ".github", ".ci")
+    authors = ("/tests", "/author", "train.py", "player.py", "architecture.py", ".github", ".ci")
     assert not [name for name in names if any(word in name for word in authors)]
 
 
