@@ -323,7 +323,7 @@ def test_a_decode_gets_a_token_every_step(lab, name):
     """While a 60-token prompt is prefilled, the chat beside it gets a token in every single step."""
     trace = scenarios.run(lab, SCENARIOS[name])
     assert_drained(trace)
-    assert [record["step"] for record in trace.steps if "chat" in record["new_tokens"]] == list(range(12))
+    assert [record.step for record in trace.steps if "chat" in record.new_tokens] == list(range(12))
 
 
 def test_limits_hold_in_every_step(lab):
@@ -333,25 +333,25 @@ def test_limits_hold_in_every_step(lab):
         assert_drained(trace)
         config = scenario["config"]
         for record in trace.steps:
-            assert record["num_batched_tokens"] <= config["max_num_batched_tokens"]
-            assert record["num_running"] <= config["max_num_seqs"]
-        assert trace.end["num_free_blocks"] == config["num_blocks"]
+            assert record.num_batched_tokens <= config["max_num_batched_tokens"]
+            assert record.num_running <= config["max_num_seqs"]
+        assert trace.end.num_free_blocks == config["num_blocks"]
 
 
 def test_nobody_waits_without_a_reason(lab):
     """On 20 random workloads, whoever waits does so for want of budget, a slot or memory."""
     for scenario in scenarios.draw(seed=2, count=20):
         for record in scenarios.run(lab, scenario).steps:
-            assert record["blocked"]["reason"] in ("budget", "slots", "memory", "empty")
+            assert record.blocked.reason in ("budget", "slots", "memory", "empty")
 
 
 def text(trace, request_id):
-    return [record["new_tokens"][request_id] for record in trace.steps if request_id in record["new_tokens"]]
+    return [token for record in trace.steps for token in record.new_tokens.get(request_id, ())]
 
 
 def step_of(trace, kind, request_id):
     for record in trace.steps:
-        for event in record["events"]:
-            if (event["type"], event["id"]) == (kind, request_id):
-                return record["step"]
+        for event in record.events:
+            if (event.type, event.id) == (kind, request_id):
+                return record.step
     raise AssertionError(f"{request_id} was never {kind}")

@@ -41,7 +41,7 @@ def all_chunks(lab, made, budget, threshold=0):
 
 
 def text(trace, request_id):
-    return [record["new_tokens"][request_id] for record in trace.steps if request_id in record["new_tokens"]]
+    return [token for record in trace.steps for token in record.new_tokens.get(request_id, ())]
 
 
 # --------------------------------------------------------------------------------------------- clamp
@@ -251,8 +251,8 @@ def test_a_token_only_when_the_prompt_is_done(lab):
     lab = only(lab, "clamp", "next_chunk")
     trace = scenarios.run(lab, SCENARIOS["a long prompt beside two decodes"])
     assert_drained(trace)
-    chunks = [record["scheduled"]["long"] for record in trace.steps if "long" in record["scheduled"]]
-    tokens = ["long" in record["new_tokens"] for record in trace.steps if "long" in record["scheduled"]]
+    chunks = [record.scheduled["long"] for record in trace.steps if "long" in record.scheduled]
+    tokens = ["long" in record.new_tokens for record in trace.steps if "long" in record.scheduled]
     assert chunks == [8, 8, 8, 8, 8, 1, 1, 1]
     assert tokens == [False] * 5 + [True] * 3
 
@@ -270,8 +270,8 @@ def test_decodes_are_always_paid(lab):
         trace = scenarios.run(watching, scenario)
         assert_drained(trace)
         for before, after in pairwise(trace.steps):
-            done = {event["id"] for event in before["events"] if event["type"] == "FINISHED"}
-            assert all(name in after["new_tokens"] for name in before["new_tokens"] if name not in done)
+            done = {event.id for event in before.events if event.type == "FINISHED"}
+            assert all(name in after.new_tokens for name in before.new_tokens if name not in done)
     assert min(left) >= 0
 
 
@@ -279,9 +279,9 @@ def test_a_long_prompt_never_starves(lab):
     """While chats come and go, the essay of 60 is in every step from its admission on, until it is done."""
     trace = scenarios.run(lab, SCENARIOS["chats come and go around an essay"])
     assert_drained(trace)
-    steps = [record["step"] for record in trace.steps if "essay" in record["scheduled"]]
+    steps = [record.step for record in trace.steps if "essay" in record.scheduled]
     assert steps == list(range(steps[0], steps[-1] + 1))
-    chats = {name for record in trace.steps[steps[0] : steps[-1]] for name in record["new_tokens"]}
+    chats = {name for record in trace.steps[steps[0] : steps[-1]] for name in record.new_tokens}
     assert len(chats) > 8
 
 
@@ -291,8 +291,8 @@ def test_everybody_advances_in_every_step(lab):
         trace = scenarios.run(lab, scenario)
         assert_drained(trace)
         for record in trace.steps:
-            assert len(record["scheduled"]) == record["num_running"]
-            assert record["num_batched_tokens"] <= scenario["config"]["max_num_batched_tokens"]
+            assert len(record.scheduled) == record.num_running
+            assert record.num_batched_tokens <= scenario["config"]["max_num_batched_tokens"]
 
 
 def latencies(lab, threshold):
@@ -302,8 +302,8 @@ def latencies(lab, threshold):
     assert_drained(trace)
     clock = CostModel().clock()
     ends = list(accumulate(clock(record) for record in trace.steps))
-    chat = [end for end, record in zip(ends, trace.steps, strict=True) if "chat" in record["new_tokens"]]
-    first = next(i for i, record in enumerate(trace.steps) if "essay" in record["new_tokens"])
+    chat = [end for end, record in zip(ends, trace.steps, strict=True) if "chat" in record.new_tokens]
+    first = next(i for i, record in enumerate(trace.steps) if "essay" in record.new_tokens)
     arrival = scenario["requests"][1]["at"]
     return max(b - a for a, b in pairwise(chat)), ends[first] - ends[arrival - 1]
 

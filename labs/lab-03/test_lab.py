@@ -72,12 +72,12 @@ def names(requests):
 
 
 def text(trace, request_id):
-    return [record["new_tokens"][request_id] for record in trace.steps if request_id in record["new_tokens"]]
+    return [token for record in trace.steps for token in record.new_tokens.get(request_id, ())]
 
 
 def events(trace, kind):
     """(step, id) of every event of this kind, in order."""
-    return [(r["step"], event["id"]) for r in trace.steps for event in r["events"] if event["type"] == kind]
+    return [(r.step, event.id) for r in trace.steps for event in r.events if event.type == kind]
 
 
 # ------------------------------------------------------------------------------ the order, the queue
@@ -571,7 +571,7 @@ def test_who_just_fits_finishes(lab):
     trace = scenarios.run(lab, _alone(prompt=12, max_tokens=11, blocks=22))
     assert_drained(trace)
     assert len(text(trace, "r0")) == 11
-    assert trace.steps[-1]["num_free_blocks"] == 0
+    assert trace.steps[-1].num_free_blocks == 0
 
 
 @pytest.mark.parametrize("kind", ["stop_token_ids", "eos_token_ids"])
@@ -692,7 +692,7 @@ def test_a_latecomer_who_matters(lab):
     assert [name for _, name in events(trace, "SCHEDULED")] == ["a", "b", "vip", "c"]
     assert events(trace, "PREEMPTED") == []
     for name, count in (("a", 8), ("b", 12)):
-        assert [r["step"] for r in trace.steps if name in r["new_tokens"]] == list(range(count))
+        assert [r.step for r in trace.steps if name in r.new_tokens] == list(range(count))
 
 
 # ------------------------------------------------------------------------------ whole runs: preemption
@@ -715,8 +715,8 @@ def test_kv_length_after_reentry(lab, name):
     """Back again, r0 holds prompt plus outputs minus 1 at its end: 10 + 10 - 1 = 19, not 18, not 20."""
     trace = scenarios.run(lab, SCENARIOS[name])
     assert_drained(trace)
-    assert "r0" in trace.steps[-1]["new_tokens"]
-    assert 22 - trace.steps[-1]["num_free_blocks"] == 10 + 10 - 1
+    assert "r0" in trace.steps[-1].new_tokens
+    assert 22 - trace.steps[-1].num_free_blocks == 10 + 10 - 1
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -739,7 +739,7 @@ def test_the_newest_recomputes_prompt_and_outputs(lab):
     assert_drained(trace)
     assert [victim for _, victim in events(trace, "PREEMPTED")] == ["r1"]
     back = events(trace, "SCHEDULED")[-1][0]
-    assert trace.steps[back]["scheduled"] == {"r1": 10 + 1}
+    assert trace.steps[back].scheduled == {"r1": 10 + 1}
 
 
 def test_arrival_is_never_restamped(lab):
@@ -772,24 +772,24 @@ def test_limits_hold_in_every_step(lab):
         config = scenario["config"]
         for record, views in replay(trace):
             held = sum(len(view.blocks) for view in views.values())
-            assert held + record["num_free_blocks"] == config["num_blocks"]
-            assert record["num_batched_tokens"] <= config["max_num_batched_tokens"]
-            assert record["num_running"] <= config["max_num_seqs"]
-        assert trace.end["num_free_blocks"] == config["num_blocks"]
+            assert held + record.num_free_blocks == config["num_blocks"]
+            assert record.num_batched_tokens <= config["max_num_batched_tokens"]
+            assert record.num_running <= config["max_num_seqs"]
+        assert trace.end.num_free_blocks == config["num_blocks"]
 
 
 def test_every_runner_computes_in_every_step(lab):
     """On random workloads everybody in running is in every schedule: who stays is never stalled."""
     for _, trace in drawn(lab):
         for record in trace.steps:
-            assert len(record["scheduled"]) == record["num_running"]
+            assert len(record.scheduled) == record.num_running
 
 
 def test_nobody_waits_without_a_reason(lab):
     """On random workloads the front waits for budget, a slot, memory, or because room was made."""
     for _, trace in drawn(lab):
         for record in trace.steps:
-            assert record["blocked"]["reason"] in ("budget", "slots", "memory", "preempted", "empty")
+            assert record.blocked.reason in ("budget", "slots", "memory", "preempted", "empty")
 
 
 def test_victims_had_to_go(lab):
@@ -802,10 +802,10 @@ def test_victims_had_to_go(lab):
             victims = sorted((n for n, v in views.items() if v.state == "preempted"), key=key.get)
             if victims:
                 preemptions += len(victims)
-                assert max(key[name] for name in record["scheduled"]) < key[victims[0]]
+                assert max(key[name] for name in record.scheduled) < key[victims[0]]
                 spared = views[victims[0]]  # it holds, or needs now, a slot for each of its tokens
                 tokens = spared.num_prompt_tokens + spared.num_output_tokens
-                assert tokens > record["num_free_blocks"], f"{victims[0]} could have stayed"
+                assert tokens > record.num_free_blocks, f"{victims[0]} could have stayed"
     assert preemptions > 5
 
 
@@ -818,12 +818,12 @@ def test_thrashing_ends(lab):
         without_token = set()  # admitted, and no token since
         for record, views in replay(trace):
             key = {name: (v.priority if by_priority else 0, v.arrival) for name, v in views.items()}
-            for event in record["events"]:
-                if event["type"] == "PREEMPTED" and event["id"] in without_token:
-                    assert min(key[name] for name in record["scheduled"]) < key[event["id"]]
-                elif event["type"] == "SCHEDULED":
-                    without_token.add(event["id"])
-            without_token -= record["new_tokens"].keys()
+            for event in record.events:
+                if event.type == "PREEMPTED" and event.id in without_token:
+                    assert min(key[name] for name in record.scheduled) < key[event.id]
+                elif event.type == "SCHEDULED":
+                    without_token.add(event.id)
+            without_token -= record.new_tokens.keys()
         outputs = sum(request["max_tokens"] for request in scenario["requests"])
         assert len(events(trace, "PREEMPTED")) <= outputs + len(scenario["requests"])
 

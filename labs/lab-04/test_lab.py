@@ -347,4 +347,4 @@ def test_whole_runs(lab, name):
 
 
 def tokens_of(trace, request_id):
-    return [step["new_tokens"][request_id] for step in trace.steps if request_id in step["new_tokens"]]
+    return [token for step in trace.steps for token in step.new_tokens.get(request_id, ())]

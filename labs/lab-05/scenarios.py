@@ -21,6 +21,9 @@ class Pool:
     It looks at public things only: who holds which blocks, and how many are free.
     """
 
+    enable_prefix_caching = False  # there is no prefix cache before lab-06
+    num_cached_blocks = 0
+
     def __init__(self, lab, num_blocks, block_size, watermark=0):
         self.kv = lab.BlockManager(num_blocks, block_size, watermark=watermark)
         self.held = {}  # request_id: request, of those that hold blocks
@@ -38,7 +41,7 @@ class Pool:
         self.kv.free(request)
 
     def publish(self, request):
-        """Nothing: there is no prefix cache before lab-06."""
+        """Nothing is published."""
 
     def check(self):
         """Every block is free or has one owner, and nobody holds a block too many or too few."""

@@ -384,14 +384,14 @@ def test_whole_runs_on_your_blocks(lab, block_size):
         scenario = scenarios.workload(seed, block_size)
         trace = scenarios.serve(lab, scenario)
         assert_drained(trace)
-        assert trace.end["num_free_blocks"] == scenario["config"]["num_blocks"]
+        assert trace.end.num_free_blocks == scenario["config"]["num_blocks"]
         for request in scenario["requests"]:
             alone = scenarios.serve(lab, scenario | {"requests": [request | {"at": 0}]})
             assert text(trace, request["id"]) == text(alone, request["id"])
 
 
 def text(trace, request_id):
-    return [step["new_tokens"][request_id] for step in trace.steps if request_id in step["new_tokens"]]
+    return [token for step in trace.steps for token in step.new_tokens.get(request_id, ())]
 
 
 # ------------------------------------------------------------------------------------- write_kv

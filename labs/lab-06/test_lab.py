@@ -479,7 +479,7 @@ def test_the_budget_pays_for_uncached_tokens_only(lab):
     trace = scenarios.run(lab, scenarios.NAMED["shared beginnings under a scheduler"])
     first = {}
     for record in trace.steps:
-        for request_id, num_tokens in record["scheduled"].items():
+        for request_id, num_tokens in record.scheduled.items():
             first.setdefault(request_id, num_tokens)
     assert first == {"a": 9, "b": 3, "c": 2, "d": 1}
 
@@ -487,9 +487,9 @@ def test_the_budget_pays_for_uncached_tokens_only(lab):
 def test_the_preempted_come_back_through_their_own_blocks(lab):
     """The victim's full blocks are still there when it returns, and it computes only the rest."""
     trace = scenarios.run(lab, scenarios.NAMED["preempted, and back through its own blocks"])
-    events = [event for record in trace.steps for event in record["events"]]
-    victim = next(event["id"] for event in events if event["type"] == "PREEMPTED")
-    returns = [e["num_cached_tokens"] for e in events if e["type"] == "SCHEDULED" and e["id"] == victim]
+    events = [event for record in trace.steps for event in record.events]
+    victim = next(event.id for event in events if event.type == "PREEMPTED")
+    returns = [e.num_cached_tokens for e in events if e.type == "SCHEDULED" and e.id == victim]
     assert returns[0] == 0
     assert returns[1] >= 4
 
@@ -505,7 +505,7 @@ def test_tokens_are_those_with_the_cache_off(lab):
             assert_drained(trace)
             text = {}
             for record in trace.steps:
-                for request_id, token in record["new_tokens"].items():
-                    text.setdefault(request_id, []).append(token)
+                for request_id, tokens in record.new_tokens.items():
+                    text.setdefault(request_id, []).extend(tokens)
             texts.append(text)
         assert texts[0] == texts[1]

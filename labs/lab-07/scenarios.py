@@ -256,17 +256,21 @@ def add(engine: Engine, entry: dict, name: str = "tiny"):
 def play(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> Play:
     """Run a scenario under `lab.step`: arrivals, aborts, step, turn by turn, until all is done."""
     engine = make_engine(lab.step, learner=learner, **scenario["config"])
-    played = Play(engine.scheduler.trace, [], engine)
-    RUNS.append((scenario, played.trace))
+    turns: list[list[Delta]] = []
     try:
-        end, details = _turns(engine, scenario, played.turns)
-    except Exception as error:
-        engine.scheduler.close("error", error=f"{type(error).__name__}: {error}")
-        if raise_errors:
+        end, details = _turns(engine, scenario, turns)
+    except BaseException as error:  # sys.exit() too ends a run
+        played = _played(engine, scenario, turns, "error", error=f"{type(error).__name__}: {error}")
+        if raise_errors or not isinstance(error, Exception):
             raise
         return played
-    engine.scheduler.close(end, **details)
-    return played
+    return _played(engine, scenario, turns, end, **details)
+
+
+def _played(engine: Engine, scenario: dict, turns: list[list[Delta]], end: str, **details) -> Play:
+    trace = engine.scheduler.close(end, **details)
+    RUNS.append((scenario, trace))
+    return Play(trace, turns, engine)
 
 
 def _turns(engine: Engine, scenario: dict, turns: list[list[Delta]]) -> tuple[str, dict]:

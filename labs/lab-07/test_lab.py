@@ -225,7 +225,7 @@ def test_deltas_come_in_row_order(lab):
     orders = []
     for turn, record in zip(played.turns, played.trace.steps, strict=True):
         orders.append([delta.request_id for delta in turn])
-        assert orders[-1] == [name for name in record["scheduled"] if name in record["new_tokens"]]
+        assert orders[-1] == [name for name in record.scheduled if name in record.new_tokens]
     assert ["C", "B"] in orders  # B came first, was thrown out, and is behind C now
 
 
@@ -313,7 +313,7 @@ def check_texts(scenario, played):
             expected = expected[: len(tokens)]
         assert (entry["id"], tokens) == (entry["id"], expected)
     assert played.engine.requests == {}
-    assert played.trace.end["num_free_blocks"] == scenario["config"]["num_blocks"]
+    assert played.trace.end.num_free_blocks == scenario["config"]["num_blocks"]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -328,7 +328,7 @@ def test_random_workloads_with_preemption(lab):
     for scenario in scenarios.draw(seed=1, count=10):
         played = scenarios.play(lab, scenario)
         check_texts(scenario, played)
-        preempted += sum(e["type"] == "PREEMPTED" for r in played.trace.steps for e in r["events"])
+        preempted += sum(e.type == "PREEMPTED" for r in played.trace.steps for e in r.events)
     assert preempted >= 8
 
 
@@ -362,8 +362,8 @@ def test_the_reader_of_a_preempted_request_notices_nothing(lab):
     scenario = SCENARIOS["preempted, twice over"]
     played = scenarios.play(lab, scenario)
     assert_drained(played.trace)
-    events = [event for record in played.trace.steps for event in record["events"]]
-    victims = {event["id"] for event in events if event["type"] == "PREEMPTED"}
+    events = [event for record in played.trace.steps for event in record.events]
+    victims = {event.id for event in events if event.type == "PREEMPTED"}
     assert victims
     for entry in scenario["requests"]:
         assert [len(delta.token_ids) for delta in played.deltas(entry["id"])] == [1] * entry["max_tokens"]
@@ -389,7 +389,7 @@ def test_the_parts_of_all_labs_fit_together(lab, name):
     learner = LearnerParts.from_labs(",".join(earlier), impl="solution" if solved else "engine")
     played = scenarios.play(lab, SCENARIOS[name], learner=learner)
     check_texts(SCENARIOS[name], played)
-    assert set(played.trace.header["parts"]) == {part.name for part in fields(Parts)} - {"OutputText", "Stream"}
+    assert set(played.trace.header.parts) == {part.name for part in fields(Parts)} - {"OutputText", "Stream"}
     assert first_difference(played.trace, scenarios.run(lab, SCENARIOS[name])) is None
 
 
@@ -417,7 +417,7 @@ def streams(lab, *requests, **config):
 
 
 def count_steps(engine):
-    return len(engine.scheduler.trace.steps)
+    return engine.scheduler.step
 
 
 def test_a_stream_has_the_deltas_of_one_in_order(lab):
@@ -624,7 +624,7 @@ def only(**parts):
 
 def step_of(trace, kind, request_id):
     for record in trace.steps:
-        for event in record["events"]:
-            if (event["type"], event["id"]) == (kind, request_id):
-                return record["step"]
+        for event in record.events:
+            if (event.type, event.id) == (kind, request_id):
+                return record.step
     raise AssertionError(f"{request_id} was never {kind}")

@@ -119,15 +119,15 @@ class LearnerParts:
 
     def check(self, engine: Engine) -> None:
         """After a step: what must hold whoever wrote the parts. Raises RuntimeError in words."""
-        config, record = engine.config.scheduler_args(), engine.scheduler.trace.steps[-1]
+        config, record = engine.config.scheduler_args(), engine.scheduler.steps[-1]
         for told, limit, what in (
-            (record["num_batched_tokens"], config["max_num_batched_tokens"], "tokens scheduled"),
-            (record["num_running"], config["max_num_seqs"], "requests running"),
+            (record.num_batched_tokens, config["max_num_batched_tokens"], "tokens scheduled"),
+            (record.num_running, config["max_num_seqs"], "requests running"),
         ):
             if told > limit:
                 raise self._broken("schedule_step", f"has {told} {what}, but the limit is {limit}")
-        if record["blocked"]["reason"] == "none":
-            waiter = record["blocked"]["id"]
+        if record.blocked.reason == "none":
+            waiter = record.blocked.id
             raise self._broken("schedule_step", f"left {waiter} waiting though there was room for it")
         try:
             engine.scheduler.kv.check()

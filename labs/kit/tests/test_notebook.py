@@ -57,7 +57,7 @@ def written(lab_id: str, old: str = "", new: str = ""):
 def test_without_lab_impl_it_is_the_reference(capsys, monkeypatch):
     monkeypatch.delenv("LAB_IMPL", raising=False)
     trace = trace_of("lab-01", FIRST)
-    assert trace.steps[0]["scheduled"] == {"r0": 8, "r1": 2}
+    assert trace.steps[0].scheduled == {"r0": 8, "r1": 2}
     assert capsys.readouterr().out == f"lab-01, '{FIRST}': the reference, 5 steps\n"
 
 
@@ -77,7 +77,7 @@ def test_an_unwritten_starter_gets_a_sentence(lab_id, learner, capsys):
     said = capsys.readouterr().out
     assert f"write it in labs/{lab_id}/starter.py" in said and "the reference's run" in said
     assert "Traceback" not in said and len(said.splitlines()) == 2
-    assert trace.end["end"] == "drained"
+    assert trace.end.end == "drained"
 
 
 def test_a_right_starter_is_told_so(learner, capsys):
@@ -101,7 +101,7 @@ def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
     trace = trace_of("lab-01", FIRST)
     said = capsys.readouterr().out
     assert "part in step 0" in said and "r0: 8, r1: 1" in said and "r0: 8, r1: 2" in said
-    assert trace.steps[0]["scheduled"] == {"r0": 8, "r1": 2}
+    assert trace.steps[0].scheduled == {"r0": 8, "r1": 2}
     assert len(shown) == 1 and "from step 0 on" in shown[0][1]
 
 
@@ -121,7 +121,7 @@ def test_a_starter_that_never_ends_is_stopped(learner, capsys, monkeypatch):
     learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "while True: pass"))
     trace = trace_of("lab-01", FIRST)
     assert "no answer within 0.3 s" in capsys.readouterr().out
-    assert trace.end["end"] == "drained"
+    assert trace.end.end == "drained"
 
 
 def test_a_line_too_long_to_draw_is_told_in_words(learner, capsys):
@@ -130,7 +130,7 @@ def test_a_line_too_long_to_draw_is_told_in_words(learner, capsys):
     learner("lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = 1"))
     trace = trace_of("lab-01", crowd)
     assert "part in step 0" in capsys.readouterr().out
-    assert trace.end["end"] == "drained"
+    assert trace.end.end == "drained"
 
 
 def test_unknown_scenarios_are_refused_by_name():
@@ -145,10 +145,10 @@ def test_milliseconds_are_those_of_the_cost_model(monkeypatch):
     steps = trace_of("lab-01", "a crowd for four slots")
     cost = CostModel(10.0, 1.0, 0.0)
     timed = in_milliseconds(steps, cost)
-    ends = [record["t_end"] for record in timed.steps]
+    ends = [record.t_end for record in timed.steps]
     prices = [cost.step_time(load) for load in step_loads(steps)]
     assert ends == pytest.approx([sum(prices[: i + 1]) for i in range(len(prices))])
-    assert timed.header["unit"] == "ms" and steps.header["unit"] == "step"
+    assert timed.header.unit == "ms" and steps.header.unit == "step"
     # r4 arrives with step 1: its clock starts when step 0 is over.
     assert request_metrics(timed)["r4"].queue_time == pytest.approx(prices[1])
 
@@ -226,10 +226,10 @@ def test_live_run_decides_as_the_lab_does(entry, monkeypatch):
     monkeypatch.delenv("LAB_IMPL", raising=False)
     entry = {key: value for key, value in entry.items() if key != "aborts"}
     live = LiveRun(entry).finish()
-    assert live.end["end"] == "drained"
+    assert live.end.end == "drained"
     lab = trace_of("lab-03", entry)
-    assert [list(r["scheduled"].items()) for r in live.steps] == [
-        list(r["scheduled"].items()) for r in lab.steps
+    assert [list(r.scheduled.items()) for r in live.steps] == [
+        list(r.scheduled.items()) for r in lab.steps
     ]
 
 
@@ -278,7 +278,7 @@ def test_panel_settings_are_those_of_the_scheduler(tight):
         panel.controls[name].value = value
         assert "Press Step" in panel.screen.value
     press(box, "Step")
-    assert panel.run.trace.header["config"].items() >= wanted.items()
+    assert panel.run.trace.header.config.items() >= wanted.items()
     assert "step 0: r0 4, r1 4" in panel.screen.value
 
 

@@ -27,7 +27,7 @@ def serve(model, check=None, **engine_args) -> list[list[int]]:
     """Ten requests through a pool so small that some are preempted; their tokens."""
     rng = random.Random(1)
     settings = {"policy": "priority", "max_num_batched_tokens": 16, "max_num_seqs": 4, "num_blocks": 14}
-    engine = Engine(model, block_size=4, watermark=0, **settings, **engine_args)
+    engine = Engine(model, block_size=4, watermark=0, **settings, **{"record": True} | engine_args)
     tokens = {}
     for _ in range(10):
         prompt = [rng.randrange(50) for _ in range(rng.randint(1, 24))]
@@ -38,7 +38,7 @@ def serve(model, check=None, **engine_args) -> list[list[int]]:
             tokens[delta.request_id] += delta.token_ids
         if check:
             check(engine)
-    assert any(e["type"] == "PREEMPTED" for step in engine.trace.steps for e in step["events"])
+    assert any(e.type == "PREEMPTED" for step in engine.trace.steps for e in step.events)
     return list(tokens.values())
 
 

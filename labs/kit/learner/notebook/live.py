@@ -9,7 +9,7 @@ from labs.kit.toys.requests import make_request
 from mini_engine.block_manager import BlockManager
 from mini_engine.config import EngineConfig
 from mini_engine.scheduler import Scheduler
-from mini_engine.trace import Recorder, Trace
+from mini_engine.trace import Recorder, StepTrace, Trace
 
 Scenario = dict[str, Any]
 
@@ -36,14 +36,17 @@ class LiveRun:
         config = config or settings(scenario)
         kv = BlockManager(config.num_blocks or 0, config.block_size, **config.kv_args())
         self.recorder = Recorder(Scheduler(kv, **config.scheduler_args()))
-        self.trace = self.recorder.trace
         self._coming = sorted(scenario["requests"], key=lambda entry: entry.get("at", 0))
 
     @property
     def done(self) -> bool:
         return not self._coming and not self.recorder.has_work
 
-    def step(self) -> dict[str, Any] | None:
+    @property
+    def trace(self) -> Trace:
+        return self.recorder.snapshot()
+
+    def step(self) -> StepTrace | None:
         """Decide and take back one step; its record, or None if all is done."""
         while self._coming and self._coming[0].get("at", 0) <= self.recorder.step:
             fields = {k: v for k, v in self._coming.pop(0).items() if k != "at"}
@@ -54,27 +57,27 @@ class LiveRun:
         running = self.recorder.running
         ending = [r.request_id for r in running if scheduled.get(r.request_id) == r.num_new_tokens]
         self.recorder.update(scheduled, {request_id: [0] for request_id in ending})
-        return self.trace.steps[-1]
+        return self.recorder.steps[-1]
 
     def finish(self, limit: int = 1000) -> Trace:
         """Step until all is done, `limit` steps at most; the trace."""
-        while not self.done and len(self.trace.steps) < limit:
+        while not self.done and len(self.recorder.steps) < limit:
             self.step()
         return self.recorder.close("drained" if self.done else "max_steps")
 
     def text(self) -> str:
         """The latest step as bars, its decisions, and the timeline up to it."""
-        if not self.trace.steps:
+        if not self.recorder.steps:
             return "Nothing has been decided yet. Press Step."
-        config, record = self.trace.header["config"], self.trace.steps[-1]
-        used = config["num_blocks"] - record["num_free_blocks"]
-        computed = ", ".join(f"{name} {n}" for name, n in record["scheduled"].items()) or "no request"
+        config, record = self.recorder.header.config, self.recorder.steps[-1]
+        used = config["num_blocks"] - record.num_free_blocks
+        computed = ", ".join(f"{name} {n}" for name, n in record.scheduled.items()) or "no request"
         lines = [
-            f"step {record['step']}: {computed}",
-            f"budget   {compare.bar(record['num_batched_tokens'], config['max_num_batched_tokens'])}",
-            f"slots    {compare.bar(record['num_running'], config['max_num_seqs'])}",
+            f"step {record.step}: {computed}",
+            f"budget   {compare.bar(record.num_batched_tokens, config['max_num_batched_tokens'])}",
+            f"slots    {compare.bar(record.num_running, config['max_num_seqs'])}",
             f"KV pool  {compare.bar(used, config['num_blocks'])}",
-            f"waiting  {record['num_waiting']}",
+            f"waiting  {record.num_waiting}",
             *(f"  {words}" for words in happenings(record)),
             "",
             timeline_text(self.trace),

@@ -37,7 +37,7 @@ class Panel:
             run.step()
         return (
             "Sliders and a Step button stand here while the notebook runs (they need ipywidgets).\n"
-            f"The first {len(run.trace.steps)} steps, with the settings as given:\n\n"
+            f"The first {run.recorder.step} steps, with the settings as given:\n\n"
             f"{steps_table(run.trace)}\n\n{timeline_text(run.trace)}"
         )
 

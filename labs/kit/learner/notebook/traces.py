@@ -57,7 +57,7 @@ def _named(lab: Lab, scenarios: Any, name: str) -> dict[str, Any]:
     return named[name]
 
 
-def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Trace | None, str]:
+def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Any, str]:
     """The trace as far as it went, and what stopped it, in words."""
     RUNS.clear()
     try:
@@ -76,15 +76,17 @@ def _in_words(lab: Lab, error: BaseException) -> str:
     return "; ".join(words) if words else f"it stops with {describe(error)}{where}"
 
 
-def _report(what: str, whose: str, scenario: dict[str, Any], yours: Trace, reference: Trace) -> None:
+def _report(
+    what: str, whose: str, scenario: dict[str, Any], yours: compare.Run, reference: compare.Run
+) -> None:
     """Show where two runs part, as text, and as a figure if they are small enough to be drawn."""
     found = compare.departure(yours, reference)
     if found is None:  # it stopped behind its last step
         return
     print(what, f"{whose} and the reference part in step {found.index}")
     print(compare.show(scenario, yours, reference, found))
-    if yours.header["trace"] == "mini-engine":
-        with contextlib.suppress(ValueError, KeyError):  # too many requests, or events that make no sense
+    if isinstance(yours, Trace) and isinstance(reference, Trace):
+        with contextlib.suppress(ValueError):  # too many requests, or events that make no sense
             axes = figures.compare(yours, reference)
             show(axes, f"{whose} above the reference, from step {found.index} on")
 

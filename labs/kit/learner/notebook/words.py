@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mini_engine.show import figures
-from mini_engine.trace import Trace
+from mini_engine.trace import Finished, Preempted, Scheduled, StepTrace, Trace
 
 MARKS = {
     figures.WAITING: ".",
@@ -41,7 +41,7 @@ def cell(value: object) -> str:
 
 def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
     """A row a step: the tokens of each request, the budget, the queue, the free blocks, the decisions."""
-    config, data = trace.header["config"], figures.timeline_data(trace)
+    config, data = trace.header.config, figures.timeline_data(trace)
     queues = list(zip(data["ids"], data["states"], strict=True))
     if config["policy"] == "priority":
         queues.sort(key=lambda row: data["priorities"][row[0]])
@@ -50,38 +50,37 @@ def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
         waiting = [rid for rid, states in queues if states[index] in (figures.WAITING, figures.PREEMPTED)]
         rows.append(
             {
-                "step": record["step"],
-                "computed": ", ".join(f"{rid} {n}" for rid, n in record["scheduled"].items()) or "-",
+                "step": record.step,
+                "computed": ", ".join(f"{rid} {n}" for rid, n in record.scheduled.items()) or "-",
                 "budget": f"{record['num_batched_tokens']}/{config['max_num_batched_tokens']}",
                 "waiting": " ".join(waiting) or "-",
-                "free": record["num_free_blocks"],
+                "free": record.num_free_blocks,
                 "what happened": "; ".join(happenings(record)) or "-",
             }
         )
     return table(rows)
 
 
-def happenings(record: dict[str, Any]) -> list[str]:
+def happenings(record: StepTrace) -> list[str]:
     """The decisions of one step, a phrase each: requests admitted, preempted, finished, and why one waits."""
     words = []
-    for event in record["events"]:
-        name, kind = event["id"], event["type"]
-        if kind == "SCHEDULED":
-            cached = event["num_cached_tokens"]
-            words.append(f"{name} admitted" + (f", {cached} tokens cached" if cached else ""))
-        elif kind == "PREEMPTED":
-            words.append(f"{name} preempted: needed {event['needs']}, free {event['free']}")
-        elif kind == "FINISHED":
-            words.append(f"{name} finished ({event['reason']})")
-    why = record["blocked"]
+    for event in record.events:
+        if isinstance(event, Scheduled):
+            cached = event.num_cached_tokens
+            words.append(f"{event.id} admitted" + (f", {cached} tokens cached" if cached else ""))
+        elif isinstance(event, Preempted):
+            words.append(f"{event.id} preempted: needed {event.needs}, free {event.free}")
+        elif isinstance(event, Finished):
+            words.append(f"{event.id} finished ({event.reason})")
+    why = record.blocked
     reasons = {
         "preempted": "room was made, nobody is admitted",
         "slots": "no slot",
         "budget": "no budget",
-        "memory": f"needs {why.get('needs')} blocks, {why.get('free')} free",
+        "memory": f"needs {why.needs} blocks, {why.free} free",
     }
-    if why["reason"] in reasons:
-        words.append(f"{why['id']} waits: {reasons[why['reason']]}")
+    if why.reason in reasons:
+        words.append(f"{why.id} waits: {reasons[why.reason]}")
     return words
 
 

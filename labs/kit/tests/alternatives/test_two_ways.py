@@ -16,7 +16,7 @@ def test_both_ways_give_the_same_schedule():
     preempting = 0
     for scenario in scenarios.draw(seed=7, count=200):
         first, second = (scenarios.run(way, scenario) for way in (room_first, other))
-        assert first.end["end"] == second.end["end"] == "drained"
+        assert first.end.end == second.end.end == "drained"
         assert [decisions(record) for record in first.steps] == [decisions(r) for r in second.steps]
-        preempting += any(e["type"] == "PREEMPTED" for record in first.steps for e in record["events"])
+        preempting += any(e.type == "PREEMPTED" for record in first.steps for e in record.events)
     assert preempting > 60
