@@ -21,7 +21,7 @@ from mini_engine.model import CausalLM, ModelConfig, sdpa
 from mini_engine.scheduler import next_chunk
 
 if TYPE_CHECKING:
-    from mini_engine.engine import Parts
+    from mini_engine.parts import Parts
 
 WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 PagedAttention = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]

@@ -56,5 +56,13 @@ def build_batch(
     slot_mapping = blocks * kv.block_size + positions % kv.block_size
     ends = accumulate(query_lens)
     last_rows = [end - 1 for row, end in zip(rows, ends, strict=True) if row.is_last]
-    tensors = (t.to(device) for t in (token_ids, positions, slot_mapping, block_tables))
-    return Batch(*tensors, query_lens, seq_lens, last_rows, kv.block_size)
+    return Batch(
+        token_ids.to(device),
+        positions.to(device),
+        slot_mapping.to(device),
+        block_tables.to(device),
+        query_lens,
+        seq_lens,
+        last_rows,
+        kv.block_size,
+    )

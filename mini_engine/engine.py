@@ -86,8 +86,6 @@ class Engine:
         self._outputs: dict[str, _Output] = {}
         self._num_added = 0
 
-    # -------------------------------------------------------------------------------- requests
-
     def add_request(
         self,
         prompt: str | Sequence[int],
@@ -157,8 +155,6 @@ class Engine:
             self._deliver(Delta(request_id, [], "", "abort"))
             self._forget(request_id)
         return found
-
-    # ------------------------------------------------------------------------------------ steps
 
     @property
     def has_work(self) -> bool:

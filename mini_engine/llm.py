@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Any, cast
 
 from rich.progress import Progress
 
-from mini_engine.engine import Delta, Engine
+from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
+from mini_engine.outputs import Delta
 from mini_engine.request import Request, SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": ...}
 
 
 @dataclass
@@ -69,7 +74,7 @@ class _Pending:
         )
 
 
-def _is_token_id(value) -> bool:
+def _is_token_id(value: Any) -> bool:
     """An integer, of numpy's or torch's kind too."""
     return isinstance(value, Integral) or getattr(value, "ndim", None) == 0
 
@@ -81,7 +86,9 @@ class LLM:
     arguments are the Engine's.
     """
 
-    def __init__(self, model: str = "shakespeare", *, dtype="auto", device: str = "auto", **engine_args):
+    def __init__(
+        self, model: str = "shakespeare", *, dtype: str = "auto", device: str = "auto", **engine_args: Any
+    ):
         self.engine = Engine(*load(model, dtype, device), **engine_args)
 
     @classmethod
@@ -93,11 +100,14 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """Raises ValueError for an engine without one."""
+        if self.engine.tokenizer is None:
+            raise ValueError("this engine has no tokenizer; give prompts as token ids")
         return self.engine.tokenizer
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
@@ -109,8 +119,10 @@ class LLM:
         is started unless every prompt is accepted.
         """
         if isinstance(prompts, str) or (len(prompts) and _is_token_id(prompts[0])):
-            prompts = [prompts]
-        n = len(prompts)
+            all_prompts = [cast(Prompt, prompts)]
+        else:
+            all_prompts = list(cast(Sequence[Prompt], prompts))
+        n = len(all_prompts)
         params = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * n
         priorities = [0] * n if priority is None else priority
         if len(params) != n or len(priorities) != n:
@@ -120,7 +132,7 @@ class LLM:
             )
         pending: dict[str, _Pending] = {}
         try:
-            for prompt, param, prio in zip(prompts, params, priorities, strict=True):
+            for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
                 request_id = self.engine.add_request(prompt, param, priority=prio)
                 text = prompt if isinstance(prompt, str) else None
                 pending[request_id] = _Pending(self.engine.requests[request_id], text)
@@ -131,11 +143,16 @@ class LLM:
             raise
         return [p.output() for p in pending.values()]
 
-    def chat(self, messages: list[dict] | list[list[dict]], sampling_params=None, **kwargs):
+    def chat(
+        self,
+        messages: Conversation | list[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **kwargs: Any,
+    ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several, through the model's chat template."""
         if messages and isinstance(messages[0], dict):
-            messages = [messages]
-        prompts = [self.tokenizer.encode_chat(m) for m in messages]
+            messages = [cast(Conversation, messages)]
+        prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)
 
     def _run(self, pending: dict[str, _Pending], progress: bool) -> None:

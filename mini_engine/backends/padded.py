@@ -105,7 +105,7 @@ def fused_step(model: CausalLM, rows: Sequence[Row], caches: Mapping[str, DenseC
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         new_kv.append((k, v))
-        past_k, past_v = (pad_left(x) for x in zip(*(c.get(layer) for c in in_row), strict=True))
+        past_k, past_v = (pad_left(list(x)) for x in zip(*(c.get(layer) for c in in_row), strict=True))
         return sdpa(q, torch.cat((past_k, k), dim=1), torch.cat((past_v, v), dim=1), batch.mask)
 
     hidden = model(batch.tokens, batch.positions, attend)
