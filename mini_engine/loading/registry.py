@@ -57,7 +57,9 @@ class Model:
         """Bytes on disk, when it is there (or will be, once it is fetched)."""
         if self.wheel is not None:
             return self.wheel.size
-        return sum(file.stat().st_size for file in self.path.glob("*") if file.is_file())
+        return sum(
+            file.stat().st_size for kind in ("json", "safetensors") for file in self.path.glob(f"*.{kind}")
+        )
 
 
 MODELS = {

