@@ -151,7 +151,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several, through the model's chat template."""
         if messages and isinstance(messages[0], dict):
-            messages = [cast(Conversation, messages)]
+            messages = [messages]
         prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)
 
