@@ -56,7 +56,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 pictures: $(VENV)/installed
 	@$(BIN)/mini-engine demo
 	@cp out/timeline.png docs/images/timeline.png
-	@for picture in docs/images/*.py; do $(BIN)/python $$picture; done
+	@for picture in docs/images/*.py; do $(BIN)/python $$picture || exit 1; done
 
 clean:
 	rm -rf $(VENV) out
