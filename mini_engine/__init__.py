@@ -7,16 +7,32 @@ Importing this package is cheap: torch is loaded with the first name that needs 
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from mini_engine.config import EngineConfig
 from mini_engine.request import Request, RequestStatus, SamplingParams
+
+if TYPE_CHECKING:
+    from mini_engine.engine import Engine
+    from mini_engine.llm import LLM, RequestOutput
+    from mini_engine.parts import Parts
 
 _LAZY = {"LLM": "llm", "RequestOutput": "llm", "Engine": "engine", "Parts": "parts"}
 
-__all__ = ["Request", "RequestStatus", "SamplingParams", *_LAZY]
+__all__ = [
+    "LLM",
+    "Engine",
+    "EngineConfig",
+    "Parts",
+    "Request",
+    "RequestOutput",
+    "RequestStatus",
+    "SamplingParams",
+]
 __version__ = "0.1.0"
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"mini_engine.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'mini_engine' has no attribute {name!r}")
