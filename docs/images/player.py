@@ -19,7 +19,7 @@ def draw(out: Path = PICTURE) -> None:
     if path is None:
         sys.exit("no Chromium or Chrome found; install one, or name it in BROWSER_PATH")
     trace = ready_setup()
-    step = next(r["step"] for r in trace.steps for e in r["events"] if e["type"] == "PREEMPTED")
+    step = next(r.step for r in trace.steps for e in r.events if e.type == "PREEMPTED")
     with tempfile.TemporaryDirectory() as folder, open_browser(path) as browser:
         page = browser.new_page(
             viewport={"width": 1280, "height": 800}, device_scale_factor=2, color_scheme="light"

@@ -4,9 +4,12 @@ One track a request (queued, prefill chunks, decode, preempted), one of the step
 an arrow leads from each preemption to the resumption. Google, Trace Event Format (2016).
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from mini_engine.trace import Trace, replay
+from dataclasses import dataclass
+from typing import Any
+
+from mini_engine.trace import Finished, Preempted, Queued, RequestView, StepTrace, Trace, replay
 
 # Chrome traces count microseconds; a step of virtual time is shown as a millisecond.
 MICROSECONDS = {"step": 1e3, "ms": 1e3, "s": 1e6, "us": 1.0}
@@ -34,19 +37,20 @@ class _Writer:
         if unit not in MICROSECONDS:
             raise ValueError(f"time unit must be one of {', '.join(MICROSECONDS)}, but is {unit!r}")
         self.scale = MICROSECONDS[unit]
-        self.names: list[dict] = []
-        self.events: list[tuple[float, int, dict]] = []
+        self.names: list[dict[str, Any]] = []
+        self.events: list[tuple[float, int, dict[str, Any]]] = []
+        self.num_tracks = 0
 
     def at(self, t: float) -> float:
         return round(t * self.scale, 3)  # whole nanoseconds, so that nested slices end exactly together
 
     def add(
-        self, ph: str, name: str, t: float, pid: int, tid: int = 0, *, depth: int = POINT, **more
+        self, ph: str, name: str, t: float, pid: int, tid: int = 0, *, depth: int = POINT, **more: Any
     ) -> None:
         ts = self.at(t)
         self.events.append((ts, depth, {"ph": ph, "name": name, "ts": ts, "pid": pid, "tid": tid, **more}))
 
-    def slice(self, depth: int, name: str, start: float, end: float, pid: int, tid: int, **args) -> None:
+    def slice(self, depth: int, name: str, start: float, end: float, pid: int, tid: int, **args: Any) -> None:
         dur = round(self.at(end) - self.at(start), 3)
         if dur > 0:
             self.add("X", name, start, pid, tid, depth=depth, dur=dur, cat="mini-engine", args=args)
@@ -58,63 +62,72 @@ class _Writer:
         ):
             self.names.append({"ph": "M", "name": label, "pid": pid, "tid": tid, "ts": 0, "args": args})
 
-    def finish(self) -> list[dict]:
+    def track(self, request_id: str, queued: float, phase: str = "queued", since: float = 0.0) -> _Track:
+        self.num_tracks += 1
+        self.name("thread", request_id, REQUESTS, self.num_tracks, self.num_tracks)
+        return _Track(self.num_tracks, queued, phase, since)
+
+    def finish(self) -> list[dict[str, Any]]:
         self.events.sort(key=lambda item: item[:2])
         return self.names + [event for _, _, event in self.events]
 
 
-def to_perfetto(trace: Trace) -> dict:
+def to_perfetto(trace: Trace) -> dict[str, Any]:
     """The Chrome trace of a run, ready for json.dump: {"traceEvents": [...], ...}, sorted by time.
 
     Raises ValueError for a unit of time that we cannot turn into microseconds.
     """
-    out = _Writer(trace.header["unit"])
+    out = _Writer(trace.header.unit)
     out.name("process", "engine", ENGINE, sort_index=ENGINE)
     out.name("process", "requests", REQUESTS, sort_index=REQUESTS)
     out.name("thread", "steps", ENGINE, STEPS)
-    tracks: dict[str, _Track] = {}
-    num_tracks = num_flows = 0
-    end = 0.0
+    num_flows = 0
+    end = trace.steps[0].t if trace.steps else 0.0
+    views = {view.request_id: view for view in trace.header.requests}
+    tracks = {name: _track_so_far(out, view, end) for name, view in views.items()}
     for record, views in replay(trace):
-        start, end = record["t"], record["t_end"]
-        for event in record["events"]:
-            request_id = event["id"]
-            if event["type"] == "QUEUED":
-                num_tracks += 1
-                tracks[request_id] = _Track(num_tracks, event["t"], since=event["t"])
-                out.name("thread", request_id, REQUESTS, num_tracks, num_tracks)
-            elif event["type"] == "PREEMPTED":
+        start, end = record.t, record.t_end
+        for event in record.events:
+            if isinstance(event, Queued):
+                tracks[event.id] = out.track(event.id, event.t, since=event.t)
+            elif isinstance(event, Preempted):
                 num_flows += 1
-                _close(out, tracks[request_id], start)
-                _open(tracks[request_id], "preempted", start)
-                tracks[request_id].flow = num_flows
-                out.add(
-                    "s", "resumption", start, REQUESTS, tracks[request_id].tid, id=num_flows, cat="preemption"
-                )
-            elif event.get("reason") == "abort":  # before the step; other ends come with it
-                _finish(out, tracks.pop(request_id), views[request_id], start, "abort")
-        _step(out, record, trace.header["config"])
-        for request_id in record["scheduled"]:
+                track = tracks[event.id]
+                _close(out, track, start)
+                _open(track, "preempted", start)
+                track.flow = num_flows
+                out.add("s", "resumption", start, REQUESTS, track.tid, id=num_flows, cat="preemption")
+            elif isinstance(event, Finished) and event.reason == "abort":  # other ends come with the step
+                _finish(out, tracks.pop(event.id), views[event.id], start, "abort")
+        _step(out, record, trace.header.config)
+        for request_id in record.scheduled:
             _work(out, tracks[request_id], views[request_id], record)
-        for event in record["events"]:
-            if event["type"] == "FINISHED" and event["reason"] != "abort":
-                _finish(out, tracks.pop(event["id"]), views[event["id"]], end, event["reason"])
-    for event in (trace.end or {}).get("events", ()):
-        # Who came after the last step has no step to be seen in, and no track.
-        if event["type"] == "FINISHED" and event["id"] in tracks:
-            _finish(out, tracks.pop(event["id"]), views[event["id"]], end, event["reason"])
+        for event in record.events:
+            if isinstance(event, Finished) and event.reason != "abort":
+                _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
+    for event in trace.end.events if trace.end else ():
+        # Requests queued after the last step have no track.
+        if isinstance(event, Finished) and event.id in tracks:
+            _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
     for request_id, track in tracks.items():  # still there when the recording stopped
         _finish(out, track, views[request_id], end, None)
     return {
         "traceEvents": out.finish(),
         "displayTimeUnit": "ms",
-        "otherData": {"config": trace.header["config"]},
+        "otherData": {"config": trace.header.config},
     }
 
 
-def _work(out: _Writer, track: _Track, view, record: dict) -> None:
+def _track_so_far(out: _Writer, view: RequestView, t: float) -> _Track:
+    """Of a request that was there before the trace begins: its phases are not known from before then."""
+    waiting = "preempted" if view.num_preemptions else "queued"
+    queued = t if view.t_queued is None else view.t_queued
+    return out.track(view.request_id, queued, view.state if view.running else waiting, t)
+
+
+def _work(out: _Writer, track: _Track, view: RequestView, record: StepTrace) -> None:
     """A request's part in a step: a slice a prefill chunk, one slice for decodes that follow on."""
-    start, end = record["t"], record["t_end"]
+    start, end = record.t, record.t_end
     if track.phase != view.state:
         _close(out, track, start)
         _open(track, view.state, start)
@@ -125,7 +138,7 @@ def _work(out: _Writer, track: _Track, view, record: dict) -> None:
     if view.state == "prefill":
         first = view.num_computed_tokens
         name = f"chunk of {view.num_scheduled}"
-        args = {"step": record["step"], "first_position": first, "num_cached_tokens": view.num_cached_tokens}
+        args = {"step": record.step, "first_position": first, "num_cached_tokens": view.num_cached_tokens}
         out.slice(CHUNK, name, start, end, REQUESTS, track.tid, **args)
     track.until = end
 
@@ -140,7 +153,7 @@ def _close(out: _Writer, track: _Track, t: float) -> None:
     out.slice(PHASE, track.phase, track.since, until, REQUESTS, track.tid)
 
 
-def _finish(out: _Writer, track: _Track, view, t: float, reason: str | None) -> None:
+def _finish(out: _Writer, track: _Track, view: RequestView, t: float, reason: str | None) -> None:
     _close(out, track, t)
     args = {
         "num_prompt_tokens": view.num_prompt_tokens,
@@ -152,15 +165,15 @@ def _finish(out: _Writer, track: _Track, view, t: float, reason: str | None) -> 
     out.slice(REQUEST, view.request_id, track.queued, t, REQUESTS, track.tid, **args)
 
 
-def _step(out: _Writer, record: dict, config: dict) -> None:
-    start = record["t"]
-    args = {"scheduled": record["scheduled"], "blocked": record["blocked"]}
-    out.slice(PHASE, f"step {record['step']}", start, record["t_end"], ENGINE, STEPS, **args)
+def _step(out: _Writer, record: StepTrace, config: dict[str, Any]) -> None:
+    start = record.t
+    args = {"scheduled": record.scheduled, "blocked": record.blocked.to_json()}
+    out.slice(PHASE, f"step {record.step}", start, record.t_end, ENGINE, STEPS, **args)
     counters = {
-        "KV blocks in use": config["num_blocks"] - record["num_free_blocks"],
-        "waiting requests": record["num_waiting"],
-        "running requests": record["num_running"],
-        "tokens in the step": record["num_batched_tokens"],
+        "KV blocks in use": config["num_blocks"] - record.num_free_blocks,
+        "waiting requests": record.num_waiting,
+        "running requests": record.num_running,
+        "tokens in the step": record.num_batched_tokens,
     }
     for name, value in counters.items():
         out.add("C", name, start, ENGINE, args={"value": value})

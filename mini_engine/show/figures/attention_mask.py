@@ -22,8 +22,8 @@ MASK = {
 def step_rows(trace: Trace, step: int) -> tuple[list[str], list[int], list[int]]:
     """The batch of one step of a trace, as `attention_mask` wants it: ids, past_lens, num_new."""
     for record, views in islice(replay(trace), step, step + 1):
-        ids = list(record["scheduled"])
-        return ids, [views[rid].num_computed_tokens for rid in ids], list(record["scheduled"].values())
+        ids = list(record.scheduled)
+        return ids, [views[rid].num_computed_tokens for rid in ids], list(record.scheduled.values())
     raise ValueError(f"the trace has {len(trace.steps)} steps, 0 to {len(trace.steps) - 1}, but not {step}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mini_engine.show.figures import style
-from mini_engine.trace import Trace, replay
+from mini_engine.trace import Fold, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,31 +30,28 @@ def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
     cached [snapshot], the blocks, held or free, whose content the prefix cache can find;
     num_blocks, block_size. Raises ValueError for a step that the trace does not have.
     """
-    config = trace.header["config"]
-    size, last = config["block_size"], len(trace.steps) - 1
+    config = trace.header.config
+    last = len(trace.steps) - 1
     steps = sorted({round(i * last / 5) for i in range(6)}) if steps is None else list(steps)
     if not steps or min(steps) < 0 or max(steps) > last:
         raise ValueError(f"steps must be within 0 to {last}, the steps of this trace, but are {steps}")
     owners, cached = [], []
-    published: set[int] = set()
-    for index, (record, views) in enumerate(replay(trace)):
-        published.difference_update(*record["blocks"].values())  # taken anew: the old content is gone
+    fold = Fold(trace.header)
+    for index, record in enumerate(trace.steps):
+        views = fold.add(record)
         if index in steps:
             holders: list[list[str]] = [[] for _ in range(config["num_blocks"])]
             for rid, view in views.items():
                 for block in view.blocks:
                     holders[block].append(rid)
             owners.append([tuple(ids) for ids in holders])
-            cached.append(set(published))
-        if config.get("prefix_caching"):
-            for view in views.values():
-                published.update(view.blocks[: (view.num_computed_tokens + view.num_scheduled) // size])
+            cached.append(set(fold.cached))
     return {
         "steps": sorted(set(steps)),
         "owners": owners,
         "cached": cached,
         "num_blocks": config["num_blocks"],
-        "block_size": size,
+        "block_size": config["block_size"],
     }
 
 
@@ -77,7 +74,7 @@ def block_map(
     for ax, step, owners, cached in zip(axes, data["steps"], data["owners"], data["cached"], strict=True):
         for block, held in enumerate(owners):
             _draw_block(ax, block % width, block // width, held, block in cached, looks)
-        style.cell_grid(ax, width, height, title=f"step {step}")
+        style.cell_grid(ax, width, height, title=f"step {trace.steps[step].step}")
     _legend_blocks(axes[0].figure, {} if list(names) == list(names.values()) else looks)
     return axes
 

@@ -19,10 +19,10 @@ def budget_data(trace: Trace) -> style.Data:
         for state, totals in tokens.items():
             totals.append(sum(view.num_scheduled for view in views.values() if view.state == state))
     return {
-        "steps": [record["step"] for record in trace.steps],
+        "steps": [record.step for record in trace.steps],
         "decode_tokens": tokens[style.DECODE],
         "prefill_tokens": tokens[style.PREFILL],
-        "budget": trace.header.get("config", {}).get("max_num_batched_tokens"),
+        "budget": trace.header.config.get("max_num_batched_tokens"),
         "utilisation": summary(trace).budget_utilisation,
     }
 

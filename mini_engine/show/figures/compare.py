@@ -48,16 +48,20 @@ def compare(
     both = [timeline_data(t, steps) for t in (trace, reference)]
     for data in both:
         refuse_unreadable(data)
+    start = both[0]["steps"][0] - steps[0]  # a trace may begin in the middle of a run
     rows = [0.29 * max(len(data["ids"]), 2) for data in both]
     axes = style.panels(axes, 2, 1, sum(rows) + 1.7, height_ratios=rows)
     for ax, data, label in zip(axes, both, labels, strict=True):
         draw_rows(ax, data, legend=ax is axes[0])
-        ax.set_xlim(steps[0] - 0.5, steps[1] + 0.5)
+        ax.set_xlim(start + steps[0] - 0.5, start + steps[1] + 0.5)
         ax.tick_params(labelbottom=True)
         ax.set_ylabel(label, fontsize=9)
         if index is not None:
-            ax.axvspan(index - 0.5, index + 0.5, color=style.YELLOW, alpha=0.45, linewidth=0, zorder=0)
-            ax.axvline(index - 0.5, color=style.INK, linewidth=1, linestyle=":")
-    words = "the two are the same" if index is None else f"first differ at step {index}: {', '.join(fields)}"
+            at = start + index
+            ax.axvspan(at - 0.5, at + 0.5, color=style.YELLOW, alpha=0.45, linewidth=0, zorder=0)
+            ax.axvline(at - 0.5, color=style.INK, linewidth=1, linestyle=":")
+    words = "the two are the same"
+    if index is not None:
+        words = f"first differ at step {start + index}: {', '.join(fields)}"
     axes[1].set_xlabel(f"engine step ({words})", fontsize=9)
     return tuple(axes)

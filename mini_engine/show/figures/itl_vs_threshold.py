@@ -20,7 +20,7 @@ def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
         run = summary(trace)
         rows.append(
             {
-                "threshold": trace.header["config"]["long_prefill_token_threshold"],
+                "threshold": trace.header.config["long_prefill_token_threshold"],
                 "itl_mean": run.itl and run.itl.mean,
                 "itl_p99": run.itl and run.itl.p99,
                 "itl_max": run.itl and run.itl.max,
@@ -38,7 +38,7 @@ def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None
     a step every gap is 1. Returns the two Axes.
     """
     rows = itl_vs_threshold_data(traces)
-    unit = style.plural(traces[0].header.get("unit", "step"))
+    unit = style.plural(traces[0].header.unit)
     axes = style.panels(axes, 1, 2, 2.9, gridspec_kw={"wspace": 0.1})
     labels = [str(row["threshold"] or "off") for row in rows]
     looks: dict[str, dict[str, Any]] = {

@@ -22,7 +22,7 @@ def ladder_data(traces: dict[str, Trace]) -> list[tuple[str, float, float]]:
 def ladder(traces: dict[str, Trace], ax: Axes | None = None) -> Axes:
     """Output throughput of each way to run the same workload, in the order given. Returns the Axes."""
     rows = ladder_data(traces)
-    unit = next(iter(traces.values())).header.get("unit", "step")
+    unit = next(iter(traces.values())).header.unit
     ax = style.one_panel(ax, height=0.34 * len(rows) + 0.9)
     colours = [style.LIGHT_BLUE] * (len(rows) - 1) + [style.BLUE]
     bars = ax.barh([row[0] for row in rows], [row[1] for row in rows], color=colours, height=0.66)

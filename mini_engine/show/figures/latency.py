@@ -30,7 +30,7 @@ def latency_data(traces: Trace | dict[str, Trace]) -> dict[str, dict[str, list[f
         data[label] = {
             "ttft": sorted(r.ttft for r in requests if r.ttft is not None),
             "tpot": sorted(r.tpot for r in requests if r.tpot is not None),
-            "itl": sorted(gap for r in requests for gap in r.itl),
+            "itl": sorted(gap for r in requests for gap in r.itl or ()),
         }
     return data
 
@@ -39,7 +39,7 @@ def latency(traces: Trace | dict[str, Trace], axes: Iterable[Axes] | None = None
     """The share of TTFT, TPOT and ITL values up to each length, a line a trace. Returns three Axes."""
     data = latency_data(traces)
     any_trace = next(iter(traces.values())) if isinstance(traces, dict) else traces
-    unit = style.plural(any_trace.header.get("unit", "step"))
+    unit = style.plural(any_trace.header.unit)
     axes = style.panels(axes, 1, 3, 2.7, sharey=True, gridspec_kw={"wspace": 0.06})
     titles = {"ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency"}
     for ax, (name, title) in zip(axes, titles.items(), strict=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mini_engine.show.figures import style
 from mini_engine.show.figures.budget import draw_budget
-from mini_engine.trace import Trace, replay
+from mini_engine.trace import Finished, Scheduled, Trace, replay
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,30 +48,29 @@ def timeline_data(trace: Trace, steps: tuple[int, int] | None = None) -> style.D
             if view.state != style.FINISHED or rid in cells:
                 cells.setdefault(rid, {})[column] = (view.state, view.num_scheduled)
                 priorities[rid] = view.priority
-        for event in record["events"]:
-            rid = event["id"]
-            if event["type"] == "FINISHED":
-                finished[rid] = (column + (rid in record["scheduled"]), event["reason"])
-            if event["type"] == "SCHEDULED" and event["num_cached_tokens"]:
-                hits.setdefault(rid, {})[column] = event["num_cached_tokens"]
+        for event in record.events:
+            if isinstance(event, Finished):
+                finished[event.id] = (column + (event.id in record.scheduled), event.reason)
+            elif isinstance(event, Scheduled) and event.num_cached_tokens:
+                hits.setdefault(event.id, {})[column] = event.num_cached_tokens
     grid = [[cells[rid].get(column, (None, 0)) for column in range(len(records))] for rid in cells]
 
     def total(state: str) -> list[int]:
         return [sum(row[c][1] for row in grid if row[c][0] == state) for c in range(len(records))]
 
-    config = trace.header.get("config", {})
+    config = trace.header.config
     num_blocks = config.get("num_blocks")
     return {
         "ids": list(cells),
         "priorities": priorities,
-        "steps": [record["step"] for record in records],
+        "steps": [record.step for record in records],
         "states": [[state for state, _ in row] for row in grid],
         "tokens": [[num_tokens for _, num_tokens in row] for row in grid],
         "finished": finished,
         "hits": hits,
         "decode_tokens": total(style.DECODE),
         "prefill_tokens": total(style.PREFILL),
-        "used_blocks": [num_blocks - r["num_free_blocks"] for r in records] if num_blocks else None,
+        "used_blocks": [num_blocks - r.num_free_blocks for r in records] if num_blocks else None,
         "num_blocks": num_blocks,
         "budget": config.get("max_num_batched_tokens"),
     }

@@ -26,9 +26,9 @@ def utilisation_data(static: Trace, continuous: Trace) -> style.Data:
 
 
 def _slots(trace: Trace) -> style.Data:
-    busy = [len(record["scheduled"]) for record in trace.steps]
-    slots = trace.header.get("config", {}).get("max_num_seqs") or max(busy, default=1)
-    queued = [n for n, record in zip(busy, trace.steps, strict=True) if record["num_waiting"]]
+    busy = [len(record.scheduled) for record in trace.steps]
+    slots = trace.header.config.get("max_num_seqs") or max(busy, default=1)
+    queued = [n for n, record in zip(busy, trace.steps, strict=True) if record.num_waiting]
     return {
         "busy": busy,
         "slots": slots,

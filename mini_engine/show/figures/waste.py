@@ -18,7 +18,7 @@ def waste_data(trace: Trace, max_model_len: int | None = None) -> style.Data:
     where a server does not trust the request's limit) and shares nothing, so it holds a copy of what
     paging shares. `wasted` is the share of the slots taken that hold no token, over all steps.
     """
-    config = trace.header["config"]
+    config = trace.header.config
     size = config["block_size"]
     held, copies, paged, contiguous = [], [], [], []
     for record, views in replay(trace):
@@ -29,14 +29,14 @@ def waste_data(trace: Trace, max_model_len: int | None = None) -> style.Data:
                 fill[block] = max(fill.get(block, 0), min(size, max(0, tokens - i * size)))
         held.append(sum(fill.values()))
         copies.append(sum(tokens for _, tokens in running))
-        paged.append((config["num_blocks"] - record["num_free_blocks"]) * size)
+        paged.append((config["num_blocks"] - record.num_free_blocks) * size)
         contiguous.append(sum(max_model_len or v.num_prompt_tokens + v.max_tokens for v, _ in running))
 
     def wasted(tokens: list[int], taken: list[int]) -> float | None:
         return 1 - sum(tokens) / sum(taken) if sum(taken) else None
 
     return {
-        "steps": [record["step"] for record in trace.steps],
+        "steps": [record.step for record in trace.steps],
         "held": held,
         "held_contiguous": copies,
         "paged": paged,
