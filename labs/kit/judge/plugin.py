@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
@@ -58,24 +59,34 @@ def _lab_in(folder: Path) -> Lab | None:
     return find_lab(folder.name) if is_lab else None
 
 
-def pytest_collection_finish(session):
-    """Say what is being tested: a green run on the reference must not pass for one's own."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    labs = sorted({lab.id for item in session.items if (lab := lab_of(item))})
-    if not labs:
-        return
-    gc.freeze()  # what start-up made lives to the end; collecting it again takes a tenth of the time
-    if reporter is None:
-        return
-    impl = impl_from_environment()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    labs = {lab.id for item in session.items if (lab := lab_of(item))}
+    if labs:
+        gc.freeze()  # what start-up made lives to the end; collecting it again takes a tenth of the time
+        say_what_is_tested(session.config, sorted(labs))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Under `pytest -n 2` others collect, all of them the same."""
+    labs = {match[1] for test in ids if (match := re.match(r"labs/(lab-\d+)/", test))}
+    if labs and node.gateway.id == "gw0":
+        say_what_is_tested(node.config, sorted(labs))
+
+
+def say_what_is_tested(config: pytest.Config, labs: list[str]) -> None:
+    """A green run on the reference must not pass for one's own."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
     folder = f"labs/{labs[0]}" if len(labs) == 1 else "labs"
-    if impl == "solution":
+    impl = impl_from_environment()
+    what = {"starter": "starter.py, your own", "engine": "mini_engine's own parts"}.get(impl)
+    yours = command(f"pytest {folder}", LAB_IMPL="starter")
+    if reporter is not None:
         reporter.write_line(
-            f"testing solution.py, the reference; yours: {command(f'pytest {folder}', LAB_IMPL='starter')}"
+            f"testing {what} (LAB_IMPL={impl})"
+            if what
+            else f"testing solution.py, the reference; yours: {yours}"
         )
-    else:
-        what = {"starter": "starter.py, your own", "engine": "mini_engine's own parts"}[impl]
-        reporter.write_line(f"testing {what} (LAB_IMPL={impl})")
 
 
 def command(line: str, **variables: str) -> str:

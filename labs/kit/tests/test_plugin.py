@@ -33,6 +33,15 @@ def test_header_says_that_the_reference_is_tested(course):
     assert "pytest labs/lab-01" in result.stdout
 
 
+def test_side_by_side_it_is_said_once_and_failures_stay_short(course):
+    both = course.pytest("labs/lab-01", "-n", "2", "-k", "budget or memory")
+    assert both.stdout.count("testing starter.py, your own") == 1
+    assert set(counts(both)) == {"failed"} and "Traceback" not in both.stdout
+    assert both.stdout.count("lab-01: schedule_step is not written yet") >= counts(both)["failed"]
+    reference = course.pytest("labs/lab-01", "-n", "2", "-k", "budget or memory", impl=None)
+    assert reference.stdout.count("testing solution.py, the reference; yours:") == 1
+
+
 def test_the_kit_s_own_tests_are_no_learner_s_matter(course):
     tests = course.labs / "kit" / "tests"
     tests.mkdir()
