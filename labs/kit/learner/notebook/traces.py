@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from labs.kit.judge import compare, loading
+from labs.kit.judge.compare import Run
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, silence
 from labs.kit.judge.manifest import Lab, LabError, find_lab, impl_from_environment
 from labs.kit.learner.notebook.pictures import show
@@ -17,7 +18,7 @@ from mini_engine.trace import Queued, Trace
 _WHOSE = {"starter": "your starter.py", "engine": "mini_engine's own parts"}
 
 
-def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Trace:
+def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
     """Run a lab's scenario (or its name) under LAB_IMPL and say in a line or two whose trace it is.
 
     With LAB_IMPL=starter the learner's run is compared with the reference's, and where they part,
@@ -57,7 +58,7 @@ def _named(lab: Lab, scenarios: Any, name: str) -> dict[str, Any]:
     return named[name]
 
 
-def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Any, str]:
+def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Run | None, str]:
     """The trace as far as it went, and what stopped it, in words."""
     RUNS.clear()
     try:
@@ -76,9 +77,7 @@ def _in_words(lab: Lab, error: BaseException) -> str:
     return "; ".join(words) if words else f"it stops with {describe(error)}{where}"
 
 
-def _report(
-    what: str, whose: str, scenario: dict[str, Any], yours: compare.Run, reference: compare.Run
-) -> None:
+def _report(what: str, whose: str, scenario: dict[str, Any], yours: Run, reference: Run) -> None:
     """Show where two runs part, as text, and as a figure if they are small enough to be drawn."""
     found = compare.departure(yours, reference)
     if found is None:  # it stopped behind its last step

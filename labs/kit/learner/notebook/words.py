@@ -52,7 +52,7 @@ def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
             {
                 "step": record.step,
                 "computed": ", ".join(f"{rid} {n}" for rid, n in record.scheduled.items()) or "-",
-                "budget": f"{record['num_batched_tokens']}/{config['max_num_batched_tokens']}",
+                "budget": f"{record.num_batched_tokens}/{config['max_num_batched_tokens']}",
                 "waiting": " ".join(waiting) or "-",
                 "free": record.num_free_blocks,
                 "what happened": "; ".join(happenings(record)) or "-",
