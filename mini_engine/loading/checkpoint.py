@@ -50,7 +50,15 @@ def load_model(
     Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault.
     """
     device = choose_device(device)
-    weights = _weights(opened(path))
+    source = opened(path)
+    if isinstance(source, Path):  # each format brings in packages of its own
+        from mini_engine.loading.folder import open_folder
+
+        weights = open_folder(source)
+    else:
+        from mini_engine.loading.gguf_weights import open_gguf
+
+        weights = open_gguf(source)
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
     elif isinstance(dtype, str):
@@ -71,17 +79,6 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"there is no CUDA device here for {str(device)!r}; use auto or cpu")
     return chosen
-
-
-def _weights(source: Path | GGUFFile) -> Weights:
-    # Only one of the two formats is needed, and its packages.
-    if isinstance(source, Path):
-        from mini_engine.loading.folder import open_folder
-
-        return open_folder(source)
-    from mini_engine.loading.gguf_weights import open_gguf
-
-    return open_gguf(source)
 
 
 def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> CausalLM:

@@ -394,7 +394,7 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path):
     ):
         if not text.startswith(" "):  # transformers swallows that space; SentencePiece does not
             assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False), text
-        assert ours.encode(text)[0] == 1  # SentencePiece models open with BOS unless told otherwise
+        assert ours.encode(text)[0] == 1  # SentencePiece models open with BOS where the file is silent
         assert ours.decode(ours.encode(text)) == text
     assert (
         max(map(len, map(ours._backend.id_to_token, ours.encode("the quick brown fox")))) > 4
@@ -417,7 +417,9 @@ def test_gguf_errors_name_the_key(tmp_path):
 def test_no_torch_for_text():
     """Reading a tokenizer must not cost the seconds that importing torch takes."""
     code = "import sys, mini_engine.text.tokenizer\n"
-    code += "import mini_engine.loading.registry, mini_engine.loading.gguf_file\n"
+    code += "import mini_engine.loading.registry, mini_engine.loading.gguf_tokenizer\n"
+    code += "from mini_engine.loading.tokenizer import load_tokenizer\n"
+    code += "load_tokenizer(mini_engine.loading.registry.resolve('shakespeare'))\n"
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

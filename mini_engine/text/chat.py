@@ -5,7 +5,7 @@ Templates come with downloaded models: the sandbox keeps them from reaching anyt
 
 import json
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -31,21 +31,10 @@ def _compiled(template: str) -> "jinja2.Template":
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)
 
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
     return environment.from_string(template)
