@@ -14,7 +14,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.show import figures
-from mini_engine.trace import Recorder, Trace, VirtualClock
+from mini_engine.trace import Header, Recorder, Trace, VirtualClock
 from mini_engine.trace.metrics import request_metrics, summary
 
 plt.switch_backend("Agg")
@@ -24,7 +24,7 @@ def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=(), **set
     """Run (arrival step, Request) pairs with random tokens in the model's place."""
     rng = random.Random(0)
     settings = {"max_num_batched_tokens": 32, "max_num_seqs": 6, **settings}
-    clock = VirtualClock(cost and (lambda r: cost[0] + cost[1] * r["num_batched_tokens"]))
+    clock = VirtualClock(cost and (lambda r: cost[0] + cost[1] * r.num_batched_tokens))
     run = Recorder(Scheduler(BlockManager(num_blocks, block_size), **settings), clock=clock)
     by_id = {request.request_id: request for _, request in requests}
     while requests or run.has_work:
@@ -114,7 +114,7 @@ def test_timeline_agrees_with_the_metrics(trace):
         assert found == told.num_cached_tokens + told.num_resumed_cached_tokens
         assert (sum(tokens) == 0) == (told.num_output_tokens == 0)
     together = map(sum, zip(data["decode_tokens"], data["prefill_tokens"], strict=True))
-    assert list(together) == [step["num_batched_tokens"] for step in trace.steps]
+    assert list(together) == [step.num_batched_tokens for step in trace.steps]
 
 
 def test_an_aborted_request_is_gone_from_the_step_of_its_abort(trace):
@@ -176,7 +176,7 @@ def test_timeline_refuses_what_nobody_could_read():
 
 def test_an_empty_trace_is_refused():
     with pytest.raises(ValueError, match="no request to draw"):
-        figures.timeline(Trace({"config": {}}))
+        figures.timeline(Trace(Header("virtual", "step", "", {}, {})))
 
 
 # --------------------------------------------------------------------- budget and utilisation
@@ -224,8 +224,8 @@ def test_block_map_agrees_with_the_pool_in_every_step(trace):
     steps = list(range(len(trace.steps)))
     data = figures.block_map_data(trace, steps)
     for step, owners, cached in zip(trace.steps, data["owners"], data["cached"], strict=True):
-        assert sum(map(bool, owners)) == data["num_blocks"] - step["num_free_blocks"]
-        assert len(cached) == step["num_cached_blocks"]
+        assert sum(map(bool, owners)) == data["num_blocks"] - step.num_free_blocks
+        assert len(cached) == step.num_cached_blocks
     assert any(len(ids) > 1 for owners in data["owners"] for ids in owners)
 
 
@@ -236,10 +236,10 @@ def test_full_computed_blocks_are_cached_once_their_owner_is_gone():
     ]
     trace = record(requests, num_blocks=6, block_size=4)
     data = figures.block_map_data(trace, [0, 1])
-    table = trace.steps[0]["blocks"]["a"]
+    table = trace.steps[0].blocks["a"]
     assert data["cached"] == [set(), set(table[:2])]  # the third is not full
     assert [data["owners"][0][block] for block in table] == [("a",)] * 3
-    assert data["owners"][1][trace.steps[1]["blocks"]["b"][0]] == ("b",)
+    assert data["owners"][1][trace.steps[1].blocks["b"][0]] == ("b",)
 
 
 def test_block_map_names_the_steps_it_cannot_show(trace):
@@ -276,8 +276,8 @@ def test_attention_mask_of_two_decodes_and_a_chunk():
 def test_attention_mask_of_a_recorded_step(trace):
     """Every batch of a run: query p sees p + 1 keys, in both layouts."""
     for step in trace.steps[:30]:
-        ids, past, new = figures.step_rows(trace, step["step"])
-        assert (ids, new) == (list(step["scheduled"]), list(step["scheduled"].values()))
+        ids, past, new = figures.step_rows(trace, step.step)
+        assert (ids, new) == (list(step.scheduled), list(step.scheduled.values()))
         data = figures.attention_mask_data(past, new, ids)
         expected = sum(p + i + 1 for p, n in zip(past, new, strict=True) for i in range(n))
         assert data["padded"]["seen"] == data["ragged"]["seen"] == expected

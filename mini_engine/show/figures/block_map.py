@@ -1,4 +1,4 @@
-"""The KV pool as a grid: who holds which block at some steps of a run."""
+"""The KV pool as a grid: which request holds which block at some steps of a run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ if TYPE_CHECKING:
 
 # Light enough for black letters. Colours come round again; the name in the block decides.
 OWNERS = (
-    style.LIGHT_ORANGE,
-    style.LIGHT_BLUE,
-    style.LIGHT_GREEN,
-    "#E3B0CB",
-    style.YELLOW,
-    "#EE9A66",
-    "#BFC7D5",
-)
+    style.LIGHT_ORANGE, style.LIGHT_BLUE, style.LIGHT_GREEN, "#E3B0CB", style.YELLOW, "#EE9A66", "#BFC7D5",
+)  # fmt: skip
 
 
 def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
-    """Who holds which block at some steps (default: six, evenly spread).
+    """Which requests hold which block at some steps (default: six, evenly spread).
 
     steps; owners [snapshot][block], a tuple of request ids, two or more where a prefix is shared;
     cached [snapshot], the blocks, held or free, whose content the prefix cache can find;

@@ -42,13 +42,7 @@ def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None
     axes = style.panels(axes, 1, 2, 2.9, gridspec_kw={"wspace": 0.1})
     labels = [str(row["threshold"] or "off") for row in rows]
     looks: dict[str, dict[str, Any]] = {
-        "p99": {
-            "color": style.GREY,
-            "marker": "s",
-            "markersize": 9,
-            "markerfacecolor": "white",
-            "linestyle": "--",
-        },
+        "p99": {"color": style.GREY, "marker": "s", "markersize": 9, "markerfacecolor": "white", "ls": "--"},
         "max": {"color": style.VERMILLION, "marker": "^", "markersize": 5},
         "mean": {"color": style.BLUE, "marker": "o", "markersize": 5},
     }
