@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from functools import cache
 from textwrap import fill
 from time import monotonic
+from types import ModuleType
+from typing import Any, cast
+
+import pytest
 
 from labs.kit.judge import compare, loading
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Bug, Lab, find_lab
-from labs.kit.toys.driver import RUNS
+from labs.kit.toys.driver import RUNS, Scenario
 from labs.kit.toys.words import describe
-from mini_engine.trace import Trace
 
 PATIENCE = 5.0  # seconds for all that a failed test looks up
 TIE_BREAK = 2.0  # of them to tell bugs apart that do the same in it
@@ -26,7 +29,7 @@ TIE_BREAK = 2.0  # of them to tell bugs apart that do the same in it
 class Outcome:
     """What a test did with one implementation: its recorded runs, and how it failed, if it did."""
 
-    runs: tuple[tuple[dict, Trace], ...]
+    runs: tuple[tuple[Scenario, compare.Run], ...]
     failure: str = ""
 
     @property
@@ -34,7 +37,7 @@ class Outcome:
         return json.dumps([[compare.fingerprint(trace) for _, trace in self.runs], self.failure])
 
 
-def outcome(item, implementation, seconds: float = 1.0) -> Outcome:
+def outcome(item: pytest.Function, implementation: object, seconds: float = 1.0) -> Outcome:
     """Run a test function again, in this process, on another implementation."""
     arguments = {name: value for name, value in given(item).items() if name in item._fixtureinfo.argnames}
     RUNS.clear()
@@ -49,14 +52,14 @@ def outcome(item, implementation, seconds: float = 1.0) -> Outcome:
     return Outcome(tuple(RUNS), failure)
 
 
-def given(item) -> dict:
+def given(item: pytest.Function) -> dict[str, Any]:
     """A test's arguments by name: its parameters, and its fixtures if it has been set up."""
-    return (item.callspec.params if hasattr(item, "callspec") else {}) | item.funcargs
+    return (dict(item.callspec.params) if hasattr(item, "callspec") else {}) | item.funcargs
 
 
-def sections(item, lab: Lab, call) -> list[tuple[str, str]]:
+def sections(item: pytest.Function, lab: Lab, error: BaseException) -> list[tuple[str, str]]:
     """Titled texts for the report of a failed test; none when there is nothing to say."""
-    yours = Outcome(tuple(RUNS), describe(call.excinfo.value))
+    yours = Outcome(tuple(RUNS), describe(error))
     found = []
     try:
         with deadline(PATIENCE):
@@ -71,7 +74,7 @@ def sections(item, lab: Lab, call) -> list[tuple[str, str]]:
     return found
 
 
-def departures(item, lab: Lab, yours: Outcome) -> list[str]:
+def departures(item: pytest.Function, lab: Lab, yours: Outcome) -> list[str]:
     """The first run of the test whose trace departs from the reference's, as text."""
     impl = "solution" if lab.file("solution.py").exists() else "engine"
     reference = outcome(item, loading.namespace(lab.id, impl))
@@ -83,13 +86,14 @@ def departures(item, lab: Lab, yours: Outcome) -> list[str]:
     return []
 
 
-def lookalikes(item, lab: Lab, yours: Outcome) -> list[str]:
+def lookalikes(item: pytest.Function, lab: Lab, yours: Outcome) -> list[str]:
     """A bug of the zoo that does exactly the same in this test, by name and with its hint.
 
     Where several do, the one that explained an earlier failure of this run wins, then the one that
-    does the same in other tests, too. None that passes, as yours, the test that is there to catch it.
+    does the same in other tests, too. Skip bugs whose own test your code passes too.
     """
-    alike, end = [], monotonic() + TIE_BREAK
+    alike: list[Bug] = []
+    end = monotonic() + TIE_BREAK
     for bug in sorted(lab.bugs, key=lambda bug: (-_suspects[bug], bug.caught_by != item.originalname)):
         if alike and (_suspects[alike[0]] or monotonic() > end):
             break
@@ -104,12 +108,13 @@ def lookalikes(item, lab: Lab, yours: Outcome) -> list[str]:
     return [fill(f"{alike[0].title}: {alike[0].hint.strip()}", columns)]
 
 
-def closest(item, lab: Lab, bugs: list[Bug]) -> list[Bug]:
+def closest(item: pytest.Function, lab: Lab, bugs: list[Bug]) -> list[Bug]:
     """Of bugs that do the same as yours in this test, those that do in the lab's others, too."""
     mine, end = item.funcargs["lab"], monotonic() + TIE_BREAK
     if len(bugs) < 2 and all(bug.caught_by == item.originalname for bug in bugs):
         return bugs
-    cases = [case for case in item.parent.collect() if {"lab", *given(case)} >= {*case._fixtureinfo.argnames}]
+    everything = cast(list[pytest.Function], list(cast(pytest.Collector, item.parent).collect()))
+    cases = [case for case in everything if {"lab", *given(case)} >= {*case._fixtureinfo.argnames}]
     # The tests that these bugs must fail and that yours has not failed yet; a bug left in here is not yours.
     unseen = {case.originalname for case in cases} & {bug.caught_by for bug in bugs} - {item.originalname}
     here = item.function.__code__.co_firstlineno  # neighbours are of the same task, and tell most
@@ -131,6 +136,6 @@ _suspects: Counter[Bug] = Counter()
 
 
 @cache
-def _buggy(lab_id: str, bug_id: str):
+def _buggy(lab_id: str, bug_id: str) -> ModuleType:
     lab = find_lab(lab_id)
     return loading.buggy(lab, next(bug for bug in lab.bugs if bug.id == bug_id))

@@ -13,7 +13,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from time import monotonic, process_time  # the code under test may replace time.monotonic
+from typing import NoReturn, TextIO
 
 FLOOD = 20_000  # characters printed in one test
 BUSY = 4  # on a busy machine a block may take so many times its seconds
@@ -31,7 +34,7 @@ class PrintFlood(BaseException):
 
 
 @contextlib.contextmanager
-def deadline(seconds: float):
+def deadline(seconds: float) -> Iterator[None]:
     """Raise TimeUp in this thread if the block computes, or sleeps, for longer than `seconds`.
 
     Processor time counts, so that a busy machine fails nobody. A block that not even TimeUp ends (a
@@ -46,7 +49,7 @@ def deadline(seconds: float):
         passed, worked = monotonic() - began, process_time() - computed
         return _no_limit or (worked < seconds and worked > passed / 20 and passed < BUSY * seconds)
 
-    def watch():
+    def watch() -> None:
         wait = seconds
         while not done.wait(wait):
             if in_time():
@@ -111,16 +114,16 @@ def _disarm(armed: bool) -> None:
 
 
 @contextlib.contextmanager
-def kept_alive():
+def kept_alive() -> Iterator[None]:
     """os._exit in the block raises SystemExit, as sys.exit does, instead of ending all without a word."""
     leave, process = os._exit, os.getpid()
 
-    def refuse(code):
+    def refuse(code: int) -> NoReturn:
         if os.getpid() != process:  # a fork may leave that way
             leave(code)
         raise SystemExit(f"os._exit({code}), which would end the whole run")
 
-    os._exit = refuse
+    os._exit = refuse  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -128,21 +131,21 @@ def kept_alive():
 
 
 class _Limited(io.TextIOBase):
-    def __init__(self, stream, room: list[int]):
+    def __init__(self, stream: TextIO, room: list[int]):
         self.stream, self.room = stream, room
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         self.room[0] -= len(text)
         if self.room[0] < 0:
             raise PrintFlood(f"more than {FLOOD} characters were printed")
         return self.stream.write(text)
 
-    def flush(self):
+    def flush(self) -> None:
         self.stream.flush()
 
 
 @contextlib.contextmanager
-def limited_prints(silent: bool = False):
+def limited_prints(silent: bool = False) -> Iterator[None]:
     """Raise PrintFlood in a block that prints more than FLOOD characters, wherever to."""
     room, names = [FLOOD], ("stdout", "stderr", "__stdout__", "__stderr__")
     streams = {name: getattr(sys, name) for name in names}
@@ -155,6 +158,6 @@ def limited_prints(silent: bool = False):
             setattr(sys, name, stream)
 
 
-def silence():
+def silence() -> AbstractContextManager[None]:
     """Throw away what the block prints, and still end a flood."""
     return limited_prints(silent=True)

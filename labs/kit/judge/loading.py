@@ -10,6 +10,7 @@ import traceback
 import types
 from functools import cache
 from pathlib import Path
+from typing import Any, NoReturn
 
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Bug, Lab, LabError, find_lab
@@ -27,7 +28,7 @@ class Broken:
     def __init__(self, problem: LoadProblem):
         self._problem = problem
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> NoReturn:
         raise self._problem
 
 
@@ -55,7 +56,7 @@ def load(lab_id: str, name: str) -> types.ModuleType:
 
 
 @cache
-def namespace(lab_id: str, impl: str):
+def namespace(lab_id: str, impl: str) -> types.ModuleType | Broken:
     """What is under test: the module of starter.py or solution.py, or the engine's own parts."""
     lab = find_lab(lab_id)
     try:
@@ -68,12 +69,12 @@ def namespace(lab_id: str, impl: str):
         return Broken(problem)
 
 
-def pristine_starter(lab: Lab):
+def pristine_starter(lab: Lab) -> types.ModuleType:
     """The starter as generated, whatever the learner made of starter.py."""
     return execute(pristine_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
 
 
-def buggy(lab: Lab, bug: Bug):
+def buggy(lab: Lab, bug: Bug) -> types.ModuleType:
     """A wrong solution from the zoo, made in memory."""
     source = bug.apply(lab.file("solution.py").read_text(encoding="utf-8"))
     return execute(source, _module_name(lab, f"bug_{bug.id}"), f"<{lab.id}: {bug.id}>")
@@ -83,7 +84,7 @@ def _module_name(lab: Lab, name: str) -> str:
     return f"{lab.id}_{name}".replace("-", "_")
 
 
-def _engine(lab: Lab):
+def _engine(lab: Lab) -> types.ModuleType:
     parts = types.ModuleType(f"{lab.id}_engine")
     twins = {task.name: task.engine for task in lab.tasks} | {k: v for k, v in lab.given.items() if v}
     for name, twin in twins.items():
@@ -96,7 +97,7 @@ def _engine(lab: Lab):
     return parts
 
 
-def _starter(lab: Lab):
+def _starter(lab: Lab) -> types.ModuleType:
     path = lab.file("starter.py")
     source = _read(lab, path)
     try:
@@ -149,8 +150,8 @@ def _read(lab: Lab, path: Path) -> str:
     raise LoadProblem(f"{lab.id}: starter.py {problem}")
 
 
-def _has(module, qualified: str) -> bool:
-    value = module
+def _has(module: types.ModuleType, qualified: str) -> bool:
+    value: Any = module
     for name in qualified.split("."):
         value = getattr(value, name, None)
     return callable(value) or isinstance(value, property)

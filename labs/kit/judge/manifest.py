@@ -8,9 +8,11 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class LabError(Exception):
@@ -66,7 +68,7 @@ class Lab:
     prerequisites: tuple[str, ...]
     tasks: tuple[Task, ...]
     given: dict[str, str] = field(default_factory=dict)  # name: engine twin, or ""
-    pointers: tuple[dict, ...] = ()
+    pointers: tuple[dict[str, str], ...] = ()
     timeout: float = 10.0  # seconds a test may take
 
     def file(self, name: str) -> Path:
@@ -157,13 +159,13 @@ def impl_from_environment() -> str:
     return impl
 
 
-def functions(source: str) -> dict[str, ast.FunctionDef]:
+def functions(source: str) -> dict[str, Function]:
     """Every function and method of a file, by qualified name, with its syntax tree."""
-    found = {}
+    found: dict[str, Function] = {}
 
-    def visit(body, prefix):
+    def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(node, Function):
                 found[prefix + node.name] = node
             elif isinstance(node, ast.ClassDef):
                 visit(node.body, f"{prefix}{node.name}.")
@@ -189,7 +191,7 @@ def replace_body(source: str, name: str, body: str) -> str:
     return "".join([*lines[:start], new, *lines[end:]])
 
 
-def _above(source: str, node: ast.FunctionDef, first_line: int) -> int:
+def _above(source: str, node: Function, first_line: int) -> int:
     """The last line before a body without docstring, so that its leading comments go with it."""
     lines = source.splitlines()
     above = first_line - 1
@@ -198,7 +200,7 @@ def _above(source: str, node: ast.FunctionDef, first_line: int) -> int:
     return above
 
 
-def _toml(path: Path) -> dict:
+def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -11,11 +11,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TextIO, TypeVar
 
 import pytest
 
@@ -24,6 +26,9 @@ from labs.kit.judge.compare import fingerprint
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab
 from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -97,7 +102,7 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
     return outcomes
 
 
-def _trouble(lab: Lab, code: int, rows: list, tail: str) -> str:
+def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
     """Why the process ended before its time, in words; `rows` end with the test that was begun."""
     if not rows or not isinstance(rows[-1], dict):
         return f"{lab.id}: pytest could not run the tests:\n" + "\n".join(tail.splitlines()[-15:])
@@ -111,7 +116,7 @@ def _trouble(lab: Lab, code: int, rows: list, tail: str) -> str:
     return f"{begun} ended the whole test process (exit code {code}); a crash?"
 
 
-def side_by_side(work: Callable, items: list) -> list:
+def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
     """`work` of each item, two at a time; an interrupt starts no more of them."""
     pool = ThreadPoolExecutor(2)
     try:
@@ -124,7 +129,7 @@ def side_by_side(work: Callable, items: list) -> list:
 
 
 @cache
-def implementation(lab_id: str, variant: str):
+def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
     lab = find_lab(lab_id)
     kind, _, name = variant.partition(":")
     try:
@@ -143,38 +148,37 @@ def implementation(lab_id: str, variant: str):
 class Matrix:
     """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
 
-    def __init__(self, lab: Lab, variants: list[str], out):
+    def __init__(self, lab: Lab, variants: list[str], out: TextIO):
         self.lab, self.variants, self.out = lab, variants, out
 
-    def write(self, row) -> None:
+    def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
         self.out.flush()  # the next test may end the process
 
-    def pytest_generate_tests(self, metafunc):
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "lab" in metafunc.fixturenames:
             makers = [partial(implementation, self.lab.id, variant) for variant in self.variants]
             metafunc.parametrize("lab", makers, ids=self.variants, indirect=True)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item):
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
         self.begun = self.test_of(item)
         self.write({"begun": self.begun})
 
-    def pytest_keyboard_interrupt(self, excinfo):
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         line = loading.line_in_starter(excinfo.value)
         where = f" in starter.py, line {line}" if line else ""
         self.write({"begun": self.begun, "stopped": describe(excinfo.value) + where})
 
-    def pytest_runtest_makereport(self, item, call):
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport:
         """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
         if call.when == "call" or call.excinfo is not None:
             self.keep(item, call)
-        outcome = "failed" if call.excinfo else "passed"
-        return pytest.TestReport(
-            item.nodeid, item.location, {}, outcome, None, call.when, duration=call.duration
-        )
+        outcome: Literal["failed", "passed"] = "failed" if call.excinfo else "passed"
+        when: Any = call.when  # never "collect" here
+        return pytest.TestReport(item.nodeid, item.location, {}, outcome, None, when, duration=call.duration)
 
-    def keep(self, item, call):
+    def keep(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         result = Result(
             self.test_of(item),
             call.excinfo is None,
@@ -184,12 +188,12 @@ class Matrix:
         )
         self.write([variant_of(item) or self.variants[0], vars(result)])
 
-    def test_of(self, item) -> str:
+    def test_of(self, item: pytest.Item) -> str:
         variant = variant_of(item)
         return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
 
 
-def variant_of(item) -> str | None:
+def variant_of(item: pytest.Item) -> str | None:
     """The variant that a test runs on; None in an ordinary pytest run."""
     callspec = getattr(item, "callspec", None)
     maker = callspec and callspec.params.get("lab")

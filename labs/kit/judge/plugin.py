@@ -10,13 +10,15 @@ import re
 import sys
 import threading
 from collections import Counter
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._code.code import ExceptionRepr, ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
 
 from labs.kit.judge import diagnose, guard, loading, matrix
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limited_prints
@@ -27,6 +29,7 @@ from labs.kit.toys.words import brief
 
 ENOUGH = 3  # tests of a lab that do not end; the others are not begun
 E_LINES, WIDEST = 12, 300  # of an error, in a report
+SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # that a test had; of the session
 _timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
 
 
@@ -43,12 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def pytest_ignore_collect(collection_path):
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave the kit's own tests out of `LAB_IMPL=starter pytest labs`: they say nothing of a starter."""
     return True if collection_path == LABS_DIR / "kit" and impl_from_environment() == "starter" else None
 
 
-def lab_of(item) -> Lab | None:
+def lab_of(item: pytest.Item) -> Lab | None:
     """The lab that a test belongs to, if any."""
     return _lab_in(item.path.parent)
 
@@ -97,15 +100,15 @@ def command(line: str, **variables: str) -> str:
 
 
 @pytest.fixture
-def lab(request):
+def lab(request: pytest.FixtureRequest) -> Any:
     """The implementation under test, as LAB_IMPL says: its functions are attributes."""
     if hasattr(request, "param"):  # labs/kit/judge/matrix.py runs many in one session
         return request.param()
-    return loading.namespace(lab_of(request.node).id, impl_from_environment())
+    return loading.namespace(request.path.parent.name, impl_from_environment())
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's capture, which sets sys.stdout too
-def pytest_runtest_call(item):
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     lab = lab_of(item)
     if lab is None:
         return (yield)
@@ -113,8 +116,8 @@ def pytest_runtest_call(item):
     key = lab.id, matrix.variant_of(item)
     if _timed_out[key] >= ENOUGH:
         raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
-    item.seconds = min(1.0, lab.timeout) if _timed_out[key] else lab.timeout
-    with deadline(item.seconds), limited_prints(), kept_alive():
+    item.stash[SECONDS] = min(1.0, lab.timeout) if _timed_out[key] else lab.timeout
+    with deadline(item.stash[SECONDS]), limited_prints(), kept_alive():
         try:
             return (yield)
         except TimeUp:
@@ -126,7 +129,7 @@ def pytest_runtest_call(item):
             raise AssertionError(f"{lab.id}: starter.py ends the test by itself: {brief(verdict)}") from None
 
 
-def pytest_enter_pdb():
+def pytest_enter_pdb() -> None:
     guard.no_limit()
 
 
@@ -137,13 +140,13 @@ class Kind(TerminalRepr):
     lines: list[str]
 
     @property
-    def reprcrash(self):
+    def reprcrash(self) -> ReprFileLocation:
         return ReprFileLocation("", 0, self.lines[0])
 
-    def __str__(self):
+    def __str__(self) -> str:
         return "\n".join(self.lines)
 
-    def toterminal(self, tw):
+    def toterminal(self, tw: TerminalWriter) -> None:
         for line in self.lines:
             tw.line(line)
 
@@ -153,53 +156,52 @@ class Claimed(TerminalRepr):
     """What a test proves, then how it failed."""
 
     claim: str
-    failure: TerminalRepr
+    failure: ExceptionRepr
 
     @property
-    def reprcrash(self):
+    def reprcrash(self) -> ReprFileLocation | None:
         return self.failure.reprcrash
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.claim}\n{self.failure}"
 
-    def toterminal(self, tw):
+    def toterminal(self, tw: TerminalWriter) -> None:
         tw.line(self.claim)
         self.failure.toterminal(tw)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
+def pytest_runtest_makereport(
+    item: pytest.Function, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     lab = lab_of(item)
     if lab is None or call.when != "call" or call.excinfo is None:
         return (yield)
-    words = in_words(lab, call.excinfo.value, getattr(item, "seconds", None))
+    words = in_words(lab, call.excinfo.value, item.stash.get(SECONDS, None))
     explained = not words and impl_from_environment() == "starter" and matrix.variant_of(item) is None
     if words:
-        item.repr_failure = lambda _: Kind(words)  # in place of pytest's own, which takes its time
+        # In place of pytest's own, which takes its time.
+        item.repr_failure = lambda *_: Kind(words)  # type: ignore[method-assign]
     elif explained:
-        item.repr_failure = lambda excinfo: Claimed(claim(item), rendered(lab, excinfo))
+        said = call.excinfo
+        item.repr_failure = lambda *_: Claimed(claim(item), rendered(lab, said))  # type: ignore[method-assign]
     report = yield
     if words:
         report.sections = []
     elif explained and report.failed:
         printed = [(name, _tail(text)) for name, text in report.sections]
-        report.sections = [*diagnose.sections(item, lab, call), *printed]
+        report.sections = [*diagnose.sections(item, lab, call.excinfo.value), *printed]
     return report
 
 
 def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> list[str]:
     """The failures that need no traceback, as at most two lines; [] for all others."""
-    reason = error
+    reason: BaseException | None = error
     while reason is not None:  # also behind what `pytest.raises(RuntimeError)`, of which it is a kind, led to
         kind = isinstance(reason, NotImplementedError | AssertionError)
         if kind and (found := NOT_WRITTEN.search(str(reason))):
-            break
+            return [found[0], f"write it in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}"]
         reason = reason.__context__
-    if reason is not None:
-        return [
-            found[0],
-            f"write it in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}",
-        ]
     if isinstance(error, loading.LoadProblem | NotBegun):
         return [str(error)]
     if isinstance(error, TimeUp):
@@ -211,7 +213,7 @@ def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> li
     return []
 
 
-def rendered(lab: Lab, excinfo) -> TerminalRepr:
+def rendered(lab: Lab, excinfo: pytest.ExceptionInfo[BaseException]) -> ExceptionRepr:
     """pytest's short traceback, of the lab's own files only, and cut where a message is long."""
     ours = excinfo.traceback.filter(lambda entry: Path(entry.path).parent == lab.path)
     excinfo.traceback = ours or excinfo.traceback
@@ -227,7 +229,7 @@ def rendered(lab: Lab, excinfo) -> TerminalRepr:
     return shown
 
 
-def claim(item) -> str:
+def claim(item: pytest.Function) -> str:
     """The first line of a test's docstring."""
     return (inspect.getdoc(item.function) or item.name).splitlines()[0]
 
@@ -237,16 +239,16 @@ def _tail(text: str, lines: int = 20) -> str:
     return "\n".join(kept)
 
 
-def pytest_sessionfinish(session, exitstatus):
-    session.config.exitstatus = int(exitstatus)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[EXIT] = int(exitstatus)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config):
+def pytest_unconfigure(config: pytest.Config) -> None:
     for name in [name for name in sys.modules if name.startswith("lab_0") and name.endswith("_starter")]:
         del sys.modules[name]
     left = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     if left and impl_from_environment() == "starter":
         print(f"threads are still running ({brief(left[0].name)}); the tests are over, they are left behind")
         sys.stdout.flush()
-        os._exit(config.exitstatus)
+        os._exit(config.stash[EXIT])

@@ -75,7 +75,7 @@ def test_a_call_that_nothing_interrupts_ends_with_its_process():
 def test_a_last_resort_is_called_off():
     """Nothing ends a process that was in time, not even long after; nor an outer block by an inner one."""
     code = (
-        "import time\nfrom labs.kit import guard\nguard.BUSY = -90\n"
+        "import time\nfrom labs.kit.judge import guard\nguard.BUSY = -90\n"
         "with guard.deadline(0.05):\n    pass\n"
         "time.sleep(1)\nprint('alive')"
     )

@@ -1,7 +1,14 @@
 """Comparing tensors in words: a failed test says how far off and where, and never dumps a tensor."""
 
+from __future__ import annotations
 
-def assert_close(actual, expected, what: str, atol: float = 1e-9) -> None:
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def assert_close(actual: Tensor, expected: Tensor, what: str, atol: float = 1e-9) -> None:
     """`actual` equals `expected` to `atol` in every element; shapes must agree.
 
     The AssertionError names `what`, the largest difference and where it is.
