@@ -13,7 +13,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.interfaces import Row
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.trace import Recorder, VirtualClock
+from mini_engine.trace import Recorder, Trace, VirtualClock
 
 VOCAB = 5  # of the fingerprint model: so few that equal blocks are common
 
@@ -60,12 +60,15 @@ class SlotEngine:
         self.kv = manager(num_blocks, block_size, enable_prefix_caching=caching, watermark=watermark)
         self.recorder = Recorder(Scheduler(self.kv, **settings), clock=VirtualClock())
         self.scheduler = self.recorder.scheduler
-        self.trace = self.recorder.trace
         self.settings = settings
         self.slots: dict[int, bytes] = {}
         self.requests: dict[str, Request] = {}
         self.preemptions: list[str] = []  # ids, in order
         self.num_reads = 0
+
+    @property
+    def trace(self) -> Trace:
+        return self.recorder.snapshot()
 
     def add(self, *requests: Request) -> "SlotEngine":
         for request in requests:

@@ -5,9 +5,11 @@ import random
 import pytest
 import torch
 
+from mini_engine.backends.two_pass import policy_parts
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
@@ -41,7 +43,7 @@ def run(scheduler, requests, clock=None, every_step=lambda scheduler: scheduler.
         scheduled = recorder.schedule()
         assert scheduled, "nothing scheduled although there is work"
         ends = [name for name, n in scheduled.items() if n == by_id[name].num_new_tokens]
-        recorder.update(scheduled, {name: recorder.step % 64 for name in ends})
+        recorder.update(scheduled, {name: [recorder.step % 64] for name in ends})
         every_step(scheduler)
     return recorder.close("drained")
 
@@ -56,14 +58,14 @@ def token_steps(trace) -> dict[str, list[int]]:
     """The steps in which each request got a token."""
     steps: dict[str, list[int]] = {}
     for record in trace.steps:
-        for name in record["new_tokens"]:
-            steps.setdefault(name, []).append(record["step"])
+        for name in record.new_tokens:
+            steps.setdefault(name, []).append(record.step)
     return steps
 
 
 def slot_utilisation(trace, max_num_seqs: int) -> float:
     """The share of slot-steps that gave a token."""
-    return sum(len(r["new_tokens"]) for r in trace.steps) / (max_num_seqs * len(trace.steps))
+    return sum(len(r.new_tokens) for r in trace.steps) / (max_num_seqs * len(trace.steps))
 
 
 # ------------------------------------------------------------------------------------- all of them
@@ -98,7 +100,7 @@ def test_same_tokens_as_the_engine(model, name, seed):
         return {r.request_id: r.output_token_ids for r in requests}
 
     reference = serve(None)
-    assert serve(BASELINES[name].parts()) == reference
+    assert serve(Parts(**policy_parts(name))) == reference
     assert all(reference.values())
 
 
@@ -115,10 +117,10 @@ def test_invariants_over_random_workloads(name, policy, caching):
         scheduler = make(name, num_blocks=24, caching=caching, policy=policy, max_num_batched_tokens=40)
         trace = run(scheduler, requests)
         assert [len(r.output_token_ids) for r in requests] == [r.max_tokens for r in requests]
-        assert trace.end["num_free_blocks"] == 24
+        assert trace.end.num_free_blocks == 24
         for record in trace.steps:
-            assert record["num_batched_tokens"] <= 40
-            assert record["num_running"] <= 4
+            assert record.num_batched_tokens <= 40
+            assert record.num_running <= 4
         preempted = sum(r.num_preemptions for r in requests)
         assert preempted <= sum(r.max_tokens for r in requests) + len(requests)
 
@@ -130,7 +132,7 @@ def test_one_at_a_time_takes_a_step_for_every_token():
     """Five requests of six tokens take thirty steps, and nobody runs beside anybody."""
     trace = run(make("one-at-a-time"), [request(f"r{i}", 5, 6) for i in range(5)])
     assert len(trace.steps) == 30
-    assert {record["num_running"] for record in trace.steps} == {1}
+    assert {record.num_running for record in trace.steps} == {1}
 
 
 CLASSIC = [500] + [10] * 7
@@ -164,10 +166,10 @@ def test_static_batching_keeps_its_places_shut():
     """A free place stays empty until the last of the batch is done; then the whole next batch enters."""
     trace = run(make("static"), [request(f"r{i}", 3, 2 if i else 9) for i in range(8)])
     admitted = [
-        (record["step"], event["id"])
+        (record.step, event.id)
         for record in trace.steps
-        for event in record["events"]
-        if event["type"] == "SCHEDULED"
+        for event in record.events
+        if event.type == "SCHEDULED"
     ]
     assert admitted == [(0, f"r{i}") for i in range(4)] + [(9, f"r{i}") for i in range(4, 8)]
 
@@ -176,7 +178,7 @@ def test_static_batching_reserves_the_full_length():
     """Prompts of 4 that grow to 12 in a pool of 24: two enter, not six, and nobody is preempted."""
     requests = [request(f"r{i}", 4, 9) for i in range(6)]
     trace = run(make("static", num_blocks=24, block_size=1, max_num_seqs=6), requests)
-    assert trace.steps[0]["num_running"] == 2 and trace.steps[0]["num_free_blocks"] == 0
+    assert trace.steps[0].num_running == 2 and trace.steps[0].num_free_blocks == 0
     assert sum(r.num_preemptions for r in requests) == 0
 
 
@@ -204,7 +206,7 @@ def test_prefill_first_makes_decodes_wait():
             decodes = {requests[i].is_decode for i in scheduled}
             assert name == "mixed" or len(decodes) == 1, "a step is prefill or decode, never both"
             ends = [i for i, n in scheduled.items() if n == requests[i].num_new_tokens]
-            recorder.update(scheduled, dict.fromkeys(ends, 0))
+            recorder.update(scheduled, {name: [0] for name in ends})
         steps = token_steps(recorder.close("drained"))["stream"]
         assert len(steps) == 10
         return max(b - a for a, b in zip(steps, steps[1:], strict=False))
@@ -239,7 +241,7 @@ def test_prefill_first_evicts_the_youngest_to_the_front():
     scheduler.add(request("later", 1, 1))
     scheduled = scheduler.schedule()
     assert scheduled == {"old": 3, "mid": 3, "young": 3}
-    scheduler.update(scheduled, dict.fromkeys(scheduled, 0))
+    scheduler.update(scheduled, {name: [0] for name in scheduled})
     assert scheduler.schedule() == {"old": 1, "mid": 1}
     assert [r.request_id for r in scheduler.waiting] == ["young", "later"]
     assert requests["young"].num_preemptions == 1 and requests["young"].output_token_ids == [0]
@@ -260,9 +262,9 @@ def test_two_pass_prefills_one_prompt_at_a_time():
     scheduler = make("two-pass", max_num_batched_tokens=20)
     trace = run(scheduler, [request(f"r{i}", 30, 8) for i in range(3)])
     for record, views in replay(trace):
-        states = [views[name].state for name in record["scheduled"]]
+        states = [views[name].state for name in record.scheduled]
         assert states.count("prefill") <= 1
-    assert [record["scheduled"] for record in trace.steps[:4]] == [
+    assert [record.scheduled for record in trace.steps[:4]] == [
         {"r0": 20},
         {"r0": 10},
         {"r0": 1, "r1": 19},
@@ -274,7 +276,7 @@ def test_two_pass_prefills_one_prompt_at_a_time():
 def test_one_prompt_in_flight_though_all_would_fit(name):
     """Three prompts of five tokens fit the budget together; still one enters a step."""
     trace = run(make(name), [request(f"r{i}", 5, 4) for i in range(3)])
-    assert [record["num_running"] for record in trace.steps[:3]] == [1, 2, 3]
+    assert [record.num_running for record in trace.steps[:3]] == [1, 2, 3]
     trace = run(make(name, max_num_batched_tokens=8), [request("long", 20, 4), request("short", 2, 4)])
     assert token_steps(trace)["short"][0] == 3, "the short prompt waits for three chunks of the long one"
 
@@ -284,7 +286,13 @@ def test_two_pass_calls_the_model_twice(model):
     calls = []
     handle = model.register_forward_hook(lambda *_: calls.append(1))
     try:
-        engine = Engine(model, max_num_batched_tokens=8, max_num_seqs=4, parts=BASELINES["two-pass"].parts())
+        engine = Engine(
+            model,
+            max_num_batched_tokens=8,
+            max_num_seqs=4,
+            parts=Parts(**policy_parts("two-pass")),
+            record=True,
+        )
         for i in range(3):
             engine.add_request([i + 1] * 10, SamplingParams(temperature=0, max_tokens=6))
         per_step = []
@@ -295,7 +303,8 @@ def test_two_pass_calls_the_model_twice(model):
     finally:
         handle.remove()
     assert set(per_step) == {1, 2}
-    assert per_step == [load.num_forwards for load in step_loads(engine.trace, "two-pass")]
+    assert engine.trace.header.backend == "two-pass"
+    assert per_step == [load.num_forwards for load in step_loads(engine.trace)]
 
 
 def test_two_pass_costs_more_time_than_fused():
@@ -304,7 +313,7 @@ def test_two_pass_costs_more_time_than_fused():
     def time(name):
         cost = CostModel().clock(BASELINES[name].backend)
         requests = [request(f"r{i}", 40, 10) for i in range(6)]
-        return run(make(name, max_num_batched_tokens=16), requests, VirtualClock(cost)).steps[-1]["t_end"]
+        return run(make(name, max_num_batched_tokens=16), requests, VirtualClock(cost)).steps[-1].t_end
 
     assert time("two-pass") > 1.2 * time("mixed")
 
@@ -314,7 +323,7 @@ def test_padding_is_paid_for():
     scheduler = make("padded", max_num_batched_tokens=16)
     trace = run(scheduler, [request(f"r{i}", 4, 6) for i in range(3)] + [request("long", 16, 1)])
     # Step 0: three prompts of 4 and 4 tokens of the long one. Step 1: three decodes and the other 12.
-    assert trace.steps[1]["scheduled"] == {"r0": 1, "r1": 1, "r2": 1, "long": 12}
+    assert trace.steps[1].scheduled == {"r0": 1, "r1": 1, "r2": 1, "long": 12}
     assert list(step_loads(trace, "padded"))[:2] == [StepLoad(1, 16, 16), StepLoad(1, 48, 4 * (4 + 12))]
     assert list(step_loads(trace))[:2] == [StepLoad(1, 16, 16), StepLoad(1, 15, 16 + 15)]
 
@@ -331,9 +340,9 @@ def test_over_commit_runs_over_for_one_step_at_most():
     assert max(levels) == 23
     over = [i for i, level in enumerate(levels) if level > 22]
     assert over and all(b - a > 1 for a, b in zip(over, over[1:], strict=False))
-    preempted = [e["id"] for r in trace.steps for e in r["events"] if e["type"] == "PREEMPTED"]
+    preempted = [e.id for r in trace.steps for e in r.events if e.type == "PREEMPTED"]
     assert preempted == ["low"]
-    assert all(record["num_free_blocks"] >= 0 for record in trace.steps)
+    assert all(record.num_free_blocks >= 0 for record in trace.steps)
 
 
 def test_the_engine_never_ends_a_step_over():
@@ -391,7 +400,7 @@ def test_loads_follow_preemption_cache_hits_and_the_end_of_a_run():
         trace = run(scheduler, requests, clock)
         assert live == expected
         assert list(step_loads(trace)) == expected
-        assert not meter._num_tokens or len(meter._num_tokens) <= 4, "finished requests are forgotten"
+        assert len(meter.fold.views) <= 4, "finished requests are forgotten"
 
 
 def test_step_time_adds_up():

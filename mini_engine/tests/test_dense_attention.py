@@ -262,7 +262,7 @@ def test_engine_on_the_padded_backend_equals_paged_and_solo(model, seed):
     """Same schedule, same tokens, same logits, with chunks, preemption and recomputation."""
     ours, logits, trace = run(model, PaddedBackend, seed)
     theirs, paged_logits, paged_trace = run(model, PagedBackend, seed)
-    assert [s["scheduled"] for s in trace.steps] == [s["scheduled"] for s in paged_trace.steps]
+    assert [s.scheduled for s in trace.steps] == [s.scheduled for s in paged_trace.steps]
     torch.testing.assert_close(logits, paged_logits, rtol=0, atol=1e-9)
     for name, request in ours.items():
         assert request.output_token_ids == theirs[name].output_token_ids

@@ -28,7 +28,7 @@ def test_outputs_come_in_the_order_of_the_prompts():
     assert [output.request_id for output in outputs] == ["r0", "r1", "r2"]
     assert all(output.finished for output in outputs)
     steps = front.engine.trace.steps
-    order = list(dict.fromkeys(i for record in steps for i in record["scheduled"]))
+    order = list(dict.fromkeys(i for record in steps for i in record.scheduled))
     assert order == ["r2", "r1", "r0"], "they did run in another order"
 
 

@@ -2,51 +2,60 @@
 
 import pytest
 
-from mini_engine.trace import Trace
-from mini_engine.trace.metrics import Metrics, Stats, request_metrics, summary
+from mini_engine.trace import (
+    Blocked,
+    End,
+    Finished,
+    Header,
+    Preempted,
+    Queued,
+    Scheduled,
+    StepTrace,
+    Trace,
+)
+from mini_engine.trace.metrics import Metrics, request_metrics, summary
+from mini_engine.trace.stats import Stats
 
 CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "num_blocks": 10, "block_size": 4}
 
 
 def queued(rid, t=0.0, prompt=4, max_tokens=3, priority=0):
-    told = {"num_prompt_tokens": prompt, "max_tokens": max_tokens, "priority": priority, "arrival": 0}
-    return {"type": "QUEUED", "id": rid, "t": t, **told}
+    return Queued(rid, t, prompt, max_tokens, priority, arrival=0)
 
 
 def admitted(rid, cached=0):
-    return {"type": "SCHEDULED", "id": rid, "num_cached_tokens": cached, "cached_blocks": []}
+    return Scheduled(rid, cached, cached_blocks=[])
 
 
 def preempted(rid):
-    return {"type": "PREEMPTED", "id": rid, "for": rid, "needs": 1, "free": 0}
+    return Preempted(rid, for_=rid, needs=1, free=0)
 
 
 def finished(rid, reason="length"):
-    return {"type": "FINISHED", "id": rid, "reason": reason}
+    return Finished(rid, reason)
 
 
 def make(*steps, unit="ms", end=None):
     """A trace of steps (t, t_end, scheduled, ids that got a token, free blocks, events)."""
     records = [
-        {
-            "step": i,
-            "t": t,
-            "t_end": t_end,
-            "scheduled": scheduled,
-            "num_batched_tokens": sum(scheduled.values()),
-            "num_running": len(scheduled),
-            "num_waiting": 0,
-            "blocked": {"reason": "empty"},
-            "blocks": {},
-            "new_tokens": dict.fromkeys(tokens, 7),
-            "num_free_blocks": free,
-            "num_cached_blocks": 0,
-            "events": events,
-        }
+        StepTrace(
+            step=i,
+            t=t,
+            t_end=t_end,
+            scheduled=scheduled,
+            num_batched_tokens=sum(scheduled.values()),
+            num_running=len(scheduled),
+            num_waiting=0,
+            blocked=Blocked("empty"),
+            blocks={},
+            new_tokens={rid: [7] for rid in tokens},
+            num_free_blocks=free,
+            num_cached_blocks=0,
+            events=events,
+        )
         for i, (t, t_end, scheduled, tokens, free, events) in enumerate(steps)
     ]
-    header = {"trace": "mini-engine", "version": 1, "clock": "virtual", "unit": unit, "config": CONFIG}
-    return Trace(header, records, end or {"end": "drained", "step": len(records)})
+    return Trace(Header("virtual", unit, "", {}, CONFIG), records, end or End("drained", len(records)))
 
 
 @pytest.fixture
@@ -96,7 +105,7 @@ def test_what_is_not_defined_is_none(life):
 def test_an_abort_after_tokens_keeps_its_ttft_but_has_no_e2e():
     trace = make(
         (0, 1, {"a": 4}, ["a"], 9, [queued("a"), admitted("a")]),
-        end={"end": "drained", "step": 1, "events": [finished("a", "abort")]},
+        end=End("drained", 1, events=[finished("a", "abort")]),
     )
     a = request_metrics(trace)["a"]
     assert (a.ttft, a.e2e, a.finish_reason) == (1, None, "abort")
@@ -155,7 +164,7 @@ def test_a_request_queued_before_the_first_step_counts_from_its_own_time():
 
 
 def test_streaming_gives_what_the_whole_trace_gives(life):
-    """Metrics.add as a sink: a long run needs no trace in memory."""
+    """Record by record: a long run needs no trace in memory."""
     metrics = Metrics(life.header)
     for record in life.steps:
         metrics.add(record)
@@ -180,7 +189,7 @@ def test_metrics_of_a_recorded_run():
     recorder.add(Request("a", [1, 2, 3], SamplingParams(max_tokens=5)))
     while recorder.has_work:
         scheduled = recorder.schedule()
-        recorder.update(scheduled, dict.fromkeys(scheduled, 9))
+        recorder.update(scheduled, {name: [9] for name in scheduled})
     a = request_metrics(recorder.close("drained"))["a"]
     assert (a.queue_time, a.ttft, a.tpot, a.e2e, a.itl) == (0, 1, 1, 5, (1, 1, 1, 1))
     assert (a.num_output_tokens, a.finish_reason) == (5, "length")

@@ -46,24 +46,24 @@ def random_trace(seed: int, cost=None):
 def advance(recorder) -> None:
     scheduled = recorder.schedule()
     done = [r for r in recorder.running if r.num_new_tokens == scheduled.get(r.request_id)]
-    recorder.update(scheduled, {r.request_id: 7 for r in done})
+    recorder.update(scheduled, {r.request_id: [7] for r in done})
 
 
 def with_gaps(trace):
     """As a wall clock sees it: between two steps the engine does something else for a while."""
     for record in trace.steps:
-        late = 0.25 * record["step"]
-        record["t"], record["t_end"] = record["t"] + late, record["t_end"] + late
-        for event in record["events"]:
-            if "t" in event:
-                event["t"] += late
+        late = 0.25 * record.step
+        record.t, record.t_end = record.t + late, record.t_end + late
+        for event in record.events:
+            if event.type == "QUEUED":
+                event.t += late
     return trace
 
 
 TRACES = [
     ready_setup(),
     *map(random_trace, range(6)),
-    random_trace(7, lambda record: 0.1 + record["num_batched_tokens"] / 7),
+    random_trace(7, lambda record: 0.1 + record.num_batched_tokens / 7),
     with_gaps(random_trace(8)),
 ]
 
@@ -124,11 +124,11 @@ def kind(event) -> str:
 def test_the_tracks_tell_what_the_trace_tells(exported):
     """Chunks carry all prefill tokens, decode lasts as long as its steps, counters repeat the records."""
     trace, chrome = exported
-    scale = MICROSECONDS[trace.header["unit"]]
+    scale = MICROSECONDS[trace.header.unit]
     slices = [event for event in chrome["traceEvents"] if event["ph"] == "X"]
     chunks, decoded_in = [], {}
     for record, views in replay(trace):
-        for request_id, num_tokens in record["scheduled"].items():
+        for request_id, num_tokens in record.scheduled.items():
             if views[request_id].state == "prefill":
                 chunks.append(num_tokens)
             else:
@@ -139,15 +139,15 @@ def test_the_tracks_tell_what_the_trace_tells(exported):
     for request_id, records in decoded_in.items():
         # Slices of consecutive steps: they begin and end with one, and cover each step whole.
         own = [(e["ts"], e["ts"] + e["dur"]) for e in decodes if ids[e["tid"]] == request_id]
-        starts, ends = [r["t"] * scale for r in records], [r["t_end"] * scale for r in records]
+        starts, ends = [r.t * scale for r in records], [r.t_end * scale for r in records]
         for start, end in own:
             assert min(abs(t - start) for t in starts) < 1e-2 and min(abs(t - end) for t in ends) < 1e-2
         for start, end in zip(starts, ends, strict=True):
             assert any(a <= start + 1e-2 and end <= b + 1e-2 for a, b in own)
     counted = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "tokens in the step"]
-    assert counted == [record["num_batched_tokens"] for record in trace.steps]
+    assert counted == [record.num_batched_tokens for record in trace.steps]
     used = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "KV blocks in use"]
-    assert used == [trace.header["config"]["num_blocks"] - r["num_free_blocks"] for r in trace.steps]
+    assert used == [trace.header.config["num_blocks"] - r.num_free_blocks for r in trace.steps]
 
 
 def test_an_arrow_leads_from_each_preemption_to_its_resumption(exported):
@@ -156,7 +156,7 @@ def test_an_arrow_leads_from_each_preemption_to_its_resumption(exported):
     events = chrome["traceEvents"]
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
-    preemptions = [e for r in trace.steps for e in r["events"] if e["type"] == "PREEMPTED"]
+    preemptions = [e for r in trace.steps for e in r.events if e.type == "PREEMPTED"]
     assert len(starts) == len(preemptions) and ends.keys() <= starts.keys()
     begins = {(e["name"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
     for flow, start in starts.items():
@@ -169,9 +169,9 @@ def test_an_arrow_leads_from_each_preemption_to_its_resumption(exported):
 
 def test_the_traces_exercise_preemption_and_abort():
     """Without these two the tests above would prove little."""
-    events = [e for trace in TRACES for record in trace.steps for e in record["events"]]
-    assert any(e["type"] == "PREEMPTED" for e in events)
-    assert any(e.get("reason") == "abort" for e in events)
+    events = [e for trace in TRACES for record in trace.steps for e in record.events]
+    assert any(e.type == "PREEMPTED" for e in events)
+    assert any(e.type == "FINISHED" and e.reason == "abort" for e in events)
 
 
 def test_tracks_are_named_in_order_of_arrival():
@@ -200,6 +200,6 @@ def test_who_came_after_the_last_step_is_left_out():
 
 def test_an_unknown_unit_is_refused():
     trace = ready_setup()
-    trace.header["unit"] = "fortnight"
+    trace.header.unit = "fortnight"
     with pytest.raises(ValueError, match="fortnight"):
         to_perfetto(trace)

@@ -16,7 +16,19 @@ from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.show.player import player_html, ready_setup, write_player
 from mini_engine.tests.browser import find_browser, open_browser
-from mini_engine.trace import Recorder, RequestView, Trace, decisions, first_difference, replay
+from mini_engine.trace import (
+    Blocked,
+    Finished,
+    Queued,
+    Recorder,
+    RequestView,
+    Scheduled,
+    StepTrace,
+    Trace,
+    decisions,
+    first_difference,
+    replay,
+)
 
 
 def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), **settings) -> Trace:
@@ -36,7 +48,7 @@ def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), **settings) -> Trace:
                 continue
         scheduled = recorder.schedule()
         done = [r for r in recorder.running if r.num_new_tokens == scheduled.get(r.request_id)]
-        recorder.update(scheduled, {r.request_id: 7 for r in done})
+        recorder.update(scheduled, {r.request_id: [7] for r in done})
     return recorder.close("drained")
 
 
@@ -63,15 +75,15 @@ RANDOM = {
 def test_the_ready_setup_shows_what_a_scheduler_can_do():
     """A chunked prefill, a mixed step, a full house, a prefix hit, a preemption and its resumption."""
     trace = ready_setup()
-    assert trace.header["config"]["num_blocks"] == 20 and trace.end["num_free_blocks"] == 20
+    assert trace.header.config["num_blocks"] == 20 and trace.end.num_free_blocks == 20
     states = [{view.state for view in views.values() if view.num_scheduled} for _, views in replay(trace)]
     assert {"prefill", "decode"} in states
-    events = [event for record in trace.steps for event in record["events"]]
-    preempted = [event["id"] for event in events if event["type"] == "PREEMPTED"]
-    admitted = [event["id"] for event in events if event["type"] == "SCHEDULED"]
+    events = [event for record in trace.steps for event in record.events]
+    preempted = [event.id for event in events if event.type == "PREEMPTED"]
+    admitted = [event.id for event in events if event.type == "SCHEDULED"]
     assert len(preempted) == 1 and admitted.count(preempted[0]) == 2
-    assert any(event.get("num_cached_tokens") for event in events)
-    reasons = {record["blocked"]["reason"] for record in trace.steps}
+    assert any(event.type == "SCHEDULED" and event.num_cached_tokens for event in events)
+    reasons = {record.blocked.reason for record in trace.steps}
     assert reasons == {"empty", "preempted", "slots", "budget", "memory"}
     assert ready_setup() == trace
 
@@ -79,7 +91,7 @@ def test_the_ready_setup_shows_what_a_scheduler_can_do():
 def test_the_page_asks_for_nothing_and_holds_the_trace(tmp_path):
     """No address in it, a policy that forbids requests, and the data come back as they went in."""
     trace = ready_setup()
-    trace.steps[0]["events"][0]["id"] = trace.steps[0]["events"][0]["id"] + "</script><script>alert(1)"
+    trace.steps[0].events[0].id += "</script><script>alert(1)"
     page = write_player(tmp_path / "deep" / "player.html", trace, names=("a {{DATA}} name",)).read_text(
         "utf-8"
     )
@@ -88,8 +100,10 @@ def test_the_page_asks_for_nothing_and_holds_the_trace(tmp_path):
     assert page.count("</script>") == 2
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     (told,) = json.loads(data)
-    assert told["name"] == "a {{DATA}} name" and told["header"] == trace.header and told["end"] == trace.end
-    assert [{**step, "scheduled": dict(step["scheduled"])} for step in told["steps"]] == trace.steps
+    assert told["name"] == "a {{DATA}} name"
+    assert told["header"] == trace.header.to_json() and told["end"] == trace.end.to_json()
+    steps = [{**step, "scheduled": dict(step["scheduled"])} for step in told["steps"]]
+    assert steps == [record.to_json() for record in trace.steps]
 
 
 def test_a_trace_without_steps_is_refused():
@@ -158,10 +172,10 @@ def test_the_random_traces_are_rich_enough():
     """Longer than two keyframes, with every event and every reason to wait."""
     for trace in RANDOM.values():
         assert len(trace.steps) > 100
-        events = [event for record in trace.steps for event in record["events"]]
-        assert {"QUEUED", "SCHEDULED", "PREEMPTED", "FINISHED"} == {event["type"] for event in events}
-        assert any(event.get("reason") == "abort" for event in events)
-        reasons = {record["blocked"]["reason"] for record in trace.steps}
+        events = [event for record in trace.steps for event in record.events]
+        assert {"QUEUED", "SCHEDULED", "PREEMPTED", "FINISHED"} == {event.type for event in events}
+        assert any(event.type == "FINISHED" and event.reason == "abort" for event in events)
+        reasons = {record.blocked.reason for record in trace.steps}
         assert reasons == {"empty", "preempted", "slots", "budget", "memory"}
 
 
@@ -178,10 +192,10 @@ def test_queues_and_pool_agree_with_the_records(open_player):
             cached: fold.cached.reduce((a, b) => a + b, 0),
         }})""")
     for record, now in zip(trace.steps, told, strict=True):
-        assert now["running"] == list(record["scheduled"])
-        assert len(now["waiting"]) == record["num_waiting"] and now["waiting"] == sorted(now["waiting"])
-        assert now["held"] == trace.header["config"]["num_blocks"] - record["num_free_blocks"]
-        assert now["cached"] == record["num_cached_blocks"]
+        assert now["running"] == list(record.scheduled)
+        assert len(now["waiting"]) == record.num_waiting and now["waiting"] == sorted(now["waiting"])
+        assert now["held"] == trace.header.config["num_blocks"] - record.num_free_blocks
+        assert now["cached"] == record.num_cached_blocks
 
 
 SENTENCES = "() => { const { fold } = player.panes[0]; return fold.steps.map((_, i) => sentences(fold, i)); }"
@@ -194,19 +208,19 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
     """Every row, event, refusal and new block of a step is told, and nothing that is not so."""
     last = trace.steps[-1]
     kinds = {"QUEUED": "arrive", "SCHEDULED": "admit", "PREEMPTED": "preempt", "FINISHED": "finish"}
-    limits = trace.header["config"]
+    limits = trace.header.config
     for (record, views), told in zip(replay(trace), open_player(trace).evaluate(SENTENCES), strict=True):
         about = {
             kind: {i for line in told if line["kind"] == kind for i in line["ids"]} for kind in kinds.values()
         }
         for type_, kind in kinds.items():
-            events = record["events"] + (trace.end.get("events", []) if record is last else [])
-            ids = {event["id"] for event in events if event["type"] == type_}
-            assert ids <= about[kind] and (kind == "preempt" or ids == about[kind]), (record["step"], kind)
+            events = record.events + (trace.end.events if record is last else [])
+            ids = {event.id for event in events if event.type == type_}
+            assert ids <= about[kind] and (kind == "preempt" or ids == about[kind]), (record.step, kind)
         work = {i for line in told if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
-        assert work == set(record["scheduled"])
+        assert work == set(record.scheduled)
         text = " ".join(line["text"] for line in told)
-        for request_id, blocks in record["blocks"].items():
+        for request_id, blocks in record.blocks.items():
             if request_id not in about["admit"]:
                 assert f"{request_id} takes block {blocks[0]}" in text
         for line in told:
@@ -220,43 +234,40 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
                 assert ("threshold" in line["text"]) == cut and ("budget" in line["text"]) == (
                     bool(left) > cut
                 )
-        blocked = record["blocked"]
+        blocked = record.blocked
         expected = {
             "empty": None,
             "preempted": "room had to be made in this step",
             "slots": f"all {limits['max_num_seqs']} slots are taken",
             "budget": f"the budget of {limits['max_num_batched_tokens']} tokens is spent",
-            "memory": f"needs {blocked.get('needs')} block",
-        }[blocked["reason"]]
+            "memory": f"needs {blocked.needs} block",
+        }[blocked.reason]
         waits = [line["text"] for line in told if line["kind"] == "wait"]
         assert len(waits) == (expected is not None)
         if expected:
-            assert waits[0].startswith(f"{blocked['id']} waits: {expected}")
+            assert waits[0].startswith(f"{blocked.id} waits: {expected}")
 
 
 def test_sentences_are_good_english(open_player):
     """One and many, none and one, as a person would say it; pinned on a step made for it."""
-    size = {"num_prompt_tokens": 1, "max_tokens": 1, "priority": 0}
-    arrivals = [{"type": "QUEUED", "id": i, "t": 0.0, **size, "arrival": n} for n, i in enumerate("abcd")]
-    record = {
-        "step": 0,
-        "t": 0.0,
-        "t_end": 1.0,
-        "scheduled": {"a": 1},
-        "num_batched_tokens": 1,
-        "num_running": 1,
-        "num_waiting": 3,
-        "blocked": {"reason": "memory", "id": "b", "needs": 2, "free": 1},
-        "blocks": {"a": [4]},
-        "new_tokens": {"a": 5},
-        "num_free_blocks": 1,
-        "num_cached_blocks": 0,
-        "events": [
-            *arrivals,
-            {"type": "SCHEDULED", "id": "a", "num_cached_tokens": 0, "cached_blocks": []},
-            {"type": "FINISHED", "id": "a", "reason": "length"},
-        ],
-    }
+    arrivals = [
+        Queued(i, 0.0, num_prompt_tokens=1, max_tokens=1, priority=0, arrival=n) for n, i in enumerate("abcd")
+    ]
+    record = StepTrace(
+        step=0,
+        t=0.0,
+        t_end=1.0,
+        scheduled={"a": 1},
+        num_batched_tokens=1,
+        num_running=1,
+        num_waiting=3,
+        blocked=Blocked("memory", "b", needs=2, free=1),
+        blocks={"a": [4]},
+        new_tokens={"a": [5]},
+        num_free_blocks=1,
+        num_cached_blocks=0,
+        events=[*arrivals, Scheduled("a", 0, []), Finished("a", "length")],
+    )
     trace = Trace(ready_setup().header, [record])
     (told,) = open_player(trace).evaluate(SENTENCES)
     assert [line["text"] for line in told][3:] == [
@@ -322,14 +333,16 @@ def test_following_a_request_lights_its_state(open_player):
         shown = "waiting" if state == "preempted" else state
         assert [name for name in lit if "state" in name] == ([f"state {shown} lit"] if shown else [])
         assert ("arrow preempted of-decode lit" in lit) == (state == "preempted")
-        began = any(e["type"] == "SCHEDULED" and e["id"] == "r3" for e in record["events"])
+        began = any(e.type == "SCHEDULED" and e.id == "r3" for e in record.events)
         assert ("arrow admitted lit" in lit) == began
 
 
 def test_a_click_in_the_pool_follows_the_owner(open_player):
     """Also of a shared block: the second click goes on to the next owner."""
     trace = ready_setup()
-    step = next(r["step"] for r in trace.steps for e in r["events"] if e.get("num_cached_tokens"))
+    step = next(
+        r.step for r in trace.steps for e in r.events if e.type == "SCHEDULED" and e.num_cached_tokens
+    )
     page = open_player(trace, fragment=f"#step={step}")
     side, owners = page.evaluate("[player.panes[0].pool.side, player.panes[0].pool.owners]")
     shared = owners.index(["r0", "r3"])
@@ -366,7 +379,7 @@ def test_equal_traces_are_called_equal_and_the_shorter_one_ends(open_player):
     """Times, block ids and `blocked` do not make a difference; a missing step does."""
     trace, other = ready_setup(), ready_setup()
     for record in other.steps:
-        record.update(t=record["t"] + 5, blocked={"reason": "empty"})
+        record.t, record.blocked = record.t + 5, Blocked("empty")
     page = open_player(trace, other)
     assert page.evaluate("player.departing") == []
     assert "decide the same in every step" in page.locator("#difference-summary").text_content()
@@ -481,7 +494,7 @@ def test_hostile_ids_stay_text(open_player):
 def test_a_broken_trace_is_reported_on_the_page(open_player):
     """Not an empty page: a sentence that a screen reader speaks at once."""
     trace = ready_setup()
-    trace.steps[3]["scheduled"] = {"nobody": 1}
+    trace.steps[3].scheduled = {"nobody": 1}
     page = open_player(trace)
     assert page.get_by_role("alert").text_content().startswith("This trace cannot be shown")
     assert len(page.troubles) == 1  # the error that the page reports

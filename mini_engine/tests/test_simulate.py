@@ -9,17 +9,10 @@ import torch
 from mini_engine.request import SamplingParams
 from mini_engine.sim.cost_model import CostModel, fit, step_loads
 from mini_engine.sim.policies import BASELINES
-from mini_engine.sim.simulate import (
-    WORKLOADS,
-    Arrival,
-    arrivals,
-    read_arrivals,
-    replay_workload,
-    resimulate,
-    simulate,
-    workload,
-)
-from mini_engine.trace import Trace, first_difference, read_trace
+from mini_engine.sim.resimulate import replay_workload, resimulate
+from mini_engine.sim.simulate import simulate
+from mini_engine.sim.workloads import WORKLOADS, Arrival, arrivals, read_arrivals, workload
+from mini_engine.trace import Header, Trace, first_difference, read_trace
 from mini_engine.trace.metrics import summary
 
 RECORDING = Path(__file__).parent / "data" / "recording.jsonl"
@@ -123,8 +116,8 @@ def test_times_by_hand():
     run = simulate([Arrival(100, 4, 3), Arrival(105, 2, 1)], cost=COST, num_blocks=8, block_size=4)
     # Step 0: 10 + 4 + 0.04. Step 1: a decode that reads 5, and 2 prompt tokens. Step 2: one decode.
     ends = [100 + 14.04, 100 + 14.04 + 13.07, 100 + 14.04 + 13.07 + 11.06]
-    assert [record["t_end"] for record in run.trace.steps] == pytest.approx(ends)
-    assert [record["scheduled"] for record in run.trace.steps] == [{"r0": 4}, {"r0": 1, "r1": 2}, {"r0": 1}]
+    assert [record.t_end for record in run.trace.steps] == pytest.approx(ends)
+    assert [record.scheduled for record in run.trace.steps] == [{"r0": 4}, {"r0": 1, "r1": 2}, {"r0": 1}]
     told = run.metrics.requests()
     assert told["r0"].ttft == pytest.approx(14.04)
     assert told["r1"].ttft == pytest.approx(ends[1] - 105), "from its arrival, not from the step's end"
@@ -134,14 +127,14 @@ def test_times_by_hand():
 def test_time_jumps_over_idleness():
     """Nothing runs between two distant arrivals, and no step is recorded for it."""
     run = simulate([Arrival(0, 1, 1), Arrival(5000, 1, 1)], cost=COST)
-    assert [record["t"] for record in run.trace.steps] == [0, 5000]
+    assert [record.t for record in run.trace.steps] == [0, 5000]
 
 
 def test_goodput_counts_those_within_both_limits():
     """One arrival at a time, so each TTFT is 10 + input + KV: a limit between two of them splits them."""
     load = [Arrival(10_000 * i, n, 1) for i, n in enumerate((10, 20, 30, 40))]
     run = simulate(load, cost=COST, enable_prefix_caching=False)
-    duration = run.trace.steps[-1]["t_end"]
+    duration = run.trace.steps[-1].t_end
     assert run.summary().goodput * duration == pytest.approx(4)
     assert run.summary(ttft_limit=35).goodput * duration == pytest.approx(2)
 
@@ -178,7 +171,7 @@ def test_every_baseline_runs_to_the_end(name):
     told = run.summary()
     assert (told.num_completed, run.num_refused) == (60, 0)
     assert told.num_output_tokens == sum(a.output_length for a in load)
-    assert run.trace.header["parts"].get("Scheduler", "mixed") == name
+    assert run.trace.header.parts.get("Scheduler", "mixed") == name
 
 
 def test_the_ladder_under_load():
@@ -206,16 +199,16 @@ def test_a_smaller_threshold_smooths_decodes_and_delays_the_prompt():
 
 
 def test_long_runs_keep_no_steps(tmp_path):
-    """keep_steps=False leaves nothing but the metrics; a path takes the same trace as it comes."""
+    """keep=False leaves nothing but the metrics; a path takes the same trace as it comes."""
     load = list(workload("poisson", 30))
     kept, path = simulate(load), tmp_path / "trace.jsonl"
-    streamed = simulate(load, keep_steps=False, path=path)
-    assert streamed.trace.steps == []
-    assert streamed.summary() == kept.summary() == summary(kept.trace)
+    streamed, dropped = simulate(load, keep=path), simulate(load, keep=False)
+    assert streamed.trace.steps == dropped.trace.steps == []
+    assert streamed.summary() == dropped.summary() == kept.summary() == summary(kept.trace)
     written = read_trace(path)
     assert (written.steps, written.end) == (kept.trace.steps, kept.trace.end)
     with pytest.raises(ValueError, match="priority must be a whole number"):
-        simulate([Arrival(0, 1, 1, priority="high")], path=tmp_path / "failed.jsonl")
+        simulate([Arrival(0, 1, 1, priority="high")], keep=tmp_path / "failed.jsonl")
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -224,11 +217,11 @@ def test_long_runs_keep_no_steps(tmp_path):
 
 def in_wall_time(trace: Trace, seconds) -> Trace:
     """The trace as if each step had taken `seconds(load)` on the wall clock."""
-    trace.header.update(clock="wall", unit="s")
+    trace.header.clock, trace.header.unit = "wall", "s"
     time = 0.0
     for record, load in zip(trace.steps, list(step_loads(trace)), strict=True):
-        record["t"], time = time, time + seconds(load)
-        record["t_end"] = time
+        record.t, time = time, time + seconds(load)
+        record.t_end = time
     return trace
 
 
@@ -254,7 +247,7 @@ def test_fit_refuses_virtual_time_and_emptiness():
     with pytest.raises(ValueError, match="only a trace in wall time"):
         fit(simulate([Arrival(0, 1, 1)]).trace)
     with pytest.raises(ValueError, match="no steps"):
-        fit(Trace({"clock": "wall"}))
+        fit(Trace(Header("wall", "s", "", {}, {})))
 
 
 @pytest.mark.parametrize("name", [name for name in BASELINES if name != "padded"])
@@ -272,7 +265,9 @@ def test_resimulation_repeats_an_engine(tmp_path):
 
     torch.manual_seed(0)
     model = CausalLM(ModelConfig("llama", 16, 32, 48, 2, 4, 2, 8, 256)).requires_grad_(False)
-    engine = Engine(model, max_num_batched_tokens=32, max_num_seqs=6, block_size=4, num_blocks=30, seed=1)
+    engine = Engine(
+        model, max_num_batched_tokens=32, max_num_seqs=6, block_size=4, num_blocks=30, seed=1, record=True
+    )
     for i in range(12):
         params = SamplingParams(temperature=1, max_tokens=20, stop_token_ids=(3,))
         engine.add_request([i] * (5 + 3 * i), params)
@@ -282,10 +277,10 @@ def test_resimulation_repeats_an_engine(tmp_path):
     while engine.has_work:
         engine.step()
     trace = engine.trace
-    kinds = {(e["type"], e.get("reason")) for r in trace.steps for e in r["events"]}
+    kinds = {(e.type, getattr(e, "reason", None)) for r in trace.steps for e in r.events}
     assert kinds >= {("FINISHED", "stop"), ("FINISHED", "length"), ("FINISHED", "abort"), ("PREEMPTED", None)}
     assert first_difference(resimulate(trace), trace) is None
-    trace.steps[9]["scheduled"] = {}
+    trace.steps[9].scheduled = {}
     assert first_difference(resimulate(trace), trace) == 9, "the comparison has teeth"
 
 
@@ -301,12 +296,12 @@ def test_the_recording_of_a_real_run():
     The prices are fitted on every other step and must predict the total of those between.
     """
     trace = read_trace(RECORDING)
-    assert trace.header["clock"] == "wall"
-    assert sum(e["type"] == "PREEMPTED" for record in trace.steps for e in record["events"]) >= 10
+    assert trace.header.clock == "wall"
+    assert sum(e.type == "PREEMPTED" for record in trace.steps for e in record.events) >= 10
     cost = fit(trace, steps=slice(0, None, 2))
     simulated = resimulate(trace, cost)
     assert first_difference(simulated, trace) is None
-    real = [1000 * (record["t_end"] - record["t"]) for record in trace.steps]
-    ours = [record["t_end"] - record["t"] for record in simulated.steps]
+    real = [1000 * (record.t_end - record.t) for record in trace.steps]
+    ours = [record.t_end - record.t for record in simulated.steps]
     assert sum(ours[1::2]) == pytest.approx(sum(real[1::2]), rel=0.15)
     assert sum(ours) == pytest.approx(sum(real), rel=0.15)

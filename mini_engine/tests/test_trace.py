@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,12 +15,20 @@ from mini_engine.tests.helpers import (
     scripted_engine,
 )
 from mini_engine.trace import (
+    Blocked,
+    End,
+    Finished,
+    Header,
+    LineWriter,
+    Preempted,
+    Recorder,
+    Scheduled,
+    StepTrace,
     Trace,
     VirtualClock,
     WallClock,
     decisions,
     first_difference,
-    line_writer,
     read_trace,
     replay,
     write_trace,
@@ -63,7 +72,7 @@ def check_event(event, config):
 
 
 def check_step(record, number, config):
-    record = copy.deepcopy(record)
+    record = copy.deepcopy(record.to_json())
     assert record.pop("step") == number
     t, t_end = record.pop("t"), record.pop("t_end")
     assert isinstance(t, float) and t <= t_end
@@ -78,7 +87,8 @@ def check_step(record, number, config):
     if blocked:
         assert blocked.pop("needs") > blocked.pop("free")
     assert blocked == {}
-    assert set(new_tokens) <= set(scheduled) and all(whole(token) for token in new_tokens.values())
+    assert set(new_tokens) <= set(scheduled)
+    assert all(tokens and all(map(whole, tokens)) for tokens in new_tokens.values())
     blocks = record.pop("blocks")
     assert set(blocks) <= set(scheduled)
     assert all(new and 0 <= min(new) and max(new) < config["num_blocks"] for new in blocks.values())
@@ -90,8 +100,9 @@ def check_step(record, number, config):
 
 
 def check_schema(trace):
-    header = copy.deepcopy(trace.header)
-    assert (header.pop("trace"), header.pop("version")) == ("mini-engine", 1)
+    header = copy.deepcopy(trace.header.to_json())
+    assert (header.pop("trace"), header.pop("version")) == ("mini-engine", 2)
+    assert isinstance(header.pop("backend"), str)
     assert header.pop("clock") in ("virtual", "wall") and header.pop("unit") in ("step", "ms", "s")
     assert isinstance(header.pop("parts"), dict)
     config = header.pop("config")
@@ -127,15 +138,16 @@ def test_every_field_of_a_run_of_the_engine():
         engine.step()
     trace = engine.trace
     check_schema(trace)
-    assert (trace.header["clock"], trace.header["unit"]) == ("wall", "s")
-    assert trace.end == {"end": "drained", "step": len(trace.steps), "num_free_blocks": 6}
-    times = [t for record in trace.steps for t in (record["t"], record["t_end"])]
+    assert (trace.header.clock, trace.header.unit) == ("wall", "s")
+    assert trace.end == End("drained", len(trace.steps), num_free_blocks=6)
+    assert trace.header.backend == "scripted"
+    times = [t for record in trace.steps for t in (record.t, record.t_end)]
     assert times == sorted(times)
 
 
 def test_the_header_tells_the_settings_and_the_parts():
     engine = scripted_engine({}, policy="priority", long_prefill_token_threshold=3, watermark=2, num_blocks=9)
-    assert engine.trace.header["config"] == {
+    assert engine.trace.header.config == {
         "policy": "priority",
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,
@@ -146,39 +158,41 @@ def test_the_header_tells_the_settings_and_the_parts():
         "watermark": 2,
     }
     engine = scripted_engine({}, part_names={"clamp": "lab-02"})
-    assert engine.trace.header["parts"] == {"clamp": "lab-02"}
+    assert engine.trace.header.parts == {"clamp": "lab-02"}
 
 
 def test_all_of_a_trace_is_json(runs):
     for engine in runs[:10]:
         for record in engine.trace.steps:
-            assert json.loads(json.dumps(record)) == record
+            line = json.dumps(record.to_json())
+            assert json.loads(line) == record.to_json()
+            assert StepTrace.from_json(json.loads(line)) == record
 
 
 # ------------------------------------------------------------------- why nobody was admitted
 
 
 def blocked(engine):
-    return engine.trace.steps[-1]["blocked"]
+    return engine.trace.steps[-1].blocked
 
 
 def test_blocked_by_slots():
     engine = SlotEngine(max_num_seqs=2).add(*(make_request(i) for i in "abc"))
     engine.step()
-    assert blocked(engine) == {"reason": "slots", "id": "c"}
+    assert blocked(engine) == Blocked("slots", "c")
 
 
 def test_blocked_by_the_budget():
     engine = SlotEngine(max_num_batched_tokens=8, max_num_seqs=4).add(make_request("a", 9), make_request("b"))
     engine.step()
-    assert blocked(engine) == {"reason": "budget", "id": "b"}
+    assert blocked(engine) == Blocked("budget", "b")
 
 
 def test_blocked_by_memory():
     engine = SlotEngine(num_blocks=5, block_size=4, watermark=1)
     engine.add(make_request("a", 8), make_request("b", 9), make_request("c", 1))
     engine.step()
-    assert blocked(engine) == {"reason": "memory", "id": "b", "needs": 4, "free": 3}
+    assert blocked(engine) == Blocked("memory", "b", needs=4, free=3)
 
 
 def test_blocked_by_a_preemption():
@@ -186,18 +200,18 @@ def test_blocked_by_a_preemption():
     engine.step()
     engine.add(make_request("c", 1))
     engine.step()
-    assert blocked(engine) == {"reason": "preempted", "id": "b"}
+    assert blocked(engine) == Blocked("preempted", "b")
 
 
 def test_nobody_waits():
     engine = SlotEngine().add(make_request("a"))
     engine.step()
-    assert blocked(engine) == {"reason": "empty"}
+    assert blocked(engine) == Blocked("empty")
 
 
 def test_every_reason_occurs_and_no_other(runs):
     """Over random runs all five are seen; "none" would be a scheduler that lets room go to waste."""
-    seen = {record["blocked"]["reason"] for engine in runs for record in engine.trace.steps}
+    seen = {record.blocked.reason for engine in runs for record in engine.trace.steps}
     assert seen == REASONS
 
 
@@ -211,7 +225,7 @@ def test_a_scheduler_that_wastes_room_is_told():
 
     engine = SlotEngine(schedule_step=lazy).add(make_request("a"), make_request("b"))
     engine.step()
-    assert blocked(engine) == {"reason": "none", "id": "b"}
+    assert blocked(engine) == Blocked("none", "b")
 
 
 # ------------------------------------------------------------------------------------- events
@@ -223,8 +237,9 @@ def test_a_preemption_says_for_whom_and_why():
     engine.add(make_request("a", 3, 9), make_request("b", 4, 9), make_request("c", 9, 4))
     engine.step()
     engine.step()
-    (event,) = [e for e in engine.trace.steps[-1]["events"] if e["type"] == "PREEMPTED"]
-    assert event == {"type": "PREEMPTED", "id": "c", "for": "b", "needs": 1, "free": 0}
+    (event,) = [e for e in engine.trace.steps[-1].events if e.type == "PREEMPTED"]
+    assert event == Preempted("c", for_="b", needs=1, free=0)
+    assert event.to_json() == {"type": "PREEMPTED", "id": "c", "for": "b", "needs": 1, "free": 0}
 
 
 def test_preemptions_in_random_runs(runs):
@@ -232,11 +247,11 @@ def test_preemptions_in_random_runs(runs):
     count = 0
     for engine in runs:
         for record in engine.trace.steps:
-            gone = [e for e in record["events"] if e["type"] == "PREEMPTED"]
+            gone = [e for e in record.events if e.type == "PREEMPTED"]
             for event in gone:
-                assert event["needs"] > event["free"]
-                assert event["id"] not in record["scheduled"]
-                assert event["for"] in record["scheduled"] or event["for"] == event["id"]
+                assert event.needs > event.free
+                assert event.id not in record.scheduled
+                assert event.for_ in record.scheduled or event.for_ == event.id
                 count += 1
     assert count > 20
 
@@ -245,12 +260,12 @@ def test_events_of_a_life():
     """QUEUED, SCHEDULED, tokens, PREEMPTED, SCHEDULED again, FINISHED; each once, in this order."""
     engine = SlotEngine(num_blocks=3, block_size=4)
     engine.add(make_request("a", 4, 6), make_request("b", 4, 6, priority=3)).run()
-    told = [(r["step"], e["type"]) for r in engine.trace.steps for e in r["events"] if e["id"] == "b"]
+    told = [(r.step, e.type) for r in engine.trace.steps for e in r.events if e.id == "b"]
     assert [kind for _, kind in told] == ["QUEUED", "SCHEDULED", "PREEMPTED", "SCHEDULED", "FINISHED"]
     steps = [step for step, _ in told]
     assert steps[:3] == [0, 0, 1] and steps == sorted(steps)
-    queued = engine.trace.steps[0]["events"][1]
-    assert queued == {
+    queued = engine.trace.steps[0].events[1]
+    assert queued.to_json() == {
         "type": "QUEUED",
         "id": "b",
         "t": 0.0,
@@ -266,12 +281,12 @@ def test_cached_blocks_are_the_blocks_that_were_hit():
     prompt = [1, 2, 3, 4, 0, 1, 2, 3]
     engine.add(make_request("a", [*prompt, 1], 1))
     engine.step()
-    table = engine.trace.steps[0]["blocks"]["a"]
+    table = engine.trace.steps[0].blocks["a"]
     engine.add(make_request("b", [*prompt, 2], 1))
     engine.step()
-    (event,) = [e for e in engine.trace.steps[1]["events"] if e["type"] == "SCHEDULED"]
-    assert event == {"type": "SCHEDULED", "id": "b", "num_cached_tokens": 8, "cached_blocks": table[:2]}
-    assert len(engine.trace.steps[1]["blocks"]["b"]) == 1, "only what is new is told"
+    (event,) = [e for e in engine.trace.steps[1].events if e.type == "SCHEDULED"]
+    assert event == Scheduled("b", num_cached_tokens=8, cached_blocks=table[:2])
+    assert len(engine.trace.steps[1].blocks["b"]) == 1, "only what is new is told"
 
 
 def test_aborts_are_told_before_and_after_the_last_step():
@@ -279,27 +294,27 @@ def test_aborts_are_told_before_and_after_the_last_step():
     engine.step()
     engine.abort("a")
     engine.step()
-    assert {"type": "FINISHED", "id": "a", "reason": "abort"} in engine.trace.steps[1]["events"]
+    assert Finished("a", "abort") in engine.trace.steps[1].events
     engine.add(make_request("c"))
     engine.abort("c")
     end = engine.recorder.close("drained").end
-    assert [e["type"] for e in end["events"]] == ["QUEUED", "FINISHED"]
-    assert end["num_free_blocks"] == engine.kv.num_blocks
+    assert [e.type for e in end.events] == ["QUEUED", "FINISHED"]
+    assert end.num_free_blocks == engine.kv.num_blocks
 
 
 def test_aborting_nobody_is_no_event():
     engine = SlotEngine().add(make_request("a"))
     assert engine.abort("nobody") is False
     engine.step()
-    assert [e["type"] for e in engine.trace.steps[0]["events"]] == ["QUEUED", "SCHEDULED"]
+    assert [e.type for e in engine.trace.steps[0].events] == ["QUEUED", "SCHEDULED"]
 
 
 def test_free_blocks_are_those_while_the_step_ran():
     """Before the finished gave theirs back; the end line has the final number."""
     engine = SlotEngine(num_blocks=10, block_size=4).add(make_request("a", 9, 1))
     engine.step()
-    assert engine.trace.steps[0]["num_free_blocks"] == 7
-    assert engine.recorder.close("drained").end["num_free_blocks"] == 10
+    assert engine.trace.steps[0].num_free_blocks == 7
+    assert engine.recorder.close("drained").end.num_free_blocks == 10
 
 
 # ------------------------------------------------------------------------------------- clocks
@@ -308,11 +323,11 @@ def test_free_blocks_are_those_while_the_step_ran():
 def test_virtual_time_is_what_the_cost_says():
     """A step each, or milliseconds from the record; whole numbers of nothing but the run."""
     engine = SlotEngine().add(make_request("a", 5, 3)).run()
-    assert [(r["t"], r["t_end"]) for r in engine.trace.steps] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
+    assert [(r.t, r.t_end) for r in engine.trace.steps] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
     engine = SlotEngine()
-    engine.recorder.clock = VirtualClock(lambda record: 0.5 + record["num_batched_tokens"])
+    engine.recorder.clock = VirtualClock(lambda record: 0.5 + record.num_batched_tokens)
     engine.add(make_request("a", 5, 3)).run()
-    assert [r["t_end"] for r in engine.trace.steps] == [5.5, 7.0, 8.5]
+    assert [r.t_end for r in engine.trace.steps] == [5.5, 7.0, 8.5]
     assert (engine.recorder.clock.kind, engine.recorder.clock.unit) == ("virtual", "ms")
 
 
@@ -321,15 +336,14 @@ def test_wall_time_runs():
     assert 0 <= clock.now() < clock.now() + 1e-3 and (clock.kind, clock.unit) == ("wall", "s")
 
 
-def test_a_sink_takes_the_steps_instead():
-    from mini_engine.trace import Recorder
-
-    engine, seen = SlotEngine(), []
-    recorder = Recorder(engine.scheduler, sink=seen.append)
-    recorder.add(make_request("a", 3, 1))
-    engine.recorder = recorder
-    engine.step()
-    assert len(seen) == 1 and recorder.trace.steps == []
+def test_consumers_take_every_record_whatever_is_kept():
+    """When it is complete; among them may be a Metrics, or a page that follows the run."""
+    engine, seen = SlotEngine(), SimpleNamespace(records=[])
+    seen.add = seen.records.append
+    engine.recorder = Recorder(engine.scheduler, keep=False, consumers=[seen])
+    engine.add(make_request("a", 3, 1)).step()
+    assert len(seen.records) == 1 and engine.trace.steps == []
+    assert list(seen.records[0].new_tokens) == ["a"] and seen.records[0].t_end == 1.0
 
 
 # ------------------------------------------------------------------------------------- replay
@@ -372,7 +386,7 @@ def test_replay_agrees_with_the_scheduler_at_each_step():
             assert views.keys() == expected.keys()
             for request_id, view in views.items():
                 computed, outputs, blocks, preemptions, scheduled, decodes, reason = expected[request_id]
-                where = (seed, record["step"], request_id)
+                where = (seed, record.step, request_id)
                 if reason is None:
                     assert view.num_computed_tokens == computed, where
                 assert view.num_output_tokens == outputs, where
@@ -417,11 +431,11 @@ def test_two_runs_may_write_the_same_file(tmp_path, runs, monkeypatch):
     path = tmp_path / "trace.jsonl"
     first, second = (run.recorder.close("drained") for run in runs[:2])
     monkeypatch.setattr("os.getpid", iter([1, 2]).__next__)
-    with line_writer(path) as write:
-        write(first.header)
+    with LineWriter(path) as file:
+        file.add(first.header)
         write_trace(path, second)
-        for line in (*first.steps, first.end):
-            write(line)
+        for line in first.lines()[1:]:
+            file.add(line)
     assert read_trace(path) == first
     assert [file.name for file in tmp_path.iterdir()] == ["trace.jsonl"]
 
@@ -433,7 +447,12 @@ def test_a_run_without_an_end_can_be_read(tmp_path, runs):
     assert read_trace(path).end is None and len(read_trace(path).steps) == 3
 
 
-HEADER = '{"trace":"mini-engine","version":1}\n'
+HEADER = json.dumps(Header("virtual", "step", "paged", {}, {}).to_json()) + "\n"
+STEP = StepTrace(0, 0.0, 1.0, {"a": 1}, 1, 1, 0, Blocked("empty"), {}, {"a": [7]}, 1, 0, []).to_json()
+
+
+def line(**changes):
+    return json.dumps(STEP | changes) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -443,9 +462,10 @@ HEADER = '{"trace":"mini-engine","version":1}\n'
         ("hello\n", "line 1: not JSON"),
         ("[]\n", "line 1: not the header of a mini-engine trace"),
         ('{"step":0}\n', "line 1: not the header"),
-        ('{"trace":"mini-engine","version":2}\n', "trace version 2; this reads version 1"),
+        ('{"trace":"mini-engine","version":1}\n', "trace version 1; this reads version 2"),
+        ('{"trace":"mini-engine","version":2}\n', "line 1: the header has no 'clock'"),
         (HEADER + '{"step":0\n', "line 2: not JSON"),
-        (HEADER + '{"end":"drained"}\n{"st', "line 3: not JSON"),
+        (HEADER + '{"end":"drained","step":0}\n{"st', "line 3: not JSON"),
         (HEADER + "\n", "line 2: not JSON"),
         (HEADER + '{"other":0}\n', "line 2: neither a step nor the end"),
         (HEADER + "17\n", "line 2: neither a step nor the end"),
@@ -453,6 +473,20 @@ HEADER = '{"trace":"mini-engine","version":1}\n'
         (HEADER + '["step"]\n', "line 2: neither a step nor the end"),
         (HEADER + "null\n", "line 2: neither a step nor the end"),
         (HEADER + '{"step":0,"t":0.0}\n', "line 2: the step has no 't_end'"),
+        (HEADER + line(step="0"), "line 2: the step's 'step' must be int, but is '0'"),
+        (HEADER + line(num_running=True), "line 2: the step's 'num_running' must be int, but is True"),
+        (
+            HEADER + line(scheduled={"a": 0.5}),
+            r"the step's 'scheduled' must be dict\[str, int\], but is {'a': 0.5}",
+        ),
+        (HEADER + line(new_tokens={"a": 7}), r"the step's 'new_tokens' must be dict\[str, list\[int\]\]"),
+        (HEADER + line(blocked=None), "line 2: the step's 'blocked' must be an object, but is None"),
+        (
+            HEADER + line(events=[{"type": "GONE"}]),
+            "the event's 'type' must be one of QUEUED, .* but is 'GONE'",
+        ),
+        (HEADER + line(events=[{"type": "FINISHED", "id": "a"}]), "line 2: the event has no 'reason'"),
+        (HEADER + '{"end":"drained"}\n', "line 2: the end has no 'step'"),
     ],
 )
 def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
@@ -483,14 +517,14 @@ def test_a_run_equals_itself_and_its_repetition():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda r: r["scheduled"].update({next(iter(r["scheduled"])): 99}),
-        lambda r: r.update(scheduled=dict(reversed(list(r["scheduled"].items())))),
-        lambda r: r["new_tokens"].update(q0=77),
-        lambda r: r.update(num_free_blocks=r["num_free_blocks"] + 1),
-        lambda r: r.update(num_waiting=r["num_waiting"] + 1),
-        lambda r: r.update(num_running=r["num_running"] + 1),
-        lambda r: r["events"].append({"type": "FINISHED", "id": "q0", "reason": "stop"}),
-        lambda r: r["events"].clear(),
+        lambda r: r.scheduled.update({next(iter(r.scheduled)): 99}),
+        lambda r: setattr(r, "scheduled", dict(reversed(r.scheduled.items()))),
+        lambda r: r.new_tokens.update(q0=[77]),
+        lambda r: setattr(r, "num_free_blocks", r.num_free_blocks + 1),
+        lambda r: setattr(r, "num_waiting", r.num_waiting + 1),
+        lambda r: setattr(r, "num_running", r.num_running + 1),
+        lambda r: r.events.append(Finished("q0", "stop")),
+        lambda r: r.events.clear(),
     ],
 )
 def test_first_difference_finds_the_step(change):
@@ -498,9 +532,9 @@ def test_first_difference_finds_the_step(change):
     trace = next(
         t
         for t in (play(*random_workload(seed)).trace for seed in SEEDS)
-        if any(len(r["scheduled"]) > 1 and r["events"] for r in t.steps[2:])
+        if any(len(r.scheduled) > 1 and r.events for r in t.steps[2:])
     )
-    index = next(i for i, r in enumerate(trace.steps) if i > 1 and len(r["scheduled"]) > 1 and r["events"])
+    index = next(i for i, r in enumerate(trace.steps) if i > 1 and len(r.scheduled) > 1 and r.events)
     other = copy.deepcopy(trace)
     change(other.steps[index])
     assert first_difference(other, trace) == index
@@ -509,10 +543,10 @@ def test_first_difference_finds_the_step(change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda r: r.update(t=9.5, t_end=10.5),
-        lambda r: r.update(blocks={"q0": [1]}),
-        lambda r: r["blocked"].update(reason="memory"),
-        lambda r: r["events"][0].update(t=5.0),
+        lambda r: (setattr(r, "t", 9.5), setattr(r, "t_end", 10.5)),
+        lambda r: setattr(r, "blocks", {"q0": [1]}),
+        lambda r: setattr(r.blocked, "reason", "memory"),
+        lambda r: setattr(r.events[0], "t", 5.0),
     ],
 )
 def test_times_block_ids_and_commentary_do_not_count(change):
@@ -533,7 +567,7 @@ def test_decisions_leave_the_record_alone():
     before = copy.deepcopy(record)
     told = decisions(record)
     assert record == before
-    assert told["scheduled"] == list(record["scheduled"].items())
+    assert told["scheduled"] == list(record.scheduled.items())
 
 
 def test_update_wants_a_schedule_before_it():
@@ -541,8 +575,8 @@ def test_update_wants_a_schedule_before_it():
     engine = scripted_engine({})
     engine.add_request("hello", request_id="a")
     with pytest.raises(RuntimeError, match="without schedule"):
-        engine.scheduler.update({"a": 5}, {"a": 1})
+        engine.scheduler.update({"a": 5}, {"a": [1]})
     engine.step()
     with pytest.raises(RuntimeError, match="without schedule"):
-        engine.scheduler.update({"a": 1}, {"a": 1})
-    assert [record["step"] for record in engine.trace.steps] == [0]
+        engine.scheduler.update({"a": 1}, {"a": [1]})
+    assert [record.step for record in engine.trace.steps] == [0]

@@ -1,6 +1,6 @@
 "use strict";
-// The state of every request at any step, folded from a trace's records by the rules of replay()
-// in mini_engine/trace/__init__.py, against which it is tested. A copy every KEYFRAME steps makes going
+// The state of every request at any step, folded from a trace's records by the rules of Fold in
+// mini_engine/trace/fold.py, against which it is tested. A copy every KEYFRAME steps makes going
 // back, or far ahead, as cheap as going on.
 
 const KEYFRAME = 50;
@@ -9,13 +9,16 @@ class Fold {
   constructor(trace) {
     this.trace = trace;
     this.steps = trace.steps;
-    this.config = trace.header.config;
+    const { config, requests = [], cached_blocks = [] } = trace.header;
+    this.config = config;
     this.lives = new Map(); // id -> [{ step, state }], a request's changes of state, in order
     this.numDecodes = []; // by step
     this.keyframes = [];
     this.index = -1;
     this.views = new Map();
-    this.cached = new Uint8Array(this.config.num_blocks); // 1: the content can be found again
+    this.cached = new Uint8Array(config.num_blocks); // 1: the content can be found again
+    for (const block of cached_blocks) this.cached[block] = 1;
+    for (const view of requests) this.enter(view); // there before the first step
     for (let index = 0; index < this.steps.length; index++) {
       this.forward();
       if (index % KEYFRAME === 0) this.keyframes.push(this.copy());
@@ -24,6 +27,12 @@ class Fold {
         if (life.at(-1)?.state !== state) life.push({ step: index, state });
       }
     }
+  }
+
+  enter(fields) {
+    const id = fields.request_id;
+    if (!this.lives.has(id)) this.lives.set(id, []);
+    this.views.set(id, newView(fields, this.lives.get(id)));
   }
 
   /** The views {id: view}, as things stood while step `index` ran. They are reused by the next call. */
@@ -58,23 +67,24 @@ class Fold {
       if (view.state === "preempted") view.state = "waiting";
       else if (view.finish_reason !== null) Object.assign(view, { state: "finished", blocks: [], running: false });
     }
-    const finished = new Map();
+    const ended = [];
     for (const event of record.events) {
       const view = this.views.get(event.id);
       if (event.type === "QUEUED") {
-        if (!this.lives.has(event.id)) this.lives.set(event.id, []);
-        this.views.set(event.id, newView(event, this.lives.get(event.id)));
-        finished.delete(event.id); // an aborted request's id, used again
+        const { type, id, t, ...size } = event;
+        this.enter({ request_id: id, ...size, queued_step: record.step, t_queued: t });
       } else if (event.type === "PREEMPTED") {
         view.num_lost_blocks = view.blocks.length;
         view.preempted_from = phaseOf(view);
         Object.assign(view, { state: "preempted", blocks: [], num_computed_tokens: 0, running: false });
         view.num_preemptions++;
       } else if (event.type === "SCHEDULED") {
-        view.num_computed_tokens = view.num_cached_tokens = event.num_cached_tokens;
-        view.blocks = [...(event.cached_blocks ?? [])];
-        Object.assign(view, { running: true, admitted: true, row: record.step });
-      } else if (event.type === "FINISHED") finished.set(event.id, event.reason);
+        const hit = event.num_cached_tokens;
+        Object.assign(view, { running: true, admitted: true, row: record.step, blocks: [...event.cached_blocks] });
+        view.num_computed_tokens = view.num_cached_tokens = hit;
+        if (view.scheduled_step !== null) view.num_resumed_cached_tokens += hit;
+        else Object.assign(view, { scheduled_step: record.step, t_scheduled: record.t, num_first_cached_tokens: hit });
+      } else if (event.type === "FINISHED") ended.push([view, event.reason]);
     }
     for (const [id, blocks] of Object.entries(record.blocks)) {
       const view = this.views.get(id);
@@ -86,9 +96,9 @@ class Fold {
       view.state = phaseOf(view);
       view.num_scheduled = count;
     }
-    for (const [id, reason] of finished) {
-      const view = this.views.get(id);
+    for (const [view, reason] of ended) {
       view.finish_reason = reason;
+      view.t_finished = view.num_scheduled ? record.t_end : record.t;
       // An abort between two steps.
       if (!view.num_scheduled) Object.assign(view, { state: "finished", blocks: [], running: false });
     }
@@ -104,18 +114,26 @@ class Fold {
       const full = Math.floor(view.num_computed_tokens / size);
       for (let i = Math.floor(before / size); i < full; i++) this.cached[view.blocks[i]] = 1;
     }
-    for (const id of Object.keys(record.new_tokens)) this.views.get(id).num_output_tokens++;
+    for (const [id, tokens] of Object.entries(record.new_tokens)) {
+      const view = this.views.get(id);
+      if (!tokens.length) continue;
+      if (!view.num_output_tokens) view.t_first_token = record.t_end;
+      view.num_output_tokens += tokens.length;
+      view.t_last_token = record.t_end;
+    }
   }
 }
 
-function newView(event, life) {
-  const { id, num_prompt_tokens, max_tokens, priority, arrival } = event;
+/** A view of these fields; a trace leaves out those that say nothing. */
+function newView(fields, life) {
   return {
-    request_id: id, num_prompt_tokens, max_tokens, priority, arrival,
-    state: "waiting", num_scheduled: 0, num_computed_tokens: 0, num_output_tokens: 0,
-    num_preemptions: 0, num_cached_tokens: 0, blocks: [], finish_reason: null,
+    state: "waiting", running: false, num_scheduled: 0, num_computed_tokens: 0, num_output_tokens: 0,
+    num_preemptions: 0, num_cached_tokens: 0, num_first_cached_tokens: 0, num_resumed_cached_tokens: 0,
+    blocks: [], finish_reason: null, queued_step: null, scheduled_step: null, t_queued: null, t_scheduled: null,
+    t_first_token: null, t_last_token: null, t_finished: null,
+    ...fields,
     // Only the player's own:
-    life, running: false, admitted: false, row: -1, num_lost_blocks: 0, preempted_from: null,
+    life, admitted: false, row: -1, num_lost_blocks: 0, preempted_from: null,
   };
 }
 
@@ -143,7 +161,7 @@ function waitingOf(views, policy) {
   return waiting.filter((v) => !v.running).sort((a, b) => priority(a) - priority(b) || a.arrival - b.arrival);
 }
 
-// What two correct schedulers must agree on: `decisions` of mini_engine/trace/__init__.py.
+// What two correct schedulers must agree on: `decisions` of mini_engine/trace/compare.py.
 const COMPARED = {
   scheduled: "scheduled", num_batched_tokens: "tokens in the step", num_running: "running",
   num_waiting: "waiting", num_free_blocks: "free blocks", new_tokens: "new tokens", events: "events",

@@ -3,6 +3,7 @@
 
 const player = {
   step: 0, followed: "", playing: false, numSteps: 0, panes: [], departing: [],
+  first: 0, // the number of the first step: a trace may begin in the middle of a run
 
   go(step) {
     this.step = Math.max(0, Math.min(this.numSteps - 1, step));
@@ -55,8 +56,9 @@ const player = {
   render() {
     const record = this.panes.map((pane) => pane.fold.steps[this.step]).find(Boolean);
     $("slider").value = this.step;
-    $("slider").setAttribute("aria-valuetext", `step ${this.step} of ${this.numSteps - 1}`);
-    $("readout").textContent = `Step ${this.step} of ${this.numSteps - 1}`;
+    const place = `${this.first + this.step} of ${this.first + this.numSteps - 1}`;
+    $("slider").setAttribute("aria-valuetext", `step ${place}`);
+    $("readout").textContent = `Step ${place}`;
     $("readout").title = `from ${record.t} to ${record.t_end} ${this.panes[0].fold.trace.header.unit}`;
     for (const name of ["first", "back"]) $(name).disabled = this.step === 0;
     for (const name of ["forward", "last"]) $(name).disabled = this.step === this.numSteps - 1;
@@ -74,6 +76,7 @@ const ids = [];
 function start() {
   const traces = JSON.parse($("data").textContent);
   player.numSteps = Math.max(...traces.map((trace) => trace.steps.length));
+  player.first = traces[0].steps[0].step;
   if (traces.length > 1) {
     for (let i = 0; i < player.numSteps; i++) {
       if (differences(traces[0].steps[i], traces[1].steps[i]).length) player.departing.push(i);
@@ -91,7 +94,7 @@ function start() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   player.followed = ids.includes(wanted.get("follow")) ? wanted.get("follow") : ids[0];
   $("follow").value = player.followed;
-  player.step = Math.max(0, Math.min(player.numSteps - 1, Number(wanted.get("step")) || 0));
+  player.step = Math.max(0, Math.min(player.numSteps - 1, Number(wanted.get("step")) - player.first || 0));
   connect();
   player.theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
@@ -145,11 +148,11 @@ function onKey(event) {
 
 function showDifference() {
   const [ours, theirs] = player.panes.map((pane) => pane.fold.steps[player.step]);
-  const fields = differences(ours, theirs);
+  const fields = differences(ours, theirs), step = player.first + player.step;
   const total = player.departing.length;
   $("difference-summary").textContent = !total
     ? "Both traces decide the same in every step."
-    : `${fields.length ? `Step ${player.step} differs.` : `In step ${player.step} both decide the same.`} The first of ${count(total, "step")} that differ is step ${player.departing[0]}.`;
+    : `${fields.length ? `Step ${step} differs.` : `In step ${step} both decide the same.`} The first of ${count(total, "step")} that differ is step ${player.first + player.departing[0]}.`;
   $("next-difference").disabled = !player.departing.some((step) => step > player.step);
   $("previous-difference").disabled = !player.departing.some((step) => step < player.step);
   const head = el("tr", {}, el("th", { scope: "col" }, "field"), ...player.panes.map((pane) => el("th", { scope: "col" }, pane.fold.trace.name)));

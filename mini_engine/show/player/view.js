@@ -67,7 +67,7 @@ class Pane {
   render(step, followed) {
     const record = this.fold.steps[step];
     this.find(".log-card h3").replaceChildren(
-      record ? `What step ${step} decides` : `Over after step ${this.fold.steps.length - 1}`,
+      record ? `What step ${record.step} decides` : `Over after step ${this.fold.steps.at(-1).step}`,
       el("span", { class: "count" }, record ? this.span(record) : ""));
     const index = Math.min(step, this.fold.steps.length - 1);
     const views = this.fold.at(index);
@@ -120,7 +120,7 @@ class Pane {
   drawLog(told, followed) {
     const log = this.find(".log");
     log.setAttribute("aria-label", `Event log of ${this.fold.trace.name}`);
-    log.replaceChildren(el("li", { class: "spoken" }, `Step ${this.player.step}`), ...told.map(({ kind, ids, text }) =>
+    log.replaceChildren(el("li", { class: "spoken" }, `Step ${this.player.first + this.player.step}`), ...told.map(({ kind, ids, text }) =>
       el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind]), el("span", {}, text))));
     if (this.scrolled) log.scrollTop = 0;
   }
@@ -151,13 +151,13 @@ class Pane {
   drawStrip(id) {
     const strip = this.find(".strip");
     const life = this.fold.lives.get(id) ?? [];
-    const total = this.player.numSteps;
+    const { first, numSteps: total } = this.player;
     const at = (step) => (100 * step) / total;
     const ends = life.map((_, i) => life[i + 1]?.step ?? this.fold.steps.length);
     strip.replaceChildren(...life.map(({ step, state }, i) =>
       el("i", { class: state, style: `left:${at(step)}%;width:${at(ends[i] - step)}%` })),
     el("i", { class: "here", style: `left:calc(${at(this.player.step + 0.5)}% - 1px)` }));
-    strip.setAttribute("aria-label", `${id}: ${life.slice(0, 20).map(({ step, state }, i) => `${state} from step ${step}${state === "finished" ? "" : ` to ${ends[i] - 1}`}`).join(", ")}`);
+    strip.setAttribute("aria-label", `${id}: ${life.slice(0, 20).map(({ step, state }, i) => `${state} from step ${first + step}${state === "finished" ? "" : ` to ${first + ends[i] - 1}`}`).join(", ")}`);
   }
 
   waitingRow(view) {

@@ -132,7 +132,7 @@ function sayBlocked(record, config, say) {
 
 function ending(view, reason, record) {
   const id = view.request_id;
-  const outputs = count(view.num_output_tokens + (id in record.new_tokens ? 1 : 0), "output token");
+  const outputs = count(view.num_output_tokens + (record.new_tokens[id]?.length ?? 0), "output token");
   const why = { length: `it has its ${outputs}`, stop: `it came to a stop after ${outputs}`, error: "it failed" }[reason] ?? reason;
   return `${id} finishes: ${why}. Its ${count(view.blocks.length, "block")} can be used from the next step on.`;
 }
