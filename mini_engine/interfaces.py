@@ -32,17 +32,10 @@ class KVManager(Protocol):
     decodes can run short. `watermark` blocks stay free at admission while others hold blocks.
     """
 
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def watermark(self) -> int: ...
-
-    @property
-    def enable_prefix_caching(self) -> bool: ...
+    num_blocks: int
+    block_size: int
+    watermark: int
+    enable_prefix_caching: bool
 
     @property
     def num_free_blocks(self) -> int: ...
@@ -97,27 +90,13 @@ class Queue(Protocol):
 class SchedulerLike(Protocol):
     """Decides each step. The engine's Scheduler, a learner's, a policy to compare with, a Recorder."""
 
-    @property
-    def kv(self) -> KVManager: ...
-
-    @property
-    def policy(self) -> str: ...
-
-    @property
-    def max_num_batched_tokens(self) -> int: ...
-
-    @property
-    def max_num_seqs(self) -> int: ...
-
-    @property
-    def long_prefill_token_threshold(self) -> int: ...
-
-    @property
-    def waiting(self) -> Queue: ...
-
-    @property
-    def running(self) -> list[Request]:
-        """In admission order, which is the row order of a step."""
+    kv: KVManager
+    policy: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    long_prefill_token_threshold: int
+    waiting: Queue
+    running: list[Request]  # in admission order, which is the row order of a step
 
     @property
     def has_work(self) -> bool: ...
@@ -152,9 +131,7 @@ class Attend(Protocol):
 class Backend(Protocol):
     """Computes a step. Made with the model, the KV manager and the engine's Parts."""
 
-    @property
-    def name(self) -> str:
-        """What the trace's header says: paged, padded, two-pass."""
+    name: str  # what the trace's header says: paged, padded, two-pass
 
     def forward(self, rows: list[Row]) -> Tensor:
         """One forward pass over the rows; logits (S, vocab_size) of those with `is_last`, in order."""
@@ -163,13 +140,8 @@ class Backend(Protocol):
 class Clock(Protocol):
     """Where a trace's times come from."""
 
-    @property
-    def kind(self) -> str:
-        """virtual or wall"""
-
-    @property
-    def unit(self) -> str:
-        """step, ms or s"""
+    kind: str  # virtual or wall
+    unit: str  # step, ms or s
 
     def now(self) -> float: ...
 

@@ -105,13 +105,13 @@ class Scheduler:
     ):
         check_limits(policy, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold)
         self.kv = kv
-        self.policy = policy
+        self.policy: str = policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.schedule_step = schedule_step
         self.clamp = clamp
-        self.waiting = RequestQueue(policy)
+        self.waiting: Queue = RequestQueue(policy)
         self.running: list[Request] = []
         self._requests: dict[str, Request] = {}  # all that wait or run, by id
         self._num_arrivals = 0
