@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from mini_engine.config import EngineConfig
 from mini_engine.request import SamplingParams
-from mini_engine.sim.cost_model import CostModel, fit, step_loads
+from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
 from mini_engine.sim.policies import BASELINES
 from mini_engine.sim.resimulate import replay_workload, resimulate
 from mini_engine.sim.simulate import simulate
@@ -250,6 +251,39 @@ def test_fit_refuses_virtual_time_and_emptiness():
         fit(Trace(Header("wall", "s", "", {}, {})))
 
 
+def test_the_header_s_backend_is_what_a_run_is_priced_by():
+    """Whoever wrote it: lab-04's padded steps cost what padding costs. An unknown one has no price."""
+    trace = simulate(workload("poisson", 20), "padded").trace
+    trace.header.parts = {"attend_backend": "lab-04"}
+    assert backend_of(trace) == "padded"
+    assert list(step_loads(trace)) == list(step_loads(trace, "padded")) != list(step_loads(trace, "paged"))
+    again = resimulate(trace)
+    assert again.header.backend == "padded"
+    took = [[record.t_end - record.t for record in run.steps] for run in (again, trace)]
+    assert took[0] == pytest.approx(took[1])
+    trace.header.backend = ""  # no model computed it
+    assert backend_of(trace) == "paged"
+    trace.header.backend = "sparse"
+    with pytest.raises(ValueError, match="backend must be one of paged, two-pass, padded, but is 'sparse'"):
+        step_loads(trace)
+
+
+def test_settings_are_an_engine_s():
+    """As an EngineConfig, as its fields, or both; a pool must be given, as no model sizes it."""
+    load = list(workload("poisson", 10))
+    config = EngineConfig(max_num_batched_tokens=300, max_num_seqs=4, num_blocks=256)
+    given = simulate(load, config=config, policy="priority").trace
+    assert given.header.config["policy"] == "priority" and given.header.config["max_num_seqs"] == 4
+    fields = {"max_num_batched_tokens": 300, "max_num_seqs": 4, "num_blocks": 256, "policy": "priority"}
+    assert simulate(load, **fields).trace == given
+    with pytest.raises(ValueError, match="num_blocks must be given"):
+        simulate(load, config=EngineConfig())
+    with pytest.raises(ValueError, match="policy must be one of"):
+        simulate(load, policy="lottery")
+    with pytest.raises(TypeError, match="num_sequences"):
+        simulate(load, num_sequences=4)
+
+
 @pytest.mark.parametrize("name", [name for name in BASELINES if name != "padded"])
 def test_resimulation_repeats_a_simulation(name):
     """Arrivals by step, preemptions and resumed prefixes included: the same decisions again."""
@@ -288,6 +322,11 @@ def test_a_shared_prefix_cannot_be_replayed():
     trace = simulate([Arrival(1000 * i, 40, 2, 0, "g") for i in range(2)]).trace
     with pytest.raises(ValueError, match="'r1' began with a cached prefix"):
         replay_workload(trace)
+
+
+def test_the_end_of_a_run_cannot_be_replayed():
+    with pytest.raises(ValueError, match="begins in the middle of a run"):
+        replay_workload(simulate(workload("poisson", 20), keep=5).trace)
 
 
 def test_the_recording_of_a_real_run():
