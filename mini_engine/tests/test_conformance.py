@@ -671,7 +671,7 @@ def test_26_hits_are_counted_in_tokens_once_an_admission():
     assert (stats.queried, stats.hit) == (9 + 12 + 11, 8), "resuming is not counted here"
     (_, resumed) = [e for _, e in events(engine, "SCHEDULED") if e.id == "c"]
     assert stats.resumed_queried > c.num_prompt_tokens
-    assert stats.resumed_hit == resumed["num_cached_tokens"]
+    assert stats.resumed_hit == resumed.num_cached_tokens
 
 
 # --------------------------------------------------------------------- stopping and life cycle

@@ -47,23 +47,6 @@ class Record:
                 raise ValueError(f"{cls.what} has no {key!r}")
         return cls(**values)
 
-    # Until every reader uses attributes.
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return getattr(self, {"for": "for_"}.get(key, key))
-        except AttributeError:
-            raise KeyError(key) from None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = getattr(self, key, default)
-        return default if value is None else value
-
-    def keys(self) -> Any:
-        return self.to_json().keys()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.to_json()
-
 
 @cache
 def _plan(cls: Any) -> list[tuple[str, str, Any, Callable[[Any], Any]]]:

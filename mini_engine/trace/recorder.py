@@ -83,7 +83,6 @@ class Recorder:
         self._events: list[Event] = []  # since the latest step was decided
         self._record: StepTrace | None = None
         self._num_blocks_seen = {view.request_id: len(view.blocks) for view in there if view.running}
-        self.trace = Trace(self.header, self.steps)  # until every reader takes snapshot()
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -153,7 +152,7 @@ class Recorder:
     def close(self, end: str, **details: Any) -> Trace:
         """Say how the run ended (drained, stuck, max_steps or error), finish the file, and hand over the
         trace. `details` are fields of End."""
-        self.end = self.trace.end = self._end(end, **details)
+        self.end = self._end(end, **details)
         self.kept.finish(self.end)
         return self.snapshot()
 
