@@ -132,8 +132,8 @@ def _work(out: _Writer, track: _Track, view: RequestView, record: StepTrace) -> 
         _close(out, track, start)
         _open(track, view.state, start)
         if track.flow is not None:
-            arrow = {"id": track.flow, "cat": "preemption", "bp": "e"}
-            out.add("f", "resumption", start, REQUESTS, track.tid, **arrow)
+            place = start, REQUESTS, track.tid
+            out.add("f", "resumption", *place, id=track.flow, cat="preemption", bp="e")
             track.flow = None
     if view.state == "prefill":
         first = view.num_computed_tokens

@@ -55,7 +55,7 @@ class StaticBatching(Scheduler):
         request = self.waiting.peek()
         if not self.kv.admit(request):
             return False
-        final_length = request.num_prompt_tokens + request.max_tokens - 1
+        final_length = request.num_prompt_tokens + (request.max_tokens or 1) - 1
         if not self.kv.allocate(request, final_length - request.num_computed_tokens):
             self.kv.free(request)
             return False

@@ -65,10 +65,10 @@ def policy_recorder(
     baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Keep = True
 ) -> Recorder:
     """A policy on a pool of its own, as the named backend would run it."""
-    if config.num_blocks is None:
-        raise ValueError("num_blocks must be given: there is no model to size the pool by")
     if backend == "padded":  # separate rectangles share nothing
         config = replace(config, enable_prefix_caching=False)
+    if config.num_blocks is None:
+        raise ValueError("num_blocks must be given: there is no model to size the pool by")
     kv = BlockManager(config.num_blocks, config.block_size, **config.kv_args())
     scheduler = BASELINES[baseline](kv, **config.scheduler_args())
     parts = {} if baseline == "mixed" else {"Scheduler": baseline, "attend_backend": backend}

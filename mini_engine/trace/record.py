@@ -23,7 +23,8 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as `json.dumps` takes it; lists and dicts are shared with it, not copied."""
         line = {tag: getattr(self, tag) for tag in self.tags}
-        for name, key, default, _ in _plan(type(self)):
+        kind: Any = type(self)
+        for name, key, default, _ in _plan(kind):
             value = getattr(self, name)
             if default is MISSING or value != default:
                 line[key] = _plain(value)
@@ -35,7 +36,8 @@ class Record:
         if type(line) is not dict:
             raise ValueError(f"{cls.what} must be an object, but is {line!r}")
         values = {}
-        for name, key, default, read in _plan(cls):
+        this: Any = cls
+        for name, key, default, read in _plan(this):
             if key in line:
                 try:
                     values[name] = read(line[key])
@@ -98,7 +100,8 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if kind is UnionType:
         return _one_of({one.type: one.from_json for one in inner})
     if issubclass(hint, Record):
-        return hint.from_json
+        read: Callable[[Any], Any] = hint.from_json
+        return read
     return _is(int, float) if hint is float else _is(hint)
 
 

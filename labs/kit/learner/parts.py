@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.loading import Broken, namespace
@@ -22,6 +22,7 @@ from mini_engine.backends.padded import PaddedBackend
 from mini_engine.engine import Engine
 from mini_engine.outputs import Delta
 from mini_engine.parts import Parts
+from mini_engine.trace import Recorder
 
 SECONDS_A_STEP = 30
 
@@ -119,7 +120,7 @@ class LearnerParts:
 
     def check(self, engine: Engine) -> None:
         """After a step: what must hold whoever wrote the parts. Raises RuntimeError in words."""
-        config, record = engine.config.scheduler_args(), engine.scheduler.steps[-1]
+        config, record = engine.config.scheduler_args(), cast(Recorder, engine.scheduler).steps[-1]
         for told, limit, what in (
             (record.num_batched_tokens, config["max_num_batched_tokens"], "tokens scheduled"),
             (record.num_running, config["max_num_seqs"], "requests running"),
