@@ -1,5 +1,7 @@
 """Fixtures of the engine's tests; the plain functions are in helpers.py."""
 
+from functools import cache
+
 import pytest
 
 
@@ -14,6 +16,8 @@ def model():
 @pytest.fixture(scope="session")
 def smollm2_oracle():
     """(path, tokenizer, model) of SmolLM2 as transformers reads them from the GGUF file, float32."""
+    import gguf
+
     from mini_engine.loading import registry as models
     from mini_engine.loading.gguf_file import GGUFFile
 
@@ -25,8 +29,9 @@ def smollm2_oracle():
     file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     with pytest.MonkeyPatch.context() as patch:
         # gguf's own reader takes seconds, and transformers opens the file more than once; test_checkpoint
-        # shows that ours reads the same.
+        # shows that ours reads the same. A map of names is made anew for each of 400 modules.
         patch.setattr("gguf.GGUFReader", GGUFFile)
+        patch.setattr("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map))
         tokenizer = transformers.AutoTokenizer.from_pretrained(**file)
         model = transformers.AutoModelForCausalLM.from_pretrained(**file, dtype="float32")
     return path, tokenizer, model.eval()
