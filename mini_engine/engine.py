@@ -41,7 +41,7 @@ class Engine:
     The settings are those of EngineConfig, as one or as keywords. Requests may be added and aborted at
     any time between two steps. `record` keeps a trace: True of all steps, a number of the last so
     many; a path streams it there (see `close`). It is in wall time unless a `clock` is given.
-    `part_names` are the trace's names for who wrote the `parts` that are not the engine's own, by
+    `part_names` are the trace's names for the source of the `parts` that are not the engine's own, by
     default their modules.
 
     Raises ValueError for settings that cannot work.

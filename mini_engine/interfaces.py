@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 class KVManager(Protocol):
-    """KV memory in equal blocks: who holds which, and whether there is room.
+    """KV memory in equal blocks: which request holds which, and whether there is room.
 
     Admission claims room for the whole sequence as it stands, so chunks never allocate; only
     decodes can run short. `watermark` blocks stay free at admission while others hold blocks.

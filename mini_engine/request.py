@@ -119,11 +119,11 @@ def _plain(value: Any) -> Any:
     return float(value) if _is_number(value) else value
 
 
-def _token_id(value: Any, who: str) -> int:
+def _token_id(value: Any, owner: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise ValueError(f"{who}: {value!r} is not a token id") from None
+        raise ValueError(f"{owner}: {value!r} is not a token id") from None
 
 
 @dataclass(eq=False)
@@ -155,11 +155,11 @@ class Request:
         # The one door for what users give: from here on ids are strings and numbers Python's own.
         if not isinstance(self.request_id, str):
             raise ValueError(f"request_id must be a string, but is {self.request_id!r}")
-        who = f"request {self.request_id!r}"
-        self.prompt_token_ids = [_token_id(token_id, who) for token_id in self.prompt_token_ids]
+        name = f"request {self.request_id!r}"
+        self.prompt_token_ids = [_token_id(token_id, name) for token_id in self.prompt_token_ids]
         if not self.prompt_token_ids:
-            raise ValueError(f"{who} has an empty prompt; give it a token")
-        self.priority = whole_number(f"{who}: priority", self.priority)
+            raise ValueError(f"{name} has an empty prompt; give it a token")
+        self.priority = whole_number(f"{name}: priority", self.priority)
         if self.max_tokens is None:
             self.max_tokens = self.sampling.max_tokens
 

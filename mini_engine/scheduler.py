@@ -1,4 +1,4 @@
-"""Who computes in this step, and how much: the two-phase loop and what surrounds it.
+"""Which requests compute in this step, and how much: the two-phase loop and what surrounds it.
 
 `schedule_step` serves the running requests, then admits waiting ones, under one token budget.
 `Scheduler` adds the queue, making room by preemption, and taking back what the step has sampled.

@@ -39,7 +39,7 @@ class FusedBatch:
 
 
 def fused_attention_mask(past_lens: Tensor, num_new: Tensor) -> Tensor:
-    """Who may look at whom: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
+    """Which token may look at which: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
 
     The P_max columns of the past come first; both parts are padded on the left, to the longest row.
     A padded query sees itself at least: a row without any key is NaN in a softmax written by hand,

@@ -119,14 +119,14 @@ class LearnerParts:
         ]
 
     def check(self, engine: Engine) -> None:
-        """After a step: what must hold whoever wrote the parts. Raises RuntimeError in words."""
+        """After a step: what must hold for parts of any author. Raises RuntimeError in words."""
         config, record = engine.config.scheduler_args(), cast(Recorder, engine.scheduler).steps[-1]
-        for told, limit, what in (
+        for value, limit, what in (
             (record.num_batched_tokens, config["max_num_batched_tokens"], "tokens scheduled"),
             (record.num_running, config["max_num_seqs"], "requests running"),
         ):
-            if told > limit:
-                raise self._broken("schedule_step", f"has {told} {what}, but the limit is {limit}")
+            if value > limit:
+                raise self._broken("schedule_step", f"has {value} {what}, but the limit is {limit}")
         if record.blocked.reason == "none":
             waiter = record.blocked.id
             raise self._broken("schedule_step", f"left {waiter} waiting though there was room for it")
