@@ -1,7 +1,7 @@
 """The slower ways to serve, kept to be compared with: each is a Scheduler with another `schedule`.
 
 `BASELINES` names them all, with the backend that computes their steps. Every one gives the same
-tokens as the engine; they differ in who waits for whom.
+tokens as the engine; they differ in which requests wait for which.
 """
 
 from collections.abc import Callable
@@ -74,8 +74,8 @@ class PrefillFirst(Scheduler):
 
     Whole prompts only, so each must fit the budget. It is checked before the cached part is known,
     hence against the full length, and charged what is really computed: a long prompt may be held
-    back although hardly any of it is left to do. Room is made in the loop: who cannot grow evicts
-    the youngest, which returns to the front of the queue (under fcfs its arrival puts it there).
+    back although hardly any of it is left to do. Room is made in the loop: a request that cannot
+    grow evicts the youngest, which returns to the front of the queue (under fcfs its arrival puts it there).
 
     One rule differs: nano-vLLM counts its max_num_seqs over the step's prompts only, so more may
     run; here it holds for all that run.

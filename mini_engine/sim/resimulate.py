@@ -27,7 +27,7 @@ def replay_workload(trace: Trace) -> list[Replayed]:
     """The requests of a recorded run, in order of arrival; `step` is the one that first saw each.
 
     Prompts have the recorded lengths and made-up tokens. Raises ValueError for a run in which
-    requests shared a prefix, as a trace does not tell whose, and for one whose beginning is missing.
+    requests shared a prefix, as a trace does not say whose, and for one whose beginning is missing.
     """
     if trace.header.requests or (trace.steps and trace.steps[0].step):
         raise ValueError("the trace begins in the middle of a run; record it with keep=True")
@@ -45,7 +45,7 @@ def replay_workload(trace: Trace) -> list[Replayed]:
                 latest[event.id].finish_reason = event.reason
             elif views[event.id].num_first_cached_tokens:
                 raise ValueError(
-                    f"request {event.id!r} began with a cached prefix; a trace cannot tell whose"
+                    f"request {event.id!r} began with a cached prefix; a trace does not say whose"
                 )
         for name, token_ids in record.new_tokens.items():
             latest[name].output_token_ids += token_ids

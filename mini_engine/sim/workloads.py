@@ -1,4 +1,4 @@
-"""Who comes when, with how many tokens: workloads made up from a seed, or read from a file."""
+"""When requests come, and how long they are: workloads made up from a seed, or read from a file."""
 
 from __future__ import annotations
 

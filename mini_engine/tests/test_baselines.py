@@ -233,7 +233,7 @@ def test_prefill_first_checks_the_full_length_but_charges_the_rest():
 
 
 def test_prefill_first_evicts_the_youngest_to_the_front():
-    """Who cannot grow evicts the youngest, in the loop; it is first in the queue again."""
+    """A request that cannot grow evicts the youngest, in the loop; that is first in the queue again."""
     scheduler = make("prefill-first", num_blocks=9, block_size=1, max_num_seqs=3)
     requests = {name: request(name, 3, 5) for name in ("old", "mid", "young")}
     for r in requests.values():

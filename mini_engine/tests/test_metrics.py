@@ -94,7 +94,7 @@ def test_a_life_with_every_event(life):
 
 
 def test_what_is_not_defined_is_none(life):
-    """One token has no TPOT; who never ran has no TTFT, no queue time and no e2e."""
+    """One token has no TPOT; a request that never ran has no TTFT, no queue time and no e2e."""
     metrics = request_metrics(life)
     b, c, d = metrics["b"], metrics["c"], metrics["d"]
     assert (b.ttft, b.tpot, b.itl, b.e2e) == (2, None, (), 2)

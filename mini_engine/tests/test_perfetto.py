@@ -184,7 +184,7 @@ def test_tracks_are_named_in_order_of_arrival():
     assert names == ["r0", "r1", "r2", "r3", "r4", "r5"]
 
 
-def test_who_came_after_the_last_step_is_left_out():
+def test_requests_queued_after_the_last_step_have_no_track():
     recorder = Recorder(
         Scheduler(BlockManager(8, 1), max_num_batched_tokens=4, max_num_seqs=2), clock=VirtualClock()
     )

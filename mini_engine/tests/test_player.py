@@ -205,7 +205,7 @@ SENTENCES = "() => { const { fold } = player.panes[0]; return fold.steps.map((_,
     "trace", [ready_setup(), *RANDOM.values()], ids=["ready", "random fcfs", "random priority"]
 )
 def test_every_decision_is_explained_in_a_sentence(open_player, trace):
-    """Every row, event, refusal and new block of a step is told, and nothing that is not so."""
+    """Every row, event, refusal and new block of a step is reported, and nothing that is not so."""
     last = trace.steps[-1]
     kinds = {"QUEUED": "arrive", "SCHEDULED": "admit", "PREEMPTED": "preempt", "FINISHED": "finish"}
     limits = trace.header.config

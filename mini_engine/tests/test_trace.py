@@ -215,7 +215,7 @@ def test_every_reason_occurs_and_no_other(runs):
     assert seen == REASONS
 
 
-def test_a_scheduler_that_wastes_room_is_told():
+def test_a_scheduler_that_wastes_room_is_reported():
     """The trace says "none" for a scheduler that admits nobody though it could."""
     from mini_engine.scheduler import schedule_step
 
@@ -286,10 +286,10 @@ def test_cached_blocks_are_the_blocks_that_were_hit():
     engine.step()
     (event,) = [e for e in engine.trace.steps[1].events if e.type == "SCHEDULED"]
     assert event == Scheduled("b", num_cached_tokens=8, cached_blocks=table[:2])
-    assert len(engine.trace.steps[1].blocks["b"]) == 1, "only what is new is told"
+    assert len(engine.trace.steps[1].blocks["b"]) == 1, "only what is new is recorded"
 
 
-def test_aborts_are_told_before_and_after_the_last_step():
+def test_aborts_are_recorded_before_and_after_the_last_step():
     engine = SlotEngine().add(make_request("a", 4, 9), make_request("b", 4, 2))
     engine.step()
     engine.abort("a")

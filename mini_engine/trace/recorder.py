@@ -163,7 +163,7 @@ class Recorder:
     # ------------------------------------------------------------------------- what a step is made of
 
     def _preemptions(self, needs: list[tuple[str, int]], free: int) -> list[Event]:
-        """Of those that ran before: who is gone, and the first that was short of blocks."""
+        """Of the requests that ran before: those that are gone, for the first that was short of blocks."""
         running = {request.request_id for request in self.running}
         gone = [name for name, _ in needs if name not in running]
         short = _first_short(needs, running, free)

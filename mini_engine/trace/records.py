@@ -72,8 +72,8 @@ class RequestView(Record):
     """One request in one step, as folded from the records (see fold.py).
 
     `state` is what the step did with it: waiting, prefill, decode, preempted (in this step) or
-    finished (in an earlier one). A moment or its step is None before it comes, or where the trace
-    does not tell.
+    finished (in an earlier one). A moment or its step is None before it comes, and where the
+    trace does not say.
     """
 
     what: ClassVar[str] = "the header's request"

@@ -262,7 +262,7 @@ def test_runs_of_equal_steps_that_end_otherwise_differ():
         ([1.0, 2.0], r"logits: shape \(2,\) instead of \(1, 2\)"),
     ],
 )
-def test_unequal_tensors_are_told_in_words(actual, words):
+def test_unequal_tensors_are_reported_in_words(actual, words):
     torch = pytest.importorskip("torch", reason="only tensors hold a NaN that assert_close could miss")
     expected = torch.tensor([[1.0, 2.0]])
     assert_close(expected.clone(), expected, "logits")

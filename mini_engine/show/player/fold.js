@@ -175,7 +175,7 @@ function differences(ours, theirs) {
 
 function canonical(record, key) {
   if (key === "events") {
-    return JSON.stringify(record.events.map(({ t, cached_blocks, ...told }) => Object.entries(told).sort()));
+    return JSON.stringify(record.events.map(({ t, cached_blocks, ...compared }) => Object.entries(compared).sort()));
   }
   if (key === "new_tokens") return JSON.stringify(Object.entries(record.new_tokens).sort());
   return JSON.stringify(record[key]);

@@ -1,6 +1,6 @@
 "use strict";
 // Says in sentences what a step decided and why. Everything is taken from the step's record and
-// the folded views; nothing is guessed that the trace does not tell.
+// the folded views; nothing is guessed that the trace does not say.
 
 const MANY = 5; // more than so many requests are named in one sentence, not in one each
 
@@ -137,7 +137,7 @@ function ending(view, reason, record) {
   return `${id} finishes: ${why}. Its ${count(view.blocks.length, "block")} can be used from the next step on.`;
 }
 
-/** What a request's life is about now, in a sentence: for the panel, and for who cannot see the diagram. */
+/** What a request's life is about now, in a sentence: for the panel, and for readers who cannot see the diagram. */
 function lifeOf(view, id) {
   if (!view) return `${id} has not arrived yet.`;
   if (view.state === "finished") return `${id} is finished (${view.finish_reason}).`;
