@@ -99,7 +99,7 @@ def test_the_page_asks_for_nothing_and_holds_the_trace(tmp_path):
     assert "default-src 'none'" in page
     assert page.count("</script>") == 2
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    (told,) = json.loads(data)
+    (told,) = json.loads(data)["traces"]
     assert told["name"] == "a {{DATA}} name"
     assert told["header"] == trace.header.to_json() and told["end"] == trace.end.to_json()
     steps = [{**step, "scheduled": dict(step["scheduled"])} for step in told["steps"]]

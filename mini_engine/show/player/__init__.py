@@ -20,31 +20,46 @@ SCRIPTS = ("fold.js", "words.js", "draw.js", "view.js", "main.js")
 
 
 def write_player(
-    path: str | os.PathLike[str], trace: Trace, other: Trace | None = None, *, names: tuple[str, ...] = ()
+    path: str | os.PathLike[str],
+    trace: Trace,
+    other: Trace | None = None,
+    *,
+    names: tuple[str, ...] = (),
+    step: int | None = None,
+    follow: str | None = None,
 ) -> Path:
     """Write the page for one trace, or for two side by side; returns its path.
 
-    `names` are the traces' titles on the page. Raises ValueError for a trace without a step.
+    `names` are the traces' titles on the page. It opens at `step` (the number in its record), following
+    the request `follow`; `#step=12&follow=r3` after its address says the same. Raises ValueError when
+    there is no step to play.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(player_html(trace, other, names=names), encoding="utf-8")
+    path.write_text(player_html(trace, other, names=names, step=step, follow=follow), encoding="utf-8")
     return path
 
 
-def player_html(trace: Trace, other: Trace | None = None, *, names: tuple[str, ...] = ()) -> str:
-    """The page as text. `#step=12&follow=r3` after its address opens it at that step."""
+def player_html(
+    trace: Trace,
+    other: Trace | None = None,
+    *,
+    names: tuple[str, ...] = (),
+    step: int | None = None,
+    follow: str | None = None,
+) -> str:
+    """The page of `write_player`, as text."""
     traces = [trace] if other is None else [trace, other]
     names = names or ("trace", "reference")
-    for name, one in zip(names, traces, strict=False):
-        if not one.steps:
-            raise ValueError(
-                f"the trace {name!r} has no steps, so there is nothing to play; record a run first"
-            )
+    if not any(one.steps for one in traces):
+        raise ValueError(
+            f"the trace {names[0]!r} has no steps, so there is nothing to play; record a run first"
+        )
+    told = [_embed(name, one) for name, one in zip(names, traces, strict=False)]
     assets = files(__package__)
     parts = {
         "STYLE": (assets / "player.css").read_text("utf-8"),
-        "DATA": _script_safe([_embed(name, one) for name, one in zip(names, traces, strict=False)]),
+        "DATA": _script_safe({"traces": told, "step": step, "follow": follow}),
         "SCRIPT": "\n".join((assets / name).read_text("utf-8") for name in SCRIPTS),
     }
     page = (assets / "player.html").read_text("utf-8")

@@ -74,9 +74,9 @@ const $ = (id) => document.getElementById(id);
 const ids = [];
 
 function start() {
-  const traces = JSON.parse($("data").textContent);
+  const { traces, step, follow } = JSON.parse($("data").textContent);
   player.numSteps = Math.max(...traces.map((trace) => trace.steps.length));
-  player.first = traces[0].steps[0].step;
+  player.first = (traces.find((trace) => trace.steps.length)).steps[0].step;
   if (traces.length > 1) {
     for (let i = 0; i < player.numSteps; i++) {
       if (differences(traces[0].steps[i], traces[1].steps[i]).length) player.departing.push(i);
@@ -92,9 +92,9 @@ function start() {
   $("difference").hidden = traces.length < 2;
   document.querySelector("#keys .two").hidden = traces.length < 2;
   const wanted = new URLSearchParams(location.hash.slice(1));
-  player.followed = ids.includes(wanted.get("follow")) ? wanted.get("follow") : ids[0];
+  player.followed = [wanted.get("follow"), follow].find((id) => ids.includes(id)) ?? ids[0];
   $("follow").value = player.followed;
-  player.step = Math.max(0, Math.min(player.numSteps - 1, Number(wanted.get("step")) - player.first || 0));
+  player.step = Math.max(0, Math.min(player.numSteps - 1, Number(wanted.get("step") ?? step ?? 0) - player.first || 0));
   connect();
   player.theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 }
