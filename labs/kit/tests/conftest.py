@@ -4,11 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from labs.kit.judge import manifest
+from labs.__main__ import main
+from labs.kit.judge import manifest, matrix, pristine
+from labs.kit.learner import commands, progress
 
 ROOT = manifest.LABS_DIR.parent
 
@@ -19,7 +23,8 @@ class Course:
     def __init__(self, root: Path):
         self.root = root
         self.labs = root / "labs"
-        ignored = shutil.ignore_patterns("lab-*", ".state", "__pycache__", "tests", "pristine")
+        # What Python has compiled comes along; what pytest has, names the files that it was made from.
+        ignored = shutil.ignore_patterns("lab-*", ".state", "*-pytest-*.pyc", "tests", "pristine")
         shutil.copytree(ROOT / "labs", self.labs, ignore=ignored)
         self.add("lab-01")
         for name in ("conftest.py", "pyproject.toml"):
@@ -58,15 +63,35 @@ class Course:
         kept = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}
         return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
 
+    def command(self, *line: str, stdin: str = "") -> subprocess.CompletedProcess:
+        """`python -m labs LINE` in this process, which spares its start. Labs, once loaded, stay."""
+        out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment().items():
+                patch.setenv(name, value)
+            patch.delenv("LAB_IMPL", raising=False)
+            for module in (manifest, matrix, pristine, commands, progress):
+                patch.setattr(module, "LABS_DIR", self.labs)
+            patch.setattr(progress, "STATE", self.labs / ".state")
+            patch.setattr(commands, "console", Console(highlight=False))
+            patch.chdir(self.root)
+            patch.setattr(sys, "argv", ["labs", *line])
+            patch.setattr(sys, "stdin", StringIO(stdin))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as end:
+                main()
+        said = (stream.buffer.getvalue().decode() for stream in (out, err))
+        return subprocess.CompletedProcess(line, end.value.code or 0, *said)
+
     def run(
         self, *line: str, impl: str | None = None, stdin: str = "", **kwargs
     ) -> subprocess.CompletedProcess:
         """`python -m LINE` in the course's folder, as text."""
         environment = self.environment() | ({"LAB_IMPL": impl} if impl else {})
         command = [sys.executable, "-m", *line]
-        return subprocess.run(
-            command, cwd=self.root, env=environment, input=stdin, capture_output=True, text=True, **kwargs
-        )
+        told = {"input": stdin, "capture_output": True, "encoding": "utf-8", **kwargs}
+        return subprocess.run(command, cwd=self.root, env=environment, **told)
 
     def pytest(self, *line: str, impl: str | None = "starter") -> subprocess.CompletedProcess:
         return self.run("pytest", "-p", "no:cacheprovider", *(line or ("labs",)), impl=impl)

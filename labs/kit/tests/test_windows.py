@@ -105,5 +105,7 @@ def test_no_text_is_read_or_written_in_the_machine_s_own_encoding(tmp_path):
     page = tmp_path / "page.html"
     line = ["mini-engine", "trace", "play", "--example", "--no-open", "--out", str(page)]
     strict_about_encodings(f"sys.argv = {line}\nfrom mini_engine.commands import main\nmain()")
-    strict_about_encodings("sys.argv = ['labs', 'status']\nfrom labs.__main__ import main\nmain()")
+    strict_about_encodings(
+        "sys.argv = ['labs', 'solution', '1', '--spoil']\nfrom labs.__main__ import main\nmain()"
+    )
     assert page.exists()
