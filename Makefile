@@ -3,10 +3,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
-JOBS ?= 2  # tests side by side
+PYTEST := $(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal
 LOG := out/make.log
-KEPT := out/check  # what the labs' tests did with every bug: make test asks it once
-PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
+# Here labs check keeps what the labs' tests did with every bug, so that pytest need not ask again.
+KEPT := out/check
+# Tests start hundreds of processes, which would compile the course anew each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-46s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
@@ -43,6 +45,7 @@ check: $(VENV)/installed
 	$(call stage,ruff check: what is known to go wrong,$(BIN)/ruff check .)
 	$(call stage,mypy: types,$(BIN)/mypy)
 	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports)
+	@rm -rf $(KEPT)
 	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check --strict --keep $(KEPT))
 
 $(VENV)/installed: pyproject.toml constraints.txt
