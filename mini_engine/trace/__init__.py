@@ -26,28 +26,7 @@ from mini_engine.trace.records import (
 )
 
 __all__ = [
-    "VERSION",
-    "Blocked",
-    "End",
-    "Event",
-    "Finished",
-    "Fold",
-    "Header",
-    "Keep",
-    "LineWriter",
-    "Preempted",
-    "Queued",
-    "Recorder",
-    "RequestView",
-    "Scheduled",
-    "StepTrace",
-    "Trace",
-    "VirtualClock",
-    "WallClock",
-    "decisions",
-    "describe",
-    "first_difference",
-    "read_trace",
-    "replay",
-    "write_trace",
-]
+    "VERSION", "Blocked", "End", "Event", "Finished", "Fold", "Header", "Keep", "LineWriter", "Preempted",
+    "Queued", "Recorder", "RequestView", "Scheduled", "StepTrace", "Trace", "VirtualClock", "WallClock",
+    "decisions", "describe", "first_difference", "read_trace", "replay", "write_trace",
+]  # fmt: skip
