@@ -11,7 +11,7 @@ KEPT := out/check
 unexport PYTHONDONTWRITEBYTECODE
 
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
-stage = @printf '%-46s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
+stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
 .PHONY: help demo test test-fast check pictures clean
 
@@ -26,6 +26,8 @@ help:
 demo: $(VENV)/installed
 	@$(BIN)/mini-engine demo
 
+# A learner's starter.py is work in progress; make check and CI want it as it was generated.
+test: LEARNING := $(if $(CI),,yes)
 test: check
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
 	@echo 'notebooks: every cell gives what is saved'
@@ -37,16 +39,19 @@ test-fast: $(VENV)/installed
 	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
 	@$(PYTEST) $(SLOW:%=--ignore=%)
 
+OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
+STRICT = $(if $(LEARNING),,--strict)
+
 SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives check cli diagnose plugin) \
 	$(patsubst %,mini_engine/tests/test_%.py,oracle_engine oracle_model player)
 
 check: $(VENV)/installed
-	$(call stage,ruff format: how the code is laid out,$(BIN)/ruff format --check .)
-	$(call stage,ruff check: what is known to go wrong,$(BIN)/ruff check .)
+	$(call stage,ruff format: how the code is laid out,$(BIN)/ruff format --check . $(OTHERS))
+	$(call stage,ruff check: what is known to go wrong,$(BIN)/ruff check . $(OTHERS))
 	$(call stage,mypy: types,$(BIN)/mypy)
 	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports)
 	@rm -rf $(KEPT)
-	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check --strict --keep $(KEPT))
+	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }
