@@ -5,14 +5,15 @@ Logs of operations (labs 05 and 06) are compared whole.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labs.kit.toys.driver import OpLog, OpStep
+from labs.kit.toys.driver import OpLog, OpStep, Scenario
 from mini_engine.trace import End, Event, Finished, StepTrace, Trace, decisions, replay
 
 Run = Trace | OpLog
+Runs = Sequence[tuple[Scenario, Run]]  # of one test
 Step = StepTrace | OpStep
 
 BAR = 24
@@ -40,6 +41,15 @@ def departure(trace: Run, reference: Run) -> Departure | None:
             return Departure(index, yours, theirs)
     ends = [t.end and t.end.end for t in (trace, reference)]
     return Departure(len(trace.steps), None, None) if ends[0] != ends[1] else None
+
+
+def first_apart(yours: Runs, reference: Runs) -> tuple[int, Departure] | None:
+    """The number of the first run in which some step differs, and where it does."""
+    for number, ((_, trace), (_, expected)) in enumerate(zip(yours, reference, strict=False)):
+        found = departure(trace, expected)
+        if found and found.index < max(len(trace.steps), len(expected.steps)):
+            return number, found
+    return None
 
 
 def fingerprint(trace: Run) -> str:

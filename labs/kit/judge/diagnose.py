@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from labs.kit.judge import compare, loading
+from labs.kit.judge import compare, loading, page
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Bug, Lab, find_lab
 from labs.kit.toys.driver import RUNS, Scenario
@@ -59,31 +59,52 @@ def given(item: pytest.Function) -> dict[str, Any]:
 
 def sections(item: pytest.Function, lab: Lab, error: BaseException) -> list[tuple[str, str]]:
     """Titled texts for the report of a failed test; none when there is nothing to say."""
-    yours = Outcome(tuple(RUNS), describe(error))
+    yours, reference = Outcome(tuple(RUNS), describe(error)), Outcome(())
     found = []
     try:
         with deadline(PATIENCE):
+            reference = on_reference(item, lab)
             found += [
-                ("where your run departs from the reference", text) for text in departures(item, lab, yours)
+                ("where your run departs from the reference", text)
+                for text in departures(item, yours, reference)
             ]
             found += [("looks like", text) for text in lookalikes(item, lab, yours)]
     except TimeUp:
         pass
     except Exception as error:  # whatever the learner's run was like, the report of the test comes out
         found.append(("no comparison with the reference", describe(error)))
-    return found
+    return found + [("step through it", line) for line in played(item, lab, yours, reference)]
 
 
-def departures(item: pytest.Function, lab: Lab, yours: Outcome) -> list[str]:
-    """The first run of the test whose trace departs from the reference's, as text."""
+def on_reference(item: pytest.Function, lab: Lab) -> Outcome:
+    """What the test did with the reference; without runs if it failed, which is no reference then."""
     impl = "solution" if lab.file("solution.py").exists() else "engine"
-    reference = outcome(item, loading.namespace(lab.id, impl))
-    for (scenario, trace), (_, expected) in zip(yours.runs, reference.runs, strict=False):
-        found = compare.departure(trace, expected)
-        if found and found.index < max(len(trace.steps), len(expected.steps)):
-            columns = item.config.get_terminal_writer().fullwidth
-            return [compare.show(scenario, trace, expected, found, columns)]
-    return []
+    done = outcome(item, loading.namespace(lab.id, impl))
+    return Outcome((), done.failure) if done.failure else done
+
+
+def played(
+    item: pytest.Function, lab: Lab, yours: Outcome | None = None, reference: Outcome | None = None
+) -> list[str]:
+    """The line that names the page of the test's run, which is written now; none without a run."""
+    yours = yours or Outcome(tuple(RUNS))
+    if not any(trace.steps for _, trace in yours.runs):
+        return []
+    reference = reference or on_reference(item, lab)
+    first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
+    line = page.write(lab, yours.runs, reference.runs, may_write=first_worker)
+    columns = item.config.get_terminal_writer().fullwidth
+    return [fill(line, columns, break_long_words=False, break_on_hyphens=False)] if line else []
+
+
+def departures(item: pytest.Function, yours: Outcome, reference: Outcome) -> list[str]:
+    """The first run of the test whose trace departs from the reference's, as text."""
+    apart = compare.first_apart(yours.runs, reference.runs)
+    if apart is None:
+        return []
+    number, found = apart
+    columns = item.config.get_terminal_writer().fullwidth
+    return [compare.show(*yours.runs[number], reference.runs[number][1], found, columns)]
 
 
 def lookalikes(item: pytest.Function, lab: Lab, yours: Outcome) -> list[str]:

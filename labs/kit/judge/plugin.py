@@ -177,8 +177,12 @@ def pytest_runtest_makereport(
     lab = lab_of(item)
     if lab is None or call.when != "call" or call.excinfo is None:
         return (yield)
-    words = in_words(lab, call.excinfo.value, item.stash.get(SECONDS, None))
-    explained = not words and impl_from_environment() == "starter" and matrix.variant_of(item) is None
+    error = call.excinfo.value
+    words = in_words(lab, error, item.stash.get(SECONDS, None))
+    learner_s = impl_from_environment() == "starter" and matrix.variant_of(item) is None
+    explained = learner_s and not words
+    if learner_s and isinstance(error, TimeUp | PrintFlood):
+        words += diagnose.played(item, lab)
     if words:
         # In place of pytest's own, which takes its time.
         item.repr_failure = lambda *_: Kind(words)  # type: ignore[method-assign]
@@ -190,7 +194,7 @@ def pytest_runtest_makereport(
         report.sections = []
     elif explained and report.failed:
         printed = [(name, _tail(text)) for name, text in report.sections]
-        report.sections = [*diagnose.sections(item, lab, call.excinfo.value), *printed]
+        report.sections = [*diagnose.sections(item, lab, error), *printed]
     return report
 
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import AbstractContextManager, nullcontext
+import webbrowser
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -71,21 +72,24 @@ def status() -> None:
     if not left:
         typer.echo("all labs are done: python -m labs demo auto runs the engine on your own parts")
         return
-    lab, minutes = left[0].lab, sum(progress.lab.minutes for progress in left)
+    lab, hours = left[0].lab, sum(progress.lab.minutes for progress in left) / 60
     task = left[0].next_task or lab.tasks[0]
     typer.echo(f"next: {lab.id} {task.name}, in labs/{lab.id}/starter.py. {lab.question}")
-    typer.echo(f"about {minutes} minutes are left; python -m labs test shows where you are")
+    typer.echo(f"about {hours:.3g} hours are left; python -m labs test shows where you are")
 
 
 @app.command()
-def test(lab_id: OptionalLab = None) -> None:
+def test(
+    lab_id: OptionalLab = None,
+    open_page: Annotated[bool, typer.Option("--open", help="the failing run in the player, too")] = False,
+) -> None:
     """Test your starter.py, and show the first failure only: its claim, and where your run departs."""
-    raise typer.Exit(0 if show_test(lab_id) else 1)
+    raise typer.Exit(0 if show_test(lab_id, open_page) else 1)
 
 
-def show_test(lab_id: str | None) -> bool:
+def show_test(lab_id: str | None, open_page: bool = False) -> bool:
     """Print how far a lab is and its first failure; True when there is none."""
-    from labs.kit.judge import matrix
+    from labs.kit.judge import matrix, page
     from labs.kit.learner.progress import first_open, progress
 
     with testing():
@@ -114,8 +118,20 @@ def show_test(lab_id: str | None) -> bool:
     sys.stdout.flush()
     node = f"{matrix.test_file(lab)}::{failure.test}"
     line = [sys.executable, "-m", "pytest", node, "-rN", "--no-header", "-p", "no:cacheprovider"]
+    with suppress(OSError):
+        page.path_of(lab).unlink()  # one of an earlier run
     subprocess.run(line, cwd=LABS_DIR.parent, env=matrix.environment(LAB_IMPL="starter"))
+    if page.path_of(lab).exists():
+        show_page(lab, page.path_of(lab), open_page)
     return False
+
+
+def show_page(lab: Lab, page: Path, open_page: bool) -> None:
+    """Say how to see the failing run in the player, or open it there."""
+    if not open_page:
+        typer.echo(f"see your run in the player: python -m labs test {lab.id} --open")
+    elif not webbrowser.open(page.as_uri()):
+        typer.echo(f"no browser was found; open {page}")
 
 
 @app.command()

@@ -252,3 +252,99 @@ def test_schedule_that_no_engine_could_run_is_refused_in_words(course):
     course.write("return {'ghost': 1}")
     text = course.pytest(FIRST).stdout
     assert "ScheduleError: 'ghost' is scheduled but not in running" in text
+
+
+# ------------------------------------------------------------------------- the page of a failing run
+
+UNPAID = ("        budget -= num_tokens\n\n    return", "\n    return")
+OPENED = "out/lab-01.html"
+
+
+def page(course):
+    return course.root / "out" / "lab-01.html"
+
+
+def test_a_failing_run_is_written_for_the_player_beside_the_reference(course):
+    course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
+    text = course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step").stdout
+    assert re.search(r"step \d+ of scenario", text)
+    assert text.count(OPENED) == 1 and "yours beside the reference" in text
+    html = page(course).read_text("utf-8")
+    assert '"yours"' in html and '"reference"' in html
+    assert page(course).stat().st_size < 400_000
+
+
+def test_a_session_s_first_failure_has_the_page_and_the_others_say_so(course):
+    course.solve(*UNPAID)
+    alone = course.pytest(FIRST)
+    first = page(course).read_bytes()
+    all_of_them = course.pytest("labs/lab-01")
+    assert page(course).read_bytes() == first
+    failed = counts(all_of_them)["failed"]
+    assert failed > 2 and all_of_them.stdout.count(OPENED) == failed
+    assert all_of_them.stdout.count("shows this session's first failure; run this test alone") == failed - 1
+    assert "run this test alone" not in alone.stdout
+    course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step")
+    assert page(course).read_bytes() != first
+
+
+def test_side_by_side_the_page_has_one_writer(course):
+    course.solve(*UNPAID)
+    text = course.pytest("labs/lab-01", "-n", "2").stdout
+    assert text.count("yours beside the reference") <= 1 and "no page" not in text
+
+
+@pytest.mark.parametrize("impl", ["engine", "solution"])
+def test_only_a_learner_s_run_is_written(course, impl):
+    course.edit("test_lab.py", 'budget=10) == {"r0": 8, "r1": 2}', 'budget=10) == {"r0": 8}')
+    assert counts(course.pytest(FIRST, impl=impl)) == {"failed": 1}
+    assert not page(course).parent.exists()
+
+
+def test_nothing_is_written_for_a_starter_that_is_not(course):
+    course.pytest("labs/lab-01")
+    assert not page(course).parent.exists()
+
+
+def test_nothing_is_written_while_results_are_found_out(course):
+    course.solve(*UNPAID)
+    course.run("labs", "status")
+    assert not page(course).parent.exists()
+
+
+def test_a_run_that_does_not_end_is_shown_up_to_there(course):
+    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
+    looping = "    scheduled = {}\n    while running and running[0].output_token_ids:\n        pass\n"
+    course.solve("    scheduled = {}\n", looping)
+    result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
+    assert counts(result) == {"failed": 1} and "no answer within 0.3 s" in result.stdout
+    assert f"{OPENED}" in result.stdout and page(course).exists()
+
+
+def test_without_a_reference_yours_is_shown_alone(course):
+    course.solve(*UNPAID)
+    course.file("solution.py").write_text("def schedule_step(*_, **__):\n    raise OSError\n", "utf-8")
+    result = course.pytest(FIRST)
+    assert counts(result) == {"failed": 1}
+    assert f"{OPENED}" in result.stdout and "beside the reference" not in result.stdout
+    assert '"reference"' not in page(course).read_text("utf-8").split("</script>")[0]
+
+
+@pytest.mark.parametrize("way", ["raise SystemExit", "raise ValueError('\\ud800')", "while True: pass"])
+def test_no_run_whatever_it_was_like_makes_an_error_of_a_failure(course, way):
+    """The learner's code can reach what writes the page, and the disk may refuse it."""
+    course.edit("../kit/judge/page.py", "SECONDS = 5.0", "SECONDS = 0.3")
+    course.solve(*UNPAID)
+    with course.file("starter.py").open("a", encoding="utf-8") as file:
+        file.write(f"\n\nimport mini_engine.show.player as p\n\n\ndef no(*_, **__):\n    {way}\n\n\n")
+        file.write("p.write_player = no\n")
+    result = course.pytest(FIRST)
+    assert counts(result) == {"failed": 1}
+    assert "looks like" in result.stdout and "no page for the player: " in result.stdout
+
+
+def test_a_disk_that_refuses_the_page_is_named(course):
+    course.solve(*UNPAID)
+    page(course).parent.write_text("in the way")
+    result = course.pytest(FIRST)
+    assert counts(result) == {"failed": 1} and "no page for the player: " in result.stdout
