@@ -955,7 +955,8 @@ told = []
 for seed in range(12):
     engine = play(*random_workload(seed))
     told += [[decisions(r), r.blocks, r.blocked.to_json()] for r in engine.trace.steps]
-engine = Engine(tiny_model(), num_blocks=14, block_size=4, max_num_seqs=5, max_num_batched_tokens=9, record=True)
+settings = {"num_blocks": 14, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 9}
+engine = Engine(tiny_model(), record=True, **settings)
 for name in ("b", "a", "zz", "c", "k"):
     engine.add_request([1, 2, 3, len(name)] * 3, SamplingParams(max_tokens=9), request_id=name)
 deltas = drain(engine)

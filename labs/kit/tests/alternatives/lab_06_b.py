@@ -4,8 +4,8 @@ and a block keeps what it held until it is really written over."""
 import hashlib
 from collections import deque
 
-from mini_engine.block_manager import Block
 from mini_engine.block_manager import BlockManager as EngineBlockManager
+from mini_engine.prefix_cache import Block
 
 
 def hash_block(parent, token_ids):
@@ -24,7 +24,7 @@ class BlockManager(EngineBlockManager):
         for _ in range(num_blocks):
             if not self._free:
                 oldest, _ = self._free_cached.popitem(last=False)
-                self._forget(self._blocks[oldest])
+                self._cache.forget(self._blocks[oldest])
                 self._free.append(oldest)
             block_id = self._free.popleft()
             self._blocks[block_id].ref_count = 1
