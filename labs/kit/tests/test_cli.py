@@ -38,7 +38,7 @@ def test_status_of_an_untouched_course(course):
     assert result.returncode == 0
     assert result.stdout.count(f" 0/{TESTS}") == 2
     assert "next: lab-01 schedule_step, in labs/lab-01/starter.py" in result.stdout
-    assert "about 180 minutes are left" in result.stdout
+    assert "about 3 hours are left" in result.stdout
 
 
 def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(course):
@@ -91,6 +91,25 @@ def test_test_shows_the_first_failure_only(course):
     assert "test_budget_caps_the_total" in result.stdout and "test_threshold_is" not in result.stdout
     assert "where your run departs from the reference" in result.stdout
     assert "looks like" in result.stdout
+
+
+def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
+    browser, opened = course.root / "browser.py", course.root / "opened"
+    browser.write_text(f"import sys\nopen({str(opened)!r}, 'w').write(sys.argv[1])\n")
+    monkeypatch.setenv("BROWSER", f"{sys.executable} {browser} %s")
+    page = course.root / "out" / "lab-01.html"
+    page.parent.mkdir()
+    page.write_text("of an earlier run")
+    course.write("return {'ghost': 1}")
+    assert "player" not in labs(course, "test").stdout and not page.exists()  # refused before a step
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    assert "see your run in the player: python -m labs test lab-01 --open\n" in labs(course, "test").stdout
+    assert page.read_text("utf-8").startswith("<!DOCTYPE html>") and not opened.exists()
+    labs(course, "test", "--open")
+    assert opened.read_text() == page.as_uri()
+    monkeypatch.setenv("BROWSER", "no-such-browser %s")
+    monkeypatch.setenv("PATH", str(course.root))
+    assert f"no browser was found; open {page}" in labs(course, "test", "--open").stdout
 
 
 def test_test_of_an_untouched_and_of_a_finished_lab(course):
