@@ -140,18 +140,21 @@ class Scheduler:
         """
         raise NotImplementedError("lab-03: Scheduler.preempt is not written yet")
 
-    def update(self, scheduled, sampled):
-        """Take back a computed step; return the list of those who have finished in it, in row order.
+    def update(self, scheduled, sampled, stopped=()):
+        """Take back a computed step; return the list of requests that finished in it, in row order.
 
-        scheduled: what schedule() returned. sampled: {request_id: token} of those that reached
-        num_tokens. Both are the caller's: take nothing out. For each running request that was
-        scheduled (one that was aborted meanwhile is in both dicts, but does not run any more):
+        scheduled: what schedule() returned. sampled: {request_id: [tokens]} of those that reached
+        num_tokens; one token each, until a step can yield more. stopped: ids of requests whose text
+        has reached a stop string. All three are the caller's: take nothing out. For each running
+        request that was scheduled (one aborted meanwhile is in both dicts, but runs no more):
 
         1. Advance num_computed_tokens by its number of tokens, then kv.publish(request).
-        2. If a token was sampled for it: should it still have new tokens, the chunk was a partial
-           one, and the token means nothing: raise a ValueError that names the request. Otherwise
-           append the token to output_token_ids and set finish_reason to request.check_stop().
-        3. If there is a finish_reason, it leaves running, gives its room back, and is FINISHED.
+        2. If tokens were sampled for it: should it still have new tokens, the chunk was a partial
+           one, and they mean nothing: raise a ValueError that names the request. Otherwise append
+           token after token to output_token_ids, and after each set finish_reason to
+           request.check_stop(); what follows a stop is dropped.
+        3. If its id is in stopped, the finish_reason is "stop", whatever check_stop() has said.
+        4. If there is a finish_reason, it leaves running, gives its room back, and is FINISHED.
         """
         raise NotImplementedError("lab-03: Scheduler.update is not written yet")
 

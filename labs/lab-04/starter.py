@@ -53,13 +53,14 @@ def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torc
 def assemble_fused_batch(rows, caches) -> FusedBatch:
     """Lay out one step: all its rows in one rectangle, each padded on the left.
 
-    rows: list of (request, num_tokens), in schedule order: decodes, prefill chunks, in any mixture.
+    rows: list of Row, in schedule order: decodes, prefill chunks, in any mixture. A row has request,
+    num_tokens, and is_last: whether its chunk ends the sequence, so that it is sampled.
     caches: {request_id: cache}; len(cache) is the number of tokens whose keys and values it holds.
 
     1. A cache must hold exactly request.num_computed_tokens tokens. If not (a preempted request
        with its old cache), raise a ValueError that names the request and both numbers.
-    2. `mini_engine.scheduler.next_chunk(request, num_tokens)`, lab-02's, gives the row's token_ids,
-       their absolute positions, and is_last.
+    2. `mini_engine.scheduler.next_chunk(request, num_tokens)`, lab-02's, gives the row's token_ids and
+       their absolute positions.
     3. Pad tokens and positions on the left, to the longest row. past_lens comes from the caches.
     4. The mask is your fused_attention_mask. Keep the order of the rows, and the list `rows` as it is.
     """

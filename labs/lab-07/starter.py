@@ -16,19 +16,20 @@ def step(engine):
     What the engine gives you: engine.has_work, engine.requests (by id), engine.scheduler,
     engine.backend, engine.sample, engine.collect.
 
-    1. With no work, raise NoWorkError (of mini_engine.engine): whoever called would otherwise call
-       for ever.
+    1. With no work, raise NoWorkError (of mini_engine.parts): the caller would otherwise call for ever.
     2. scheduled = engine.scheduler.schedule(), once: {request_id: num_tokens}, in row order.
-    3. rows = a list of (request, num_tokens), in that order. If it is empty although there is work,
-       raise a RuntimeError that says how many requests are waiting and how many are running.
-    4. ending = the requests, in row order, whose num_tokens is all that they have left
-       (num_new_tokens). Only these get a token; a partial chunk gives none. Look now: step 6 changes
-       the counters.
+    3. rows = a list of Row(request, num_tokens, is_last), in that order (of mini_engine.interfaces).
+       is_last: num_tokens is all that the request has left (num_new_tokens). Look now: step 6 changes
+       the counters. If the list is empty although there is work, raise a RuntimeError that says how
+       many requests are waiting and how many are running.
+    4. ending = the requests of the rows with is_last, in row order. Only these get a token; a partial
+       chunk gives none.
     5. logits = engine.backend.forward(rows), once, for all rows; it returns a row for each of the
-       ending. sampled = engine.sample(logits, ending): {request_id: token_id}.
-    6. engine.scheduler.update(scheduled, sampled): all rows advance, the sampled tokens are appended,
-       and the finished leave, so that their blocks are free for the very next step.
-    7. Return engine.collect(ending): what each of them has just said, and whether it was the last.
+       ending. sampled, stopped = engine.sample(logits, ending): {request_id: [token_id]}, and of the
+       requests whose text has reached a stop string {request_id: that string}.
+    6. engine.scheduler.update(scheduled, sampled, stopped): all rows advance, the sampled tokens are
+       appended, and the finished leave, so that their blocks are free for the very next step.
+    7. Return engine.collect(ending, stopped): what each has just said, and whether it was the last.
     """
     raise NotImplementedError("lab-07: step is not written yet")
 
