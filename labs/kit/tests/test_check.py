@@ -1,9 +1,11 @@
 """`python -m labs check` notices each promise that is broken; and every lab keeps all of them."""
 
+import re
+
 import pytest
 
 from labs.kit.author import check
-from labs.kit.judge.manifest import lab_ids
+from labs.kit.judge.manifest import LABS_DIR, find_lab, functions, lab_ids
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +19,19 @@ def test_lab_keeps_its_promises(verdicts, lab_id):
     verdict = verdicts[lab_id]
     assert verdict.problems == []
     assert all("MISSED" not in line for line in check.kill_matrix(verdict))
+
+
+POINTERS = [(lab_id, pointer["where"]) for lab_id in lab_ids() for pointer in find_lab(lab_id).pointers]
+
+
+@pytest.mark.parametrize(("lab_id", "where"), POINTERS, ids=[f"{i} {w}" for i, w in POINTERS])
+def test_a_pointer_leads_to_something(lab_id, where):
+    """Each file that lab.toml points at exists, and defines every name that stands behind it."""
+    for part in where.split("; "):
+        path, _, names = part.partition(": ")
+        defined = functions(source := (LABS_DIR.parent / path).read_text("utf-8"))
+        for name in names.split(", "):
+            assert name in defined or re.search(rf"^class {name}\b", source, re.MULTILINE), name
 
 
 def problems_of_files(lab, strict=False) -> str:
