@@ -49,7 +49,7 @@ check: $(VENV)/installed
 	$(call stage,ruff format: how the code is laid out,$(BIN)/ruff format --check . $(OTHERS))
 	$(call stage,ruff check: what is known to go wrong,$(BIN)/ruff check . $(OTHERS))
 	$(call stage,mypy: types,$(BIN)/mypy)
-	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports)
+	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports --no-logo)
 	@rm -rf $(KEPT)
 	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
 
