@@ -24,7 +24,7 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Output tokens at most; without it, to the limit.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
-DemoOut = Annotated[Path, typer.Option("--out", help="Where trace.jsonl and timeline.png go.")]
+DemoOut = Annotated[Path, typer.Option("--out", help="Where trace.jsonl, texts.json and timeline.png go.")]
 DemoTemperature = Annotated[
     float | None,
     typer.Option("--temperature", "-t", help="0 is greedy; default 0 for chats, 0.7 for plays."),

@@ -4,15 +4,19 @@ What it must show (chunked prefill, a mixed step, a preemption, a prefix-cache h
 workload: one long prompt, a shared beginning, a late and important request, and little memory.
 """
 
-from collections.abc import Callable, Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,10 +24,9 @@ from mini_engine.engine import Engine
 from mini_engine.model import CausalLM
 from mini_engine.request import SamplingParams
 from mini_engine.show import figures
-from mini_engine.show.tables import metrics_table, print_table
 from mini_engine.text.tokenizer import Tokenizer
-from mini_engine.trace import Preempted, Scheduled, Trace, replay, write_trace
-from mini_engine.trace.metrics import summary
+from mini_engine.trace import Trace, replay, write_trace
+from mini_engine.trace.metrics import request_metrics
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,18 @@ class DemoRequest:
     max_tokens: int
     priority: int = 1
     at_step: int = 0
+
+
+@dataclass
+class Answer:
+    """What a request was given, and what the model wrote: a piece for each of its output tokens."""
+
+    prompt: str
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 Workload = list[tuple[DemoRequest, list[int]]]  # with the ids of their prompts
@@ -81,7 +96,7 @@ def run_demo(
     explain: Callable[[BaseException, int | None], Exception] | None = None,
     **engine_args: Any,
 ) -> None:
-    """The whole demo: serve with a live view, print texts and metrics, write trace.jsonl and timeline.png.
+    """The whole demo: serve with a live view, print what was said and what happened, write it to `out`.
 
     `engine_args` go to the Engine, which `after_step` is called with after every step. What goes wrong
     is raised as `explain` puts it, from the error and the step (None: there was no engine yet).
@@ -91,14 +106,12 @@ def run_demo(
         engine, workload = demo_engine(model, tokenizer, **engine_args)
         if temperature is None:
             temperature = 0.0 if tokenizer.chat_template else 0.7
-        run(engine, workload, console, temperature, after_step)
-        paths = report(engine.trace, console, out)
+        answers = run(engine, workload, console, temperature, after_step)
+        report(engine.trace, answers, console, out)
     except BaseException as error:
         if explain is None or isinstance(error, KeyboardInterrupt):
             raise
         raise explain(error, len(engine.trace.steps) if engine else None) from error
-    for path in paths:
-        console.print(f"wrote {path}", soft_wrap=True)
 
 
 def demo_engine(model: CausalLM, tokenizer: Tokenizer, **engine_args: Any) -> tuple[Engine, Workload]:
@@ -135,11 +148,9 @@ def run(
     console: Console,
     temperature: float,
     after_step: Callable[[Engine], None] | None = None,
-) -> dict[str, str]:
-    """Serve the workload with a live view, and print it; returns the text of each request."""
-    texts: dict[str, str] = {}
-    prompts: dict[str, str] = {}
-    done: dict[str, str] = {}
+) -> dict[str, Answer]:
+    """Serve the workload with a live view; returns what each request said."""
+    answers: dict[str, Answer] = {}
     pending = sorted(workload, key=lambda item: item[0].at_step)
     turn = 0
     with _threads_for(engine.model), Live(console=console, refresh_per_second=12, transient=True) as live:
@@ -147,20 +158,17 @@ def run(
             while pending and (pending[0][0].at_step <= turn or not engine.has_work):
                 request, ids = pending.pop(0)
                 params = SamplingParams(
-                    temperature=temperature, top_p=0.95, max_tokens=request.max_tokens, seed=len(texts)
+                    temperature=temperature, top_p=0.95, max_tokens=request.max_tokens, seed=len(answers)
                 )
                 request_id = engine.add_request(ids, params, priority=request.priority)
-                texts[request_id], prompts[request_id] = "", request.prompt
+                answers[request_id] = Answer(request.prompt)
             for delta in engine.step():
-                texts[delta.request_id] += delta.text
-                if delta.finish_reason:
-                    done[delta.request_id] = delta.finish_reason
+                answers[delta.request_id].pieces.append(delta.text)
             if after_step:
                 after_step(engine)
             turn += 1
-            live.update(_live_view(engine, prompts, texts, done))
-    _print_texts(console, prompts, texts)
-    return texts
+            live.update(_live_view(engine, answers, console.width))
+    return answers
 
 
 @contextmanager
@@ -175,76 +183,116 @@ def _threads_for(model: CausalLM) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def report(trace: Trace, console: Console, out: Path) -> list[Path]:
-    """Print the metrics and write trace.jsonl and timeline.png; returns their paths."""
-    print_table(metrics_table(trace), console)
-    console.print(_headline(trace))
+def report(trace: Trace, answers: dict[str, Answer], console: Console, out: Path) -> None:
+    """Print what each request said, what happened, and how to look closer; write what that takes."""
+    print_text = partial(console.print, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / "trace.jsonl", out / "timeline.png"]
-    write_trace(paths[0], trace)
+    write_trace(out / "trace.jsonl", trace)
+    texts = {name: {"prompt": answer.prompt, "pieces": answer.pieces} for name, answer in answers.items()}
+    (out / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     import matplotlib
 
     matplotlib.use("Agg")
-    figures.save(figures.timeline(trace), paths[1], alt=figures.alt_text(trace, "timeline"))
-    return paths
+    figures.save(figures.timeline(trace), out / "timeline.png", alt=figures.alt_text(trace, "timeline"))
+    print_text(f"{count(len(answers), 'request')}, and in green what the model wrote, up to a limit.\n")
+    _print_answers(console, answers)
+    steps = count(len(trace.steps), "step")
+    print_text(f"\nWhat happened in {steps}, each of them one pass through the model for all that run:\n")
+    for sentence in happenings(trace).values():
+        print_text(Padding(sentence, (0, 0, 0, 2)))
+    path = f'"{out / "trace.jsonl"}"' if " " in str(out) else out / "trace.jsonl"
+    for what, how in (
+        ("Play it, decision by decision:", f"mini-engine trace play {path}"),
+        ("Its numbers, a row a request:", f"mini-engine trace summary {path}"),
+        ("All of it as one picture:", out / "timeline.png"),
+    ):
+        print_text(f"\n{what}\n  {how}", soft_wrap=True)
 
 
-def shown(trace: Trace) -> dict[str, bool]:
-    """Which of the things that the demo is there to show did happen in this run."""
-    events = [event for record in trace.steps for event in record.events]
-    chunked = mixed = False
+def count(number: int, what: str) -> str:
+    """count(1, "step") is "1 step", count(2, "step") is "2 steps"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def listed(items: Iterable[object]) -> str:
+    """listed("abc") is "a, b and c"."""
+    *most, last = map(str, items)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def happenings(trace: Trace) -> dict[str, str]:
+    """What did happen in a run of all that the demo is there to show, each in a sentence."""
+    cuts: Counter[str] = Counter()  # steps that left some of a prompt to the next one
+    mixed = 0
     for record, views in replay(trace):
-        rows = [views[request_id] for request_id in record.scheduled]
-        mixed |= {"prefill", "decode"} <= {view.state for view in rows}
-        chunked |= any(view.num_scheduled < view.num_new_tokens for view in rows)
-    return {
-        "chunked prefill": chunked,
-        "mixed step": mixed,
-        "preemption": any(isinstance(event, Preempted) for event in events),
-        "prefix-cache hit": any(isinstance(event, Scheduled) and event.num_cached_tokens for event in events),
-    }
+        rows = [views[name] for name in record.scheduled]
+        mixed += {"prefill", "decode"} <= {view.state for view in rows}
+        cuts.update(view.request_id for view in rows if view.num_scheduled < view.num_new_tokens)
+    metrics = request_metrics(trace)
+    waits = {name: m.queue_steps for name, m in metrics.items() if m.queue_steps}
+    preempted = [name for name, m in metrics.items() if m.num_preemptions]
+    times = count(sum(m.num_preemptions for m in metrics.values()), "preemption")
+    found = [
+        f"{m.num_cached_tokens} of {m.num_prompt_tokens} prompt tokens of {name}"
+        for name, m in metrics.items()
+        if m.num_cached_tokens
+    ]
+    said = {}
+    for name, number in cuts.most_common(1):
+        said["chunked prefill"] = (
+            f"The prompt of {name}, {metrics[name].num_prompt_tokens} tokens long, was read in "
+            f"{number + 1} pieces, so that nobody's answer stood still."
+        )
+    if mixed:
+        said["mixed step"] = f"In {count(mixed, 'step')} prompts were read and answers written at once."
+    if waits:
+        said["waiting"] = f"{listed(waits)} waited for room: {listed(waits.values())} steps."
+    if preempted:
+        said["preemption"] = (
+            f"{listed(preempted)} had to give their memory to others ({times}). Each waited, came back, "
+            "read its own text again and went on where it had stopped."
+        )
+    if found:
+        said["prefix-cache hit"] = (
+            f"{listed(found)} were in the cache, because an earlier request began the same way. "
+            "They were not computed again."
+        )
+    return said
 
 
-def _headline(trace: Trace) -> str:
-    total = summary(trace)
-    seen = ", ".join(name for name, happened in shown(trace).items() if happened)
-    rate = f"{total.output_throughput:.0f} output tokens/{total.unit}, " if total.output_throughput else ""
-    return (
-        f"{total.num_completed} requests in {total.num_steps} steps, {rate}KV pool at most "
-        f"{total.max_kv_utilisation:.0%} full. Seen: {seen}."
-    )
-
-
-def _live_view(engine: Engine, prompts: dict[str, str], texts: dict[str, str], done: dict[str, str]) -> Group:
+def _live_view(engine: Engine, answers: dict[str, Answer], width: int) -> Group:
     kv, scheduler = engine.scheduler.kv, engine.scheduler
     running = {request.request_id for request in scheduler.running}
     used = kv.num_blocks - kv.num_free_blocks
-    bar = "█" * round(20 * used / kv.num_blocks)
-    head = Text(
-        f"running {len(scheduler.running)}  waiting {len(scheduler.waiting)}  "
-        f"KV {bar:░<20} {used}/{kv.num_blocks} blocks"
-    )
+    bar = "█" * round(10 * used / kv.num_blocks)
+    head = Text(f"{len(running)} running, {len(scheduler.waiting)} waiting, memory {bar:░<10}")
     table = Table.grid(padding=(0, 1))
-    for request_id, text in texts.items():
+    for request_id, answer in answers.items():
         request = engine.requests.get(request_id)
         if request is None:
-            state, style = done.get(request_id, "?"), "dim"
+            state, style = "done", "dim"
         elif request_id in running:
-            state, style = ("decode", "green") if request.is_decode else ("prefill", "blue")
+            state, style = ("writing", "green") if request.is_decode else ("reading", "blue")
         else:
             state, style = ("preempted", "red") if request.num_preemptions else ("waiting", "yellow")
-        tail = (prompts[request_id] + text).replace("\n", " / ")[-70:]
+        tail = _tail((answer.prompt + answer.text).replace("\n", " / "), min(70, width - 14))
         table.add_row(Text(request_id, style="bold"), Text(f"{state:<9}", style=style), Text(tail))
     return Group(head, table)
 
 
-def _print_texts(console: Console, prompts: dict[str, str], texts: dict[str, str]) -> None:
-    for request_id, text in texts.items():
-        prompt = prompts[request_id]
+def _tail(text: str, width: int) -> str:
+    """The end of a text, from the beginning of a word on."""
+    return text if len(text) <= width else text[-width:].partition(" ")[2]
+
+
+def _print_answers(console: Console, answers: dict[str, Answer]) -> None:
+    for request_id, answer in answers.items():
+        prompt = answer.prompt
         if len(prompt) > 300:
-            prompt = prompt[:297] + "..."
-        shown = Text.assemble((prompt, "dim"), (" " if prompt[-1] in ".?" else ""), (text.rstrip(), "green"))
+            prompt = prompt[:300].rpartition(" ")[0] + " ..."
+        shown = Text.assemble(
+            (prompt, "dim"), (" " if prompt[-1] in ".?" else ""), (answer.text.rstrip(), "green")
+        )
         row = Table.grid(padding=(0, 1))
         row.add_row(Text(request_id, style="bold"), shown)
         console.print(row)
-    console.print()

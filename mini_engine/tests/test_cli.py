@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, what it writes, how it fails."""
 
+import io
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mini_engine.commands import app
@@ -18,6 +20,7 @@ from mini_engine.show import demo
 from mini_engine.show.tables import metrics_table
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Queued, read_trace
+from mini_engine.trace.metrics import request_metrics
 
 GREEDY = ["generate", "--prompt", "O Romeo, ", "--max-tokens", "40", "--temperature", "0"]
 
@@ -37,12 +40,8 @@ def demo_run(tmp_path_factory):
 
 def test_demo_shows_all_that_it_is_there_to_show(demo_run):
     trace = read_trace(demo_run[1] / "trace.jsonl")
-    assert demo.shown(trace) == {
-        "chunked prefill": True,
-        "mixed step": True,
-        "preemption": True,
-        "prefix-cache hit": True,
-    }
+    said = demo.happenings(trace)
+    assert list(said) == ["chunked prefill", "mixed step", "waiting", "preemption", "prefix-cache hit"]
     queued = [e for record in trace.steps for e in record.events if isinstance(e, Queued)]
     assert len(queued) >= 8
     assert len({e.num_prompt_tokens for e in queued}) > 4, "mixed lengths"
@@ -52,15 +51,70 @@ def test_demo_shows_all_that_it_is_there_to_show(demo_run):
     assert trace.end.num_free_blocks == trace.header.config["num_blocks"]
 
 
-def test_demo_prints_texts_metrics_and_paths(demo_run):
+def test_demo_prints_texts_and_what_happened_to_whom(demo_run):
     printed, out = demo_run
     for request in demo.PLAYS:
         assert request.prompt.splitlines()[0] in printed
+    flat = " ".join(printed.split())
+    for metrics in request_metrics(read_trace(out / "trace.jsonl")).values():
+        happened = (metrics.queue_steps, metrics.num_preemptions, metrics.num_cached_tokens)
+        sentences = flat.partition("What happened in ")[2]
+        assert any(happened) <= (re.search(rf"\b{metrics.id}\b", sentences) is not None), metrics.id
+    for jargon in ("TTFT", "TPOT", "ITL", "KV", "prefill", "decode"):
+        assert jargon not in printed
+
+
+def test_demo_says_how_to_look_closer_and_those_commands_work(demo_run, tmp_path):
+    printed, out = demo_run
+    closer = re.findall(r"^  mini-engine (.+)$", printed, re.M)
+    assert closer == [f"trace {verb} {out / 'trace.jsonl'}" for verb in ("play", "summary")]
+    run(*closer[0].split(), "--no-open", "--out", tmp_path / "p.html")
+    summary = run(*closer[1].split()).output
     for heading in ("queue", "prefill", "TTFT", "TPOT", "cached", "preemp-"):
-        assert heading in printed
-    flat = printed.replace("\n", "")
-    assert str(out / "trace.jsonl") in flat and str(out / "timeline.png") in flat
+        assert heading in summary
+    assert f"\n  {out / 'timeline.png'}\n" in printed
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_leaves_a_piece_of_text_for_each_token(demo_run):
+    texts = json.loads((demo_run[1] / "texts.json").read_text("utf-8"))
+    metrics = request_metrics(read_trace(demo_run[1] / "trace.jsonl"))
+    assert {name: len(text["pieces"]) for name, text in texts.items()} == {
+        name: m.num_output_tokens for name, m in metrics.items()
+    }
+    assert sorted(text["prompt"] for text in texts.values()) == sorted(r.prompt for r in demo.PLAYS)
+    printed = " ".join(demo_run[0].split())
+    for text in texts.values():
+        assert " ".join((text["prompt"] + "".join(text["pieces"])).split()) in printed
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_demo_cuts_no_word_at_any_width(demo_run, columns):
+    def printed(width):
+        console = Console(width=width, file=io.StringIO())
+        demo.report(read_trace(out / "trace.jsonl"), answers, console, out)
+        return console.file.getvalue()
+
+    out = demo_run[1]
+    texts = json.loads((out / "texts.json").read_text("utf-8"))
+    answers = {name: demo.Answer(text["prompt"], text["pieces"]) for name, text in texts.items()}
+    lines = printed(columns).splitlines()
+    assert max(len(line.rstrip()) for line in lines if str(out) not in line) <= columns
+    assert printed(columns).split() == printed(400).split()
+
+
+def test_the_live_view_begins_with_a_whole_word():
+    assert demo._tail("to be or not to be", 18) == "to be or not to be"
+    assert demo._tail("to be or not to be", 10) == "not to be"
+
+
+def test_one_is_singular():
+    assert (demo.count(1, "preemption"), demo.count(2, "step"), demo.count(0, "step")) == (
+        "1 preemption",
+        "2 steps",
+        "0 steps",
+    )
+    assert (demo.listed(["r1"]), demo.listed("abc")) == ("r1", "a, b and c")
 
 
 def test_cached_is_a_part_of_the_prompt(demo_run):
@@ -74,7 +128,7 @@ def test_cached_is_a_part_of_the_prompt(demo_run):
 def test_shown_is_not_always_yes(demo_run):
     trace = read_trace(demo_run[1] / "trace.jsonl")
     trace.steps = [replace(trace.steps[-1], scheduled={}, blocks={}, new_tokens={}, events=[])]
-    assert not any(demo.shown(trace).values())
+    assert demo.happenings(trace) == {}
 
 
 def test_generate_is_the_same_every_time():
