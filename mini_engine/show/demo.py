@@ -229,7 +229,7 @@ def happenings(trace: Trace) -> dict[str, str]:
         mixed += {"prefill", "decode"} <= {view.state for view in rows}
         cuts.update(view.request_id for view in rows if view.num_scheduled < view.num_new_tokens)
     metrics = request_metrics(trace)
-    waits = {name: m.queue_steps for name, m in metrics.items() if m.queue_steps}
+    waits = [f"{name} ({count(m.queue_steps, 'step')})" for name, m in metrics.items() if m.queue_steps]
     preempted = [name for name, m in metrics.items() if m.num_preemptions]
     times = count(sum(m.num_preemptions for m in metrics.values()), "preemption")
     found = [
@@ -246,7 +246,7 @@ def happenings(trace: Trace) -> dict[str, str]:
     if mixed:
         said["mixed step"] = f"In {count(mixed, 'step')} prompts were read and answers written at once."
     if waits:
-        said["waiting"] = f"{listed(waits)} waited for room: {listed(waits.values())} steps."
+        said["waiting"] = f"{listed(waits)} waited until there was room."
     if preempted:
         said["preemption"] = (
             f"{listed(preempted)} had to give their memory to others ({times}). Each waited, came back, "

@@ -75,7 +75,7 @@ def status() -> None:
     lab, hours = left[0].lab, sum(progress.lab.minutes for progress in left) / 60
     task = left[0].next_task or lab.tasks[0]
     typer.echo(f"next: {lab.id} {task.name}, in labs/{lab.id}/starter.py. {lab.question}")
-    typer.echo(f"about {hours:.3g} hours are left; python -m labs test shows where you are")
+    typer.echo(f"left: about {hours:.3g} hour{'s' * (hours != 1)}; python -m labs test shows where you are")
 
 
 @app.command()

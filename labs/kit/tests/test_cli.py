@@ -38,7 +38,7 @@ def test_status_of_an_untouched_course(course):
     assert result.returncode == 0
     assert result.stdout.count(f" 0/{TESTS}") == 2
     assert "next: lab-01 schedule_step, in labs/lab-01/starter.py" in result.stdout
-    assert "about 3 hours are left" in result.stdout
+    assert "left: about 3 hours;" in result.stdout
 
 
 def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(course):
