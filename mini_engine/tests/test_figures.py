@@ -136,20 +136,41 @@ def test_a_part_of_the_timeline_is_the_same_cells(trace):
 
 
 def test_timeline_draws_rows_labels_and_legend(trace):
-    """A row a request, the chunk sizes above it, a black end for each, every state in the legend."""
+    """A row a request, chunk sizes in it or their sum above, a mark at its end, each state in the legend."""
     rows, pool, budget = figures.timeline(trace)
     data = figures.timeline_data(trace)
     names = [f"{rid} (p{data['priorities'][rid]})" for rid in data["ids"]]
     assert [label.get_text() for label in rows.get_yticklabels()] == names
     legend = [text.get_text() for text in rows.get_legend().get_texts()]
     assert legend == [
-        "waiting", "prefill (tokens above)", "decode", "preempted", "finished", "prefix-cache hit",
-    ]  # fmt: skip
+        "waiting",
+        "prefill (tokens; Σ: of all chunks)",
+        "decode",
+        "preempted",
+        "finished",
+        "prefix-cache hit",
+    ]
     texts = [text.get_text() for text in rows.texts]
-    assert "16+16" in texts and "abort" in texts
+    assert "Σ32" in texts and "abort" in texts and not any("+" in text for text in texts)
     assert any(text.startswith(figures.HIT) for text in texts)
     assert [text.get_text() for text in pool.texts] == ["pool: 36 blocks"]
     assert [text.get_text() for text in budget.texts] == ["budget: 32 tokens"]
+
+
+def test_every_chunk_has_its_count_in_its_own_cell(trace):
+    """Where the cells are wide enough: in the middle of the cell, white on blue, and nothing is summed."""
+    rows, _, _ = figures.timeline(trace, steps=(0, 19))
+    data = figures.timeline_data(trace, (0, 19))
+    at = dict(zip(data["ids"], rows.get_yticks(), strict=True))
+    drawn = {(*text.get_position(), text.get_text()) for text in rows.texts if text.get_color() == "white"}
+    assert drawn == {
+        (step, at[rid], str(tokens))
+        for rid, states, row in zip(data["ids"], data["states"], data["tokens"], strict=True)
+        for step, state, tokens in zip(data["steps"], states, row, strict=True)
+        if state == figures.PREFILL
+    }
+    assert {(9, at["r2"], "16"), (10, at["r2"], "16")} <= drawn
+    assert not any("Σ" in text.get_text() for text in [*rows.texts, *rows.get_legend().get_texts()])
 
 
 def test_timeline_without_priorities_or_events_stays_plain():
@@ -162,7 +183,7 @@ def test_chunks_too_narrow_for_their_counts_show_the_sum():
     """A prefill of 30 chunks that ends just before the next would overlap what follows."""
     trace = uniform(1, max_tokens=2, prompt=300, long_prefill_token_threshold=10)
     rows, _, _ = figures.timeline(trace, width=3)
-    assert [text.get_text() for text in rows.texts] == ["300"]
+    assert [text.get_text() for text in rows.texts] == ["Σ300"]
 
 
 def test_timeline_refuses_what_nobody_could_read():
@@ -367,7 +388,21 @@ def test_a_smaller_threshold_shortens_the_worst_gap_and_delays_the_first_token()
 
 def test_ladder_relates_each_rung_to_the_first():
     rows = figures.ladder_data({"one": uniform(4, max_num_seqs=1), "four": uniform(4, max_num_seqs=4)})
-    assert rows == [("one", 1.0, 1.0), ("four", 4.0, 4.0)]
+    assert rows == [("one", 1.0, 1.0, 1.0), ("four", 4.0, 4.0, 1.0)]
+
+
+def test_ladder_is_in_tokens_a_second_and_draws_the_longest_gap():
+    """A clock in milliseconds: 1 token in 16 + 4 ms is 50 a second; each bar says its number."""
+    trace = uniform(1, prompt=4, cost=(16, 1))
+    trace.header.unit = "ms"
+    [(_, rate, ratio, gap)] = figures.ladder_data({"alone": trace})
+    assert (rate, ratio, gap) == (pytest.approx(1000 * 10 / (20 + 9 * 17)), 1, 17)
+    rates, gaps = figures.ladder({"alone": trace, "again": trace})
+    assert rates.get_title(loc="left") == "Output tokens a second"
+    assert gaps.get_title(loc="left") == "Longest gap (ms)"
+    assert [bar.get_width() for bar in gaps.patches] == [17, 17]
+    assert [text.get_text() for text in gaps.texts] == ["17", "17"]
+    assert [text.get_text() for text in rates.texts] == ["58  (×1)"] * 2
 
 
 # ------------------------------------------------------------------------------------- compare
@@ -386,6 +421,19 @@ def test_compare_marks_the_first_departing_step(trace):
         ]
         assert (band.get_x(), band.get_width()) == (8.5, 1)
     assert "first differ at step 9: scheduled" in ax.get_xlabel()
+
+
+def test_compare_shows_how_many_tokens_against_how_many(trace):
+    """Both counts stand in framed cells of the departing step, and below in words, in long traces as well."""
+    axes = figures.compare(trace, mixed(long_prefill_token_threshold=12))
+    for ax, count in zip(axes, ("16", "12"), strict=True):
+        row = dict(zip([t.get_text() for t in ax.get_yticklabels()], ax.get_yticks(), strict=True))["r2 (p2)"]
+        assert (9, row, count) in {(*text.get_position(), text.get_text()) for text in ax.texts}
+        [frame] = [p for p in ax.patches if not p.get_fill()]
+        assert frame.get_x() == 8.5 and frame.get_y() < row < frame.get_y() + frame.get_height()
+    assert "scheduled (r2 computes 16 above, 12 below)" in axes[1].get_xlabel()
+    legend = [text.get_text() for text in axes[0].get_legend().get_texts()]
+    assert legend[-1] == "first difference" and "preempted" in legend and axes[1].get_legend() is None
 
 
 def test_compare_of_equals_says_so(trace):
@@ -439,6 +487,65 @@ def test_every_text_is_readable(name, trace, monkeypatch):
         assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), f"{text!r} is cut off"
 
 
+@pytest.mark.parametrize("name", DRAW)
+def test_every_figure_reads_on_white_and_on_dark(name, trace):
+    """Words beside the cells contrast with both pages, no area is as bright or as dark as one of them."""
+    axes = DRAW[name](trace)
+    figure = (axes[0] if isinstance(axes, tuple) else axes).figure
+    figure.canvas.draw()
+    for text in figure.findobj(Text):
+        colour = matplotlib.colors.to_rgb(text.get_color())
+        in_a_cell = colour in map(matplotlib.colors.to_rgb, ("white", figures.DARK))
+        if text.get_text().strip() and not in_a_cell:
+            assert min(contrast(colour, page) for page in ("white", "#111111")) >= 4, text
+    for ax in figure.axes:
+        faces = [rgba for drawn in [*ax.patches, *ax.collections] for rgba in faces_of(drawn)]
+        assert all(
+            contrast(face[:3], "white") > 1.2 < contrast(face[:3], "black") for face in faces if face[3]
+        )
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it."""
+    linear = [
+        [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in matplotlib.colors.to_rgb(colour)
+        ]
+        for colour in (one, other)
+    ]
+    dark, light = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05 for r, g, b in linear)
+    return light / dark
+
+
+def faces_of(drawn):
+    return matplotlib.colors.to_rgba_array(drawn.get_facecolor())
+
+
+def test_legends_list_what_is_drawn_and_nothing_else():
+    """The kinds that a run does not have are not in the legend of its figures."""
+
+    def legend(axes):
+        ax = axes[0] if isinstance(axes, tuple) else axes
+        return [
+            text.get_text()
+            for one in (ax.get_legend(), *ax.figure.legends)
+            if one
+            for text in one.get_texts()
+        ]
+
+    plain = uniform(2, num_blocks=40)
+    assert legend(figures.timeline(plain)) == ["prefill (tokens)", "decode", "finished"]
+    assert legend(figures.budget(plain)) == ["prefill", "decode"]
+    assert legend(figures.budget(uniform(1, max_tokens=1))) == ["prefill"]
+    assert legend(figures.block_map(plain)) == ["held by the named request", "free"]
+    assert legend(figures.utilisation(classic(100), uniform(3, max_num_seqs=3))) == ["idle slot", "busy slot"]
+    assert legend(figures.utilisation(uniform(3, max_num_seqs=3), uniform(3, max_num_seqs=3))) == [
+        "busy slot"
+    ]
+    assert legend(figures.attention_mask([3, 3], [1, 1])) == ["seen (key position)"]
+
+
 @pytest.mark.parametrize(
     "name", [n for n in dir(figures) if f"{n}_data" in dir(figures)] + ["attention_mask"]
 )
@@ -453,8 +560,9 @@ def test_figures_draw_on_axes_that_they_are_given(trace):
     _, ax = plt.subplots()
     assert figures.budget(trace, ax) is ax
     assert figures.waste(trace, ax) is ax
-    assert figures.ladder({"one": trace}, ax) is ax
-    assert len(plt.get_fignums()) == 2
+    _, both = plt.subplots(1, 2)
+    assert figures.ladder({"one": trace}, both) == tuple(both)
+    assert len(plt.get_fignums()) == 3
 
 
 def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
@@ -465,6 +573,7 @@ def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
     with Image.open(tmp_path / "timeline.png") as image:
         assert image.info["Description"] == alt
         assert image.width > 900
+        assert image.getpixel((0, 0))[3] == 0  # the page shows through
     assert plt.get_fignums() == []
 
 
@@ -473,6 +582,15 @@ def test_alt_text_tells_the_traces_own_numbers(trace):
     assert alt.startswith(f"Block map of 9 requests over {told.num_steps} steps: 8 completed,")
     assert f"{told.num_preemptions} preemptions" in alt
     assert f"longest gap between tokens {told.max_itl:.3g} steps" in alt
+
+
+def test_one_is_one():
+    alt = figures.alt_text(uniform(1, max_tokens=2), "timeline")
+    assert alt.startswith("Timeline of 1 request over 2 steps: 1 completed, 0 preemptions, 0 prompt tokens")
+    assert "Mean time to first token 1 step, longest gap between tokens 1 step." in alt
+    counted = [figures.counted(n, "step") for n in (0, 1, 1.0, 2, 2.5)]
+    assert counted == ["0 steps", "1 step", "1 step", "2 steps", "2.5 steps"]
+    assert [figures.counted(1.25, unit) for unit in ("ms", "s")] == ["1.25 ms", "1.25 s"]
 
 
 def test_importing_figures_is_cheap():

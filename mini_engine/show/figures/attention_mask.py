@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MASK = {
     "seen": (style.BLUE, "", style.BLUE),
     "later": (style.PALE, "", style.PALE),
-    "pad": ("white", "////", "#AAAAAA"),
+    "pad": ("none", "////", style.GREY),
 }
 
 
@@ -96,7 +96,8 @@ def attention_mask(
         title = f"{name.capitalize()}: {mask['computed']} cells, {mask['seen']} needed"
         style.cell_grid(ax, keys, height, title)
         _draw_mask(ax, mask)
-    _legend_mask(axes[0].figure)
+    cells = [cell for mask in data.values() for row in mask["cells"] for cell in row]
+    _legend_mask(axes[0].figure, {cell if isinstance(cell, str) else "seen" for cell in cells})
     return tuple(axes)
 
 
@@ -115,12 +116,13 @@ def _draw_mask(ax: Axes, mask: style.Data) -> None:
     ax.tick_params(length=0)
 
 
-def _legend_mask(figure: Any) -> None:
+def _legend_mask(figure: Any, drawn: set[str]) -> None:
     from matplotlib.patches import Patch
 
     names = {"seen": "seen (key position)", "later": "hidden: later in the sequence", "pad": "padding"}
     handles = [
         Patch(facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0, label=names[key])
         for key, (face, hatch, edge) in MASK.items()
+        if key in drawn
     ]
     style.add_legend(figure, handles)

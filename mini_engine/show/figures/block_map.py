@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 OWNERS = (
     style.LIGHT_ORANGE, style.LIGHT_BLUE, style.LIGHT_GREEN, "#E3B0CB", style.YELLOW, "#EE9A66", "#BFC7D5",
 )  # fmt: skip
+LOOKS: dict[str, style.Data] = {
+    "held": {"facecolor": OWNERS[0], "edgecolor": style.GREY, "linewidth": 0.6},
+    "shared": {"facecolor": OWNERS[0], "edgecolor": style.INK, "linewidth": 2.4},
+    "cached": {"facecolor": "none", "edgecolor": style.GREY, "linewidth": 0.6, "hatch": "/////"},
+    "free": {"facecolor": "none", "edgecolor": style.PALE, "linewidth": 0.8},
+}
 
 
 def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
@@ -65,11 +71,13 @@ def block_map(
     ids = sorted({rid for owners in data["owners"] for held in owners for rid in held}, key=_natural)
     names = {rid: rid if max(map(len, ids)) <= 3 else str(i) for i, rid in enumerate(ids, 1)}
     looks = {rid: (names[rid], OWNERS[i % len(OWNERS)]) for i, rid in enumerate(ids)}
+    kinds = set()
     for ax, step, owners, cached in zip(axes, data["steps"], data["owners"], data["cached"], strict=True):
         for block, held in enumerate(owners):
-            _draw_block(ax, block % width, block // width, held, block in cached, looks)
+            kinds.add(_draw_block(ax, block % width, block // width, held, block in cached, looks))
         style.cell_grid(ax, width, height, title=f"step {trace.steps[step].step}")
-    _legend_blocks(axes[0].figure, {} if list(names) == list(names.values()) else looks)
+    named = {} if list(names) == list(names.values()) else looks
+    _legend_blocks(axes[0].figure, kinds, named)
     return axes
 
 
@@ -90,31 +98,30 @@ def _natural(rid: str) -> tuple[int, str]:
 
 def _draw_block(
     ax: Axes, x: int, y: int, held: tuple[str, ...], cached: bool, looks: dict[str, tuple[str, str]]
-) -> None:
+) -> str:
+    """Draws a block and returns its kind, a key of LOOKS."""
     if not held:
-        look: style.Data = (
-            {"hatch": "/////", "edgecolor": style.GREY} if cached else {"edgecolor": style.PALE}
-        )
-        style.draw_cell(ax, x, y, facecolor="white", linewidth=0.6, **look)
-        return
-    name, face = looks[held[0]]
-    if len(held) == 1:
-        style.draw_cell(ax, x, y, name, facecolor=face, edgecolor=style.GREY, linewidth=0.6)
+        kind, text, face = "cached" if cached else "free", "", "none"
     else:
-        text = f"\N{MULTIPLICATION SIGN}{len(held)}"
-        style.draw_cell(ax, x, y, text, size=0.86, facecolor=face, edgecolor="black", linewidth=1.8)
+        text, face = looks[held[0]]
+        kind = "held"
+        if held[1:]:
+            kind, text = "shared", f"\N{MULTIPLICATION SIGN}{len(held)}"
+    size = 0.86 if kind == "shared" else 0.92
+    style.draw_cell(ax, x, y, text, size=size, **LOOKS[kind] | {"facecolor": face})
+    return kind
 
 
-def _legend_blocks(figure: Any, looks: dict[str, tuple[str, str]]) -> None:
+def _legend_blocks(figure: Any, kinds: set[str], looks: dict[str, tuple[str, str]]) -> None:
     """What the cells mean and, where ids are too long to stand in them, which name is whose."""
     from matplotlib.patches import Patch
 
-    shared = "shared by \N{MULTIPLICATION SIGN}n requests"
-    handles = [
-        Patch(facecolor=OWNERS[0], edgecolor=style.GREY, label="held by the named request"),
-        Patch(facecolor=OWNERS[0], edgecolor="black", linewidth=1.8, label=shared),
-        Patch(facecolor="white", hatch="/////", edgecolor=style.GREY, label="free, content cached"),
-        Patch(facecolor="white", edgecolor=style.PALE, label="free"),
-    ]
+    words = {
+        "held": "held by the named request",
+        "shared": "shared by \N{MULTIPLICATION SIGN}n requests",
+        "cached": "free, content cached",
+        "free": "free",
+    }
+    handles = [Patch(**LOOKS[kind], label=text) for kind, text in words.items() if kind in kinds]
     owners = [Patch(facecolor=c, edgecolor=style.GREY, label=f"{n}: {rid}") for rid, (n, c) in looks.items()]
     style.add_legend(figure, handles=[*handles, *owners], ncols=4)

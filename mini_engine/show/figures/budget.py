@@ -31,7 +31,7 @@ def budget(trace: Trace, ax: Axes | None = None) -> Axes:
     """What each step computed, decode below prefill, against the token budget. Returns the Axes."""
     ax = style.one_panel(ax, height=2.6)
     draw_budget(ax, budget_data(trace), headroom=0.15)
-    ax.set_xlabel("engine step", fontsize=9)
+    ax.set_xlabel("engine step", fontsize=9, color=style.INK)
     style.add_legend(ax)
     return ax
 
@@ -41,8 +41,10 @@ def draw_budget(ax: Axes, data: style.Data, headroom: float = 0.4) -> None:
     decode, prefill = data["decode_tokens"], data["prefill_tokens"]
     both = [a + b for a, b in zip(decode, prefill, strict=True)]
     edges = [data["steps"][0] - 0.5 + i for i in range(len(both) + 1)]
-    ax.stairs(both, edges, baseline=decode, fill=True, color=style.BLUE, linewidth=0, label="prefill")
-    ax.stairs(decode, edges, fill=True, color=style.LIGHT_ORANGE, linewidth=0, label="decode")
+    if any(prefill):
+        ax.stairs(both, edges, baseline=decode, fill=True, color=style.BLUE, linewidth=0, label="prefill")
+    if any(decode):
+        ax.stairs(decode, edges, fill=True, color=style.LIGHT_ORANGE, linewidth=0, label="decode")
     ax.set_xlim(edges[0], edges[-1])
     if data["budget"]:
         style.draw_limit(ax, data["budget"], f"budget: {data['budget']} tokens", headroom)

@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mini_engine.show.figures import style
-from mini_engine.show.figures.timeline import draw_rows, refuse_unreadable, timeline_data
+from mini_engine.show.figures.timeline import (
+    BAR,
+    POINTS,
+    draw_rows,
+    legend_rows,
+    refuse_unreadable,
+    timeline_data,
+)
 from mini_engine.trace import Trace, decisions, first_difference
 
 if TYPE_CHECKING:
@@ -38,13 +45,18 @@ def compare(
 ) -> tuple[Axes, ...]:
     """Two traces of one workload, one above the other, the first departing step marked.
 
-    Shows the steps around it (or `steps`, first and last) where the traces are long. Returns two Axes.
+    Shows the steps around it (or `steps`, first and last) where the traces are long: as many as leave
+    each cell room for its token count. Returns two Axes.
     """
+    from matplotlib.patches import Patch, Rectangle
+
     index, fields = compare_data(trace, reference).values()
     longest = max(len(trace.steps), len(reference.steps))
     if steps is None:
-        first = max(0, (index or 0) - 20) if longest > 80 else 0
-        steps = (first, min(longest, first + 80) - 1)
+        most = max(r.num_batched_tokens for r in [*trace.steps, *reference.steps]) if longest else 0
+        room = int(450 / (len(str(most)) * POINTS + 2))  # 450 points are left of the page for the cells
+        first = max(0, min((index or 0) - room // 3, longest - room))
+        steps = (first, min(longest, first + room) - 1)
     both = [timeline_data(t, steps) for t in (trace, reference)]
     for data in both:
         refuse_unreadable(data)
@@ -52,16 +64,24 @@ def compare(
     rows = [0.29 * max(len(data["ids"]), 2) for data in both]
     axes = style.panels(axes, 2, 1, sum(rows) + 1.7, height_ratios=rows)
     for ax, data, label in zip(axes, both, labels, strict=True):
-        draw_rows(ax, data, legend=ax is axes[0])
-        ax.set_xlim(start + steps[0] - 0.5, start + steps[1] + 0.5)
+        draw_rows(ax, data, ylabel=label, columns=steps[1] - steps[0] + 1)
         ax.tick_params(labelbottom=True)
-        ax.set_ylabel(label, fontsize=9)
-        if index is not None:
-            at = start + index
-            ax.axvspan(at - 0.5, at + 0.5, color=style.YELLOW, alpha=0.45, linewidth=0, zorder=0)
-            ax.axvline(at - 0.5, color=style.INK, linewidth=1, linestyle=":")
-    words = "the two are the same"
-    if index is not None:
-        words = f"first differ at step {start + index}: {', '.join(fields)}"
-    axes[1].set_xlabel(f"engine step ({words})", fontsize=9)
+    if index is None:
+        legend_rows(axes[0], both)
+        axes[1].set_xlabel("engine step (the two are the same)", fontsize=9, color=style.INK)
+        return tuple(axes)
+    at, words = start + index, ", ".join(fields)
+    look: style.Data = {"color": style.YELLOW, "alpha": 0.45, "linewidth": 0}
+    mine, other = (dict(part or ()) for part in fields.get("scheduled", ((), ())))
+    apart = [rid for rid in {**mine, **other} if mine.get(rid) != other.get(rid)]
+    for ax, data in zip(axes, both, strict=True):
+        ax.axvspan(at - 0.5, at + 0.5, zorder=0, **look)
+        for row in (data["ids"].index(rid) + BAR for rid in apart if rid in data["ids"]):
+            ax.add_patch(Rectangle((at - 0.5, row - 0.36), 1, 0.72, fill=False, ec=style.INK, lw=1.6))
+    legend_rows(axes[0], both, Patch(label="first difference", **look))
+    if apart:
+        rid = apart[0]
+        counts = f"scheduled ({rid} computes {mine.get(rid, 0)} above, {other.get(rid, 0)} below)"
+        words = words.replace("scheduled", counts)
+    axes[1].set_xlabel(f"engine step (first differ at step {at}: {words})", fontsize=9, color=style.INK)
     return tuple(axes)

@@ -42,7 +42,7 @@ def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None
     axes = style.panels(axes, 1, 2, 2.9, gridspec_kw={"wspace": 0.1})
     labels = [str(row["threshold"] or "off") for row in rows]
     looks: dict[str, dict[str, Any]] = {
-        "p99": {"color": style.GREY, "marker": "s", "markersize": 9, "markerfacecolor": "white", "ls": "--"},
+        "p99": {"color": style.GREY, "marker": "s", "markersize": 9, "markerfacecolor": "none", "ls": "--"},
         "max": {"color": style.VERMILLION, "marker": "^", "markersize": 5},
         "mean": {"color": style.BLUE, "marker": "o", "markersize": 5},
     }
@@ -54,5 +54,5 @@ def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None
         style.frame(ax, xlabel="chunk threshold (tokens)", ylabel=f"{name.upper()} ({unit})", title=title)
         ax.margins(y=0.15)
         ax.set_ylim(bottom=0)
-        ax.legend(fontsize=8, frameon=False)
+        ax.legend(fontsize=8, frameon=False, labelcolor=style.INK)
     return tuple(axes)

@@ -1,7 +1,8 @@
-"""The ladder: output throughput of each way to run the same workload."""
+"""The ladder: output throughput of each way to run the same workload, and its longest gap."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mini_engine.show.figures import style
@@ -12,24 +13,41 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def ladder_data(traces: dict[str, Trace]) -> list[tuple[str, float, float]]:
-    """(label, output tokens per unit of time, multiple of the first one's) of {label: trace}."""
-    rates = {label: summary(trace).output_throughput or 0.0 for label, trace in traces.items()}
+def ladder_data(traces: dict[str, Trace]) -> list[tuple[str, float, float, float]]:
+    """(label, output tokens a second or step, multiple of the first one's, longest gap) of {label: trace}.
+
+    The gap, in the trace's unit, is the longest wait between two tokens of one request.
+    """
+    runs = {label: summary(trace) for label, trace in traces.items()}
+    scale = {"ms": 1000}
+    rates = {label: (run.output_throughput or 0.0) * scale.get(run.unit, 1) for label, run in runs.items()}
     first = next(iter(rates.values()))
-    return [(label, rate, rate / first if first else float("nan")) for label, rate in rates.items()]
+    ratios = {label: rate / first if first else float("nan") for label, rate in rates.items()}
+    return [(label, rates[label], ratios[label], run.max_itl or 0.0) for label, run in runs.items()]
 
 
-def ladder(traces: dict[str, Trace], ax: Axes | None = None) -> Axes:
-    """Output throughput of each way to run the same workload, in the order given. Returns the Axes."""
-    rows = ladder_data(traces)
+def ladder(traces: dict[str, Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+    """Output throughput and longest gap of each way to run one workload, in the order given: two Axes."""
+    names, rates, ratios, gaps = zip(*ladder_data(traces), strict=True)
     unit = next(iter(traces.values())).header.unit
-    ax = style.one_panel(ax, height=0.34 * len(rows) + 0.9)
-    colours = [style.LIGHT_BLUE] * (len(rows) - 1) + [style.BLUE]
-    bars = ax.barh([row[0] for row in rows], [row[1] for row in rows], color=colours, height=0.66)
-    texts = [f"{rate:.3g}  (\N{MULTIPLICATION SIGN}{ratio:.2g})" for _, rate, ratio in rows]
-    ax.bar_label(bars, texts, fontsize=8, padding=4)
-    ax.invert_yaxis()
-    ax.margins(x=0.16)
-    style.frame(ax, xlabel=f"output tokens per {unit}", grid="x")
-    ax.tick_params(axis="y", length=0)
-    return ax
+    axes = style.panels(axes, 1, 2, 0.3 * len(names) + 0.5, sharey=True, gridspec_kw={"wspace": 0.06})
+    times = [f"  (\N{MULTIPLICATION SIGN}{ratio:.2g})" for ratio in ratios]
+    titles = (
+        f"Output tokens a {'step' if unit == 'step' else 'second'}",
+        f"Longest gap ({style.plural(unit)})",
+    )
+    panels = (
+        (rates, times, style.LIGHT_BLUE, style.BLUE),
+        (gaps, [""] * len(gaps), style.LIGHT_ORANGE, style.VERMILLION),
+    )
+    for ax, title, (values, notes, colour, last) in zip(axes, titles, panels, strict=True):
+        bars = ax.barh(names, values, color=[colour] * (len(names) - 1) + [last], height=0.62)
+        texts = [f"{value:,.{int(value < 10)}f}{note}" for value, note in zip(values, notes, strict=True)]
+        ax.bar_label(bars, texts, fontsize=8, padding=4, color=style.INK)
+        style.frame(ax, title=title, grid="")
+        ax.margins(x=0.3)
+        ax.tick_params(axis="y", length=0)
+        ax.tick_params(axis="x", bottom=False, labelbottom=False)  # each bar says its length
+        ax.spines["bottom"].set_visible(False)
+    axes[0].invert_yaxis()
+    return tuple(axes)

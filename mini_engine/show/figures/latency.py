@@ -48,7 +48,7 @@ def latency(traces: Trace | dict[str, Trace], axes: Iterable[Axes] | None = None
                 ax.ecdf(values[name], color=colour, linestyle=dash, linewidth=1.6, label=label)
         style.frame(ax, xlabel=f"{name.upper()} ({unit})", title=title, grid="both")
         ax.set(xlim=(0, None), ylim=(0, 1.04))
-    axes[0].set_ylabel("share of values", fontsize=9)
+    axes[0].set_ylabel("share of values", fontsize=9, color=style.INK)
     axes[0].yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     if any(data):
         style.add_legend(axes[0].figure, axes[0].get_legend_handles_labels()[0])

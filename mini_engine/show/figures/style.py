@@ -1,7 +1,8 @@
 """What the figures share: colours, axes, legends, saving, and the words that stand for a picture.
 
 Colours are Okabe and Ito's and tints of them, which colour-blind readers tell apart; lightness,
-hatch, shape or letter say the same once more, so that a figure survives a grey printer.
+hatch, shape or letter say the same once more, so that a figure survives a grey printer. Figures have
+no background: what stands beside a coloured cell is drawn in greys that read on white and on black.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ WAITING, PREFILL, DECODE, PREEMPTED, FINISHED = "waiting", "prefill", "decode", 
 
 BLUE, GREEN, VERMILLION, PURPLE, YELLOW = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#F0E442"
 LIGHT_ORANGE, LIGHT_BLUE, LIGHT_GREEN = "#F7C873", "#8CC6EC", "#8CCFBB"
-INK, GREY, PALE = "#222222", "#8C8C8C", "#DDDDDD"
+INK, GREY, PALE = "#767676", "#8C8C8C", "#8C8C8C55"  # 4.5 to 1 on white, 4.2 on JupyterLab's #111111
+DARK = "#1A1A1A"  # letters on a light cell
 DASH, DOT = (0, (4, 1.5)), (0, (1, 1.2))
 WIDTH = 7.5  # inches: a notebook's column, a printed page
 
@@ -54,13 +56,20 @@ def plural(unit: str) -> str:
     return "steps" if unit == "step" else unit
 
 
+def counted(number: float, noun: str) -> str:
+    """1 step, 3 steps, 2.5 steps, 28.5 ms: a number with its noun or unit."""
+    shown = str(number) if isinstance(number, int) else f"{number:.3g}"
+    return f"{shown} {noun}" + ("" if number == 1 or noun in ("s", "ms") else "s")
+
+
 def frame(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "", grid: Any = "y") -> None:
     """Labels, title and a quiet grid (x, y, both, or none of them)."""
-    ax.set_xlabel(xlabel, fontsize=9)
-    ax.set_ylabel(ylabel, fontsize=9)
+    ax.set_xlabel(xlabel, fontsize=9, color=INK)
+    ax.set_ylabel(ylabel, fontsize=9, color=INK)
     if title:
         ax.set_title(title, fontsize=10, loc="left", color=INK)
-    ax.tick_params(labelsize=8, length=3)
+    ax.tick_params(labelsize=8, length=3, colors=INK)
+    ax.spines[:].set_color(INK)
     ax.spines[["top", "right"]].set_visible(False)
     if grid:
         ax.grid(axis=grid, color=PALE, linewidth=0.6)
@@ -68,21 +77,23 @@ def frame(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "", grid
 
 
 def add_legend(target: Any, handles: list[Any] | None = None, ncols: int = 4) -> None:
-    """One line of legend above an Axes or a figure, where it covers nothing."""
-    handles = handles or target.get_legend_handles_labels()[0]
+    """One line of legend above an Axes or a figure, where it covers nothing; without handles, none."""
+    handles = target.get_legend_handles_labels()[0] if handles is None else handles
+    if not handles:
+        return
     place: Data = {"loc": "outside upper left"}
     if not hasattr(target, "add_axes"):
         place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
     spacing = {"columnspacing": 1.1, "handlelength": 1.5, "handletextpad": 0.6}
-    ncols = min(ncols, len(handles))
-    target.legend(handles=handles, ncols=ncols, fontsize=8, frameon=False, **spacing, **place)
+    look: Data = {"ncols": min(ncols, len(handles)), "fontsize": 8, "frameon": False, "labelcolor": INK}
+    target.legend(handles=handles, **look, **spacing, **place)
 
 
 def draw_limit(ax: Axes, value: float, text: str, headroom: float = 0.4) -> None:
     """A dashed line that says what it is, with room above for the words."""
     ax.axhline(value, color=INK, linewidth=1, linestyle="--")
     place: Data = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "ha": "right"}
-    ax.annotate(text, (1, value), (0, 2), fontsize=8, va="bottom", **place)
+    ax.annotate(text, (1, value), (0, 2), fontsize=8, va="bottom", color=INK, **place)
     ax.set_ylim(0, value * (1 + headroom))
     ax.set_yticks([0, value])
 
@@ -96,7 +107,7 @@ def cell_grid(ax: Axes, width: int, height: int, title: str) -> None:
 
 
 def draw_cell(
-    ax: Axes, x: int, y: int, text: str = "", colour: str = INK, *, size: float = 0.92, **look: Any
+    ax: Axes, x: int, y: int, text: str = "", colour: str = DARK, *, size: float = 0.92, **look: Any
 ) -> None:
     from matplotlib.patches import Rectangle
 
@@ -109,27 +120,27 @@ def save(
 ) -> None:
     """Write the figure that `axes` (one, or the tuple a figure function returned) belongs to, and close it.
 
-    `alt` is stored in the PNG as its Description.
+    It has no background. `alt` is stored in the PNG as its Description.
     """
     figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
-    figure.savefig(path, dpi=dpi, bbox_inches="tight", metadata={"Description": alt} if alt else None)
+    options: Data = {"bbox_inches": "tight", "transparent": True}
+    figure.savefig(path, dpi=dpi, metadata={"Description": alt} if alt else None, **options)
     pyplot().close(figure)
 
 
 def alt_text(trace: Trace, figure: str) -> str:
     """What a reader of `figure` (the name of its function) should know without seeing it."""
     run = summary(trace)
-    unit = plural(run.unit)
-    many = "request" if run.num_requests == 1 else "requests"
+    many, steps = counted(run.num_requests, "request"), counted(run.num_steps, "step")
     text = [
-        f"{figure.replace('_', ' ').capitalize()} of {run.num_requests} {many} over {run.num_steps} steps:",
-        f"{run.num_completed} completed, {run.num_preemptions} preemptions,",
-        f"{run.num_cached_tokens} prompt tokens from the prefix cache,",
-        f"{run.num_output_tokens} output tokens.",
+        f"{figure.replace('_', ' ').capitalize()} of {many} over {steps}:",
+        f"{run.num_completed} completed, {counted(run.num_preemptions, 'preemption')},",
+        f"{counted(run.num_cached_tokens, 'prompt token')} from the prefix cache,",
+        f"{counted(run.num_output_tokens, 'output token')}.",
     ]
     if run.ttft:
-        text.append(f"Mean time to first token {run.ttft.mean:.3g} {unit},")
-        text.append(f"longest gap between tokens {run.max_itl or 0:.3g} {unit}.")
+        text.append(f"Mean time to first token {counted(run.ttft.mean, run.unit)},")
+        text.append(f"longest gap between tokens {counted(run.max_itl or 0, run.unit)}.")
     if run.kv_utilisation is not None:
         text.append(
             f"KV pool {run.kv_utilisation:.0%} full on average, {run.max_kv_utilisation:.0%} at most."

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 # no colour is needed to tell it from decoding.
 STYLES = {
     style.WAITING: (style.GREY, "", style.GREY, 0.10),
-    style.PREFILL: (style.BLUE, "", style.BLUE, 0.52),
-    style.DECODE: (style.LIGHT_ORANGE, "", style.LIGHT_ORANGE, 0.52),
-    style.PREEMPTED: (style.VERMILLION, "xxxxxx", "#3A1500", 0.52),
+    style.PREFILL: (style.BLUE, "", style.BLUE, 0.6),
+    style.DECODE: (style.LIGHT_ORANGE, "", style.LIGHT_ORANGE, 0.6),
+    style.PREEMPTED: (style.VERMILLION, "xxxxxx", "#3A1500", 0.6),
 }
 MAX_ROWS, MAX_STEPS = 60, 600
 HIT = "\N{BLACK DOWN-POINTING TRIANGLE}"
 POINTS = 5.2  # width of a character at 8 points
-BAR = 0.2  # a row's bar lies this far below the middle of its band; the labels stand above it
+SUM = "\N{GREEK CAPITAL LETTER SIGMA}"
+BAR = 0.13  # a row's bar lies this far below the middle of its band; marks and sums stand above it
 
 
 def timeline_data(trace: Trace, steps: tuple[int, int] | None = None) -> style.Data:
@@ -93,11 +94,12 @@ def timeline(
     rows = 0.29 * max(len(data["ids"]), 3) + 0.2
     heights = [rows, 0.85, 0.85]
     axes = style.panels(axes, 3, 1, rows + 2.7, width=width, height_ratios=heights, sharex=True)
-    draw_rows(axes[0], data)
     _draw_pool(axes[1], data)
     draw_budget(axes[2], data)
     axes[1].tick_params(labelbottom=False)
-    axes[2].set_xlabel("engine step", fontsize=9)
+    draw_rows(axes[0], data)
+    legend_rows(axes[0], [data])
+    axes[2].set_xlabel("engine step", fontsize=9, color=style.INK)
     return tuple(axes)
 
 
@@ -112,36 +114,34 @@ def refuse_unreadable(data: style.Data) -> None:
         )
 
 
-def draw_rows(ax: Axes, data: style.Data, *, legend: bool = True) -> None:
-    """The requests' rows alone; `compare` draws two such."""
-    ids, columns = data["ids"], len(data["steps"])
-    first = data["steps"][0]
-    cell_pt = ax.bbox.width / ax.figure.dpi * 72 / columns
-    for row, states in enumerate(data["states"]):
-        for state, (face, hatch, edge, height) in STYLES.items():
-            runs = [(first + a - 0.5, b - a) for a, b in _runs(states, state)]
-            y = (row + BAR - height / 2, height)
-            ax.broken_barh(runs, y, facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0)
-        _label_chunks(ax, row, data, cell_pt)
-    if cell_pt > 2:  # the borders of narrower cells would hide them
-        edges = [first + column - 0.5 for column in range(1, columns)]
-        ax.vlines(edges, -0.5, len(ids), color="white", linewidth=0.6 if cell_pt > 4 else 0.3)
-    for rid, (column, reason) in data["finished"].items():
-        x, middle = first + column - 0.5, ids.index(rid) + BAR
-        ax.vlines(x, middle - 0.3, middle + 0.3, color="black", linewidth=2.4, clip_on=False)
-        if reason not in ("stop", "length"):
-            beside: style.Data = {"xytext": (3, 0), "textcoords": "offset points", "va": "center_baseline"}
-            ax.annotate(reason, (x, middle), fontsize=8, **beside)
-    ax.set_xlim(first - 0.5, first + columns - 0.5)
-    ax.set_ylim(len(ids) - 0.4, -0.6)
+def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0) -> None:
+    """The requests' rows alone, in a grid that is `columns` wide; `compare` draws two such."""
+    ids, first, columns = data["ids"], data["steps"][0], columns or len(data["steps"])
     ranked = any(data["priorities"].values())
     names = [f"{rid} (p{data['priorities'][rid]})" if ranked else rid for rid in ids]
-    style.frame(ax, grid="")
+    style.frame(ax, ylabel=ylabel, grid="")
+    ax.set(xlim=(first - 0.5, first + columns - 0.5), ylim=(len(ids) - 0.4, -0.6))
     ax.set_yticks([row + BAR for row in range(len(ids))], names)
     ax.tick_params(length=0, labelbottom=False)
     ax.spines[["left", "bottom"]].set_visible(False)
-    if legend:
-        _legend_rows(ax, data)
+    figure: Any = ax.figure
+    figure.draw_without_rendering()  # the width of a cell is known when the labels have their room
+    cell_pt = ax.bbox.width / figure.dpi * 72 / columns
+    gap = (0.6 if cell_pt > 4 else 0.3 if cell_pt > 2 else 0) / cell_pt  # between cells
+    for row, states in enumerate(data["states"]):
+        for state, (face, hatch, edge, height) in STYLES.items():
+            runs: list[tuple[float, float]] = [(first + a - 0.5, b - a) for a, b in _runs(states, state)]
+            if gap and state != style.WAITING:
+                runs = [(start + i, 1 - gap) for start, length in runs for i in range(int(length))]
+            y = (row + BAR - height / 2, height)
+            ax.broken_barh(runs, y, facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0)
+        _label_chunks(ax, row, data, cell_pt)
+    for rid, (column, reason) in data["finished"].items():
+        x, middle = first + column - 0.5, ids.index(rid) + BAR
+        ax.vlines(x, middle - 0.33, middle + 0.33, color=style.INK, linewidth=2.6, clip_on=False)
+        if reason not in ("stop", "length"):
+            beside: style.Data = {"xytext": (3, 0), "textcoords": "offset points", "va": "center_baseline"}
+            ax.annotate(reason, (x, middle), fontsize=8, color=style.INK, **beside)
 
 
 def _runs(values: list[Any], wanted: object) -> list[tuple[int, int]]:
@@ -156,30 +156,42 @@ def _runs(values: list[Any], wanted: object) -> list[tuple[int, int]]:
 
 
 def _label_chunks(ax: Axes, row: int, data: style.Data, cell_pt: float) -> None:
-    """Above each prefill its chunks' token counts: 16+16+8, or their sum where that is too long."""
+    """In each prefill cell its token count; above those too narrow for it, the sum of their run."""
     tokens, first = data["tokens"][row], data["steps"][0]
     hits = data["hits"].get(data["ids"][row], {})
     runs = _runs(data["states"][row], style.PREFILL)
+    above: style.Data = {"fontsize": 8, "color": style.INK, "va": "bottom"}
     for (start, end), (following, _) in pairwise([*runs, (len(tokens), 0)]):
         counts, room = tokens[start:end], (following - start) * cell_pt
-        mark = HIT if start in hits else ""
-        text = mark + "+".join(map(str, counts))
-        if len(text) * POINTS > room:
-            text = mark + str(sum(counts))
+        text = HIT if start in hits else ""
+        if fits(counts, cell_pt):
+            for column, count in enumerate(counts, first + start):
+                inside: style.Data = {"ha": "center", "va": "center_baseline", "color": "white"}
+                ax.text(column, row + BAR, str(count), fontsize=8, **inside)
+        else:
+            text += (SUM if counts[1:] else "") + str(sum(counts))
         at_end = following == len(tokens) and len(text) * POINTS > room
         x, align = (first + end - 0.5, "right") if at_end else (first + start - 0.5, "left")
-        ax.text(x, row - 0.1, text, fontsize=8, color=style.INK, ha=align, va="bottom")
+        if text:
+            ax.text(x, row - 0.16, text, ha=align, **above)
     for column in hits:  # all but one token was found: it went on decoding at once
         if data["states"][row][column] == style.DECODE:
-            ax.text(first + column - 0.5, row - 0.1, HIT, fontsize=8, color=style.INK, va="bottom")
+            ax.text(first + column - 0.5, row - 0.16, HIT, **above)
 
 
-def _legend_rows(ax: Axes, data: style.Data) -> None:
+def fits(counts: list[int], cell_pt: float) -> bool:
+    """Whether each count can stand in a cell of that many points."""
+    return len(str(max(counts))) * POINTS + 2 <= cell_pt
+
+
+def legend_rows(ax: Axes, drawn: list[style.Data], *more: Any) -> None:
+    """What the rows that were drawn have, and the handles `more`."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    seen = {state for row in data["states"] for state in row}
-    names = {style.PREFILL: "prefill (tokens above)"}
+    seen = {state for data in drawn for row in data["states"] for state in row}
+    summed = any(SUM in text.get_text() for axes in ax.figure.axes for text in axes.texts)
+    names = {style.PREFILL: f"prefill (tokens{f'; {SUM}: of all chunks' if summed else ''})"}
     handles: list[Any] = [
         Line2D([], [], color=face, linewidth=2.5, label=state)
         if state == style.WAITING
@@ -187,20 +199,22 @@ def _legend_rows(ax: Axes, data: style.Data) -> None:
         for state, (face, hatch, edge, _) in STYLES.items()
         if state in seen
     ]
-    look: style.Data = {"color": "black", "linestyle": ""}
-    if data["finished"]:
+    look: style.Data = {"color": style.INK, "linestyle": ""}
+    if any(data["finished"] for data in drawn):
         handles.append(
             Line2D([], [], marker="|", markersize=9, markeredgewidth=2.4, label="finished", **look)
         )
-    if data["hits"]:
+    if any(data["hits"] for data in drawn):
         handles.append(Line2D([], [], marker="v", markersize=5, label="prefix-cache hit", **look))
-    style.add_legend(ax, handles, ncols=6)
+    handles += more
+    style.add_legend(ax, handles, ncols=6 if len(handles) < 7 else 4)
 
 
 def _draw_pool(ax: Axes, data: style.Data) -> None:
     style.frame(ax, ylabel="KV blocks\nin use", grid="")
     if not data["num_blocks"]:
-        ax.text(0.5, 0.5, "this trace has no KV pool", transform=ax.transAxes, ha="center", fontsize=8)
+        none: style.Data = {"transform": ax.transAxes, "ha": "center", "fontsize": 8, "color": style.INK}
+        ax.text(0.5, 0.5, "this trace has no KV pool", **none)
         return
     edges = [data["steps"][0] - 0.5 + i for i in range(len(data["steps"]) + 1)]
     ax.stairs(data["used_blocks"], edges, fill=True, color=style.LIGHT_GREEN, linewidth=0)

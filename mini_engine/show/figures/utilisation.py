@@ -47,12 +47,15 @@ def utilisation(static: Trace, continuous: Trace, axes: Iterable[Axes] | None = 
     for ax, name in zip(axes, ("static", "continuous"), strict=True):
         run = data[name]
         edges = [i - 0.5 for i in range(run["num_steps"] + 1)]
-        idle: style.Data = {"facecolor": "white", "edgecolor": style.GREY, "hatch": "////"}
-        ax.stairs([run["slots"]] * run["num_steps"], edges, fill=True, linewidth=0, label="idle slot", **idle)
+        whole = [run["slots"]] * run["num_steps"]
+        idle: style.Data = {"facecolor": "none", "edgecolor": style.GREY, "hatch": "////", "linewidth": 0}
+        if run["busy"] != whole:
+            ax.stairs(whole, edges, baseline=run["busy"], fill=True, label="idle slot", **idle)
         ax.stairs(run["busy"], edges, fill=True, color=style.BLUE, linewidth=0, label="busy slot")
-        share = f"{run['mean']:.2%} of the slots busy, {run['num_steps']} steps"
+        share = f"{run['mean']:.2%} of the slots busy, {style.counted(run['num_steps'], 'step')}"
         style.frame(ax, ylabel="slots", title=f"{name.capitalize()} batching: {share}", grid="")
         ax.set(xlim=(-0.5, longest - 0.5), ylim=(0, run["slots"]), yticks=[0, run["slots"]])
-    axes[1].set_xlabel("engine step", fontsize=9)
-    style.add_legend(axes[0].figure, axes[0].get_legend_handles_labels()[0])
+    axes[1].set_xlabel("engine step", fontsize=9, color=style.INK)
+    drawn = {handle.get_label(): handle for ax in axes for handle in ax.get_legend_handles_labels()[0]}
+    style.add_legend(axes[0].figure, list(drawn.values()))
     return tuple(axes)
