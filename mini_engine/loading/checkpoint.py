@@ -4,29 +4,22 @@ Each parameter is allocated once, in its final dtype and on its device, and fill
 query, key and value (and gate and up) are read straight into their place in the fused matrix.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mini_engine.loading.files import opened
+from mini_engine.loading.files import ModelPath, opened
+from mini_engine.loading.gguf_weights import open_gguf
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
-from mini_engine.loading.weights import Weights
+from mini_engine.loading.weights import Weights, open_folder
 from mini_engine.model import CausalLM
 from mini_engine.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from mini_engine.loading.gguf_file import GGUFFile
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def load(
@@ -38,7 +31,7 @@ def load(
 
 
 def load_model(
-    path: str | Path | GGUFFile, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
+    path: ModelPath, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
 ) -> CausalLM:
     """The model in `path`, ready for inference: eval mode, no gradients.
 
@@ -49,16 +42,8 @@ def load_model(
 
     Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault.
     """
-    device = choose_device(device)
-    source = opened(path)
-    if isinstance(source, Path):  # each format brings in packages of its own
-        from mini_engine.loading.folder import open_folder
-
-        weights = open_folder(source)
-    else:
-        from mini_engine.loading.gguf_weights import open_gguf
-
-        weights = open_gguf(source)
+    device, source = choose_device(device), opened(path)
+    weights = open_folder(source) if isinstance(source, Path) else open_gguf(source)
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
     elif isinstance(dtype, str):
@@ -86,27 +71,22 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
     with torch.device("meta"), _SkipInit():
         model = CausalLM(config).requires_grad_(False)
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    qkv = [n * config.head_dim for n in heads]
     state: dict[str, torch.Tensor] = {}
-    used: set[str] = set()
+    unused = {name for name in weights.files if not name.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
     for name, parameter in model.named_parameters():  # a tied lm_head does not appear
         module = name.split(".")[-2]
         parts = [name.replace(module, part) for part in FUSED.get(module, (module,))]
-        if module == "qkv_proj":
-            rows = [n * config.head_dim for n in heads]
-        else:
-            rows = [len(parameter) // len(parts)] * len(parts)
+        rows = qkv if module == "qkv_proj" else len(parameter) // len(parts)
         state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
         for part, target in zip(parts, torch.split(state[name], rows), strict=True):
             weights.fill(target, part)
-        used.update(parts)
+        unused -= set(parts)
+    if unused:
+        file, name = weights.files[min(unused)], min(unused)
+        raise ValueError(f"{file}: tensor {name!r} has no place in the model that {weights.source} describes")
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
-    ignored = {name for name in weights.files if name.endswith("rotary_emb.inv_freq")} | {"lm_head.weight"}
-    if unknown := sorted(weights.files.keys() - used - ignored):
-        raise ValueError(
-            f"{weights.files[unknown[0]]}: tensor {unknown[0]!r} has no place in the model that "
-            f"{weights.source} describes"
-        )
     model.load_state_dict(state, assign=True)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight  # one Parameter again

@@ -4,6 +4,10 @@ from typing import Any
 
 from mini_engine.model import ModelConfig
 
+REQUIRED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "max_position_embeddings",
+)  # fmt: skip
 # The kinds of rope scaling, and what each must say.
 ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -16,35 +20,27 @@ def read_config(config: dict[str, Any], source: str = "config.json") -> ModelCon
     """Read a Hugging Face config. Raises ValueError naming `source` and the key at fault."""
     model_type = config.get("model_type")
     if model_type not in ("llama", "qwen2", "qwen3"):
-        raise ValueError(
-            f"{source}: model_type {model_type!r} is not supported; "
-            "mini-engine runs llama (SmolLM2 too), qwen2 and qwen3"
-        )
-
-    def need(key: str) -> Any:
-        if config.get(key) is None:
-            raise ValueError(f"{source}: the key {key!r} is missing")
-        return config[key]
-
+        runs = "mini-engine runs llama (SmolLM2 too), qwen2 and qwen3"
+        raise ValueError(f"{source}: model_type {model_type!r} is not supported; {runs}")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"{source}: hidden_act {config['hidden_act']!r} is not supported; only silu is")
     if config.get("use_sliding_window"):
         raise ValueError(f"{source}: use_sliding_window is not supported; every layer attends to all")
     theta, scaling = _rope(config, source)
-    heads, hidden = need("num_attention_heads"), need("hidden_size")
+    if missing := [key for key in REQUIRED if config.get(key) is None]:
+        raise ValueError(f"{source}: the key {missing[0]!r} is missing")
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
+    if heads % kv_heads:
+        multiple = f"is not a multiple of num_key_value_heads {kv_heads}"
+        raise ValueError(f"{source}: num_attention_heads {heads} {multiple}")
     attention_bias = bool(config.get("attention_bias", False))
-    read = ModelConfig(
+    return ModelConfig(
         model_type=model_type,
-        vocab_size=need("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=need("intermediate_size"),
-        num_hidden_layers=need("num_hidden_layers"),
-        num_attention_heads=heads,
+        **{key: config[key] for key in REQUIRED},
         num_key_value_heads=kv_heads,
         # Qwen3's heads are 128 wide unless its config says otherwise, whatever hidden_size is.
         head_dim=config.get("head_dim") or (128 if model_type == "qwen3" else hidden // heads),
-        max_position_embeddings=need("max_position_embeddings"),
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -54,11 +50,6 @@ def read_config(config: dict[str, Any], source: str = "config.json") -> ModelCon
         mlp_bias=bool(config.get("mlp_bias", False)) and model_type == "llama",
         qk_norm=model_type == "qwen3",
     )
-    if heads % kv_heads:
-        raise ValueError(
-            f"{source}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
-        )
-    return read
 
 
 def _rope(config: dict[str, Any], source: str) -> tuple[float, dict[str, Any] | None]:

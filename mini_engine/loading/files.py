@@ -1,24 +1,19 @@
 """Opening the files that a model consists of."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from mini_engine.loading.gguf_file import GGUFFile
+from mini_engine.loading.gguf_file import GGUFFile
+
+ModelPath = str | Path | GGUFFile  # a folder, a .gguf file, or one that is open already
 
 
-def opened(path: str | Path | GGUFFile) -> Path | GGUFFile:
+def opened(path: ModelPath) -> Path | GGUFFile:
     """A .gguf file read in, so that model and tokenizer can share it; any other path as it is."""
-    if not isinstance(path, str | Path):
+    if isinstance(path, GGUFFile):
         return path
-    if Path(path).suffix != ".gguf":
-        return Path(path)
-    from mini_engine.loading.gguf_file import GGUFFile  # brings in a package that folders do without
-
-    return GGUFFile(path)
+    return GGUFFile(path) if Path(path).suffix == ".gguf" else Path(path)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -26,9 +21,8 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{file}: there is no such file; a model folder has it beside its model.safetensors"
-        ) from None
+        beside = "a model folder has it beside its model.safetensors"
+        raise FileNotFoundError(f"{file}: there is no such file; {beside}") from None
     except ValueError as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(value, dict):

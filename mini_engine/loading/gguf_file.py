@@ -26,7 +26,7 @@ class GGUFFile(GGUFReader):
             raise FileNotFoundError(f"{self.path}: there is no such file")
         try:
             super().__init__(self.path)
-        except _CutShort as error:
+        except EOFError as error:
             raise ValueError(f"{self.path}: cut short, {error}; fetch it again") from None
         except (ValueError, IndexError, KeyError, struct.error, OverflowError, MemoryError) as error:
             raise ValueError(f"{self.path}: not a whole GGUF file ({error}); fetch it again") from None
@@ -55,26 +55,18 @@ class GGUFFile(GGUFReader):
         scalar = self.gguf_scalar_to_np.get(kind)
         if scalar is None and kind != GGUFValueType.STRING:
             return super()._get_field_parts(orig_offs, raw_type)
-        data, offset = self.data.view(np.ndarray), orig_offs + 12
-        types = [GGUFValueType.ARRAY, GGUFValueType(kind)] if count else [GGUFValueType.ARRAY]
-        parts: list[Any] = [
-            data[orig_offs : orig_offs + 4].view(np.uint32),
-            data[orig_offs + 4 : offset].view(np.uint64),
-        ]
+        types, offset = [GGUFValueType.ARRAY, GGUFValueType(kind)], orig_offs + 12
         if scalar is not None:
-            end = offset + count * np.dtype(scalar).itemsize
-            if end > len(data):
-                raise _CutShort(f"an array of {count} values ends at byte {end} of {len(data)}")
-            values = data[offset:end].view(scalar)
-            parts += [values[i : i + 1] for i in range(count)]
-            return end - orig_offs, parts, list(range(2, 2 + count)), types
+            values = np.frombuffer(self.data, scalar, count, offset)
+            return 12 + values.nbytes, [values], [0], types
         # Arrays, not memoryviews: those the garbage collector visits, 100,000 of them several times.
-        raw, unpack = data.data, struct.Struct("<Q").unpack_from
+        data, raw, unpack = self.data.view(np.ndarray), self.data.data, struct.Struct("<Q").unpack_from
+        parts = []
         for _ in range(count):
             start = offset + 8
             offset = start + unpack(raw, offset)[0]
-            parts += (data[start - 8 : start].view(np.uint64), data[start:offset])
-        return offset - orig_offs, parts, list(range(3, 3 + 2 * count, 2)), types
+            parts.append(data[start:offset])
+        return offset - orig_offs, parts, list(range(count)), types
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         """Look whether the file reaches as far as its own table says, before any array is made."""
@@ -83,9 +75,5 @@ class GGUFFile(GGUFReader):
             block_size, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(raw_type[0])]
             end = start_offs + int(offset[0]) + prod(map(int, dims)) * type_size // block_size
             if end > len(self.data):
-                raise _CutShort(f"tensor {field.name!r} ends at byte {end} of {len(self.data)}")
+                raise EOFError(f"tensor {field.name!r} ends at byte {end} of {len(self.data)}")
         super()._build_tensors(start_offs, fields)
-
-
-class _CutShort(ValueError):
-    pass

@@ -11,12 +11,9 @@ from mini_engine.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Llama 3 groups up to three digits, Qwen 2 keeps each apart; else they split alike.
-LLAMA3_SPLIT, QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-    + digits
-    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for digits in (r"\p{N}{1,3}", r"\p{N}")
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 # tokenizer.ggml.pre: how text is cut before merging; the regexes that follow one another.
 SPLITS = {
@@ -24,8 +21,9 @@ SPLITS = {
     "gpt-2": [GPT2_SPLIT],
     "smollm": [r"\p{N}", GPT2_SPLIT],
     "llama-bpe": [LLAMA3_SPLIT],
-    "qwen2": [QWEN2_SPLIT],
+    "qwen2": [LLAMA3_SPLIT.replace("{1,3}", "")],  # which keeps each digit apart
 }
+ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 def tokenizer_of(gguf: GGUFFile) -> Tokenizer:
@@ -38,28 +36,21 @@ def tokenizer_of(gguf: GGUFFile) -> Tokenizer:
     backend, add_bos = build(gguf, tokens)
     kinds = gguf.get("tokenizer.ggml.token_type") or []
     typed = list(zip(tokens, kinds, strict=False))
-    backend.add_special_tokens(
-        [AddedToken(t, normalized=False, special=True) for t, k in typed if k == CONTROL]
-    )
-    backend.add_tokens([AddedToken(t, normalized=False) for t, k in typed if k == USER_DEFINED])
-
-    ids = {
-        role: gguf.get(f"tokenizer.ggml.{role}_token_id")
-        for role in ("bos", "eos", "eot", "unknown", "padding")
-    }
-    if gguf.get("tokenizer.ggml.add_bos_token", add_bos) and ids["bos"] is not None:
-        bos = tokens[ids["bos"]]
-        backend.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"], special_tokens=[(bos, ids["bos"])]
-        )
-    roles = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    special = [AddedToken(t, normalized=False, special=True) for t, kind in typed if kind == CONTROL]
+    backend.add_special_tokens(special)
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in typed if kind == USER_DEFINED])
+    ids = {role: gguf.get(f"tokenizer.ggml.{role}_token_id") for role in (*ROLES, "eot")}
+    ids = {role: number for role, number in ids.items() if number is not None}
+    if gguf.get("tokenizer.ggml.add_bos_token", add_bos) and "bos" in ids:
+        bos = (tokens[ids["bos"]], ids["bos"])
+        backend.post_processor = processors.TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
     return Tokenizer(
         backend,
         source=str(gguf.path),
-        eos_token_ids=[ids[role] for role in ("eos", "eot") if ids[role] is not None],
-        bos=ids["bos"],
+        eos_token_ids=[ids[role] for role in ("eos", "eot") if role in ids],
+        bos=ids.get("bos"),
         chat_template=gguf.get("tokenizer.chat_template"),
-        special_tokens={role: tokens[ids[key]] for key, role in roles.items() if ids[key] is not None},
+        special_tokens={name: tokens[ids[role]] for role, name in ROLES.items() if role in ids},
     )
 
 
@@ -74,12 +65,9 @@ def _byte_level(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=llama3))
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[pre]),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[pre]]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend, llama3
 
@@ -93,24 +81,20 @@ def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokeni
     vocab = {token: i for i, token in enumerate(tokens)}
     scores = gguf.need("tokenizer.ggml.scores")
     kinds = gguf.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
     merges = [
-        (-scores[i], (token[:cut], token[cut:]))
-        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind == NORMAL
-        for cut in range(1, len(token))
-        if token[:cut] in vocab and token[cut:] in vocab
+        (tokens[i][:cut], tokens[i][cut:])
+        for i in sorted(normal, key=lambda i: -scores[i])
+        for cut in range(1, len(tokens[i]))
+        if tokens[i][:cut] in vocab and tokens[i][cut:] in vocab
     ]
-    merges.sort(key=lambda merge: merge[0])
     unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab, [pair for _, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    bpe = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(bpe)
     # A space goes before the text, also where it begins with one: so SentencePiece has it.
     space = gguf.get("tokenizer.ggml.add_space_prefix", True)
-    prepend = [normalizers.Prepend("▁")] if space else []
+    prepend, strip = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space else ([], [])
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if space else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    join = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*join, *strip])
     return backend, True

@@ -82,22 +82,19 @@ def open_gguf(gguf: GGUFFile) -> Weights:
 
 def _values(tensor: ReaderTensor, path: Path, heads: int | None) -> Iterator[Tensor]:
     """A tensor's values, flat, some rows at a time; those of interleaved heads are in order again."""
+    what = f"{path}: tensor {tensor.name!r}"
 
     def floats(raw: np.ndarray) -> np.ndarray:
         try:
             return raw if raw.dtype.kind == "f" else dequantize(raw, tensor.tensor_type)
         except NotImplementedError:
-            raise ValueError(
-                f"{path}: tensor {tensor.name!r} is {tensor.tensor_type.name}, which is not supported"
-            ) from None
+            raise ValueError(f"{what} is {tensor.tensor_type.name}, which is not supported") from None
 
     # As a plain array: slices of a memmap are slow. A vector is small enough to be taken whole.
     data = np.asarray(tensor.data) if tensor.data.ndim > 1 else floats(np.asarray(tensor.data))
     if heads:
         if len(data) % (2 * heads):
-            raise ValueError(
-                f"{path}: tensor {tensor.name!r} has {len(data)} rows, which {heads} heads cannot share"
-            )
+            raise ValueError(f"{what} has {len(data)} rows, which {heads} heads cannot share")
         data = data.reshape(heads, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
     rows = max(1, PIECE * len(data) // int(tensor.n_elements))
     for start in range(0, len(data), rows):
@@ -109,9 +106,8 @@ def _config(gguf: GGUFFile, tensors: dict[str, ReaderTensor]) -> ModelConfig:
     """llama.cpp's metadata in the words of a config.json; what it leaves out, the tensors show."""
     arch = gguf.need("general.architecture")
     config = {"model_type": arch, "tie_word_embeddings": "lm_head.weight" not in tensors}
-    for name, key in KEYS.items():
-        if (value := gguf.get(f"{arch}.{key}")) is not None:
-            config[name] = value
+    said = {name: gguf.get(f"{arch}.{key}") for name, key in KEYS.items()}
+    config |= {name: value for name, value in said.items() if value is not None}
     if arch in ("llama", "qwen2", "qwen3"):  # read_config refuses any other by name
         for key in ("block_count", "embedding_length", "feed_forward_length", "attention.head_count"):
             gguf.need(f"{arch}.{key}")

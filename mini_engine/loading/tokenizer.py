@@ -3,31 +3,23 @@
 Nothing here imports torch: reading a tokenizer must not cost the seconds that torch takes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 
-from mini_engine.loading.files import opened, read_json
+from mini_engine.loading.files import ModelPath, opened, read_json
+from mini_engine.loading.gguf_tokenizer import tokenizer_of
 from mini_engine.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from mini_engine.loading.gguf_file import GGUFFile
 
-
-def load_tokenizer(path: str | Path | GGUFFile) -> Tokenizer:
+def load_tokenizer(path: ModelPath) -> Tokenizer:
     """The tokenizer of a Hugging Face folder (its tokenizer.json) or of a .gguf file.
 
     Raises FileNotFoundError or ValueError naming the file at fault.
     """
     source = opened(path)
-    if isinstance(source, Path):
-        return _from_folder(source)
-    from mini_engine.loading.gguf_tokenizer import tokenizer_of
-
-    return tokenizer_of(source)
+    return _from_folder(source) if isinstance(source, Path) else tokenizer_of(source)
 
 
 def _from_folder(path: Path) -> Tokenizer:
@@ -44,19 +36,18 @@ def _from_folder(path: Path) -> Tokenizer:
         read_json(path / name) if (path / name).is_file() else {}
         for name in ("tokenizer_config.json", "config.json", "generation_config.json")
     )
-    special = {role: text for role in own if role.endswith("_token") and (text := _content(own[role]))}
-    has_bos, has_eos = "bos_token" in special, "eos_token" in special
-    own_eos = backend.token_to_id(special["eos_token"]) if has_eos else None
-    eos = next(
-        (e for e in (generation.get("eos_token_id"), config.get("eos_token_id"), own_eos) if e is not None),
-        (),
-    )
+    # A special token is a string, or a dict that says more.
+    contents = {role: t.get("content") if isinstance(t, dict) else t for role, t in own.items()}
+    special = {role: text for role, text in contents.items() if role.endswith("_token") and text}
+    ids = {role: backend.token_to_id(special[role]) for role in special.keys() & {"bos_token", "eos_token"}}
+    given = (generation.get("eos_token_id"), config.get("eos_token_id"), ids.get("eos_token"))
+    eos = next((e for e in given if e is not None), ())
     tokenizer = Tokenizer(
         backend,
         source=str(path),
         eos_token_ids=eos if isinstance(eos, list | tuple) else (eos,),
-        bos=backend.token_to_id(special["bos_token"]) if has_bos else config.get("bos_token_id"),
-        chat_template=_folder_chat_template(path, own),
+        bos=ids.get("bos_token", config.get("bos_token_id")),
+        chat_template=_chat_template(path, own),
         special_tokens=special,
     )
     last = tokenizer.vocab_size - 1
@@ -68,17 +59,11 @@ def _from_folder(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _folder_chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
+def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
     return template
-
-
-def _content(token: Any) -> str | None:
-    """A special token of tokenizer_config.json: a string, or a dict that says more."""
-    return token.get("content") if isinstance(token, dict) else token
