@@ -16,21 +16,26 @@ def simulate(
         list[str] | None, typer.Option("--baseline", "-b", help="May be repeated; all of them without it.")
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="How many, of a workload that is made up.")] = 500,
-    rate: Annotated[float, typer.Option(help="Arrivals a second, of a workload that is made up.")] = 6.0,
+    rate: Annotated[float, typer.Option(help="Arrivals a second, of a workload that is made up.")] = 14.0,
     fit: Annotated[Path | None, typer.Option(help="Take the prices from this recorded run.")] = None,
-    ttft_limit: Annotated[float | None, typer.Option(help="For goodput, in ms.")] = None,
-    tpot_limit: Annotated[float | None, typer.Option(help="For goodput, in ms.")] = None,
+    ttft_limit: Annotated[float, typer.Option(help="For goodput, in ms; inf: none.")] = 1000,
+    tpot_limit: Annotated[float, typer.Option(help="For goodput, in ms; inf: none.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the trace here (one baseline only).")] = None,
 ) -> None:
-    """Schedule a workload without a model, under the engine's policy and the slower ones."""
+    """Schedule a workload without a model, under the engine's policy and the slower ones.
+
+    As given, it is a load that mixed steps just carry and the slower ways do
+    not: prompts of 256 and answers of 96 tokens (medians), 64 slots, a budget
+    of 2,048 tokens, a pool of 640 blocks of 16. docs/simulate.md reads the table.
+    """
     from mini_engine.show.tables import comparison_table, print_table
     from mini_engine.sim import cost_model, workloads
     from mini_engine.sim.policies import BASELINES
     from mini_engine.sim.simulate import simulate as run
 
     names = baseline or list(BASELINES)
-    summaries = {}
+    summaries, refused = {}, {}
     try:
         if out and len(names) > 1:
             raise ValueError("--out takes the trace of one baseline; name it with --baseline")
@@ -41,7 +46,10 @@ def simulate(
             else:
                 arrivals = workloads.workload(workload, requests, rate=rate, seed=seed)
             done = run(arrivals, name, cost=cost, keep=out or False)
+            refused[name] = done.num_refused
             summaries[name] = done.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
     except (ValueError, OSError) as error:
         fail(error)
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
+    for name in filter(refused.get, refused):
+        typer.echo(f"{name} refused {refused[name]} of the requests: it could never have served them")

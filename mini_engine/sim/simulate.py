@@ -15,7 +15,9 @@ from mini_engine.sim.workloads import Arrival
 from mini_engine.trace import Keep, Recorder, Trace, VirtualClock
 from mini_engine.trace.metrics import Metrics, Summary
 
-DEFAULTS = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=128, num_blocks=4096)
+# With the 14 arrivals a second of `workloads.arrivals`, as much as mixed steps can just carry: with room
+# to spare all continuous ways are equal. docs/simulate.md reads the table.
+DEFAULTS = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64, num_blocks=640)
 
 
 @dataclass

@@ -76,7 +76,7 @@ def workload(
 def arrivals(
     num_requests: int,
     *,
-    rate: float = 6.0,
+    rate: float = 14.0,
     burstiness: float = 1.0,
     input_length: int = 256,
     output_length: int = 96,

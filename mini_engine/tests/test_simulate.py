@@ -186,6 +186,62 @@ def test_the_ladder_under_load():
     assert told["one-at-a-time"] < told["static"] < told["two-pass"] <= told["mixed"]
 
 
+# From slow to quick, as docs/simulate.md has them.
+WAYS = ["one-at-a-time", "padded", "static", "two-pass", "prefill-first", "over-commit", "mixed"]
+
+
+def default_run(name, seed=0):
+    """What `mini-engine simulate` does for one way, in the columns of its table."""
+    told = simulate(workload("poisson", 500, seed=seed), name, keep=False)
+    run = told.summary(ttft_limit=1000, tpot_limit=50)
+    assert (run.num_completed, told.num_refused) == (500, 0)
+    rates = run.output_throughput * 1000, run.goodput * 1000
+    return [rates[0], run.ttft.p50, run.ttft.p99, run.tpot.p50, run.max_itl, run.num_preemptions, rates[1]]
+
+
+def test_the_default_load_is_the_table_of_the_docs():
+    """docs/simulate.md, number by number, and its order."""
+    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    table = {
+        name: [float(n.replace(",", "")) for n in numbers] for name, *numbers in rows if name in BASELINES
+    }
+    assert list(table) == WAYS and set(WAYS) == set(BASELINES)
+    for name in WAYS:
+        assert default_run(name) == pytest.approx(table[name], rel=0.02, abs=0.2), name
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_default_load_teaches_why_mixed_steps_win(seed):
+    """What docs/simulate.md says of each way holds for other arrivals of the same kind."""
+    told = {name: default_run(name, seed) for name in WAYS[2:]}
+    speed, ttft, _, tpot, _, preemptions, good = (
+        dict(zip(told, column, strict=True)) for column in zip(*told.values(), strict=True)
+    )
+    assert list(told) == sorted(told, key=lambda name: round(speed[name], -1))
+    assert list(told) == sorted(told, key=ttft.get, reverse=True)
+    assert list(told) == sorted(told, key=good.get)
+    assert 1.5 * speed["static"] < speed["two-pass"] and ttft["over-commit"] > 1.2 * ttft["mixed"]
+    assert (
+        preemptions["static"]
+        == 0
+        < preemptions["mixed"]
+        < min(preemptions[name] for name in ("prefill-first", "over-commit"))
+    )
+    assert preemptions["over-commit"] > 1.9 * preemptions["mixed"]
+    assert tpot["two-pass"] == max(tpot.values())
+
+
+def test_with_room_to_spare_the_continuous_ways_are_equal():
+    """The load that was the default teaches nothing: at 6 a second five ways give the same throughput."""
+    ways = ("prefill-first", "two-pass", "over-commit", "mixed")
+    speeds = [
+        simulate(workload("poisson", 300, rate=6), name, keep=False).summary().output_throughput
+        for name in ways
+    ]
+    assert max(speeds) < 1.001 * min(speeds)
+
+
 def test_a_smaller_threshold_smooths_decodes_and_delays_the_prompt():
     """One prompt of 2,000 tokens beside a running decode: the worst gap falls, its own TTFT rises."""
 
