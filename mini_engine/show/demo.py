@@ -222,12 +222,13 @@ def listed(items: Iterable[object]) -> str:
 
 def happenings(trace: Trace) -> dict[str, str]:
     """What did happen in a run of all that the demo is there to show, each in a sentence."""
-    cuts: Counter[str] = Counter()  # steps that left some of a prompt to the next one
+    cuts: Counter[str] = Counter()  # before the first token: steps that left some of a prompt to the next
     mixed = 0
     for record, views in replay(trace):
         rows = [views[name] for name in record.scheduled]
         mixed += {"prefill", "decode"} <= {view.state for view in rows}
-        cuts.update(view.request_id for view in rows if view.num_scheduled < view.num_new_tokens)
+        reading = [view for view in rows if not view.num_output_tokens]
+        cuts.update(view.request_id for view in reading if view.num_scheduled < view.num_new_tokens)
     metrics = request_metrics(trace)
     waits = [f"{name} ({count(m.queue_steps, 'step')})" for name, m in metrics.items() if m.queue_steps]
     preempted = [name for name, m in metrics.items() if m.num_preemptions]

@@ -42,6 +42,9 @@ def test_demo_shows_all_that_it_is_there_to_show(demo_run):
     trace = read_trace(demo_run[1] / "trace.jsonl")
     said = demo.happenings(trace)
     assert list(said) == ["chunked prefill", "mixed step", "waiting", "preemption", "prefix-cache hit"]
+    first = next(record.step for record in trace.steps if "r1" in record.new_tokens)
+    pieces = [record for record in trace.steps[: first + 1] if "r1" in record.scheduled]
+    assert f"The prompt of r1, 173 tokens long, was read in {len(pieces)} pieces" in said["chunked prefill"]
     queued = [e for record in trace.steps for e in record.events if isinstance(e, Queued)]
     assert len(queued) >= 8
     assert len({e.num_prompt_tokens for e in queued}) > 4, "mixed lengths"
