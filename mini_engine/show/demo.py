@@ -188,7 +188,7 @@ def report(trace: Trace, answers: dict[str, Answer], console: Console, out: Path
     print_text = partial(console.print, highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     write_trace(out / "trace.jsonl", trace)
-    texts = {name: {"prompt": answer.prompt, "pieces": answer.pieces} for name, answer in answers.items()}
+    texts = {name: (answer.prompt, answer.pieces) for name, answer in answers.items()}
     (out / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     import matplotlib
 

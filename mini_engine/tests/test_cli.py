@@ -82,13 +82,13 @@ def test_demo_says_how_to_look_closer_and_those_commands_work(demo_run, tmp_path
 def test_demo_leaves_a_piece_of_text_for_each_token(demo_run):
     texts = json.loads((demo_run[1] / "texts.json").read_text("utf-8"))
     metrics = request_metrics(read_trace(demo_run[1] / "trace.jsonl"))
-    assert {name: len(text["pieces"]) for name, text in texts.items()} == {
+    assert {name: len(pieces) for name, (_, pieces) in texts.items()} == {
         name: m.num_output_tokens for name, m in metrics.items()
     }
-    assert sorted(text["prompt"] for text in texts.values()) == sorted(r.prompt for r in demo.PLAYS)
+    assert sorted(prompt for prompt, _ in texts.values()) == sorted(r.prompt for r in demo.PLAYS)
     printed = " ".join(demo_run[0].split())
-    for text in texts.values():
-        assert " ".join((text["prompt"] + "".join(text["pieces"])).split()) in printed
+    for prompt, pieces in texts.values():
+        assert " ".join((prompt + "".join(pieces)).split()) in printed
 
 
 @pytest.mark.parametrize("columns", [50, 80, 120])
@@ -100,7 +100,7 @@ def test_demo_cuts_no_word_at_any_width(demo_run, columns):
 
     out = demo_run[1]
     texts = json.loads((out / "texts.json").read_text("utf-8"))
-    answers = {name: demo.Answer(text["prompt"], text["pieces"]) for name, text in texts.items()}
+    answers = {name: demo.Answer(*text) for name, text in texts.items()}
     lines = printed(columns).splitlines()
     assert max(len(line.rstrip()) for line in lines if str(out) not in line) <= columns
     assert printed(columns).split() == printed(400).split()
