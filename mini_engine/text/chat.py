@@ -6,16 +6,14 @@ Templates come with downloaded models: the sandbox keeps them from reaching anyt
 import json
 from datetime import datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    import jinja2
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 def render(template: str, source: str, **variables: Any) -> str:
     """The template's text. Raises ValueError naming `source` when it is broken or refuses the messages."""
-    import jinja2  # most runs never chat
-
     try:
         return _compiled(template).render(variables)
     except jinja2.TemplateError as error:
@@ -23,10 +21,8 @@ def render(template: str, source: str, **variables: Any) -> str:
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> "jinja2.Template":
+def _compiled(template: str) -> jinja2.Template:
     """Jinja as transformers sets it up, so that templates render the same."""
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)

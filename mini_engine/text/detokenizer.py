@@ -32,30 +32,31 @@ class Detokenizer:
         self._window.append(token_id)
         text = self._decode(self._window)
         if text.endswith("\ufffd"):  # a character that has only begun, or one that never will be
-            return self._give_up_early() if len(self._window) - self._read > 12 else ""
-        delta = text[len(self._decode(self._window[: self._read])) :]
+            return self._give_up_early(text) if len(self._window) - self._read > 12 else ""
+        delta = self._beyond_read(text)
         del self._window[: self._read]
         self._read = len(self._window)
         return delta
 
     def flush(self) -> str:
         """The text held back: what the last tokens are worth, if no more come."""
-        text = self._decode(self._window)
-        delta = text[len(self._decode(self._window[: self._read])) :]
+        delta = self._beyond_read(self._decode(self._window))
         self._read = len(self._window)
         return delta
 
-    def _give_up_early(self) -> str:
+    def _give_up_early(self, text: str) -> str:
         # No character takes more than four bytes, so all but the last few tokens are settled, for
         # better or worse. Without this, a model that babbles bytes makes the window grow for ever.
-        cut = len(self._window) - 4
-        head, tail = self._window[:cut], self._window[cut:]
-        text = self._decode(head)
-        if text + self._decode(tail) != self._decode(self._window):
+        head, tail = self._window[:-4], self._window[-4:]
+        settled = self._decode(head)
+        if settled + self._decode(tail) != text:
             return ""  # a character lies across the cut; the next token moves it
-        delta = text[len(self._decode(self._window[: self._read])) :]
+        delta = self._beyond_read(settled)
         self._window, self._read = tail, 0
         return delta
+
+    def _beyond_read(self, text: str) -> str:
+        return text[len(self._decode(self._window[: self._read])) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -7,10 +7,7 @@ from mini_engine.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """The text of one request as it grows: whole characters, and never a stop string.
-
-    Text that might be the beginning of a stop string is held back until that is decided.
-    """
+    """Never a part of a stop string: text that might be its beginning is held back until that is decided."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stop: tuple[str, ...], prompt: Sequence[int] = ()
@@ -22,9 +19,7 @@ class OutputText:
 
     def feed(self, token_id: int) -> str | None:
         """Take a token; the stop string that the text has now reached, or None."""
-        if self.detokenizer:
-            return self._append(self.detokenizer.feed(token_id))
-        return None
+        return self._append(self.detokenizer.feed(token_id)) if self.detokenizer else None
 
     def flush(self) -> str | None:
         """Decode what was waiting for the rest of a character; may complete a stop string too."""
@@ -32,24 +27,17 @@ class OutputText:
 
     def take(self, finished: bool) -> str:
         """What may be given out now and was not before."""
-        end = len(self.text) if finished else len(self.text) - self._undecided()
+        doubts = (n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n]))
+        end = len(self.text) - (0 if finished else max(doubts, default=0))
         given, self._num_given = self.text[self._num_given : end], max(end, self._num_given)
         return given
 
     def _append(self, text: str) -> str | None:
-        # A stop string may begin in what was decoded before, but not before what was given out.
-        search_from = self._num_given
         self.text += text
-        found = [(at, s) for s in self.stop if (at := self.text.find(s, search_from)) >= 0]
+        # A stop string may begin in what was decoded before, but not before what was given out.
+        found = [(at, s) for s in self.stop if (at := self.text.find(s, self._num_given)) >= 0]
         if not found:
             return None
         at, stop = min(found)
         self.text = self.text[:at]
         return stop
-
-    def _undecided(self) -> int:
-        longest = max((len(s) - 1 for s in self.stop), default=0)
-        for n in range(min(longest, len(self.text)), 0, -1):
-            if any(s.startswith(self.text[-n:]) for s in self.stop):
-                return n
-        return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from mini_engine.text.chat import render
+Messages = Sequence[Mapping[str, Any]]  # each {"role": ..., "content": ...}
 
 
 class Tokenizer:
@@ -48,26 +48,23 @@ class Tokenizer:
         """
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
-    ) -> list[int]:
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation: the chat template's text, with nothing added."""
-        return self.encode(
-            self.apply_chat_template(messages, add_generation_prompt), add_special_tokens=False
-        )
+        text = self.apply_chat_template(messages, add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that make no character become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
-    ) -> str:
-        """Messages, each {"role": ..., "content": ...}, as the text the model was trained on.
+    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+        """Messages as the text the model was trained on.
 
         Raises ValueError when the model has no chat template, or its template refuses the messages.
         """
         if self.chat_template is None:
             raise ValueError(f"{self._source} has no chat template; use a chat model, or give a plain prompt")
+        from mini_engine.text.chat import render  # brings in jinja2, and most runs never chat
+
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, self._source, **variables, **self._special_tokens)
