@@ -1,5 +1,9 @@
-"""The race: contestants take turns, so that a noisy machine is noisy to all; medians are compared."""
+"""The race: contestants take turns, so that a noisy machine is noisy to all; medians are compared.
 
+They serve the workload that static batching is bad at: prompts and outputs of mixed length.
+"""
+
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -7,7 +11,22 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from mini_engine.bench.workload import Workload
+
+@dataclass
+class Workload:
+    """Prompts as token ids, and for each how many tokens to put out."""
+
+    prompts: list[list[int]]
+    num_outputs: list[int]
+
+    @classmethod
+    def mixed(cls, vocab_size: int, num_prompts: int = 32, seed: int = 0) -> "Workload":
+        """Prompts of 16 to 256 random tokens, outputs of 16, 32, 64 or 128."""
+        rng = random.Random(seed)
+        lengths = (rng.randint(16, 256) for _ in range(num_prompts))  # drawn in turn with the tokens
+        prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+        return cls(prompts, [rng.choice((16, 32, 64, 128)) for _ in prompts])
+
 
 Contestant = Callable[[Workload], list[list[int]]]
 
@@ -26,8 +45,8 @@ class Result:
 
     def ratios(self, name: str, baseline: str) -> list[float]:
         """How many times faster `name` was, round by round."""
-        pairs = zip(self.seconds[baseline], self.seconds[name], strict=True)
-        return [theirs / ours for theirs, ours in pairs]
+        pairs = zip(self.seconds[name], self.seconds[baseline], strict=True)
+        return [theirs / ours for ours, theirs in pairs]
 
     def num_equal(self, name: str, baseline: str) -> int:
         pairs = zip(self.tokens[name], self.tokens[baseline], strict=True)
@@ -35,10 +54,7 @@ class Result:
 
 
 def run(
-    contestants: dict[str, Contestant],
-    load: Workload,
-    rounds: int,
-    report: Callable[[str], None] = lambda line: None,
+    contestants: dict[str, Contestant], load: Workload, rounds: int, report: Callable[[str], None]
 ) -> Result:
     """Let each contestant serve the workload once to warm up, then in turns; `report` gets a line a turn."""
     tokens: dict[str, list[list[int]]] = {}

@@ -1,4 +1,4 @@
-"""`mini-engine bench`: a race with transformers; workload, contestants and race are in mini_engine/bench/."""
+"""`mini-engine bench`: a race with transformers; what races, and how, is in mini_engine/bench/."""
 
 from functools import partial
 from typing import Annotated
@@ -20,7 +20,6 @@ def bench(
     import torch
 
     from mini_engine.bench import contestants, race
-    from mini_engine.bench.workload import Workload
     from mini_engine.loading.registry import resolve
     from mini_engine.show.tables import print_table
 
@@ -31,8 +30,6 @@ def bench(
         theirs = contestants.Transformers(path, dtype, device)
     except ImportError:
         fail(RuntimeError("the benchmark needs transformers: pip install 'mini-engine[bench]'"))
-    except (ValueError, OSError) as error:
-        fail(error)
-    load = Workload.mixed(ours.vocab_size, prompts)
+    load = race.Workload.mixed(ours.vocab_size, prompts)
     report = partial(typer.echo, err=True)  # a sign of life: a round may take a minute
     print_table(race.table(race.run({"mini-engine": ours, "transformers": theirs}, load, rounds, report)))

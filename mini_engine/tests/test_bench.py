@@ -4,7 +4,7 @@ import pytest
 
 from mini_engine.bench import race
 from mini_engine.bench.contestants import MiniEngine, Transformers
-from mini_engine.bench.workload import Workload
+from mini_engine.bench.race import Workload
 from mini_engine.loading.registry import resolve
 
 
