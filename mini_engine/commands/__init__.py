@@ -10,8 +10,10 @@ from io import TextIOWrapper
 import typer
 
 from mini_engine.commands import bench, chat, demo, generate, models, simulate, trace
+from mini_engine.commands.common import Commands
 
 app = typer.Typer(
+    cls=Commands,
     help="A small LLM inference engine that shows what it does.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, fail, load
+from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, load
 
 
 def chat(
@@ -20,13 +20,10 @@ def chat(
     """Talk to a model. An empty line or Ctrl-D ends the conversation."""
     from mini_engine.request import SamplingParams
 
-    try:
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    except ValueError as error:
-        fail(error)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     loaded, tokenizer = load(model, dtype, device)
     if tokenizer.chat_template is None:
-        fail(ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`"))
+        raise ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`")
     from mini_engine.engine import Engine
 
     engine = Engine(loaded, tokenizer)
@@ -47,8 +44,6 @@ def chat(
             for delta in engine.stream(tokenizer.encode_chat(messages), params):
                 typer.echo(delta.text, nl=False)
                 answer += delta.text
-        except ValueError as error:
-            fail(error)
         except KeyboardInterrupt:
             pass  # the answer is cut short; the conversation goes on
         typer.echo()

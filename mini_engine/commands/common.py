@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from mini_engine.model import CausalLM
@@ -26,12 +27,23 @@ MaxTokens = Annotated[int | None, typer.Option(help="Output tokens at most; with
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 DemoOut = Annotated[Path, typer.Option("--out", help="Where trace.jsonl, texts.json and timeline.png go.")]
 DemoTemperature = Annotated[
-    float | None,
-    typer.Option("--temperature", "-t", help="0 is greedy; default 0 for chats, 0.7 for plays."),
+    float | None, typer.Option("--temperature", "-t", help="0 is greedy; default 0 for chats, 0.7 for plays.")
 ]
 TracePath = Annotated[Path, typer.Argument(help="A trace.jsonl.")]
 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class Commands(TyperGroup):
+    """Commands whose ValueError or OSError ends them with one clear sentence on stderr."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # whoever read the output has gone: typer ends the command
+            raise
+        except (ValueError, OSError) as error:
+            fail(error)
 
 
 def fail(error: Exception) -> NoReturn:
@@ -52,20 +64,14 @@ def working(what: str) -> Iterator[None]:
 
 
 def load(model: str, dtype: str, device: str) -> tuple[CausalLM, Tokenizer]:
-    """The model that a name or a path stands for, with its tokenizer; ends the command without one."""
+    """The model that a name or a path stands for, with its tokenizer."""
     from mini_engine.loading.checkpoint import load
 
-    try:
-        return load(model, dtype, device)
-    except (ValueError, OSError) as error:
-        fail(error)
+    return load(model, dtype, device)
 
 
 def read(path: Path) -> Trace:
-    """A recorded run; ends the command if the file holds none."""
+    """A recorded run."""
     from mini_engine.trace import read_trace
 
-    try:
-        return read_trace(path)
-    except (ValueError, OSError) as error:
-        fail(error)
+    return read_trace(path)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, fail, load
+from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, load
 
 
 def generate(
@@ -18,41 +18,32 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeating.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text. May be repeated.")] = None,
     seed: Seed = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
-    ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Complete one or more prompts and print the text."""
     from mini_engine.request import SamplingParams
 
-    try:
-        params = SamplingParams(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            max_tokens=max_tokens,
-            stop=tuple(stop or ()),
-            seed=seed,
-        )
-    except ValueError as error:
-        fail(error)
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        seed=seed,
+    )
     loaded, tokenizer = load(model, dtype, device)
     from mini_engine.engine import Engine
     from mini_engine.llm import LLM
 
-    llm = LLM.from_engine(Engine(loaded, tokenizer))
-    progress = len(prompt) > 1
-    try:
-        if chat:
-            conversations = [[{"role": "user", "content": text}] for text in prompt]
-            outputs = llm.chat(conversations, params, progress=progress)
-        else:
-            outputs = llm.generate(prompt, params, progress=progress)
-    except ValueError as error:
-        fail(error)
+    llm, progress = LLM.from_engine(Engine(loaded, tokenizer)), len(prompt) > 1
+    if chat:
+        conversations = [[{"role": "user", "content": text}] for text in prompt]
+        outputs = llm.chat(conversations, params, progress=progress)
+    else:
+        outputs = llm.generate(prompt, params, progress=progress)
     for text, output in zip(prompt, outputs, strict=True):
         typer.echo(("" if chat else text) + output.outputs[0].text)

@@ -275,9 +275,9 @@ def demo(
 
         try:
             learner = LearnerParts.from_labs(labs)
-        except ValueError as error:
+            loaded, tokenizer = load(model, dtype, device)
+        except (ValueError, OSError) as error:
             fail(str(error), 1)
-        loaded, tokenizer = load(model, dtype, device)
     table = Table("part", "whose", header_style="bold")
     for row in learner.table():
         table.add_row(*row)
