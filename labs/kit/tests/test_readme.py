@@ -1,0 +1,49 @@
+"""What the READMEs say is so: numbers come from the labs, links lead somewhere, pictures are there."""
+
+import re
+
+import pytest
+
+from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
+
+ROOT = LABS_DIR.parent
+README = (ROOT / "README.md").read_text("utf-8")
+LABS = [find_lab(lab_id) for lab_id in lab_ids()]
+
+
+def test_hours_tests_and_mistakes_are_those_of_the_labs():
+    hours = sum(lab.minutes for lab in LABS) / 60
+    tests, bugs = sum(len(lab.tests) for lab in LABS), sum(len(lab.bugs) for lab in LABS)
+    assert f"about {hours:g} hours" in README
+    assert f"{len(LABS)} labs, {tests} tests" in README
+    assert f"one of the {bugs} known ones" in " ".join(README.split())
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.id)
+def test_the_map_and_the_lab_lead_to_each_other_to_the_notebook_and_to_the_player(lab):
+    (row,) = (line for line in README.splitlines() if f"(labs/{lab.id}/README.md) |" in line)
+    notebook = re.search(r"notebooks/[\w-]+\.ipynb", row)[0]
+    assert lab.question in row and f"| {lab.minutes} |" in row
+    own = lab.file("README.md").read_text("utf-8")
+    assert f"(../../{notebook})" in own
+    assert re.search(rf"python -m labs test {lab.id} --open +# .*player", own)
+
+
+@pytest.mark.parametrize("path", ["README.md", *(f"labs/{lab.id}/README.md" for lab in LABS)])
+def test_links_lead_to_files_and_references_have_addresses(path):
+    file = ROOT / path
+    text = re.sub(r"^```.*?^```", "", file.read_text("utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", text):
+        assert (file.parent / target.partition("#")[0]).exists(), target
+    for name in re.findall(r"\]\[([\w-]+)\]", text):
+        assert re.search(rf"^\[{name}\]: https://", text, re.M), name
+    references = re.split(r"\n(?=- )", text.partition("\n## References\n\n")[2].partition("\n\n")[0])
+    assert references and all("](https://" in reference for reference in references)
+
+
+def test_pictures_are_small_and_stand_before_the_first_heading():
+    first_screen = README.partition("\n## ")[0]
+    for needed in ("player", "report.svg", "**For**", "**You need**", "**It takes**"):
+        assert needed in first_screen
+    for picture in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README):
+        assert (ROOT / picture).stat().st_size < 1_000_000
