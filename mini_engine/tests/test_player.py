@@ -19,6 +19,7 @@ from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.trace import (
     Blocked,
     Finished,
+    Fold,
     Queued,
     Recorder,
     RequestView,
@@ -124,6 +125,12 @@ def browser():
         yield opened
 
 
+# The component makes no global name; the tests look it up at its element.
+PLAYER = """Object.defineProperty(window, "player", {
+    get: () => document.querySelector(".mini-engine-player").player,
+});"""
+
+
 @pytest.fixture
 def open_player(browser, tmp_path):
     """A function that opens a player; at the end, no page may have complained or asked for anything."""
@@ -131,6 +138,7 @@ def open_player(browser, tmp_path):
 
     def open_(trace, other=None, *, fragment="", names=(), width=1280, height=900, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context.add_init_script(PLAYER)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))
@@ -185,9 +193,10 @@ def test_queues_and_pool_agree_with_the_records(open_player):
     page = open_player(trace)
     told = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
         const { fold } = player.panes[0], views = fold.at(step);
+        const { waiting, running } = player.panes[0].queues(record, views);
         return {
-            running: runningOf(views, record).map((v) => v.request_id),
-            waiting: waitingOf(views, fold.config.policy).map((v) => [v.priority, v.arrival]),
+            running: running.map((v) => v.request_id),
+            waiting: waiting.map((v) => [v.priority, v.arrival]),
             held: new Set([...views.values()].flatMap((v) => v.blocks)).size,
             cached: fold.cached.reduce((a, b) => a + b, 0),
         }})""")
@@ -198,7 +207,7 @@ def test_queues_and_pool_agree_with_the_records(open_player):
         assert now["cached"] == record.num_cached_blocks
 
 
-SENTENCES = "() => { const { fold } = player.panes[0]; return fold.steps.map((_, i) => sentences(fold, i)); }"
+SENTENCES = "() => player.panes[0].fold.steps.map((_, i) => player.panes[0].sentences(i))"
 
 
 @pytest.mark.parametrize(
@@ -329,7 +338,9 @@ def test_following_a_request_lights_its_state(open_player):
     for step, (record, views) in enumerate(replay(trace)):
         state = views["r3"].state if "r3" in views else None
         page.evaluate(f"player.go({step})")
-        lit = page.evaluate("[...document.querySelectorAll('.machine .lit')].map((e) => e.classList.value)")
+        lit = page.evaluate(
+            "[...player.root.querySelectorAll('.machine .lit')].map((e) => e.classList.value)"
+        )
         shown = "waiting" if state == "preempted" else state
         assert [name for name in lit if "state" in name] == ([f"state {shown} lit"] if shown else [])
         assert ("arrow preempted of-decode lit" in lit) == (state == "preempted")
@@ -353,26 +364,85 @@ def test_a_click_in_the_pool_follows_the_owner(open_player):
     assert page.evaluate("player.followed") == "r0"
 
 
-def test_next_difference_stops_where_decisions_depart(open_player):
-    """The same steps that Python's comparison names, whichever way one goes."""
+def states_of(views: dict[str, RequestView]) -> dict[str, tuple]:
+    """What a step leaves of each request that is not done, as far as two runs must agree in it."""
+    alike = ("running", "num_computed_tokens", "num_output_tokens", "finish_reason", "priority", "arrival")
+    return {i: tuple(getattr(view, name) for name in alike) for i, view in views.items()}
+
+
+def partings(ours: Trace, theirs: Trace) -> list[tuple]:
+    """docs/trace.md's definition of a difference, word by word: (step, decision, over, ids of lives)."""
+    found, parted, folds = [], set(), [Fold(trace.header) for trace in (ours, theirs)]
+    said: list[dict] = [{}, {}]
+    before, rows = [states_of(fold.views) for fold in folds], [[], []]
+    for step, records in enumerate(zip(ours.steps, theirs.steps, strict=False)):
+        going = {i for run in before for i, state in run.items() if state[3] is None}
+        equal = rows[0] == rows[1] and all(before[0].get(i) == before[1].get(i) for i in going)
+        equal &= all(said[0].get(i) == said[1].get(i) for i in going)
+        decision = equal and decisions(records[0]) != decisions(records[1])
+        views = [fold.add(record) for fold, record in zip(folds, records, strict=True)]
+        lives = set()
+        for i in {*views[0], *views[1]} - parted:
+            if len({run[i].state if i in run else None for run in views}) == 2:
+                lives.add(i)
+        parted |= lives
+        if decision or lives:
+            found.append((step, decision, False, lives))
+        for record, told in zip(records, said, strict=True):
+            for i, tokens in record.new_tokens.items():
+                told[i] = told.get(i, []) + tokens
+        before, rows = [states_of(fold.settle()) for fold in folds], [list(r.scheduled) for r in records]
+    if len(ours.steps) != len(theirs.steps):
+        found.append((min(len(ours.steps), len(theirs.steps)), False, True, set()))
+    return found
+
+
+PARTINGS = "player.partings.map((one) => [one.step, one.decision, one.over, one.lives.map(({ id }) => id)])"
+
+
+@pytest.mark.parametrize("how", ["threshold", "policy", "tokens", "pool"])
+def test_a_difference_is_a_decision_from_equal_state_or_a_life_that_parts(open_player, how):
+    """The player's differences are the definition's; the first is the step that Python's comparison names."""
+    other = {
+        "threshold": {"long_prefill_token_threshold": 7},
+        "policy": {"policy": "priority"},
+        "pool": {"pool": (14, 4)},
+    }
+    ours = run(crowd(1), long_prefill_token_threshold=6)
+    theirs = run(crowd(1), **{"long_prefill_token_threshold": 6, **other.get(how, {})})
+    if how == "tokens":  # one token of a text is another; the schedule is the same
+        theirs.steps[9].new_tokens = {i: [8] for i in theirs.steps[9].new_tokens}
+    page = open_player(ours, theirs)
+    expected = partings(ours, theirs)
+    told = [(step, decision, over, set(ids)) for step, decision, over, ids in page.evaluate(PARTINGS)]
+    assert told == expected and told[0][0] == first_difference(ours, theirs)
+    assert len(told) < len(page.evaluate("player.departing")) or how == "tokens"
+
+
+def test_next_difference_stops_where_one_begins(open_player):
+    """Forward and back; the page says what begins to differ, and in which fields the step does."""
     ours = run(crowd(1), long_prefill_token_threshold=6)
     theirs = run(crowd(1), long_prefill_token_threshold=7)
     page = open_player(ours, theirs, names=("six", "seven"))
     length = max(len(ours.steps), len(theirs.steps))
     padded = [[decisions(r) for r in t.steps] + [None] * (length - len(t.steps)) for t in (ours, theirs)]
     departing = [i for i, (a, b) in enumerate(zip(*padded, strict=True)) if a != b]
-    assert (
-        page.evaluate("player.departing") == departing and departing[0] == first_difference(ours, theirs) > 0
-    )
+    assert page.evaluate("player.departing") == departing
+    first, second = (step for step, *_ in partings(ours, theirs)[:2])
     page.keyboard.press("n")
-    assert page.evaluate("player.step") == departing[0]
-    assert f"Step {departing[0]} differs" in page.locator("#difference-summary").text_content()
+    assert page.evaluate("player.step") == first == first_difference(ours, theirs) > 0
+    summary = page.locator("#difference-summary").text_content()
+    assert f"Step {first} differs: from equal state the two decide differently" in summary
+    assert f"{len(departing)} steps differ in all" in summary
     fields = page.locator("#difference-table th[scope=row]").all_text_contents()
     assert "scheduled" in fields
     page.keyboard.press("n")
-    assert page.evaluate("player.step") == departing[1]
+    assert page.evaluate("player.step") == second
+    assert re.search(
+        r"The life of \d+ parts: \w+ in six, \w+ in seven", page.locator("#difference-summary").text_content()
+    )
     page.keyboard.press("Shift+N")
-    assert page.evaluate("player.step") == departing[0]
+    assert page.evaluate("player.step") == first
 
 
 def test_equal_traces_are_called_equal_and_the_shorter_one_ends(open_player):
@@ -381,7 +451,7 @@ def test_equal_traces_are_called_equal_and_the_shorter_one_ends(open_player):
     for record in other.steps:
         record.t, record.blocked = record.t + 5, Blocked("empty")
     page = open_player(trace, other)
-    assert page.evaluate("player.departing") == []
+    assert page.evaluate("[player.departing, player.partings]") == [[], []]
     assert "decide the same in every step" in page.locator("#difference-summary").text_content()
     other.steps.pop()
     page = open_player(trace, other)
@@ -394,7 +464,7 @@ def test_the_page_is_labelled_for_screen_readers(open_player):
     """Landmarks, a name for every control and picture, a live log, focus that follows its request."""
     page = open_player(ready_setup(), ready_setup(), fragment="#step=4")
     unnamed = page.evaluate("""() => {
-        const all = [...document.querySelectorAll("button, select, input, [role=img], [role=log]")];
+        const all = [...player.root.querySelectorAll("button, select, input, [role=img], [role=log]")];
         const named = (e) => e.ariaLabel || e.textContent.trim() || e.labels?.length;
         return all.filter((e) => !named(e)).map((e) => e.outerHTML);
     }""")
@@ -403,13 +473,13 @@ def test_the_page_is_labelled_for_screen_readers(open_player):
     assert page.get_by_role("region", name="Playback").count() == 1
     assert page.get_by_role("log").count() == 2
     assert "step 4 of" in page.locator("#slider").get_attribute("aria-valuetext")
-    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+    ids = page.evaluate("[...player.root.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))
     row = page.locator(".running-card .row").nth(1)
     row.focus()
     name = row.get_attribute("data-id")
     page.keyboard.press("ArrowRight")
-    assert page.evaluate("document.activeElement.dataset.id") == name
+    assert page.evaluate("player.root.activeElement.dataset.id") == name
     page.locator("body").press("Tab")
 
 
@@ -428,12 +498,12 @@ def test_single_letter_keys_can_be_switched_off(open_player):
 def test_text_stands_out_in_both_themes(open_player, scheme):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
     page = open_player(ready_setup(), color_scheme=scheme, fragment="#step=11&follow=r3")
-    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    assert page.evaluate("player.host.dataset.theme") == scheme
     # Colours are looked at when they have arrived: halfway through a transition they are neither.
-    page.evaluate("Promise.all(document.getAnimations().map((running) => running.finished))")
+    page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
     assert page.evaluate(CONTRAST) == []
     page.keyboard.press("t")
-    assert page.evaluate("document.documentElement.dataset.theme") != scheme
+    assert page.evaluate("player.host.dataset.theme") != scheme
 
 
 # Every element with text of its own whose colour is too close to the first ground below it.
@@ -453,13 +523,13 @@ CONTRAST = """() => {
     const over = (below, [r, g, b, a]) => [r, g, b].map((v, i) => (v * a + below[i] * (255 - a)) / 255);
     const ground = (element) => {
         const layers = [];
-        for (let e = element; e; e = e.parentElement) {
+        for (let e = element; e; e = e.parentElement ?? e.getRootNode().host) {
             layers.unshift(rgba(getComputedStyle(e).backgroundColor));
         }
         return layers.reduce(over, [255, 255, 255]);
     };
     const faint = [];
-    for (const e of document.querySelectorAll("body *")) {
+    for (const e of player.root.querySelectorAll("*")) {
         const own = [...e.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
         if (!own || !e.checkVisibility() || e.disabled) continue;
         const style = getComputedStyle(e), svg = e.namespaceURI.endsWith("svg");

@@ -1,76 +1,145 @@
-"""The trace player: one HTML file, without any network, that steps through what a scheduler decided.
+"""The trace player: one component that steps through what a scheduler decided, wherever people are.
 
-`write_player` puts page, style, scripts and trace into the file. The scripts are plain JavaScript:
-fold.js (state at a step), words.js (sentences), draw.js (canvases), view.js (a trace's panel), main.js.
+It is plain JavaScript, fed from outside, and has four hosts: a single HTML file (`write_player`), a Jupyter
+widget (widget.py), a page to be embedded (`write_shell`), and a picture of one step (picture.py).
 """
+
+from __future__ import annotations
 
 import json
 import os
 import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mini_engine.show.player.example import ready_setup
-from mini_engine.trace import Trace
+from mini_engine.trace.record import Record
 
-__all__ = ["player_html", "ready_setup", "write_player"]
+__all__ = [
+    "Playable",
+    "Texts",
+    "payload",
+    "player_html",
+    "ready_setup",
+    "script",
+    "write_player",
+    "write_shell",
+]
 
-SCRIPTS = ("fold.js", "words.js", "draw.js", "view.js", "main.js")
+SOURCES = ("dom", "fold", "compare", "words", "draw", "view", "ops", "player")
+Texts = Mapping[str, tuple[str, Sequence[str]]]  # request id: its prompt, and a piece of text an output token
+
+
+class Playable(Protocol):
+    """A Trace; or a log of operations, as labs 05 and 06 keep it, with the same three attributes."""
+
+    @property
+    def header(self) -> Record: ...
+    @property
+    def steps(self) -> Sequence[Record]: ...
+    @property
+    def end(self) -> Record | None: ...
 
 
 def write_player(
-    path: str | os.PathLike[str],
-    trace: Trace,
-    other: Trace | None = None,
-    *,
-    names: tuple[str, ...] = (),
-    step: int | None = None,
-    follow: str | None = None,
+    path: str | os.PathLike[str], trace: Playable, other: Playable | None = None, **options: Any
 ) -> Path:
     """Write the page for one trace, or for two side by side; returns its path.
 
-    `names` are the traces' titles on the page. It opens at `step` (the number in its record), following
-    the request `follow`; `#step=12&follow=r3` after its address says the same. Raises ValueError when
-    there is no step to play.
+    The options are those of `payload`; `#step=12&follow=r3` after the page's address says the same.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(player_html(trace, other, names=names, step=step, follow=follow), encoding="utf-8")
+    path.write_text(player_html(trace, other, **options), encoding="utf-8")
     return path
 
 
-def player_html(
-    trace: Trace,
-    other: Trace | None = None,
+def player_html(trace: Playable, other: Playable | None = None, **options: Any) -> str:
+    """The page of `write_player`, as text: all that it needs is in it, and its policy forbids the rest."""
+    data = payload(trace, other, **options)
+    code = script("page")
+    parts = {
+        "TITLE": escape(f"{' and '.join(one['name'] for one in data['traces'])} - trace player"),
+        "HASH": f"sha256-{b64encode(sha256(code.encode()).digest()).decode()}",
+        "DATA": _script_safe(data),
+        "SCRIPT": code,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def write_shell(folder: str | os.PathLike[str]) -> Path:
+    """Write shell.html, player.js and player.css, for a page that embeds the player and feeds it by
+    postMessage (shell.html says how); returns the folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        ("shell.html", _asset("shell.html")),
+        ("player.css", _asset("player.css")),
+        ("player.js", script("shell")),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def payload(
+    trace: Playable,
+    other: Playable | None = None,
     *,
-    names: tuple[str, ...] = (),
+    names: Sequence[str] = (),
     step: int | None = None,
     follow: str | None = None,
-) -> str:
-    """The page of `write_player`, as text."""
-    traces = [trace] if other is None else [trace, other]
+    texts: Texts | None = None,
+    veil: bool = False,
+) -> dict[str, Any]:
+    """What the component is fed, as JSON.
+
+    `names` are the traces' titles. It opens at `step` (the number in its record), following the request
+    `follow`. With `texts`, each request's text so far is shown, too; with `veil`, the picture of the whole
+    run ends at the furthest step that was looked at. Raises ValueError when there is no step to play.
+    """
+    runs = [trace] if other is None else [trace, other]
     names = names or ("trace", "reference")
-    if not any(one.steps for one in traces):
+    if not any(run.steps for run in runs):
         raise ValueError(
             f"the trace {names[0]!r} has no steps, so there is nothing to play; record a run first"
         )
-    told = [_embed(name, one) for name, one in zip(names, traces, strict=False)]
-    assets = files(__package__)
-    parts = {
-        "STYLE": (assets / "player.css").read_text("utf-8"),
-        "DATA": _script_safe({"traces": told, "step": step, "follow": follow}),
-        "SCRIPT": "\n".join((assets / name).read_text("utf-8") for name in SCRIPTS),
+    traces = [_plain(name, run, texts) for name, run in zip(names, runs, strict=False)]
+    return {"traces": traces, "step": step, "follow": follow, "veil": veil}
+
+
+def _plain(name: str, run: Playable, texts: Texts | None) -> dict[str, Any]:
+    steps = [record.to_json() for record in run.steps]
+    for step in steps:
+        if "scheduled" in step:
+            # Row order matters, and a JavaScript object puts keys that look like numbers first.
+            step["scheduled"] = list(step["scheduled"].items())
+    told = {
+        "name": name,
+        "header": run.header.to_json(),
+        "steps": steps,
+        "end": run.end and run.end.to_json(),
     }
-    page = (assets / "player.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+    return told if texts is None else {**told, "texts": {key: list(text) for key, text in texts.items()}}
 
 
-def _embed(name: str, trace: Trace) -> dict[str, Any]:
-    # Row order matters, and a JavaScript object puts keys that look like numbers first: pairs keep it.
-    steps = [{**record.to_json(), "scheduled": list(record.scheduled.items())} for record in trace.steps]
-    end = trace.end and trace.end.to_json()
-    return {"name": name, "header": trace.header.to_json(), "steps": steps, "end": end}
+def script(host: str) -> str:
+    """The component with one of its hosts (page, shell, widget), as JavaScript without a global name.
+
+    That of the widget is a module; the shell has its style in a file of its own.
+    """
+    style = "" if host == "shell" else f"const STYLE = {_script_safe(_asset('player.css'))};\n"
+    code = "\n".join(_asset(f"{name}.js") for name in (*SOURCES, host))
+    code = f"{style}const MARKUP = {_script_safe(_asset('markup.html'))};\n{code}"
+    return code if host == "widget" else f'(() => {{\n"use strict";\n{code}}})();\n'
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / name).read_text("utf-8")
 
 
 def _script_safe(data: Any) -> str:

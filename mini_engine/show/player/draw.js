@@ -1,4 +1,3 @@
-"use strict";
 // The two pictures that can have thousands of parts, on canvases: the whole run and the block pool.
 // Each has a text alternative, set where it is drawn (view.js).
 
@@ -17,14 +16,14 @@ function prepare(canvas, width, height) {
   return ctx;
 }
 
-/** The page's own colours, as the current theme resolves them. */
-function palette() {
-  const probe = document.body.appendChild(document.createElement("i"));
+/** The theme's own colours, as they are where `box` stands. In forced colours, what is ink takes the system's. */
+function palette(box) {
+  const probe = box.appendChild(el("i", { class: "probe" }));
   const read = (name) => {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const names = ["ink", "muted", "line", "card", "waiting", "prefill", "decode", "preempted", "used"];
+  const names = ["ink", "muted", "line", "card", "waiting", "prefill", "decode", "preempted", "used", "difference"];
   const colours = Object.fromEntries(names.map((name) => [name, read(name)]));
   probe.remove();
   return colours;
@@ -41,25 +40,30 @@ function hatch(ctx, x, y, width, height, colour, gap = 5) {
   ctx.stroke();
 }
 
-/** A row a request, a column a step, and below them tokens and blocks. Returns { left, column }. */
-function drawOverview(canvas, fold, numSteps, departing, followed, colours) {
-  const rows = [...fold.lives];
+/**
+ * A row a request, a column a step, and below them tokens and blocks: of the steps `from` to `to`, as far as they
+ * were `seen`. Where that is not the whole run, only the requests that do something in it have a row. Returns where
+ * everything is: { left, column, from, top, rowHeight, ids }.
+ */
+function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, followed }, colours) {
+  const last = Math.min(to, seen, offset + fold.steps.length);
+  const rows = [...fold.lives].filter(([id, life]) => whole || id === followed || acts(life, from - offset, last - offset));
   const rowHeight = Math.max(0.4, Math.min(17, 180 / rows.length));
   const labelled = rowHeight >= 11;
-  const chart = 26, gap = 10, top = departing.length ? 10 : 2;
+  const chart = 26, gap = 10, top = marks.length ? 10 : 2;
   const middle = top + rows.length * rowHeight;
   const width = canvas.clientWidth, left = 46;
-  const column = (width - left - 1) / numSteps;
+  const column = (width - left - 1) / (to - from);
   const ctx = prepare(canvas, width, middle + 2 * (chart + gap));
-  const x = (step) => left + step * column;
+  const x = (step) => left + (step - from) * column;
 
   rows.forEach(([id, life], row) => {
     const y = top + row * rowHeight;
     ctx.font = `${id === followed ? "bold " : ""}11px system-ui, sans-serif`;
     if (labelled) label(ctx, id, left, y + rowHeight / 2, id === followed ? colours.ink : colours.muted);
     life.forEach(({ step, state }, i) => {
-      const end = life[i + 1]?.step ?? fold.steps.length;
-      drawState(ctx, state, x(step), y, Math.max((end - step) * column, 0.7), rowHeight, colours);
+      const start = Math.max(from, step + offset), end = Math.min(last, (life[i + 1]?.step ?? fold.steps.length) + offset);
+      if (start < end) drawState(ctx, state, x(start), y, Math.max((end - start) * column, 0.7), rowHeight, colours);
     });
   });
   ctx.font = "11px system-ui, sans-serif";
@@ -69,27 +73,39 @@ function drawOverview(canvas, fold, numSteps, departing, followed, colours) {
   const tokens = middle + gap, blocks = tokens + chart + gap;
   label(ctx, "tokens", left, tokens + chart / 2, colours.muted);
   label(ctx, "blocks", left, blocks + chart / 2, colours.muted);
-  fold.steps.forEach((record, step) => {
-    const bar = (base, from, to, colour) => {
+  for (let step = Math.max(from, offset); step < last; step++) {
+    const record = fold.steps[step - offset];
+    const bar = (base, low, high, colour) => {
       ctx.fillStyle = colour;
-      ctx.fillRect(x(step), base + chart * (1 - to), Math.max(column - (column > 6 ? 1 : 0), 0.7), chart * (to - from));
+      ctx.fillRect(x(step), base + chart * (1 - high), Math.max(column - (column > 6 ? 1 : 0), 0.7), chart * (high - low));
     };
-    const decodes = fold.numDecodes[step] / budget;
+    const decodes = fold.numDecodes[step - offset] / budget;
     bar(tokens, 0, decodes, colours.decode);
     bar(tokens, decodes, record.num_batched_tokens / budget, colours.prefill);
     bar(blocks, 0, 1 - record.num_free_blocks / fold.config.num_blocks, colours.used);
-  });
+  }
   ctx.fillStyle = colours.line;
   for (const y of [tokens - 1, tokens + chart, blocks - 1, blocks + chart]) ctx.fillRect(left, y, width - left, 1);
-  ctx.fillStyle = colours.preempted;
-  for (const step of departing) {
+  drawMarks(ctx, marks.filter((step) => step >= from && step < to), (step) => x(step + 0.5), colours);
+  return { left, column, from, top, rowHeight, ids: rows.map(([id]) => id) };
+}
+
+/** Whether a request computes, or is preempted, between two steps. */
+function acts(life, from, to) {
+  return life.some(({ step, state }, i) =>
+    state !== "waiting" && state !== "finished" && step < to && (life[i + 1]?.step ?? Infinity) > from);
+}
+
+/** Where differences begin. */
+function drawMarks(ctx, steps, x, colours) {
+  ctx.fillStyle = colours.difference;
+  for (const step of steps) {
     ctx.beginPath();
-    ctx.moveTo(x(step + 0.5) - 3, 0);
-    ctx.lineTo(x(step + 0.5) + 3, 0);
-    ctx.lineTo(x(step + 0.5), 6);
+    ctx.moveTo(x(step) - 4, 0);
+    ctx.lineTo(x(step) + 4, 0);
+    ctx.lineTo(x(step), 7);
     ctx.fill();
   }
-  return { left, column };
 }
 
 function label(ctx, text, right, y, colour) {
@@ -177,4 +193,53 @@ function poolGrid(width, total) {
     }
   }
   return { columns, side: Math.min(60, width / columns) };
+}
+
+/** An operation log: how many blocks each request holds after each operation, one upon the other. */
+function drawHeld(canvas, run, { from, to, seen, offset, marks, followed }, tint, colours) {
+  const total = run.config.num_blocks, height = 96, top = marks.length ? 10 : 2, left = 46;
+  const ctx = prepare(canvas, canvas.clientWidth, top + height + 4);
+  const column = (canvas.clientWidth - left - 1) / (to - from);
+  const most = Math.max(total, ...run.steps.map(({ observed }) => Object.values(observed.lengths).reduce((a, b) => a + b, 0)));
+  const y = (blocks) => top + height * (1 - blocks / most);
+  ctx.font = "11px system-ui, sans-serif";
+  label(ctx, "all", left, y(total), colours.muted);
+  label(ctx, "0", left, y(0) - 4, colours.muted);
+  ctx.fillStyle = colours.line;
+  for (const blocks of [0, total]) ctx.fillRect(left, y(blocks), canvas.clientWidth - left, 1);
+  for (let step = Math.max(from, offset); step < Math.min(to, seen, offset + run.steps.length); step++) {
+    const { lengths } = run.observed(step - offset);
+    let held = 0;
+    for (const id of run.lives.keys()) {
+      const blocks = lengths[id] ?? 0, x = left + (step - from) * column, width = Math.max(column - (column > 6 ? 1 : 0), 0.7);
+      ctx.fillStyle = tint(id);
+      ctx.fillRect(x, y(held + blocks), width, y(held) - y(held + blocks));
+      ctx.strokeStyle = id === followed ? colours.ink : "rgba(0,0,0,.25)";
+      if (blocks && column > 6) ctx.strokeRect(x + 0.5, y(held + blocks) + 0.5, width - 1, y(held) - y(held + blocks) - 1);
+      held += blocks;
+    }
+  }
+  drawMarks(ctx, marks, (step) => left + (step - from + 0.5) * column, colours);
+  return { left, column };
+}
+
+/** The pool of an operation log, in which blocks have owners and no names: as many cells as are held, and the rest. */
+function drawHeldPool(canvas, width, run, observed, tint, followed, colours) {
+  const total = run.config.num_blocks, { columns, side } = poolGrid(width, total);
+  const ctx = prepare(canvas, width, Math.ceil(total / columns) * side + 1);
+  const owners = Object.entries(observed.lengths).flatMap(([id, length]) => Array(length).fill(id));
+  const held = total - observed.num_free_blocks;
+  const known = owners.length === held; // else some are shared, and the log does not say which
+  const inset = side > 14 ? 2 : 0.5, size = side - 2 * inset;
+  ctx.textAlign = "center";
+  for (let block = 0; block < total; block++) {
+    const x = (block % columns) * side + inset, y = Math.floor(block / columns) * side + inset;
+    const ids = known && block < held ? [owners[block]] : [];
+    ctx.fillStyle = colours.used;
+    if (ids.length) drawOwned(ctx, x, y, size, ids, tint, false);
+    else if (block < held) ctx.fillRect(x, y, size, size);
+    ctx.strokeStyle = ids.includes(followed) ? colours.ink : block < held ? "rgba(0,0,0,.25)" : colours.line;
+    ctx.lineWidth = ids.includes(followed) && size > 10 ? 3 : 1;
+    ctx.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+  }
 }

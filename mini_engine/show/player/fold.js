@@ -1,4 +1,3 @@
-"use strict";
 // The state of every request at any step, folded from a trace's records by the rules of Fold in
 // mini_engine/trace/fold.py, against which it is tested. A copy every KEYFRAME steps makes going
 // back, or far ahead, as cheap as going on.
@@ -9,6 +8,7 @@ class Fold {
   constructor(trace) {
     this.trace = trace;
     this.steps = trace.steps;
+    this.first = trace.steps[0]?.step ?? 0; // the number of the first step: a trace may begin in the middle of a run
     const { config, requests = [], cached_blocks = [] } = trace.header;
     this.config = config;
     this.lives = new Map(); // id -> [{ step, state }], a request's changes of state, in order
@@ -19,6 +19,7 @@ class Fold {
     this.cached = new Uint8Array(config.num_blocks); // 1: the content can be found again
     for (const block of cached_blocks) this.cached[block] = 1;
     for (const view of requests) this.enter(view); // there before the first step
+    this.start = this.copy().views;
     for (let index = 0; index < this.steps.length; index++) {
       this.forward();
       if (index % KEYFRAME === 0) this.keyframes.push(this.copy());
@@ -37,6 +38,7 @@ class Fold {
 
   /** The views {id: view}, as things stood while step `index` ran. They are reused by the next call. */
   at(index) {
+    if (!this.steps.length) return this.views;
     const frame = Math.floor(index / KEYFRAME);
     if (index < this.index || frame * KEYFRAME > this.index) {
       const { views, cached } = this.keyframes[frame];
@@ -46,6 +48,18 @@ class Fold {
     }
     while (this.index < index) this.forward();
     return this.views;
+  }
+
+  /** The record of step `index`; of a run that ended before its first, how things stood. */
+  record(index) {
+    if (this.steps.length) return this.steps[index];
+    const views = [...this.views.values()];
+    const running = views.filter((view) => view.running), held = new Set(views.flatMap((view) => view.blocks));
+    return {
+      step: this.first, t: 0, t_end: 0, scheduled: [], num_batched_tokens: 0, num_running: running.length,
+      num_waiting: views.length - running.length, blocked: { reason: "empty" }, blocks: {}, new_tokens: {}, events: [],
+      num_free_blocks: this.config.num_blocks - held.size, num_cached_blocks: this.cached.reduce((a, b) => a + b, 0),
+    };
   }
 
   copy() {
@@ -159,24 +173,4 @@ function waitingOf(views, policy) {
   const waiting = [...views.values()].filter((v) => v.state === "waiting" || v.state === "preempted");
   const priority = (view) => (policy === "priority" ? view.priority : 0);
   return waiting.filter((v) => !v.running).sort((a, b) => priority(a) - priority(b) || a.arrival - b.arrival);
-}
-
-// What two correct schedulers must agree on: `decisions` of mini_engine/trace/compare.py.
-const COMPARED = {
-  scheduled: "scheduled", num_batched_tokens: "tokens in the step", num_running: "running",
-  num_waiting: "waiting", num_free_blocks: "free blocks", new_tokens: "new tokens", events: "events",
-};
-
-/** The names of the fields in which two steps differ; a step that one trace lacks differs in all. */
-function differences(ours, theirs) {
-  if (!ours || !theirs) return ours === theirs ? [] : Object.keys(COMPARED);
-  return Object.keys(COMPARED).filter((key) => canonical(ours, key) !== canonical(theirs, key));
-}
-
-function canonical(record, key) {
-  if (key === "events") {
-    return JSON.stringify(record.events.map(({ t, cached_blocks, ...compared }) => Object.entries(compared).sort()));
-  }
-  if (key === "new_tokens") return JSON.stringify(Object.entries(record.new_tokens).sort());
-  return JSON.stringify(record[key]);
 }

@@ -1,104 +1,205 @@
-"use strict";
-// One trace's panel. Everything is text nodes and attributes, never markup made from the trace, and
-// of the queues only the rows that are in sight exist.
+// A trace's pane. Everything is text nodes and attributes, never markup made from the trace, and of the lists only
+// the rows that are in sight exist.
 
 const ROW = 31; // pixels, as in player.css
+const NARROW = 0.015; // of the budget: pieces below it are drawn together
 const LETTERS = { waiting: "W", prefill: "P", decode: "D", preempted: "X", finished: "F" };
 const TAGS = {
   arrive: "arrives", room: "memory", preempt: "preempted", decode: "decodes", grow: "grows", prefill: "prefills",
   admit: "admitted", wait: "waits", finish: "finishes", end: "end",
 };
 
-function el(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "class") element.className = value;
-    else if (name === "style") element.style.cssText = value;
-    else element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
-
-class Pane {
-  constructor(trace, number, player) {
-    this.fold = new Fold(trace);
-    this.player = player;
-    this.root = document.getElementById("pane").content.firstElementChild.cloneNode(true);
+/** What a trace's pane and an operation log's have in common: a name, a chart to click, a log, lists. */
+class Side {
+  constructor(template, run, number, player) {
+    Object.assign(this, { run, player });
+    this.root = player.part(template).content.firstElementChild.cloneNode(true);
     const name = this.find(".name");
-    name.textContent = trace.name;
+    name.textContent = run.trace.name;
     name.id = `name-${number}`;
     this.root.setAttribute("aria-labelledby", name.id);
-    this.find(".config").textContent = settings(trace.header);
     this.find(".log").id = `log-${number}`;
-    this.root.style.setProperty("--rows", Math.max(4, Math.min(6, trace.header.config.max_num_seqs)));
-    this.root.querySelectorAll("marker").forEach((marker) => (marker.id = `tip-${number}`));
-    this.root.style.setProperty("--tip", `url(#tip-${number})`);
-    this.waiting = new Rows(this.find(".waiting-card .rows"), "Waiting requests", (view) => this.waitingRow(view));
-    this.running = new Rows(this.find(".running-card .rows"), "Running requests", (view) => this.runningRow(view));
     this.root.addEventListener("click", (event) => {
-      const row = event.target.closest(".row");
+      const row = event.target.closest(".row[data-id]");
       if (row) player.follow(row.dataset.id);
     });
-    this.find(".pool canvas").addEventListener("click", (event) => this.clickPool(event));
-    this.find(".log").addEventListener("scroll", (event) => (this.scrolled = event.target.scrollTop > 0));
     const chart = this.find(".chart");
-    const seek = (event) => event.buttons & 1 && player.go(this.stepAt(event));
-    chart.addEventListener("pointerdown", seek);
-    chart.addEventListener("pointermove", seek);
+    chart.addEventListener("pointerdown", (event) => {
+      if (!(event.buttons & 1)) return;
+      const id = this.idAt(event);
+      if (id !== undefined) player.follow(id, { jump: false });
+      player.go(this.stepAt(event));
+    });
+    chart.addEventListener("pointermove", (event) => event.buttons & 1 && player.go(this.stepAt(event)));
   }
 
   find(selector) {
     return this.root.querySelector(selector);
   }
 
-  /** Redraw what does not depend on the step: after a change of size or theme. */
-  drawRun() {
-    this.colours = palette();
+  /** Where this run begins in the steps that the player counts. */
+  get offset() {
+    return this.run.first - this.player.first;
+  }
+
+  /** The first and the last step in which a request is there, as the player counts. */
+  span(id) {
+    const life = this.run.lives.get(id);
+    if (!life?.length) return null;
+    const end = life.at(-1).state === "finished" ? life.at(-1).step - 1 : this.run.steps.length - 1;
+    return [life[0].step + this.offset, Math.max(life[0].step, end) + this.offset];
+  }
+
+  stepAt(event) {
+    const x = event.clientX - this.find(".chart").getBoundingClientRect().left;
+    return this.scale.from + Math.floor((x - this.scale.left) / this.scale.column);
+  }
+
+  /** The request in whose row of the chart a click is. */
+  idAt(event) {
+    const { top, rowHeight, ids } = this.scale;
+    return ids[Math.floor((event.clientY - this.find(".chart").getBoundingClientRect().top - top) / rowHeight)];
+  }
+
+  placeHead(index) {
+    const { left, column, from } = this.scale;
+    this.find(".playhead").style.cssText = `left:${left + (index + this.offset - from) * column - 1}px;width:${Math.max(column + 2, 4)}px`;
+  }
+
+  /** The log's sentences, with a cue as long as the last of them is out of sight. */
+  showLog(spoken, told, followed) {
+    const log = this.find(".log");
+    const items = told.map(({ kind, ids, text }) =>
+      el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind] ?? kind), el("span", {}, text)));
+    log.replaceChildren(el("li", { class: "spoken" }, spoken), ...items);
+    if (this.scrolled) log.scrollTop = 0;
+    const cue = this.find(".cue");
+    if (!cue) return;
+    this.watch ??= new IntersectionObserver((seen) => (cue.hidden = seen.at(-1).intersectionRatio > 0.95), { root: log, threshold: [0, 0.95, 1] });
+    this.watch.disconnect();
+    if (items.length) this.watch.observe(items.at(-1));
+  }
+
+  measure() {
+    this.colours = palette(this.root);
     // Measured here only: to ask for a size between two changes makes the browser lay out twice.
     this.poolWidth = this.find(".pool").clientWidth;
-    for (const rows of [this.waiting, this.running]) rows.height = rows.box.clientHeight;
+    for (const rows of this.lists) rows.height = rows.box.clientHeight;
+  }
+
+  /** Bring a request's rows into sight. */
+  reveal(id) {
+    for (const rows of this.lists) rows.reveal(id);
+  }
+}
+
+class Pane extends Side {
+  constructor(trace, number, player) {
+    super("pane", new Fold(trace), number, player);
+    this.fold = this.run;
+    this.texts = trace.texts;
+    this.find(".config").textContent = settings(trace.header);
+    this.root.style.setProperty("--rows", Math.max(4, Math.min(6, trace.header.config.max_num_seqs)));
+    this.root.querySelectorAll("marker").forEach((marker) => (marker.id = `tip-${number}`));
+    this.root.style.setProperty("--tip", `url(#tip-${number})`);
+    this.root.classList.toggle("caching", Boolean(trace.header.config.prefix_caching));
+    this.find(".texts-card").hidden = !this.texts;
+    this.root.classList.toggle("with-texts", Boolean(this.texts));
+    this.waiting = new Rows(this.find(".waiting-card .rows"), "Waiting requests", (view) => this.waitingRow(view));
+    this.running = new Rows(this.find(".running-card .rows"), "Running requests", (view) => this.runningRow(view));
+    this.lines = new Rows(this.find(".texts-card .rows"), "Texts so far", (view) => this.textRow(view));
+    this.lists = [this.waiting, this.running, this.lines];
+    this.find(".pool canvas").addEventListener("click", (event) => this.clickPool(event));
+    this.find(".log").addEventListener("scroll", (event) => (this.scrolled = event.target.scrollTop > 0));
+    this.find(".closer").addEventListener("click", () => player.zoom(1 / 4));
+    this.find(".wider").addEventListener("click", () => player.zoom(4));
+    this.find(".all").addEventListener("click", () => player.zoom(0));
+  }
+
+  partings = partings;
+  differences = differences;
+  fieldName = (field) => COMPARED[field];
+  fieldText = fieldText;
+
+  /** {kind of event: the steps that have one}, of those that happen. A state of affairs counts where it begins. */
+  kinds() {
+    const kinds = {
+      preemption: [], arrival: [], admission: [], "prefix hit": [], finish: [], abort: [],
+      "mixed step": [], "wait for memory": [], "wait for slots": [], "wait for budget": [],
+    };
+    const events = { PREEMPTED: "preemption", QUEUED: "arrival", SCHEDULED: "admission", FINISHED: "finish" };
+    let wasMixed = false, wasReason = "";
+    this.run.steps.forEach((record, step) => {
+      for (const event of record.events) {
+        kinds[event.reason === "abort" ? "abort" : events[event.type]]?.push(step);
+        if (event.num_cached_tokens) kinds["prefix hit"].push(step);
+      }
+      const { reason } = record.blocked, decodes = this.run.numDecodes[step];
+      const mixed = decodes > 0 && decodes < record.scheduled.length;
+      if (mixed && !wasMixed) kinds["mixed step"].push(step);
+      if (reason !== wasReason) kinds[`wait for ${reason}`]?.push(step);
+      [wasMixed, wasReason] = [mixed, reason];
+    });
+    return new Map(Object.entries(kinds).filter(([, steps]) => steps.length));
+  }
+
+  /** Redraw what does not depend on the step: after a change of size, theme, or part that is shown. */
+  drawRun(scope) {
     const canvas = this.find(".overview canvas");
-    this.scale = drawOverview(canvas, this.fold, this.player.numSteps, this.player.departing, this.player.followed, this.colours);
+    this.scale = drawOverview(canvas, this.fold, scope, this.colours);
+    const { first, numSteps } = this.player, { from, to, whole } = scope;
+    this.find(".scope").textContent = whole ? "The whole run" : `Steps ${first + from} to ${first + to - 1} of ${first + numSteps - 1}, and who computes in them`;
+    this.find(".zoom").hidden = numSteps <= 2 * CLOSEST;
+    this.find(".closer").disabled = to - from <= CLOSEST;
+    this.find(".wider").disabled = this.find(".all").disabled = whole;
     const { lives, steps } = this.fold;
     canvas.setAttribute("aria-label", `${count(lives.size, "request")} over ${count(steps.length, "step")}, a row each; below them tokens and blocks of each step.`);
   }
 
   render(step, followed) {
     const record = this.fold.steps[step];
+    const number = this.player.first + this.player.step;
+    const last = this.fold.steps.at(-1)?.step;
     this.find(".log-card h3").replaceChildren(
-      record ? `What step ${record.step} decides` : `Over after step ${this.fold.steps.at(-1).step}`,
-      el("span", { class: "count" }, record ? this.span(record) : ""));
-    const index = Math.min(step, this.fold.steps.length - 1);
+      record ? `What step ${record.step} decides` : last === undefined ? "Over before its first step" : step < 0 ? `Not recorded: it begins with step ${this.fold.first}` : `Over after step ${last}`,
+      el("span", { class: "count" }, record ? this.when(record) : ""));
+    const index = Math.max(0, Math.min(step, this.fold.steps.length - 1));
     const views = this.fold.at(index);
-    this.draw(this.fold.steps[index], views, record ? sentences(this.fold, index) : [], followed);
-    const { left, column } = this.scale;
-    this.find(".playhead").style.cssText = `left:${left + step * column - 1}px;width:${Math.max(column + 2, 4)}px`;
+    this.showLog(`Step ${number}`, record ? this.sentences(index) : step < 0 ? [] : ending(this.fold), followed);
+    this.draw(record ?? this.fold.record(index), views, followed);
+    this.placeHead(step);
   }
 
   /** When the step ran, unless time is counted in steps. */
-  span({ t, t_end }) {
+  when({ t, t_end }) {
     const { unit } = this.fold.trace.header;
     return unit === "step" ? "" : ` ${Number(t.toFixed(3))} to ${Number(t_end.toFixed(3))} ${unit}`;
   }
 
-  draw(record, views, told, followed) {
-    const { config } = this.fold;
-    this.waiting.show(waitingOf(views, config.policy));
-    this.running.show(runningOf(views, record));
+  sentences = (index) => sentences(this.fold, index);
+  queues = (record, views) => ({ waiting: waitingOf(views, this.fold.config.policy), running: runningOf(views, record) });
+
+  draw(record, views, followed) {
+    const { waiting, running } = this.queues(record, views);
+    this.waiting.show(waiting);
+    this.running.show(running);
     this.find(".waiting-card .count").textContent = `${record.num_waiting}, front first`;
     this.find(".running-card .count").textContent = `${record.num_running}, in row order`;
     this.drawMeters(record, views);
-    this.drawLog(told, followed);
     this.drawLife(views.get(followed), followed, record);
     this.drawPool(record, views, followed);
+    if (this.texts) this.drawTexts(record, views, followed);
   }
 
   drawMeters(record, views) {
     const { max_num_batched_tokens: budget, num_blocks: blocks, max_num_seqs: slots } = this.fold.config;
-    const part = (cls, share, text = "") => el("i", { class: cls, style: `width:${100 * share}%` }, share > 0.025 * text.length ? text : "");
-    meter(this.find(".budget"), record.num_batched_tokens, `of ${budget} tokens`,
-      record.scheduled.map(([id, n]) => part(views.get(id).state, n / budget, n > 1 ? `${id} ${n}` : id)));
+    const part = (cls, share, text = "", title = "") =>
+      el("i", { class: cls, style: `width:${100 * share}%`, title: title || text }, share > 0.025 * text.length ? text : "");
+    meter(this.find(".budget"), record.num_batched_tokens, `of ${count(budget, "token")}`,
+      pieces(record, views, budget).map(({ state, tokens, ids }) => {
+        const text = ids.length > 1 ? count(ids.length, state) : tokens > 1 ? `${ids[0]} ${tokens}` : ids[0];
+        return part(tokens / budget < NARROW ? `${state} narrow` : state, tokens / budget, text, `${list(ids)}: ${count(tokens, "token")}, ${state}`);
+      }));
 
     const used = blocks - record.num_free_blocks;
     const cached = this.freeCached(views);
@@ -107,7 +208,7 @@ class Pane {
 
     const pips = slots <= 32
       ? Array.from({ length: slots }, (_, i) => el("i", { class: i < record.num_running ? "slot taken" : "slot" }))
-      : [part("slot taken", record.num_running / slots)];
+      : [part("taken", record.num_running / slots)];
     meter(this.find(".slots"), record.num_running, `of ${slots} taken`, pips);
   }
 
@@ -115,14 +216,6 @@ class Pane {
     const held = new Set();
     for (const view of views.values()) for (const block of view.blocks) held.add(block);
     return this.fold.cached.reduce((sum, flag, block) => sum + (flag && !held.has(block)), 0);
-  }
-
-  drawLog(told, followed) {
-    const log = this.find(".log");
-    log.setAttribute("aria-label", `Event log of ${this.fold.trace.name}`);
-    log.replaceChildren(el("li", { class: "spoken" }, `Step ${this.player.first + this.player.step}`), ...told.map(({ kind, ids, text }) =>
-      el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind]), el("span", {}, text))));
-    if (this.scrolled) log.scrollTop = 0;
   }
 
   drawPool(record, views, followed) {
@@ -144,6 +237,7 @@ class Pane {
     machine.querySelectorAll(".lit").forEach((part) => part.classList.remove("lit"));
     for (const name of litParts(view, record)) machine.querySelector(name).classList.add("lit");
     this.drawStrip(id);
+    if (this.texts) this.drawText(view, id, record);
     this.find(".facts").replaceChildren(...(view ? facts(view) : []).map(([term, value]) =>
       el("div", { class: term === "blocks" ? "wide" : "" }, el("dt", {}, term), el("dd", {}, String(value)))));
   }
@@ -151,20 +245,21 @@ class Pane {
   drawStrip(id) {
     const strip = this.find(".strip");
     const life = this.fold.lives.get(id) ?? [];
-    const { first, numSteps: total } = this.player;
+    const { numSteps: total, seen } = this.player, { first } = this.fold;
     const at = (step) => (100 * step) / total;
-    const ends = life.map((_, i) => life[i + 1]?.step ?? this.fold.steps.length);
-    strip.replaceChildren(...life.map(({ step, state }, i) =>
-      el("i", { class: state, style: `left:${at(step)}%;width:${at(ends[i] - step)}%` })),
+    const ends = life.map((_, i) => Math.min(seen - this.offset, life[i + 1]?.step ?? this.fold.steps.length));
+    const shown = life.map(({ step, state }, i) => ({ step, state, width: ends[i] - step })).filter(({ width }) => width > 0);
+    strip.replaceChildren(...shown.map(({ step, state, width }) =>
+      el("i", { class: state, style: `left:${at(step + this.offset)}%;width:${at(width)}%` })),
     el("i", { class: "here", style: `left:calc(${at(this.player.step + 0.5)}% - 1px)` }));
-    strip.setAttribute("aria-label", `${id}: ${life.slice(0, 20).map(({ step, state }, i) => `${state} from step ${first + step}${state === "finished" ? "" : ` to ${first + ends[i] - 1}`}`).join(", ")}`);
+    strip.setAttribute("aria-label", `${id}: ${shown.slice(0, 20).map(({ step, state, width }) => `${state} from step ${first + step}${state === "finished" ? "" : ` to ${first + step + width - 1}`}`).join(", ")}`);
   }
 
   waitingRow(view) {
     const tokens = numTokens(view);
     const blocks = Math.ceil(tokens / this.fold.config.block_size);
     const again = view.num_preemptions ? `, preempted ${view.num_preemptions === 1 ? "once" : `${view.num_preemptions} times`}` : "";
-    const told = `${count(tokens, "token")}, ${count(blocks, "block")}${again}`;
+    const told = `${count(tokens, "token")}, needs ${count(blocks, "block")}${again}`;
     return this.row(view, `${view.state}, ${told}`, el("span", { class: "told" }, told));
   }
 
@@ -184,7 +279,37 @@ class Pane {
     const followed = id === this.player.followed;
     return el("button", { type: "button", class: "row", "data-id": id, "aria-pressed": followed, "aria-label": `${id}: ${spoken}`, title: `${id}: ${spoken}` },
       el("span", { class: "id", style: `background:${this.player.tint(id)}` }, id),
-      el("span", { class: `letter ${state}` }, LETTERS[state]), ...cells);
+      el("span", { class: `letter ${state}`, title: inWord(state) }, LETTERS[state]), ...cells);
+  }
+
+  /** A request's prompt, its output before this step, and what the step adds. */
+  textOf(view, record) {
+    const [prompt, pieces] = this.texts[view.request_id];
+    const before = view.num_output_tokens, now = before + (record.new_tokens[view.request_id]?.length ?? 0);
+    if (view.state === "finished") return [prompt, pieces.join(""), ""];
+    return [prompt, pieces.slice(0, before).join(""), pieces.slice(before, view.finish_reason ? undefined : now).join("")];
+  }
+
+  drawTexts(record, views) {
+    this.record = record;
+    this.lines.show([...views.values()].filter((view) => Object.hasOwn(this.texts, view.request_id)));
+  }
+
+  textRow(view) {
+    const [prompt, output, piece] = this.textOf(view, this.record);
+    const tail = `${output}${piece}`.replaceAll("\n", " / ").slice(-160);
+    return this.row(view, `${prompt} ${output}${piece}`.slice(-300), el("span", { class: "tail" },
+      el("span", { class: "prompt-text" }, tail.length < 60 ? prompt.replaceAll("\n", " / ").slice(tail.length - 120) : ""),
+      el("span", {}, tail.slice(0, tail.length - piece.length)), el("mark", {}, tail.slice(tail.length - piece.length))));
+  }
+
+  /** The whole text of the followed request. */
+  drawText(view, id, record) {
+    const box = this.find(".life-card .text");
+    box.hidden = !view || !Object.hasOwn(this.texts, id);
+    if (box.hidden) return;
+    const [prompt, output, piece] = this.textOf(view, record);
+    box.replaceChildren(el("span", { class: "prompt-text" }, prompt), output, el("mark", {}, piece));
   }
 
   clickPool(event) {
@@ -193,11 +318,6 @@ class Pane {
     const ids = owners[block] ?? [];
     // Another click on a shared block goes on to its next owner.
     if (ids.length) this.player.follow(ids[(ids.indexOf(this.player.followed) + 1) % ids.length]);
-  }
-
-  stepAt(event) {
-    const x = event.clientX - this.find(".chart").getBoundingClientRect().left;
-    return Math.floor((x - this.scale.left) / this.scale.column);
   }
 }
 
@@ -219,7 +339,7 @@ class Rows {
   }
 
   render() {
-    const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.id : null;
+    const focused = this.focused()?.dataset.id ?? null;
     const first = Math.max(0, Math.floor(this.top / ROW) - 1);
     const last = Math.min(this.views.length, first + Math.ceil(this.height / ROW) + 3);
     const rows = [];
@@ -232,6 +352,22 @@ class Rows {
     if (focused !== null) this.refocus(focused);
   }
 
+  /** The row that has the focus. */
+  focused() {
+    const { activeElement } = this.box.getRootNode();
+    return this.list.contains(activeElement) ? activeElement : null;
+  }
+
+  reveal(id) {
+    this.revealRow(this.views.findIndex((view) => view.request_id === id));
+  }
+
+  revealRow(index) {
+    if (index < 0 || (index * ROW >= this.top && (index + 1) * ROW <= this.top + this.height)) return;
+    this.box.scrollTop = this.top = Math.max(0, index * ROW - this.height / 2 + ROW / 2);
+    this.render();
+  }
+
   /** The focus follows its request; where that has gone elsewhere, it stays in the list. */
   refocus(id) {
     const rows = [...this.list.querySelectorAll(".row")];
@@ -242,6 +378,19 @@ class Rows {
 function meter(box, value, rest, parts) {
   box.querySelector("p").replaceChildren(el("b", {}, String(value)), ` ${rest}`);
   box.querySelector(".bar").replaceChildren(...parts);
+}
+
+/** The rows of a step as pieces of the budget: neighbours of one state that are too narrow for themselves are one. */
+function pieces(record, views, budget) {
+  const found = [];
+  for (const [id, tokens] of record.scheduled) {
+    const { state } = views.get(id), narrow = tokens / budget < NARROW, last = found.at(-1);
+    if (narrow && last?.narrow && last.state === state) {
+      last.tokens += tokens;
+      last.ids.push(id);
+    } else found.push({ state, tokens, narrow, ids: [id] });
+  }
+  return found;
 }
 
 /** Which boxes and arrows of the state machine a step lights. */
@@ -276,4 +425,12 @@ function settings({ config, parts }) {
     threshold ? `chunks up to ${threshold}` : "no chunk threshold",
     `${config.num_blocks} blocks of ${config.block_size}`, `prefix cache ${config.prefix_caching ? "on" : "off"}`, ...own,
   ].join(" · ");
+}
+
+function fieldText(record, field) {
+  const value = record[field];
+  if (field === "scheduled") return value.map(([id, n]) => `${id} ${n}`).join(", ") || "nothing";
+  if (field === "new_tokens") return Object.entries(value).map(([id, tokens]) => `${id} ${tokens}`).join(", ") || "none";
+  if (field === "events") return value.map((event) => `${event.id} ${event.type}${event.reason ? ` ${event.reason}` : ""}`).join(", ") || "none";
+  return String(value);
 }

@@ -1,4 +1,3 @@
-"use strict";
 // Says in sentences what a step decided and why. Everything is taken from the step's record and
 // the folded views; nothing is guessed that the trace does not say.
 
@@ -26,15 +25,22 @@ function sentences(fold, index) {
   }
   sayBlocked(record, fold.config, say);
   for (const { id, reason } of events("FINISHED")) {
-    if (reason !== "abort") say("finish", [id], ending(views.get(id), reason, record));
+    if (reason !== "abort") say("finish", [id], finish(views.get(id), reason, record));
   }
-  const end = fold.trace.end;
-  if (end && index === fold.steps.length - 1) {
-    for (const { id } of end.events ?? []) say("finish", [id], `${id} is aborted after the last step.`);
-    say("end", [], (ENDS[end.end] ?? `The run ends: ${end.end}.`) + details(end));
-  }
+  if (index === fold.steps.length - 1) told.push(...ending(fold));
   if (!told.length) say("end", [], "Nothing is decided: no request is there to be served.");
   return told;
+}
+
+/** How the run closed, and what came after its last step. */
+function ending(fold) {
+  const end = fold.trace.end;
+  if (!end) return [];
+  const aborted = new Set((end.events ?? []).map(({ id }) => id));
+  const told = [...aborted].map((id) => ({ kind: "finish", ids: [id], text: `${id} is aborted after the last step.` }));
+  const left = [...fold.at(fold.steps.length - 1).values()].some((view) => !view.finish_reason && !aborted.has(view.request_id));
+  const how = end.end === "drained" && left ? "The recording ends here." : (ENDS[end.end] ?? `The run ends: ${end.end}.`);
+  return [...told, { kind: "end", ids: [], text: how + details(end) }];
 }
 
 const ENDS = {
@@ -130,7 +136,7 @@ function sayBlocked(record, config, say) {
   say("wait", [id], `${id} ${why}.${others}`);
 }
 
-function ending(view, reason, record) {
+function finish(view, reason, record) {
   const id = view.request_id;
   const outputs = count(view.num_output_tokens + (record.new_tokens[id]?.length ?? 0), "output token");
   const why = { length: `it has its ${outputs}`, stop: `it came to a stop after ${outputs}`, error: "it failed" }[reason] ?? reason;
@@ -145,6 +151,11 @@ function lifeOf(view, id) {
   if (view.state === "waiting") return `${id} is waiting${view.num_preemptions ? " to come back" : ""}.`;
   const doing = view.state === "decode" ? "decoding" : "in prefill";
   return `${id} is ${doing}${view.finish_reason ? ` and finishes in this step (${view.finish_reason})` : ""}.`;
+}
+
+/** A request's state in a word or two, for a table. */
+function inWord(state) {
+  return { undefined: "not there", decode: "decoding" }[state] ?? state;
 }
 
 function count(number, thing) {

@@ -1,0 +1,85 @@
+// Two runs: in what a step differs, and the steps in which a difference begins (docs/trace.md).
+
+// What two correct schedulers must agree on: `decisions` of mini_engine/trace/compare.py.
+const COMPARED = {
+  scheduled: "scheduled", num_batched_tokens: "tokens in the step", num_running: "running",
+  num_waiting: "waiting", num_free_blocks: "free blocks", new_tokens: "new tokens", events: "events",
+};
+
+/** The names of the fields in which two steps differ; a step that one trace lacks differs in all. */
+function differences(ours, theirs) {
+  if (!ours || !theirs) return ours === theirs ? [] : Object.keys(COMPARED);
+  return Object.keys(COMPARED).filter((key) => canonical(ours, key) !== canonical(theirs, key));
+}
+
+function canonical(record, key) {
+  if (key === "events") {
+    return JSON.stringify(record.events.map(({ t, cached_blocks, ...told }) => Object.entries(told).sort()));
+  }
+  if (key === "new_tokens") return JSON.stringify(Object.entries(record.new_tokens).sort());
+  return JSON.stringify(record[key]);
+}
+
+/**
+ * Where differences begin: [{ step, decision, over, lives: [{ id, states }] }], by step. From equal state the two
+ * decide differently (`decision`); a request's life parts, each only once; or one run is over (`over`).
+ */
+function partings(folds) {
+  const [ours, theirs] = folds;
+  const first = Math.min(ours.first, theirs.first);
+  const start = Math.max(ours.first, theirs.first);
+  const end = Math.min(...folds.map((fold) => fold.first + fold.steps.length));
+  const found = [];
+  const apart = new Set(); // requests that a step left in another state
+  const texts = new Map(); // id -> { said: the output tokens in both, agreed: how many are alike, apart: a later one is not }
+  const parted = new Set();
+  let before = folds.flatMap((fold) => [...fold.start.keys()]); // whom the last step touched
+  let sameRows = true;
+  for (const id of before) if (!sameView(folds.map((fold) => fold.start.get(id)), [[], []])) apart.add(id);
+  for (let step = start; step < end; step++) {
+    const records = folds.map((fold) => fold.steps[step - fold.first]);
+    const views = folds.map((fold) => fold.at(step - fold.first));
+    const touched = new Set(records.flatMap(namesIn));
+    const decision = !apart.size && sameRows && differences(...records).length > 0;
+    const lives = [];
+    for (const id of new Set([...before, ...touched])) {
+      const states = views.map((each) => each.get(id)?.state);
+      if (states[0] === states[1] || parted.has(id)) continue;
+      parted.add(id);
+      lives.push({ id, states });
+    }
+    if (decision || lives.length) found.push({ step: step - first, decision, over: false, lives });
+    for (const id of touched) {
+      const both = views.map((each) => each.get(id));
+      const sampled = records.map((record) => record.new_tokens[id] ?? []);
+      const text = texts.get(id) ?? { said: [[], []], agreed: 0, apart: false };
+      texts.set(id, text);
+      text.said.forEach((tokens, run) => tokens.push(...sampled[run]));
+      for (; !text.apart && text.agreed < Math.min(...text.said.map(({ length }) => length)); text.agreed++) {
+        text.apart = text.said[0][text.agreed] !== text.said[1][text.agreed];
+      }
+      const done = both.every((view) => view?.finish_reason); // and what they were decides nothing any more
+      if (done || (!text.apart && sameView(both, sampled))) apart.delete(id);
+      else apart.add(id);
+    }
+    sameRows = String(records[0].scheduled.map(([id]) => id)) === String(records[1].scheduled.map(([id]) => id));
+    before = touched;
+  }
+  if (folds.some((fold) => fold.first + fold.steps.length > end)) {
+    found.push({ step: end - first, decision: false, over: true, lives: [] });
+  }
+  return found;
+}
+
+/** Whether a step leaves a request alike in both runs, `sampled` being its new tokens. */
+function sameView([ours, theirs], sampled) {
+  const after = (view, tokens) => view && [
+    view.running, view.num_computed_tokens + view.num_scheduled, view.num_output_tokens + tokens.length,
+    view.finish_reason, view.priority, view.arrival,
+  ].join();
+  return after(ours, sampled[0]) === after(theirs, sampled[1]);
+}
+
+function namesIn(record) {
+  return [...record.scheduled.map(([id]) => id), ...record.events.map(({ id }) => id), ...Object.keys(record.blocks)];
+}

@@ -1,0 +1,12 @@
+// An element with attributes and children. Nothing is ever made from markup that a trace could write.
+
+function el(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") element.className = value;
+    else if (name === "style") element.style.cssText = value; // by script: a policy may forbid the attribute
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}

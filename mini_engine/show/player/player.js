@@ -1,0 +1,394 @@
+// The component: controls, and a pane a trace. It lives in a shadow root below the element that it is given, makes
+// no global name, and is fed from outside: new Player(element, options).load({ traces, step, follow, theme, veil }).
+
+const PAUSE = 400; // ms between two notes of where we are: browsers refuse addresses that change all the time
+const MANY_NAMES = 24; // requests, from which on one is looked for by typing
+const CLOSEST = 24; // steps that zooming leaves
+
+class Player {
+  /** Options: embedded (no heading, no theme of its own), keys (whose keys it hears), stylesheet (its address, where
+   *  the style does not come along), onMove({ step, follow }). */
+  constructor(element, options = {}) {
+    this.options = options;
+    this.host = el("div", { class: "mini-engine-player", "data-lm-suppress-shortcuts": "true" });
+    this.host.player = this;
+    this.host.classList.toggle("embedded", Boolean(options.embedded));
+    this.root = this.host.attachShadow({ mode: "open" });
+    const markup = document.createElement("template");
+    markup.innerHTML = MARKUP; // our own
+    this.root.append(markup.content);
+    Object.assign(this, { panes: [], ids: [], partings: [], departing: [], kinds: new Map(), tints: new Map() });
+    Object.assign(this, { step: 0, numSteps: 0, first: 0, followed: "", playing: false, seen: 0, window: null });
+    element.append(this.host);
+    this.style();
+    this.connect();
+  }
+
+  style() {
+    if (this.options.stylesheet) {
+      const link = el("link", { rel: "stylesheet", href: this.options.stylesheet });
+      link.addEventListener("load", () => this.redraw());
+      this.root.prepend(link);
+    } else {
+      const sheet = new CSSStyleSheet();
+      sheet.replaceSync(STYLE);
+      this.root.adoptedStyleSheets = [sheet];
+    }
+  }
+
+  part(id) {
+    return this.root.getElementById(id);
+  }
+
+  /** Show these traces, one or two. What was followed goes on being followed. */
+  load({ traces, step = null, follow = null, theme = null, veil = false }) {
+    this.play(false);
+    this.part("failure").hidden = true;
+    this.tints.clear();
+    this.panes = [];
+    traces.forEach((trace, number) => {
+      try {
+        this.panes.push(trace.header.trace === "mini-engine-ops" ? new OpsPane(trace, number, this) : new Pane(trace, number, this));
+      } catch (error) {
+        console.error(error);
+        this.fail(error.message, trace.name);
+      }
+    });
+    this.part("panes").replaceChildren(...this.panes.map((pane) => pane.root));
+    if (!this.panes.length) return;
+    const runs = this.panes.map((pane) => pane.run);
+    const begun = runs.filter((run) => run.steps.length);
+    this.first = Math.min(...(begun.length ? begun : runs).map((run) => run.first));
+    for (const run of runs) if (!run.steps.length) run.first = this.first;
+    this.numSteps = Math.max(1, ...runs.map((run) => run.first + run.steps.length - this.first));
+    Object.assign(this, { window: null, veil, seen: veil ? 0 : Infinity });
+    this.ids = [...new Set(runs.flatMap((run) => [...run.lives.keys()]))];
+    this.ids.forEach((id, i) => this.tints.set(id, OWNERS[i % OWNERS.length]));
+    this.compare(runs);
+    this.offer();
+    this.followed = [follow, this.followed].find((id) => this.ids.includes(id)) ?? this.ids[0] ?? "";
+    this.followField.value = this.followed;
+    const wanted = step === null && follow !== null ? (this.span(this.followed)?.[0] ?? 0) : Number(step ?? this.first) - this.first;
+    this.step = Math.max(0, Math.min(this.numSteps - 1, wanted || 0));
+    this.theme(theme);
+  }
+
+  compare(runs) {
+    const two = runs.length > 1 && runs[0].constructor === runs[1].constructor;
+    const [side] = this.panes;
+    this.host.classList.toggle("two", two);
+    this.part("difference").hidden = !two;
+    this.partings = two ? side.partings(runs) : [];
+    this.departing = [];
+    for (let step = 0; two && step < this.numSteps; step++) {
+      if (side.differences(...this.records(step)).length) this.departing.push(step);
+    }
+  }
+
+  /** Fill the lists of what there is: names to follow, kinds of events. */
+  offer() {
+    const many = this.ids.length > MANY_NAMES;
+    this.followField?.remove();
+    this.followField = el(many ? "input" : "select", { id: "follow", ...(many ? { type: "search", list: "names", placeholder: "request", autocomplete: "off" } : {}) });
+    const options = this.ids.map((id) => el("option", { value: id }, many ? "" : id));
+    (many ? this.part("names") : this.followField).replaceChildren(...options);
+    this.followField.addEventListener("change", () => this.search(this.followField.value));
+    if (many) this.followField.addEventListener("focus", () => this.followField.select());
+    this.part("follow-field").append(this.followField);
+    this.part("follow-field").hidden = !this.ids.length;
+
+    this.kinds = new Map();
+    for (const pane of this.panes) {
+      for (const [kind, steps] of pane.kinds()) {
+        const known = this.kinds.get(kind) ?? [];
+        this.kinds.set(kind, known.concat(steps.map((step) => step + pane.offset)));
+      }
+    }
+    for (const [kind, steps] of this.kinds) this.kinds.set(kind, [...new Set(steps)].sort((a, b) => a - b));
+    const chosen = this.part("kind").value;
+    this.part("kind").replaceChildren(
+      ...[...this.kinds].map(([kind, steps]) => el("option", { value: kind }, `${kind} (${steps.length})`)),
+      el("option", { value: "" }, "change of whom you follow"));
+    this.part("kind").value = this.kinds.has(chosen) ? chosen : ([...this.kinds.keys()][0] ?? "");
+  }
+
+  /** Each pane's record of a step; undefined where its run was not yet, or no longer, recorded. */
+  records(step) {
+    return this.panes.map((pane) => pane.run.steps[step - pane.offset]);
+  }
+
+  go(step) {
+    this.step = Math.max(0, Math.min(this.numSteps - 1, step));
+    this.render();
+    this.moved();
+  }
+
+  /** To a place as an address gives it: the number of a step, a request, either or both. */
+  goTo({ step = null, follow = null }) {
+    const index = Number(step) - this.first;
+    const moves = step !== null && step !== "" && Number.isInteger(index) && index !== this.step;
+    if (this.ids.includes(follow) && follow !== this.followed) this.follow(follow, { jump: step === null });
+    if (moves) this.go(index);
+  }
+
+  /** Follow a request. Where it is not there in this step, the nearest step in which it is comes up. */
+  follow(id, { jump = true } = {}) {
+    this.followed = id;
+    this.followField.value = id;
+    const [from, to] = this.span(id) ?? [this.step, this.step];
+    if (jump) this.step = Math.max(from, Math.min(to, this.step));
+    this.redraw();
+    for (const pane of this.panes) pane.reveal(id);
+    this.moved();
+  }
+
+  /** The request of that name, or the first whose name has it in it. */
+  search(text) {
+    const wanted = text.trim().toLowerCase();
+    const id = this.ids.find((id) => id === text) ?? this.ids.find((id) => wanted && id.toLowerCase().includes(wanted));
+    this.followField.setCustomValidity?.(id === undefined ? `no request is called ${text}` : "");
+    this.followField.reportValidity?.();
+    if (id !== undefined) this.follow(id);
+  }
+
+  followNext(by) {
+    const index = this.ids.indexOf(this.followed) + by;
+    if (this.ids.length) this.follow(this.ids[(index + this.ids.length) % this.ids.length]);
+  }
+
+  /** The first and the last step in which a request is there, in either run. */
+  span(id) {
+    const spans = this.panes.map((pane) => pane.span(id)).filter(Boolean);
+    return spans.length ? [Math.min(...spans.map((span) => span[0])), Math.max(...spans.map((span) => span[1]))] : null;
+  }
+
+  /** The steps that hold an event of the chosen kind. */
+  events() {
+    const kind = this.part("kind").value;
+    if (kind) return this.kinds.get(kind) ?? [];
+    return [...new Set(this.panes.flatMap((pane) => (pane.run.lives.get(this.followed) ?? []).map(({ step }) => step + pane.offset)))].sort((a, b) => a - b);
+  }
+
+  goAlong(steps, by) {
+    const next = by > 0 ? steps.find((step) => step > this.step) : steps.findLast((step) => step < this.step);
+    if (next !== undefined) this.go(next);
+  }
+
+  goEvent(by) {
+    this.goAlong(this.events(), by);
+  }
+
+  goDifference(by) {
+    this.goAlong(this.partings.map(({ step }) => step), by);
+  }
+
+  /** Show a quarter of the steps that are in sight, or four times as many; 0: all. */
+  zoom(factor) {
+    const size = this.window ? this.window.to - this.window.from : this.numSteps;
+    const wanted = factor ? Math.max(CLOSEST, Math.round(size * factor)) : Infinity;
+    this.window = wanted < this.numSteps ? { from: 0, to: wanted } : null;
+    this.centre();
+    this.redraw();
+  }
+
+  /** Move the part of the run that is shown to where the step is. */
+  centre() {
+    const size = this.window.to - this.window.from;
+    const from = Math.max(0, Math.min(this.numSteps - size, this.step - Math.floor(size / 2)));
+    this.window = { from, to: from + size };
+  }
+
+  play(on) {
+    this.playing = on;
+    clearInterval(this.timer);
+    this.part("play").textContent = on ? "Pause" : "Play";
+    // A screen reader cannot keep up with a film; it speaks again when the film stops.
+    for (const pane of this.panes) pane.find(".log").setAttribute("aria-live", on ? "off" : "polite");
+    if (!on) return;
+    if (this.step === this.numSteps - 1) this.go(0);
+    this.timer = setInterval(() => {
+      this.go(this.step + 1);
+      if (this.step === this.numSteps - 1) this.play(false);
+    }, 1000 / this.part("speed").value);
+  }
+
+  /** "light", "dark", or null for the system's. */
+  theme(name) {
+    const shown = name ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    this.chosenTheme = name;
+    this.host.dataset.theme = shown;
+    this.part("theme").textContent = shown === "dark" ? "Light" : "Dark";
+    if (this.options.keys === document) document.documentElement.style.colorScheme = shown; // the page is ours
+    this.redraw();
+  }
+
+  redraw() {
+    if (!this.panes.length || !this.host.clientWidth) return; // not in sight yet
+    for (const pane of this.panes) pane.measure();
+    this.drawRuns();
+    this.render();
+  }
+
+  drawRuns() {
+    const whole = { from: 0, to: this.numSteps };
+    const marks = this.partings.map(({ step }) => step);
+    for (const pane of this.panes) {
+      pane.drawRun({ ...(this.window ?? whole), whole: !this.window, seen: this.seen, offset: pane.offset, marks, followed: this.followed });
+    }
+  }
+
+  render() {
+    if (this.veil && this.seen <= this.step) {
+      this.seen = this.step + 1;
+      this.drawRuns();
+    }
+    if (this.window && (this.step < this.window.from || this.step >= this.window.to)) {
+      this.centre();
+      this.drawRuns();
+    }
+    const record = this.records(this.step).find(Boolean);
+    const place = `${this.first + this.step} of ${this.first + this.numSteps - 1}`;
+    const slider = this.part("slider");
+    slider.max = this.numSteps - 1;
+    slider.value = this.step;
+    slider.setAttribute("aria-valuetext", `step ${place}`);
+    this.part("readout").textContent = `Step ${place}`;
+    this.part("readout").title = record?.t === undefined ? "" : `from ${record.t} to ${record.t_end} ${this.panes[0].run.trace.header.unit}`;
+    const events = this.events(), begun = this.partings;
+    const dead = {
+      first: this.step === 0, back: this.step === 0,
+      forward: this.step === this.numSteps - 1, last: this.step === this.numSteps - 1,
+      "previous-event": !(events[0] < this.step), "next-event": !(events.at(-1) > this.step),
+      "previous-difference": !(begun[0]?.step < this.step), "next-difference": !(begun.at(-1)?.step > this.step),
+    };
+    for (const [id, is] of Object.entries(dead)) this.part(id).disabled = is;
+    for (const pane of this.panes) pane.render(this.step - pane.offset, this.followed);
+    if (!this.part("difference").hidden) this.showDifference();
+  }
+
+  tint = (id) => this.tints.get(id);
+
+  /** Report the place, at once after a rest, else when the pause is over. */
+  moved() {
+    if (!this.options.onMove || this.pending) return;
+    const rest = (this.reported ?? -PAUSE) + PAUSE - performance.now();
+    this.pending = setTimeout(() => this.report(), Math.max(0, rest));
+  }
+
+  report() {
+    clearTimeout(this.pending);
+    this.pending = null;
+    this.reported = performance.now();
+    this.options.onMove({ step: this.first + this.step, follow: this.followed });
+  }
+
+  showDifference() {
+    const records = this.records(this.step), step = this.first + this.step;
+    const fields = this.panes[0].differences(...records);
+    const here = this.partings.find((one) => one.step === this.step);
+    const number = this.partings.indexOf(here) + 1;
+    this.part("difference-summary").textContent = this.partings.length
+      ? [here ? `Difference ${number} of ${this.partings.length}.` : "", ...this.explain(here, fields, step),
+        here ? "" : `The first of ${count(this.partings.length, "difference")} begins in step ${this.first + this.partings[0].step}.`,
+        this.departing.length > 1 ? `${this.departing.length} steps differ in all.` : ""].filter(Boolean).join(" ")
+      : "Both traces decide the same in every step.";
+    const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
+    const head = el("tr", {}, el("th", { scope: "col" }, "field"), ...names);
+    this.part("difference-table").replaceChildren(...(fields.length ? [head] : []), ...fields.map((field) =>
+      el("tr", {}, el("th", { scope: "row" }, this.panes[0].fieldName(field)), ...records.map((record) => el("td", {}, record ? this.panes[0].fieldText(record, field) : "no such step")))));
+  }
+
+  /** What begins to differ in a step, in sentences. */
+  explain(here, fields, step) {
+    if (!here) return [fields.length ? `Step ${step} differs, as a consequence.` : `In step ${step} both decide the same.`];
+    const [ours, theirs] = this.panes.map((pane) => pane.run.trace.name);
+    const told = [];
+    if (here.over) told.push(`Step ${step} differs: one of the two is over.`);
+    if (here.decision) told.push(`Step ${step} differs: from equal state the two decide differently.`);
+    for (const { id, states } of here.lives.slice(0, MANY)) {
+      told.push(`The life of ${id} parts: ${inWord(states[0])} in ${ours}, ${inWord(states[1])} in ${theirs}.`);
+    }
+    if (here.lives.length > MANY) told.push(`So do those of ${here.lives.length - MANY} more.`);
+    return told;
+  }
+
+  fail(message, name = "") {
+    const box = this.part("failure");
+    box.hidden = false;
+    box.textContent = `This trace cannot be shown${name ? ` (${name})` : ""}: ${message}. Its records contradict each other, or a field is missing.`;
+  }
+
+  connect() {
+    const click = (id, action) => this.part(id).addEventListener("click", action);
+    click("first", () => this.go(0));
+    click("back", () => this.go(this.step - 1));
+    click("play", () => this.play(!this.playing));
+    click("forward", () => this.go(this.step + 1));
+    click("last", () => this.go(this.numSteps - 1));
+    click("next-event", () => this.goEvent(1));
+    click("previous-event", () => this.goEvent(-1));
+    click("next-difference", () => this.goDifference(1));
+    click("previous-difference", () => this.goDifference(-1));
+    click("theme", () => this.toggleTheme());
+    click("help", () => this.part("keys").showModal());
+    this.root.querySelector(".skip").addEventListener("click", (event) => {
+      event.preventDefault(); // the log is in the shadow root, where no address leads
+      this.panes[0]?.find(".log").focus();
+    });
+    this.part("slider").addEventListener("input", () => this.go(Number(this.part("slider").value)));
+    this.part("speed").addEventListener("change", () => this.play(this.playing));
+    this.part("kind").addEventListener("change", () => this.render());
+    const away = { signal: (this.gone = new AbortController()).signal };
+    (this.options.keys ?? this.host).addEventListener("keydown", (event) => this.onKey(event), away);
+    addEventListener("pagehide", () => this.pending && this.report(), away);
+    for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
+      matchMedia(query).addEventListener("change", () => this.theme(this.chosenTheme ?? null), away);
+    }
+    // It is drawn when it has a size: a widget gets its place after it was made.
+    let width = 0;
+    this.sizes = new ResizeObserver(() => width !== (width = this.host.clientWidth) && this.redraw());
+    this.sizes.observe(this.host);
+  }
+
+  destroy() {
+    this.play(false);
+    clearTimeout(this.pending);
+    this.sizes.disconnect();
+    this.gone.abort();
+    this.host.remove();
+  }
+
+  toggleTheme() {
+    this.theme(this.host.dataset.theme === "dark" ? "light" : "dark");
+  }
+
+  onKey(event) {
+    const on = event.composedPath()[0];
+    if (event.ctrlKey || event.metaKey || event.altKey || this.part("keys").open || !this.panes.length) return;
+    if (on.matches?.("select, input[type=search]")) return;
+    const leap = event.shiftKey ? 10 : 1;
+    const moves = {
+      ArrowRight: () => this.go(this.step + leap),
+      ArrowLeft: () => this.go(this.step - leap),
+      Home: () => this.go(0),
+      End: () => this.go(this.numSteps - 1),
+    };
+    const back = event.shiftKey ? -1 : 1;
+    const letters = {
+      f: () => this.followNext(back),
+      e: () => this.goEvent(back),
+      n: () => this.goDifference(back),
+      "+": () => this.zoom(1 / 4),
+      "-": () => this.zoom(4),
+      "?": () => this.part("keys").showModal(),
+    };
+    if (!this.options.embedded) letters.t = () => this.toggleTheme();
+    let action = moves[event.key];
+    // Space presses the button that has the focus; anywhere else it plays.
+    if (event.key === " " && !on.matches?.("button")) action = () => this.play(!this.playing);
+    if (this.part("letters").checked) action ??= letters[event.key.toLowerCase()];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+}

@@ -1,0 +1,22 @@
+// The shell: a page embeds it as a frame and feeds it by postMessage.
+//   to it    {type: "mini-engine-trace", traces, step, follow, theme, veil}   as mini_engine.show.player.payload makes it
+//   from it  {type: "mini-engine-ready"}, {type: "mini-engine-moved", step, follow}, {type: "mini-engine-failed", message}
+
+const say = (message, origin = "*") => parent !== window && parent.postMessage(message, origin);
+let embedder = "*"; // until it has spoken; nothing of a trace is said before
+const player = new Player(document.getElementById("player"), {
+  keys: document, embedded: true, stylesheet: "player.css",
+  onMove: (place) => say({ type: "mini-engine-moved", ...place }, embedder),
+});
+document.body.style.margin = "0";
+addEventListener("message", ({ source, origin, data }) => {
+  if (source !== parent || parent === window || data?.type !== "mini-engine-trace") return;
+  embedder = origin === "null" ? "*" : origin;
+  try {
+    player.load(data);
+  } catch (error) {
+    player.fail(error.message);
+    say({ type: "mini-engine-failed", message: error.message }, embedder);
+  }
+});
+say({ type: "mini-engine-ready" });
