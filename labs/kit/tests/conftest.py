@@ -100,7 +100,7 @@ class Course:
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory) -> Path:
     """Where `labs check` keeps what tests did with every bug: found out once, by make test beforehand."""
-    return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept"))
+    return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept")).absolute()
 
 
 @pytest.fixture
