@@ -5,14 +5,16 @@ import os
 import re
 import textwrap
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Made = TypeVar("Made")
 
 
 class LabError(Exception):
@@ -26,32 +28,32 @@ class Task:
     name: str
     points: int
     engine: str  # its twin, module:name
-    tests: tuple[str, ...]
-    hints: tuple[str, ...]  # nudge, where to look, pseudocode
+    tests: Sequence[str]
+    hints: Sequence[str]  # nudge, where to look, pseudocode
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A named wrong solution, made from solution.py by `edits` (pairs of find and replace) or by
-    giving the function `task` another `body`."""
+    """A named wrong solution, made from solution.py by `find` and `replace`, by `edits` (pairs of these) or
+    by giving the function `task` another `body`."""
 
     id: str
     title: str
     misconception: str
     hint: str
     caught_by: str
-    edits: tuple[tuple[str, str], ...] = ()
+    edits: Sequence[tuple[str, str]] = ()
     task: str = ""
     body: str = ""
+    find: str = ""
+    replace: str = ""
 
     def apply(self, source: str) -> str:
         """The wrong solution's text. Raises LabError when a snippet does not occur exactly once."""
-        for find, replace in self.edits:
-            if source.count(find) != 1:
-                raise LabError(
-                    f"bug {self.id!r}: its snippet must occur exactly once in solution.py, "
-                    f"but occurs {source.count(find)} times: {find!r}"
-                )
+        for find, replace in (*self.edits, *([(self.find, self.replace)] if self.find else ())):
+            if (times := source.count(find)) != 1:
+                once = "its snippet must occur exactly once in solution.py, but occurs"
+                raise LabError(f"bug {self.id!r}: {once} {times} times: {find!r}")
             source = source.replace(find, replace)
         return replace_body(source, self.task, self.body) if self.body else source
 
@@ -65,10 +67,10 @@ class Lab:
     title: str
     question: str
     minutes: int
-    prerequisites: tuple[str, ...]
-    tasks: tuple[Task, ...]
-    given: dict[str, str] = field(default_factory=dict)  # name: engine twin, or ""
-    pointers: tuple[dict[str, str], ...] = ()
+    prerequisites: Sequence[str]
+    tasks: Sequence[Task]
+    given: Mapping[str, str] = field(default_factory=dict)  # name: engine twin, or ""
+    pointers: Sequence[Mapping[str, str]] = ()
     timeout: float = 10.0  # seconds a test may take
 
     def file(self, name: str) -> Path:
@@ -88,21 +90,9 @@ class Lab:
         return {test: task for task in self.tasks for test in task.tests}
 
     @cached_property
-    def bugs(self) -> tuple[Bug, ...]:
-        path = self.file("bugs.toml")
-        if not path.exists():  # the student edition has none
-            return ()
-        bugs = []
-        for entry in _toml(path).get("bugs", ()):
-            entry = dict(entry)
-            edits = [tuple(pair) for pair in entry.pop("edits", ())]
-            if "find" in entry:
-                edits.append((entry.pop("find"), entry.pop("replace", "")))
-            try:
-                bugs.append(Bug(**entry, edits=tuple(edits)))
-            except TypeError as error:
-                raise LabError(f"{path}: bug {entry.get('id')!r}: {error}") from None
-        return tuple(bugs)
+    def bugs(self) -> list[Bug]:
+        path = self.file("bugs.toml")  # the student edition has none
+        return [_made(path, Bug, entry) for entry in _toml(path)["bugs"]] if path.exists() else []
 
 
 def lab_ids() -> list[str]:
@@ -118,31 +108,11 @@ def find_lab(lab_id: str) -> Lab:
     if not match or not path.exists():
         raise LabError(f"there is no lab {lab_id!r}; there are {', '.join(lab_ids())}")
     data = _toml(path)
-    try:
-        tasks = tuple(
-            Task(
-                name=task["name"],
-                points=task["points"],
-                engine=task["engine"],
-                tests=tuple(task["tests"]),
-                hints=tuple(hint.strip() for hint in task["hints"]),
-            )
-            for task in data["tasks"]
-        )
-        return Lab(
-            id=name,
-            path=path.parent,
-            title=data["title"],
-            question=data["question"],
-            minutes=data["minutes"],
-            prerequisites=tuple(data["prerequisites"]),
-            tasks=tasks,
-            given=dict(data.get("given", {})),
-            pointers=tuple(data.get("pointers", ())),
-            timeout=float(data.get("timeout", 10.0)),
-        )
-    except KeyError as error:
-        raise LabError(f"{path}: the key {error} is missing") from None
+    tasks = [
+        _made(path, Task, entry | {"hints": [hint.strip() for hint in entry.get("hints", ())]})
+        for entry in data.pop("tasks", ())
+    ]
+    return _made(path, Lab, {"id": name, "path": path.parent, "tasks": tasks} | data)
 
 
 def impl_from_environment() -> str:
@@ -179,25 +149,17 @@ def replace_body(source: str, name: str, body: str) -> str:
     node = functions(source).get(name)
     if node is None:
         raise LabError(f"there is no function {name!r} in the file")
-    lines = source.splitlines(keepends=True)
-    if lines[node.body[0].lineno - 1][: node.body[0].col_offset].strip():
+    lines, first = source.splitlines(keepends=True), node.body[0]
+    if lines[first.lineno - 1][: first.col_offset].strip():
         raise LabError(f"{name}: put its body on a line of its own")
-    has_docstring = ast.get_docstring(node, clean=False) is not None
-    first, rest = node.body[0], node.body[1:]
-    start = first.end_lineno if has_docstring else _above(source, node, first.lineno)
-    indent = " " * first.col_offset
-    end = rest[-1].end_lineno if rest else first.end_lineno
-    new = textwrap.indent(textwrap.dedent(body).strip("\n") + "\n", indent)
-    return "".join([*lines[:start], new, *lines[end:]])
-
-
-def _above(source: str, node: Function, first_line: int) -> int:
-    """The last line before a body without docstring, so that its leading comments go with it."""
-    lines = source.splitlines()
-    above = first_line - 1
-    while above > node.lineno and lines[above - 1].lstrip().startswith("#"):
-        above -= 1
-    return above
+    if ast.get_docstring(node, clean=False) is not None:
+        start = first.end_lineno or first.lineno
+    else:  # leading comments go with the body
+        start = first.lineno - 1
+        while start > node.lineno and lines[start - 1].lstrip().startswith("#"):
+            start -= 1
+    new = textwrap.indent(textwrap.dedent(body).strip("\n") + "\n", " " * first.col_offset)
+    return "".join([*lines[:start], new, *lines[node.body[-1].end_lineno :]])
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -205,3 +167,11 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise LabError(f"{path}: {error}") from None
+
+
+def _made(path: Path, kind: type[Made], entry: dict[str, Any]) -> Made:
+    """What a table of a TOML file says, as a dataclass. Raises LabError for a key too many or too few."""
+    try:
+        return kind(**entry)
+    except TypeError as error:
+        raise LabError(f"{path}: {entry.get('name') or entry.get('id')!r}: {error}") from None
