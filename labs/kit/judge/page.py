@@ -36,7 +36,7 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
             from mini_engine.show.player import write_player
 
             expected = expected if expected and expected.steps else None
-            write_player(path_of(lab), run, expected, names=("yours", "reference"))  # type: ignore[arg-type]
+            write_player(path_of(lab), run, expected, names=("yours", "reference"))
             _written.add(lab.id)
     except KeyboardInterrupt:
         raise

@@ -228,9 +228,7 @@ def test_live_run_decides_as_the_lab_does(entry, monkeypatch):
     live = LiveRun(entry).finish()
     assert live.end.end == "drained"
     lab = trace_of("lab-03", entry)
-    assert [list(r.scheduled.items()) for r in live.steps] == [
-        list(r.scheduled.items()) for r in lab.steps
-    ]
+    assert [list(r.scheduled.items()) for r in live.steps] == [list(r.scheduled.items()) for r in lab.steps]
 
 
 @pytest.fixture
