@@ -4,7 +4,7 @@ Tests, grader and notebooks all run a lab through here, so that they judge the s
 is kept in `RUNS` until the next test: what a failed test shows is taken from there.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ from labs.kit.toys.model import ToyModel
 from labs.kit.toys.requests import make_request
 from labs.kit.toys.words import brief, describe
 from mini_engine.request import Request
+from mini_engine.scheduler import next_chunk
 from mini_engine.trace import End, Recorder, Trace
 from mini_engine.trace.record import Record
 
@@ -75,24 +76,20 @@ class Referee:
     def schedule(self) -> dict[str, int]:
         scheduled: dict[str, int] = self.scheduler.schedule()
         if not isinstance(scheduled, dict):
-            raise ScheduleError(
-                f"the schedule must be a dict {{request_id: num_tokens}}, not {brief(scheduled)}"
-            )
+            kind = "a dict {request_id: num_tokens}"
+            raise ScheduleError(f"the schedule must be {kind}, not {brief(scheduled)}")
         running = {request.request_id: request for request in self.scheduler.running}
         if len(running) != len(self.scheduler.running):
             raise ScheduleError(f"a request is in running twice: {ids(self.scheduler.running)}")
-        both = [request.request_id for request in self.scheduler.waiting if request.request_id in running]
-        if both:
+        if both := [name for name in ids(self.scheduler.waiting) if name in running]:
             raise ScheduleError(f"{', '.join(both)} is in waiting and in running at once")
         for request_id, num_tokens in scheduled.items():
             request = running.get(request_id)
             if request is None:
                 raise ScheduleError(f"{brief(request_id)} is scheduled but not in running")
             if not isinstance(num_tokens, int) or not 1 <= num_tokens <= request.num_new_tokens:
-                raise ScheduleError(
-                    f"{request_id} is scheduled for {brief(num_tokens)} tokens; "
-                    f"it has {request.num_new_tokens} left to compute, omit requests that compute nothing"
-                )
+                left = f"it has {request.num_new_tokens} left to compute, omit requests that compute nothing"
+                raise ScheduleError(f"{request_id} is scheduled for {brief(num_tokens)} tokens; {left}")
         return scheduled
 
 
@@ -100,7 +97,7 @@ def drive(
     scheduler: Any,
     scenario: Scenario,
     *,
-    next_chunk: Callable[[Request, int], Any] | None = None,
+    next_chunk: Callable[[Request, int], Any] = next_chunk,
     model: ToyModel | None = None,
     raise_errors: bool = True,
     parts: dict[str, str] | None = None,
@@ -113,67 +110,51 @@ def drive(
     """
     referee: Any = Referee(scheduler)
     recorder = Recorder(referee, config=DEFAULTS | scenario["config"], parts=parts)
-    model = model or ToyModel(scheduler.kv)
     try:
-        end, details = _steps(recorder, scenario, model, next_chunk)
+        end = _steps(recorder, scenario, model or ToyModel(scheduler.kv), next_chunk)
     except BaseException as error:  # sys.exit() too ends a run
-        trace = _ran(scenario, recorder.close("error", error=describe(error)))
+        trace = _ran(scenario, recorder, "error", error=describe(error))
         if raise_errors or not isinstance(error, Exception):
             raise
         return trace
-    return _ran(scenario, recorder.close(end, **details))
+    left = {} if end == "drained" else {"waiting": ids(recorder.waiting), "running": ids(recorder.running)}
+    return _ran(scenario, recorder, end, **left)
 
 
-def _ran(scenario: Scenario, trace: Trace) -> Trace:
+def _ran(scenario: Scenario, recorder: Recorder, end: str, **details: Any) -> Trace:
+    trace = recorder.close(end, **details)
     RUNS.append((scenario, trace))
     return trace
 
 
 def _steps(
-    recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: Callable[[Request, int], Any] | None
-) -> tuple[str, dict[str, list[str]]]:
+    recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: Callable[[Request, int], Any]
+) -> str:
+    """How the run ended. The rows of a forward are cut by the lab's `next_chunk` where it has one."""
     arrivals = sorted(scenario["requests"], key=lambda request: request.get("at", 0))
-    aborts = list(scenario.get("aborts", ()))
     idle = 0
     for step in range(scenario.get("max_steps", 500)):
         while arrivals and arrivals[0].get("at", 0) <= step:
             recorder.add(_request(arrivals.pop(0)))
-        for abort in [a for a in aborts if a["step"] == step]:
-            recorder.abort(abort["id"])
+        for abort in scenario.get("aborts", ()):
+            if abort["step"] == step:
+                recorder.abort(abort["id"])
         if not recorder.has_work and not arrivals:
-            return "drained", {}
+            return "drained"
         scheduled = recorder.schedule()
-        recorder.update(scheduled, model.forward(_rows(recorder.running, scheduled, next_chunk)))
+        running = {request.request_id: request for request in recorder.running}
+        rows = [(running[name], *next_chunk(running[name], n)) for name, n in scheduled.items()]
+        recorder.update(scheduled, model.forward(rows))
         recorder.kv.check()
         idle = idle + 1 if not scheduled and recorder.has_work else 0
         if idle == PATIENCE:
-            return "stuck", {"waiting": ids(recorder.waiting), "running": ids(recorder.running)}
-    return "max_steps", {"waiting": ids(recorder.waiting), "running": ids(recorder.running)}
+            return "stuck"
+    return "max_steps"
 
 
 def _request(entry: dict[str, Any]) -> Request:
     fields = {k: v for k, v in entry.items() if k in ("priority", "max_tokens", "stop_token_ids")}
     return make_request(entry["id"], entry["prompt"], **fields)
-
-
-def _rows(
-    running: Sequence[Request],
-    scheduled: dict[str, int],
-    next_chunk: Callable[[Request, int], Any] | None,
-) -> list[tuple[Request, list[int], list[int], bool]]:
-    """The rows of one forward, cut by the lab's `next_chunk` where it has one."""
-    rows = []
-    by_id = {request.request_id: request for request in running}
-    for request_id, num_tokens in scheduled.items():
-        request = by_id[request_id]
-        if next_chunk is not None:
-            rows.append((request, *next_chunk(request, num_tokens)))
-        else:
-            start = request.num_computed_tokens
-            end = start + num_tokens
-            positions = list(range(start, end))
-            rows.append((request, request.token_ids(start, end), positions, end == request.num_tokens))
-    return rows
 
 
 def ids(requests: Iterable[Request]) -> list[str]:
@@ -205,8 +186,7 @@ def one_step(
     `clamp` may be among the settings; the others become the config.
     """
     config = DEFAULTS | {k: v for k, v in settings.items() if k != "clamp"} | {"num_blocks": kv.num_blocks}
-    scenario = {"name": "", "config": config}
-    scheduler: Any = SimpleNamespace(
+    scheduler = SimpleNamespace(
         kv=kv,
         waiting=waiting,
         running=running,
@@ -215,13 +195,14 @@ def one_step(
     )
     referee: Any = Referee(scheduler)
     recorder = Recorder(referee, config=config, requests=[*running, *waiting])
+    scenario = {"name": "", "config": config}
     try:
         scheduled = recorder.schedule()
     except BaseException as error:
-        _ran(scenario, recorder.close("error", error=describe(error)))
+        _ran(scenario, recorder, "error", error=describe(error))
         raise
     recorder.update(scheduled, {})
-    _ran(scenario, recorder.close("drained"))
+    _ran(scenario, recorder, "drained")
     return scheduled
 
 
