@@ -6,6 +6,7 @@ by the test it names and by no luck (no two bugs behave alike), the files agree 
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,30 +60,26 @@ def alternatives(lab: Lab) -> list[str]:
 
 def check_texts(lab: Lab, verdict: Verdict) -> None:
     """README, lab.toml and bugs.toml are complete and speak of the tests that exist."""
-    tests = test_names(lab)
+    tests, listed = test_names(lab), [test for task in lab.tasks for test in task.tests]
     readme = lab.file("README.md").read_text(encoding="utf-8")
-    for test, claim in tests.items():
-        verdict.require(re.search(rf"\b{test}\b", readme) is not None, f"README.md does not mention {test}")
-        verdict.require(bool(claim), f"{test} has no docstring that says what it proves")
-    listed = [test for task in lab.tasks for test in task.tests]
-    for test in sorted(set(listed) - set(tests)):
-        verdict.problems.append(f"lab.toml names {test}, which test_lab.py does not have")
-    for test in sorted(set(tests) - set(listed)):
-        verdict.problems.append(f"lab.toml gives {test} to no task")
-    for test in sorted({test for test in listed if listed.count(test) > 1}):
-        verdict.problems.append(f"lab.toml gives {test} to several tasks")
-    for mention in sorted(set(re.findall(r"\btest_\w+", readme)) - set(tests) - {"test_lab"}):
-        verdict.problems.append(f"README.md mentions {mention}, which does not exist")
-    for task in lab.tasks:
-        verdict.require(len(task.hints) == 3 and all(task.hints), f"task {task.name} needs three hints")
-        verdict.require(task.points > 0, f"task {task.name} needs points")
-    verdict.require(bool(lab.pointers), "lab.toml needs pointers to the engine")
+    mentioned = set(re.findall(r"\btest_\w+", readme)) - {"test_lab"}
     ids = [bug.id for bug in lab.bugs]
-    verdict.require(len(ids) >= MIN_BUGS, f"the zoo has {len(ids)} bugs; it needs {MIN_BUGS}")
-    verdict.require(len(set(ids)) == len(ids), "two bugs share an id")
+    verdict.problems += [
+        *(f"README.md does not mention {test}" for test in tests if test not in mentioned),
+        *(f"README.md mentions {name}, which does not exist" for name in sorted(mentioned - tests.keys())),
+        *(f"{test} has no docstring that says what it proves" for test, claim in tests.items() if not claim),
+        *(f"lab.toml names {test}, which test_lab.py does not have" for test in listed if test not in tests),
+        *(f"lab.toml gives {test} to no task" for test in tests if test not in listed),
+        *(f"lab.toml gives {test} to several tasks" for test, n in Counter(listed).items() if n > 1),
+        *(f"task {t.name} needs three hints" for t in lab.tasks if len(t.hints) != 3 or not all(t.hints)),
+        *(f"task {task.name} needs points" for task in lab.tasks if task.points < 1),
+        *(f"two bugs share the id {bug}" for bug, n in Counter(ids).items() if n > 1),
+        *(f"bug {b.id} lacks a text" for b in lab.bugs if not (b.title and b.misconception and b.hint)),
+    ]
     for bug in lab.bugs:
-        verdict.require(bool(bug.title and bug.misconception and bug.hint), f"bug {bug.id} lacks a text")
         verdict.require(bug.caught_by in tests, f"bug {bug.id} names no test of this lab: {bug.caught_by!r}")
+    verdict.require(bool(lab.pointers), "lab.toml needs pointers to the engine")
+    verdict.require(len(ids) >= MIN_BUGS, f"the zoo has {len(ids)} bugs; it needs {MIN_BUGS}")
 
 
 def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
@@ -167,10 +164,10 @@ def imports(source: str) -> set[str]:
 
 def kill_matrix(verdict: Verdict) -> list[str]:
     """One line a bug: which tests catch it, the named one first."""
-    lab, outcomes = find_lab(verdict.lab_id), verdict.outcomes
+    outcomes = verdict.outcomes or matrix.Outcomes(find_lab(verdict.lab_id))
     lines = []
-    for bug in lab.bugs:
-        killers = outcomes.failed(f"bug:{bug.id}") if outcomes else set()
+    for bug in outcomes.lab.bugs:
+        killers = outcomes.failed(f"bug:{bug.id}")
         mark = "caught" if bug.caught_by in killers else "MISSED"
         others = len(killers - {bug.caught_by})
         lines.append(f"  {mark}  {bug.id:32} {bug.caught_by:52} and {others} more")

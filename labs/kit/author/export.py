@@ -5,10 +5,10 @@ the labs stand on it. This keeps spoilers out of sight; it is no lock, and the g
 """
 
 import base64
-import fnmatch
 import shutil
 import textwrap
 import zlib
+from fnmatch import fnmatch
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -47,13 +47,14 @@ def export(target: Path) -> list[str]:
     if target.exists() and any(target.iterdir()) and not pristine.exists():
         raise LabError(f"{target} is not empty, and not an exported course; name a new folder")
     sealed = twins()
-    for path in _files(ROOT, target.resolve()):
-        copy = target / path
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if path in sealed:
-            copy.write_text(seal((ROOT / path).read_text(encoding="utf-8"), sealed[path]), encoding="utf-8")
-        else:
-            shutil.copy2(ROOT / path, copy)
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        paths = [Path(folder, name) for name in names]
+        return [path.name for path in paths if path.resolve() == target.resolve() or _is_left_out(path)]
+
+    shutil.copytree(ROOT, target, ignore=left_out, dirs_exist_ok=True)
+    for path, name in sealed.items():
+        (target / path).write_text(seal((ROOT / path).read_text(encoding="utf-8"), name), encoding="utf-8")
     pristine.mkdir(parents=True, exist_ok=True)
     return [note for lab_id in lab_ids() if (note := _starter(lab_id, target, pristine))]
 
@@ -91,14 +92,6 @@ def _starter(lab_id: str, target: Path, pristine: Path) -> str:
     return ""
 
 
-def _files(root: Path, target: Path, folder: str = "") -> list[str]:
-    """Paths of what belongs into the student edition, relative to the root."""
-    found = []
-    for path in sorted((root / folder).iterdir()):
-        name = path.relative_to(root).as_posix()
-        if path.resolve() == target or any(
-            fnmatch.fnmatch(path.name, pattern) or fnmatch.fnmatch(name, pattern) for pattern in LEFT_OUT
-        ):
-            continue
-        found += _files(root, target, name) if path.is_dir() else [name]
-    return found
+def _is_left_out(path: Path) -> bool:
+    texts = (path.name, path.relative_to(ROOT).as_posix())
+    return any(fnmatch(text, pattern) for text in texts for pattern in LEFT_OUT)
