@@ -70,7 +70,10 @@ def deadline(seconds: float) -> Iterator[None]:
             with contextlib.suppress(TimeUp):
                 with lock:
                     done.set()
-                _raise_in(thread_id, None)  # call back one that has not struck yet
+                # One that was sent strikes here. It cannot be called back: after that Python 3.11 hangs
+                # under any tracer or profiler, and debuggers are such.
+                for _ in range(3):
+                    pass
                 _disarm(last_resort)
                 break
 
@@ -82,9 +85,8 @@ def no_limit() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def _raise_in(thread_id: int, error: type | None) -> None:
-    what = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), what)
+def _raise_in(thread_id: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(error))
 
 
 def _can_wake() -> bool:

@@ -83,6 +83,19 @@ def test_a_last_resort_is_called_off():
     assert (ended.returncode, ended.stdout) == (0, "alive\n")
 
 
+@pytest.mark.parametrize("tracer", ["settrace", "setprofile"])
+def test_a_deadline_ends_under_a_debugger_or_a_profiler(tracer):
+    """A tracer sees every call in it, in time and too late, and it goes on behind."""
+    code = (
+        f"import sys\nfrom labs.kit.judge.guard import TimeUp, deadline\nsys.{tracer}(lambda *seen: None)\n"
+        "for _ in range(3):\n    with deadline(5):\n        pass\n"
+        "try:\n    with deadline(0.05):\n        while True:\n            pass\n"
+        "except TimeUp:\n    print('ended')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "ended\n"), ended.stderr
+
+
 def test_a_quick_block_is_left_alone_and_nothing_strikes_later():
     for _ in range(50):
         with deadline(0.02):
