@@ -88,7 +88,7 @@ def played(
 ) -> list[str]:
     """The line that names the page of the test's run, which is written now; none without a run."""
     yours = yours or Outcome(tuple(RUNS))
-    if not any(trace.steps for _, trace in yours.runs):
+    if not yours.runs:
         return []
     reference = reference or on_reference(item, lab)
     first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
@@ -115,16 +115,17 @@ def lookalikes(item: pytest.Function, lab: Lab, yours: Outcome) -> list[str]:
     """
     alike: list[Bug] = []
     end = monotonic() + TIE_BREAK
-    for bug in sorted(lab.bugs, key=lambda bug: (-_suspects[bug], bug.caught_by != item.originalname)):
-        if alike and (_suspects[alike[0]] or monotonic() > end):
+    caught_here_first = sorted(lab.bugs, key=lambda bug: bug.caught_by != item.originalname)
+    for bug in sorted(caught_here_first, key=lambda bug: -_suspects[lab.id, bug.id]):
+        if alike and (_suspects[lab.id, alike[0].id] or monotonic() > end):
             break
         if outcome(item, _buggy(lab.id, bug.id)).fingerprint == yours.fingerprint:
             alike.append(bug)
-    if not (alike and _suspects[alike[0]]):
+    if not (alike and _suspects[lab.id, alike[0].id]):
         alike = closest(item, lab, alike)
     if not alike:
         return []
-    _suspects[alike[0]] += 1
+    _suspects[lab.id, alike[0].id] += 1
     columns = item.config.get_terminal_writer().fullwidth
     return [fill(f"{alike[0].title}: {alike[0].hint.strip()}", columns)]
 
@@ -153,7 +154,7 @@ def closest(item: pytest.Function, lab: Lab, bugs: list[Bug]) -> list[Bug]:
     return [bug for bug in bugs if bug.caught_by not in unseen]
 
 
-_suspects: Counter[Bug] = Counter()
+_suspects: Counter[tuple[str, str]] = Counter()  # by lab and bug
 
 
 @cache

@@ -4,11 +4,13 @@ A session's first failure of a lab gets the page; none that follows overwrites i
 """
 
 from pathlib import Path
+from typing import Any
 
 from labs.kit.judge import compare
 from labs.kit.judge.guard import deadline
 from labs.kit.judge.manifest import Lab
 from labs.kit.toys.words import describe
+from mini_engine.trace import StepTrace
 
 SECONDS = 5.0
 _written: set[str] = set()  # labs whose page this session has made
@@ -28,29 +30,32 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
     name = f"out/{path_of(lab).name}"
     try:
         with deadline(SECONDS):
-            run, expected, step = _chosen(yours, reference)
-            if not run.steps:
+            run, expected, found = _chosen(yours, reference)
+            if not run.steps and not (expected and expected.steps):
                 return ""
             if lab.id in _written or not may_write:
                 return f"{name} shows this session's first failure; run this test alone to see it there"
             from mini_engine.show.player import write_player
 
-            expected = expected if expected and expected.steps else None
-            write_player(path_of(lab), run, expected, names=("yours", "reference"))
+            write_player(path_of(lab), run, expected, names=("yours", "reference"), **found)
             _written.add(lab.id)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # TimeUp, too
         return f"no page for the player: {describe(error)}"
-    at = "" if step is None else f"#step={step}"
-    return f"{name}{at} in a browser: yours{' beside the reference' if expected else ''}, step by step"
+    whose = "yours beside the reference" if expected else "yours"
+    at = f", opened at step {found['step']}" if found else ""
+    return f"{name} in a browser: {whose}{at}"
 
 
 def _chosen(
     yours: compare.Runs, reference: compare.Runs
-) -> tuple[compare.Run, compare.Run | None, int | None]:
-    """The run to look at, the reference's, and the step where they part: the first that does, or the last."""
-    number, found = compare.first_apart(yours, reference) or (len(yours) - 1, None)
-    record = found and (found.yours or found.reference)
+) -> tuple[compare.Run, compare.Run | None, dict[str, Any]]:
+    """The run to look at, the reference's, and where they part: the first pair that does, or the last."""
+    number, apart = compare.first_apart(yours, reference) or (len(yours) - 1, None)
+    rows = [row for row in (apart.yours, apart.reference) if row] if apart else []
+    told = [row.scheduled for row in rows if isinstance(row, StepTrace)]
+    names = [name for one in told for name in one if any(one.get(name) != other.get(name) for other in told)]
     expected = reference[number][1] if number < len(reference) else None
-    return yours[number][1], expected, record.step if record else None
+    found = {"step": rows[0].step, "follow": names[0] if names else None} if rows else {}
+    return yours[number][1], expected, found

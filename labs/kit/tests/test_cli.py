@@ -100,8 +100,11 @@ def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
     page = course.root / "out" / "lab-01.html"
     page.parent.mkdir()
     page.write_text("of an earlier run")
-    course.write("return {'ghost': 1}")
-    assert "player" not in labs(course, "test").stdout and not page.exists()  # refused before a step
+    course.write("raise SystemExit")
+    text = labs(course, "test").stdout  # the run ended before a step
+    assert "player" in text and "no comparison" not in text
+    course.file("starter.py").write_text("x = (\n", "utf-8")
+    assert "player" not in labs(course, "test").stdout
     course.solve("        budget -= num_tokens\n\n    return", "\n    return")
     assert "see your run in the player: python -m labs test lab-01 --open\n" in labs(course, "test").stdout
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>") and not opened.exists()
