@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from functools import partial
 from time import monotonic, process_time  # the code under test may replace time.monotonic
 from typing import NoReturn, TextIO
 
@@ -42,8 +42,7 @@ def deadline(seconds: float) -> Iterator[None]:
     """
     thread_id = threading.get_ident()
     done, lock = threading.Event(), threading.Lock()
-    can_wake, last_resort = _can_wake(), _arm(BUSY * seconds + 5)
-    began, computed = monotonic(), process_time()
+    began, computed, can_wake = monotonic(), process_time(), _can_wake()
 
     def in_time() -> bool:
         passed, worked = monotonic() - began, process_time() - computed
@@ -63,19 +62,19 @@ def deadline(seconds: float) -> Iterator[None]:
             wait = 0.5  # a bare `except:` in the learner's loop caught it: again
 
     threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        while True:  # TimeUp may strike in these very lines
-            with contextlib.suppress(TimeUp):
-                with lock:
-                    done.set()
-                # One that was sent strikes here. It cannot be called back: after that Python 3.11 hangs
-                # under any tracer or profiler, and debuggers are such.
-                for _ in range(3):
-                    pass
-                _disarm(last_resort)
-                break
+    with _last_resort(BUSY * seconds + 5):
+        try:
+            yield
+        finally:
+            while True:  # TimeUp may strike in these very lines
+                with contextlib.suppress(TimeUp):
+                    with lock:
+                        done.set()
+                    # One that was sent strikes here. It cannot be called back: after that Python 3.11 hangs
+                    # under any tracer or profiler, and debuggers are such.
+                    for _ in range(3):
+                        pass
+                    break
 
 
 def no_limit() -> None:
@@ -98,19 +97,18 @@ def _can_wake() -> bool:
     return True
 
 
-def _arm(seconds: float) -> bool:
-    """Set the process's one last resort, unless an outer deadline has."""
+@contextlib.contextmanager
+def _last_resort(seconds: float) -> Iterator[None]:
+    """End the process when the block takes longer. An outer block's limit stands, a debugger has none."""
     global _armed
     if _armed or _no_limit:
-        return False
+        yield
+        return
     _armed = True
     faulthandler.dump_traceback_later(seconds, exit=True, file=last_words)
-    return True
-
-
-def _disarm(armed: bool) -> None:
-    global _armed
-    if armed:
+    try:
+        yield
+    finally:
         faulthandler.cancel_dump_traceback_later()
         _armed = False
 
@@ -160,6 +158,4 @@ def limited_prints(silent: bool = False) -> Iterator[None]:
             setattr(sys, name, stream)
 
 
-def silence() -> AbstractContextManager[None]:
-    """Throw away what the block prints, and still end a flood."""
-    return limited_prints(silent=True)
+silence = partial(limited_prints, silent=True)  # throws away what the block prints, and still ends a flood

@@ -62,9 +62,7 @@ def namespace(lab_id: str, impl: str) -> types.ModuleType | Broken:
     try:
         if impl == "engine":
             return _engine(lab)
-        if impl == "solution":
-            return load(lab_id, "solution")
-        return _starter(lab)
+        return load(lab_id, "solution") if impl == "solution" else _starter(lab)
     except LoadProblem as problem:
         return Broken(problem)
 
@@ -104,25 +102,24 @@ def _starter(lab: Lab) -> types.ModuleType:
         with deadline(lab.timeout), silence(), kept_alive():
             module = execute(source, _module_name(lab, "starter"), path)
     except TimeUp:
-        raise LoadProblem(f"{lab.id}: importing starter.py does not end; a loop at its top level?") from None
+        problem = "importing starter.py does not end; a loop at its top level?"
     except PrintFlood as error:
-        raise LoadProblem(f"{lab.id}: importing starter.py floods the screen: {error}") from None
+        problem = f"importing starter.py floods the screen: {error}"
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         if isinstance(error, SyntaxError) and error.filename == str(path):
-            problem = f"{lab.id}: starter.py does not parse, line {error.lineno}: {error.msg}"
-            raise LoadProblem(problem) from None
-        line = line_in_starter(error)
-        where = f", line {line}" if line else ""
-        raise LoadProblem(f"{lab.id}: starter.py fails at import{where}: {describe(error)}") from None
-    missing = [task.name for task in lab.tasks if not _has(module, task.name)]
-    if missing:
-        raise LoadProblem(
-            f"{lab.id}: starter.py no longer has {', '.join(missing)}; put the name back, or start over "
-            f"with: python -m labs reset {lab.id}"
-        )
-    return module
+            problem = f"starter.py does not parse, line {error.lineno}: {error.msg}"
+        else:
+            where = f", line {line}" if (line := line_in_starter(error)) else ""
+            problem = f"starter.py fails at import{where}: {describe(error)}"
+    else:
+        missing = ", ".join(task.name for task in lab.tasks if not _has(module, task.name))
+        if not missing:
+            return module
+        again = f"put the name back, or start over with: python -m labs reset {lab.id}"
+        problem = f"starter.py no longer has {missing}; {again}"
+    raise LoadProblem(f"{lab.id}: {problem}")
 
 
 def line_in_starter(error: BaseException) -> int | None:
@@ -140,9 +137,8 @@ def _read(lab: Lab, path: Path) -> str:
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
-        problem = (
-            f"is not UTF-8 text (byte {error.start} is {error.object[error.start]:#x}); save it as UTF-8"
-        )
+        byte = error.object[error.start]
+        problem = f"is not UTF-8 text (byte {error.start} is {byte:#x}); save it as UTF-8"
     else:
         if "\0" not in source:
             return source

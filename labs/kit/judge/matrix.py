@@ -117,12 +117,9 @@ def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
 
 
 def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """`work` of each item, two at a time; an interrupt starts no more of them."""
-    pool = ThreadPoolExecutor(2)
-    try:
+    """`work` of each item, two at a time; an interrupt starts no more of them, as map sees to."""
+    with ThreadPoolExecutor(2) as pool:
         return list(pool.map(work, items))
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 # -------------------------------------------------------------------- inside the process of its own
@@ -172,21 +169,15 @@ class Matrix:
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport:
         """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
-        if call.when == "call" or call.excinfo is not None:
-            self.keep(item, call)
-        outcome: Literal["failed", "passed"] = "failed" if call.excinfo else "passed"
+        failed = call.excinfo is not None
+        if call.when == "call" or failed:
+            said = describe(call.excinfo.value) if call.excinfo else ""
+            runs = json.dumps([fingerprint(trace) for _, trace in RUNS])
+            result = Result(self.test_of(item), not failed, said, runs, round(call.duration, 4))
+            self.write([variant_of(item) or self.variants[0], vars(result)])
+        outcome: Literal["failed", "passed"] = "failed" if failed else "passed"
         when: Any = call.when  # never "collect" here
         return pytest.TestReport(item.nodeid, item.location, {}, outcome, None, when, duration=call.duration)
-
-    def keep(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-        result = Result(
-            self.test_of(item),
-            call.excinfo is None,
-            describe(call.excinfo.value) if call.excinfo else "",
-            json.dumps([fingerprint(trace) for _, trace in RUNS]),
-            round(call.duration, 4),
-        )
-        self.write([variant_of(item) or self.variants[0], vars(result)])
 
     def test_of(self, item: pytest.Item) -> str:
         variant = variant_of(item)
@@ -202,19 +193,12 @@ def variant_of(item: pytest.Item) -> str | None:
 
 def main(lab_id: str, out: str, *variants: str) -> None:
     lab = find_lab(lab_id)
-    arguments = [
-        test_file(lab),
-        "-q",
-        "--tb=no",
-        "--capture=sys",
-        "--no-header",
-        "--no-summary",
-    ]
-    for plugin in ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler"):
-        arguments += ["-p", f"no:{plugin}"]
+    line = [test_file(lab), "-q", "--tb=no", "--capture=sys", "--no-header", "--no-summary"]
+    plugins = ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler")
+    line += [f"-pno:{plugin}" for plugin in plugins]
     with open(out, "w", encoding="utf-8") as file:
         matrix = Matrix(lab, list(variants), file)
-        code = pytest.main(arguments, plugins=[matrix])
+        code = pytest.main(line, plugins=[matrix])
         if code in (0, 1):
             matrix.write("the end")  # an exit code of 0 anybody can make
     sys.stdout.flush()
