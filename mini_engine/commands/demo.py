@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, fail, load, working
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, load, working
 
 
 def demo(
@@ -19,7 +19,4 @@ def demo(
         from mini_engine.show.demo import run_demo
 
         loaded, tokenizer = load(model, dtype, device)
-    try:
-        run_demo(loaded, tokenizer, Console(), out, temperature)
-    except (ValueError, OSError) as error:
-        fail(error)
+    run_demo(loaded, tokenizer, Console(), out, temperature)

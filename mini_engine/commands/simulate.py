@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import fail, read
+from mini_engine.commands.common import read
 
 
 def simulate(
@@ -36,20 +36,17 @@ def simulate(
 
     names = baseline or list(BASELINES)
     summaries, refused = {}, {}
-    try:
-        if out and len(names) > 1:
-            raise ValueError("--out takes the trace of one baseline; name it with --baseline")
-        cost = cost_model.fit(read(fit)) if fit else cost_model.CostModel()
-        for name in names:
-            if workload.endswith(".jsonl"):
-                arrivals = workloads.read_arrivals(workload)
-            else:
-                arrivals = workloads.workload(workload, requests, rate=rate, seed=seed)
-            done = run(arrivals, name, cost=cost, keep=out or False)
-            refused[name] = done.num_refused
-            summaries[name] = done.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
-    except (ValueError, OSError) as error:
-        fail(error)
+    if out and len(names) > 1:
+        raise ValueError("--out takes the trace of one baseline; name it with --baseline")
+    cost = cost_model.fit(read(fit)) if fit else cost_model.CostModel()
+    for name in names:
+        if workload.endswith(".jsonl"):
+            arrivals = workloads.read_arrivals(workload)
+        else:
+            arrivals = workloads.workload(workload, requests, rate=rate, seed=seed)
+        done = run(arrivals, name, cost=cost, keep=out or False)
+        refused[name] = done.num_refused
+        summaries[name] = done.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
     for name in filter(refused.get, refused):
         typer.echo(f"{name} refused {refused[name]} of the requests: it could never have served them")
