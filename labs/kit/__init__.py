@@ -6,8 +6,7 @@ A lab's own files need only the names below. None of them imports torch.
 from labs.kit.judge.loading import load
 from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
 from labs.kit.toys.loop import RequestQueue, StepLoop
-from labs.kit.toys.memory import FakeKV
-from labs.kit.toys.model import ToyModel
+from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
 from labs.kit.toys.tensors import assert_close
 

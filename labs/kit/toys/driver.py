@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from labs.kit.toys.model import ToyModel
+from labs.kit.toys.memory import ToyModel
 from labs.kit.toys.requests import make_request
 from labs.kit.toys.words import brief, describe
 from mini_engine.request import Request

@@ -16,9 +16,8 @@ def make_request(
     if isinstance(prompt, int):
         seed = zlib.crc32(request_id.encode())
         prompt = [(seed + 17 * i * i + i) % VOCAB for i in range(prompt)]
-    sampling = SamplingParams(
-        temperature=0, max_tokens=max_tokens, stop_token_ids=tuple(fields.pop("stop_token_ids", ()))
-    )
+    stop = tuple(fields.pop("stop_token_ids", ()))
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, stop_token_ids=stop)
     return Request(request_id, prompt, sampling, **fields)
 
 
