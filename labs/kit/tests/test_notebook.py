@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import sys
+from itertools import pairwise
 
 import nbformat
 import pytest
@@ -19,9 +20,11 @@ from labs.kit.learner.notebook import (
     show,
     steps_table,
     table,
+    timeline_text,
     trace_of,
     traces,
 )
+from labs.kit.learner.notebook.words import cell as shown
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, step_loads
 from mini_engine.trace.metrics import request_metrics
@@ -168,7 +171,8 @@ def test_table_aligns_numbers_to_the_right():
 def test_steps_table_tells_every_decision(monkeypatch):
     monkeypatch.delenv("LAB_IMPL", raising=False)
     text = steps_table(trace_of("lab-03", "two in a tight pool"))
-    assert "r0 preempted: needed 2, free 1; r0 waits: room was made, nobody is admitted" in text
+    why = "r0 preempted: needed 2, free 1; r0 waits: this step made room, and admits no request"
+    assert why in text
     assert "r0 waits: needs 11 blocks, 9 free" in text and "r1 finished (length)" in text
     assert text.splitlines()[2].split() == "0 r1 10, r0 6 16/16 - 2 r1 admitted; r0 admitted".split()
 
@@ -192,15 +196,45 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("guess", "answer", "verdict"), VERDICTS)
 def test_guesses_are_judged_kindly(guess, answer, verdict, capsys):
-    check({"question": guess}, {"question": answer})
+    check({"question": guess}, lambda: {"question": answer})
     said = capsys.readouterr().out
-    assert said.splitlines()[2].endswith(verdict)
-    assert ("No guess yet, and that is fine" in said) == (verdict == "no guess yet")
+    if verdict == "no guess yet":
+        assert not said
+    else:
+        assert said.splitlines()[2].endswith(f" {shown(answer):5}  {verdict}")
+
+
+def test_without_a_guess_there_is_no_run():
+    check({"one": ..., "two": ""}, lambda: pytest.fail("the run was made"))
+    check({}, lambda: pytest.fail("the run was made"))
+
+
+def test_an_open_question_keeps_its_answer(capsys):
+    """One guess of two: that row is judged; the other's answer and the run itself stay hidden."""
+
+    def answers():
+        print("the run: 42 and 43")
+        return {"one": 42, "two": 43}
+
+    check({"one": 40, "two": ...}, answers)
+    said = capsys.readouterr().out
+    assert "close" in said and "42" in said and "43" not in said and "the run:" not in said
+    assert "1 open question. The run is shown when each question has a guess." in said
+    check({"one": 40, "two": 43}, answers)
+    assert capsys.readouterr().out.endswith("right\n\nthe run: 42 and 43\n")
 
 
 def test_a_question_that_was_deleted_is_an_open_one(capsys):
-    check({"another": 3}, {"question": 3})
-    assert "no guess yet" in capsys.readouterr().out
+    check({"another": 3}, lambda: {"question": 7})
+    said = capsys.readouterr().out
+    assert "no guess yet" in said and "7" not in said
+
+
+def test_the_legend_of_a_timeline_has_the_letters_that_are_there(monkeypatch):
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    assert timeline_text(trace_of("lab-01", FIRST)).endswith(". waiting   P prefill   d decode")
+    tight = timeline_text(trace_of("lab-03", "two in a tight pool"))
+    assert tight.endswith(". waiting   P prefill   d decode   x preempted")
 
 
 def test_show_gives_the_picture_its_words(monkeypatch):
@@ -361,14 +395,127 @@ def test_notebook_is_fit_to_be_committed(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_has_its_parts(path):
-    """A guess and its checker, figures with their words, something to change, a quiz with folded answers."""
+    """A guess and its check, figures with their words, something to change, a quiz, and where to go on."""
     told = nbformat.read(path, as_version=4)
     code = "\n".join(cell.source for cell in told.cells if cell.cell_type == "code")
     prose = "\n".join(cell.source for cell in told.cells if cell.cell_type == "markdown")
     assert "my_guess" in code and "check(" in code
     assert "What to change, and what to expect" in prose and "LAB_IMPL=starter" in prose
-    assert prose.count("<details>") == prose.count("</details>") >= 3
+    assert prose.count("<details>") == prose.count("</details>") >= 4
+    assert f"mini-engine trace play out/{path.stem}.jsonl" in prose
+    assert f'write_trace("../out/{path.stem}.jsonl"' in code
     pictures = [o for cell in told.cells for o in cell.get("outputs", ()) if "image/png" in o.get("data", {})]
     assert pictures
     for picture in pictures:
         assert picture.metadata["image/png"]["alt"] == picture.data["text/plain"] != ""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_and_lab_link_each_other(path):
+    """And no link to a file leads nowhere."""
+    prose = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)#]+)\)", prose)
+    lab = f"lab-{max(int(path.stem[:2]), 1):02}"
+    assert f"../labs/{lab}/README.md" in links
+    assert all((path.parent / link).exists() for link in links if not link.startswith("https://"))
+    if not path.stem.startswith("00"):
+        assert f"../../notebooks/{path.name}" in manifest.find_lab(lab).file("README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_quiz_answers_are_spread(path):
+    """Four questions of four options, and each letter is right once."""
+    cells = [c.source for c in nbformat.read(path, as_version=4).cells if re.fullmatch(r"quiz-\d", c.id)]
+    for source in cells:
+        assert re.findall(r"^- \*\*(\w)\*\* ", source, re.MULTILINE) == list("ABCD")
+    right = [re.search(r"</summary>\n\n\*\*(\w)\.\*\*", source)[1] for source in cells]
+    assert sorted(right) == list("ABCD")
+
+
+def read_aloud(cells):
+    """All text of some cells: what they say, and what they print."""
+    outputs = [output for c in cells for output in c.get("outputs", ())]
+    printed = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    return "\n".join([c.source for c in cells] + printed)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_speaks_plain_english(path):
+    """Requests are "requests that"; and one is one."""
+    wrong = r"requests? who\b|(?<![\d,.])1 (?:steps|preemptions|requests|tokens|blocks)\b"
+    assert not re.search(wrong, read_aloud(nbformat.read(path, as_version=4).cells))
+
+
+# ----------------------------------------------------------------- predictions, and what gives them away
+
+# What the predictions of each page come to, in the order of their questions.
+ANSWERS = {
+    "00-why-batching": [[14.25, 82.61, 5.797]],
+    "01-schedule-step": [[8, 2, 0, 2, 5]],
+    "02-clamp": [[4, 16, 28.53, 13.27, 112.5, 209.9]],
+    "03-preemption": [["r0", 2, 1, 11, 19]],
+    "04-fused-batch": [[32, 11, 21], [4]],
+    "05-paged-kv": [[11.72, 63.62, 5, 2]],
+    "06-prefix-cache": [[3, 2, 1]],
+    "07-engine": [[5.054, 2.354, 8.844]],
+}
+
+
+def predictions(cells):
+    """The cells of each guess and of its check, which follows at once."""
+    pairs = [(one, other) for one, other in pairwise(cells) if re.fullmatch(r"guess(-\d)?", one.id)]
+    assert [judged.id for _, judged in pairs] == [guess.id.replace("guess", "check") for guess, _ in pairs]
+    return pairs
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_prediction_is_spoiled(path):
+    """Guess and check are committed empty, and no answer that is telling stands above them.
+
+    That a run without a guess reveals nothing either is nbval's proof: it must find as little as is here.
+    """
+    cells = nbformat.read(path, as_version=4).cells
+    for (guess, judged), answers in zip(predictions(cells), ANSWERS[path.stem], strict=True):
+        assert guess.outputs == judged.outputs == [] and guess.source.count("...") == len(answers)
+        assert "nbval" not in json.dumps([guess.metadata, judged.metadata, judged.source]).lower()
+        above = read_aloud(cells[: cells.index(judged) + 1])
+        telling = [f"{n:.{digits}g}" for n in answers if isinstance(n, float) for digits in (3, 4)]
+        assert not [n for n in telling if re.search(rf"(?<![\d.,]){n}(?!\d)", above)]
+    first = cells.index(predictions(cells)[0][0])
+    unseen = [c for c in cells[:first] if c.get("outputs")]
+    assert not unseen or path.stem == "07-engine"  # whose prediction is about the ladder, half way down
+
+
+def tries(answer):
+    """A right, a close and a wrong guess, each with its verdict."""
+    if isinstance(answer, str):
+        return [(answer.upper(), "right"), (f" {answer}", "right"), ("r9", "not this time: see why below")]
+    close = (answer * 1.05, "close") if isinstance(answer, float) else (str(answer), "right")
+    return [(answer, "right"), close, (3 * answer + 1, "it is less")]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_guess_brings_its_answer(path, tmp_path, monkeypatch):
+    """A copy with guesses, right, close and wrong by turns, is run: each answer appears, with a verdict."""
+    from nbclient import NotebookClient
+
+    monkeypatch.delenv("LAB_IMPL", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(manifest.LABS_DIR.parent))
+    copy = nbformat.read(path, as_version=4)
+    asked = []
+    for (guess, judged), answers in zip(predictions(copy.cells), ANSWERS[path.stem], strict=True):
+        guesses = [tries(answer)[i % 3] for i, answer in enumerate(answers)]
+        for mine, _ in guesses:
+            guess.source = guess.source.replace("...", repr(mine), 1)
+        asked.append((judged, list(zip(guesses, answers, strict=True))))
+    # Of what stands between, only what the checks need.
+    needed = ("setup", "guess", "check", "model", "pads", "guess-2", "check-2")
+    copy.cells = [c for c in copy.cells if c.id in needed]
+    (tmp_path / "notebooks").mkdir()
+    where = {"metadata": {"path": str(tmp_path / "notebooks")}}
+    NotebookClient(copy, kernel_name="python3", resources=where).execute()
+    for judged, rows in asked:
+        said = "".join(output.text for output in judged.outputs if output.name == "stdout")
+        for line, ((mine, verdict), answer) in zip(said.splitlines()[2:], rows, strict=False):
+            assert re.search(rf" {re.escape(shown(mine).strip())} +{answer} +{verdict}$", line), line
+        assert "question" in said and "open question" not in said

@@ -1,33 +1,38 @@
-"""Guesses: a question, the reader's answer, and the one that the run gave. Kindly judged."""
+"""Guesses: a question, the reader's answer, and the one that the run gave, which is shown after it only."""
 
+from collections.abc import Callable
 from typing import Any
 
 from labs.kit.learner.notebook.words import cell, table
+from mini_engine.show.figures import counted
 
 
-def check(guesses: dict[str, Any], answers: dict[str, Any], *, within: float = 0.1) -> None:
-    """Print each question with the reader's guess and the answer that the run gave. Never raises.
+def check(guesses: dict[str, Any], answers: Callable[[], dict[str, Any]], *, within: float = 0.1) -> None:
+    """Print each guess beside the answer that the run gave; of a question without a guess, no answer.
 
-    A guess left as `...` is fine. Numbers are close within that share of the answer; texts and lists
-    must agree, capitals apart.
+    `answers()` makes the run. It is not called before there is a guess, and what it prints and draws is
+    shown when no question is open. A guess left as `...` is open. Numbers are close within that share of
+    the answer; texts and lists must agree, capitals apart.
     """
-    rows, all_open = [], True
-    for question, answer in answers.items():
+    from IPython.utils.capture import capture_output
+
+    if all(map(_is_open, guesses.values())):
+        return
+    with capture_output() as run:
+        found = answers()
+    rows = []
+    for question, answer in found.items():
         guess = guesses.get(question, ...)
-        all_open &= _is_open(guess)
-        rows.append(
-            {
-                "question": question,
-                "your guess": "-" if _is_open(guess) else cell(guess),
-                "it is": cell(answer),
-                "": _verdict(guess, answer, within),
-            }
-        )
+        shown = ("-", "-") if _is_open(guess) else (cell(guess), cell(answer))
+        verdict = _verdict(guess, answer, within)
+        rows.append({"question": question, "your guess": shown[0], "it is": shown[1], "": verdict})
     print(table(rows))
-    if all_open:
-        print(
-            "\nNo guess yet, and that is fine. Put yours in place of the dots above and run both cells again."
-        )
+    num_open = sum(_is_open(guesses.get(question, ...)) for question in found)
+    if num_open:
+        print(f"\n{counted(num_open, 'open question')}. The run is shown when each question has a guess.")
+    else:
+        print()
+        run.show()
 
 
 def _is_open(guess: object) -> bool:

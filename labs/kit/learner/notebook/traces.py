@@ -12,6 +12,7 @@ from labs.kit.learner.notebook.pictures import show
 from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe
 from mini_engine.show import figures
+from mini_engine.show.figures import counted
 from mini_engine.sim.cost_model import CostModel, backend_of
 from mini_engine.trace import Queued, Trace
 
@@ -36,14 +37,15 @@ def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
         raise LabError(f"{what} the reference fails: {trouble}")
     impl = impl_from_environment()
     if impl == teacher:
-        print(what, f"the reference, {len(reference.steps)} steps")
+        print(what, f"the reference, {counted(len(reference.steps), 'step')}")
         return reference
     whose = _WHOSE.get(impl, impl)
     yours, trouble = _run(lab, scenarios, scenario, impl)
     if trouble:
         print(what, trouble)
     elif yours and compare.departure(yours, reference) is None:
-        print(what, f"{whose}, {len(yours.steps)} steps; it decides as the reference in every one of them")
+        steps = counted(len(yours.steps), "step")
+        print(what, f"{whose}, {steps}; it decides as the reference in every one of them")
         return yours
     if yours and yours.steps:
         _report(what, whose, scenario, yours, reference)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mini_engine.show import figures
+from mini_engine.show.figures import counted
 from mini_engine.trace import Finished, Preempted, Scheduled, StepTrace, Trace
 
 MARKS = {
@@ -67,17 +68,17 @@ def happenings(record: StepTrace) -> list[str]:
     for event in record.events:
         if isinstance(event, Scheduled):
             cached = event.num_cached_tokens
-            words.append(f"{event.id} admitted" + (f", {cached} tokens cached" if cached else ""))
+            words.append(f"{event.id} admitted" + (f", {counted(cached, 'token')} cached" if cached else ""))
         elif isinstance(event, Preempted):
             words.append(f"{event.id} preempted: needed {event.needs}, free {event.free}")
         elif isinstance(event, Finished):
             words.append(f"{event.id} finished ({event.reason})")
     why = record.blocked
     reasons = {
-        "preempted": "room was made, nobody is admitted",
+        "preempted": "this step made room, and admits no request",
         "slots": "no slot",
         "budget": "no budget",
-        "memory": f"needs {why.needs} blocks, {why.free} free",
+        "memory": f"needs {counted(why.needs or 0, 'block')}, {why.free} free",
     }
     if why.reason in reasons:
         words.append(f"{why.id} waits: {reasons[why.reason]}")
@@ -92,4 +93,6 @@ def timeline_text(trace: Trace) -> str:
     lines = [f"{'step':{width}}  {tens.rstrip()}"]
     for rid, states in zip(data["ids"], data["states"], strict=True):
         lines.append(f"{rid:{width}}  {''.join(MARKS[state] for state in states)}".rstrip())
-    return "\n".join([*lines, "      . waiting   P prefill   d decode   x preempted"])
+    drawn = {state for states in data["states"] for state in states}
+    legend = (f"{mark} {state}" for state, mark in MARKS.items() if state in drawn and mark.strip())
+    return "\n".join([*lines, "      " + "   ".join(legend)])
