@@ -51,6 +51,7 @@ def play(
 ) -> None:
     """Step through a recorded run, decision by decision, in one self-contained HTML page."""
     from mini_engine.show.player import ready_setup, write_player
+    from mini_engine.show.player.from_files import read_texts, titles
 
     if example == (path is not None):
         fail(ValueError("give a trace.jsonl, or --example for a ready one (not both)"))
@@ -58,8 +59,10 @@ def play(
         if path is None:
             page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
         else:
-            names = tuple(str(p) for p in (path, other) if p)
-            page = write_player(out, read(path), read(other) if other else None, names=names)
+            paths = [one for one in (path, other) if one]
+            traces = [read(one) for one in paths]
+            texts = None if other else read_texts(path, traces[0])
+            page = write_player(out, *traces, names=titles(paths, traces), texts=texts)
     except (ValueError, OSError) as error:
         fail(error)
     typer.echo(f"wrote {page}")

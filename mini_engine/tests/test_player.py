@@ -4,20 +4,27 @@ The tests drive the real page in a headless Chromium (skipped where there is non
 state with Python's replay() and the records. No page may log an error or ask for anything.
 """
 
+import io
 import json
 import random
 import re
-from dataclasses import asdict, fields
+from collections import Counter
+from dataclasses import asdict, fields, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.show.player import player_html, ready_setup, write_player
+from mini_engine.show.player.from_files import read_texts, titles
 from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.trace import (
     Blocked,
+    End,
     Finished,
     Fold,
     Queued,
@@ -32,11 +39,11 @@ from mini_engine.trace import (
 )
 
 
-def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), **settings) -> Trace:
+def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), keep=True, **settings) -> Trace:
     """A run of the real scheduler over [(id, prompt, max_tokens, priority, arrival step)]."""
     rng = random.Random(seed)
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 4, **settings}
-    recorder = Recorder(Scheduler(BlockManager(*pool, watermark=1), **settings))
+    recorder = Recorder(Scheduler(BlockManager(*pool, watermark=1), **settings), keep=keep)
     left = list(requests)
     while left or recorder.has_work:
         while left and (left[0][4] <= recorder.step or not recorder.has_work):
@@ -136,14 +143,16 @@ def open_player(browser, tmp_path):
     """A function that opens a player; at the end, no page may have complained or asked for anything."""
     troubles, contexts = [], []
 
-    def open_(trace, other=None, *, fragment="", names=(), width=1280, height=900, **options):
+    def open_(trace, other=None, *, fragment="", names=(), texts=None, width=1280, height=900, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         context.add_init_script(PLAYER)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        address = write_player(tmp_path / f"{len(contexts)}.html", trace, other, names=names).as_uri()
+        address = write_player(
+            tmp_path / f"{len(contexts)}.html", trace, other, names=names, texts=texts
+        ).as_uri()
         page.on("request", lambda asked: asked.url.split("#")[0] == address or troubles.append(asked.url))
         page.goto(address + fragment)
         page.troubles = troubles
@@ -571,21 +580,11 @@ def test_a_broken_trace_is_reported_on_the_page(open_player):
     page.troubles.clear()
 
 
-def test_five_thousand_steps_and_five_hundred_requests_do_not_stall(open_player):
-    """A step, on, back or far away, takes less than 50 ms of processor time, layout and painting included."""
-    rng = random.Random(0)
-    requests = [
-        (f"r{n}", [n * 1000 + k for k in range(rng.randint(20, 600))], rng.randint(80, 240), 0, 0)
-        for n in range(500)
-    ]
-    trace = run(
-        requests,
-        pool=(1024, 16),
-        max_num_seqs=16,
-        max_num_batched_tokens=128,
-        long_prefill_token_threshold=64,
-    )
-    assert len(trace.steps) >= 5000
+def test_seven_thousand_steps_and_six_hundred_requests_do_not_stall(open_player):
+    """A step, on, back, far away or zoomed in, takes less than 30 ms of processor time, layout and painting
+    included."""
+    trace = piled(600, 16, 128, range(100, 260), pool=(1024, 16))
+    assert len(trace.steps) >= 7000
     page = open_player(trace)
     # Processor time, so that other work on the machine does not count.
     session = page.context.new_cdp_session(page)
@@ -595,11 +594,421 @@ def test_five_thousand_steps_and_five_hundred_requests_do_not_stall(open_player)
         metrics = session.send("Performance.getMetrics")["metrics"]
         return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
 
+    rng = random.Random(0)
     go = "(step) => new Promise((done) => { player.go(step); requestAnimationFrame(() => setTimeout(done)) })"
-    for steps in (range(1000, 1040), range(4000, 3960, -1), rng.sample(range(len(trace.steps)), 40)):
-        before = busy()
-        for step in steps:
-            page.evaluate(go, step)
-        assert (busy() - before) / len(steps) < 0.050
+    for zoomed in (False, True):
+        if zoomed:
+            page.keyboard.press("+")
+            page.keyboard.press("+")
+        for steps in (range(1000, 1040), range(4000, 3960, -1), rng.sample(range(len(trace.steps)), 40)):
+            before = busy()
+            for step in steps:
+                page.evaluate(go, step)
+            assert (busy() - before) / len(steps) < 0.030
     assert page.locator(".waiting-card li").count() < 20  # of hundreds that wait
     assert int(page.locator("#slider").get_attribute("max")) == len(trace.steps) - 1
+
+
+# ---------------------------------------------------------------------------- what a large run needs
+
+
+def piled(number: int, slots: int, budget: int, steps: range, **settings) -> Trace:
+    """`number` requests that are all there at the start."""
+    rng = random.Random(0)
+    prompts = [[n * 1000 + k for k in range(rng.randint(20, 600))] for n in range(number)]
+    requests = [(f"r{n}", prompt, rng.choice(steps), 0, 0) for n, prompt in enumerate(prompts)]
+    limits = {"max_num_seqs": slots, "max_num_batched_tokens": budget, "long_prefill_token_threshold": 64}
+    return run(requests, **limits, **settings)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Trace:
+    """A few requests under limits that are far larger."""
+    return piled(11, 128, 2048, range(8, 20), pool=(4096, 16))
+
+
+def test_the_slots_meter_is_as_full_as_they_are(open_player, wide):
+    """Above 32 slots, too, where they are not drawn one by one."""
+    page = open_player(wide)
+    page.evaluate("player.go(player.panes[0].fold.steps.findIndex((r) => r.num_running === 11))")
+    assert page.locator(".slots p").text_content() == "11 of 128 taken"
+    taken, bar = (page.locator(f".slots {part}").bounding_box()["width"] for part in (".taken", ".bar"))
+    assert taken / bar == pytest.approx(11 / 128, abs=0.01)
+
+
+def pixels(page, selector: str) -> Counter:
+    """How often each colour is in the picture of an element."""
+    picture = Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("RGB")
+    return Counter({colour: number for number, colour in picture.getcolors(1 << 24)})
+
+
+def test_a_decode_among_thousands_of_tokens_has_its_colour(open_player, wide):
+    """One decode of 2,048 tokens is a thin piece, in the colour of decodes; so are eleven."""
+    page = open_player(wide)
+    decode = (0xF3, 0xB5, 0x4A)
+    for step in (
+        len(wide.steps) - 1,
+        next(r.step for r in wide.steps if r.num_batched_tokens == r.num_running),
+    ):
+        page.evaluate(f"player.go({step})")
+        assert page.locator(".budget .bar i").count() == 1
+        assert pixels(page, ".budget .bar")[decode] >= 20
+
+
+def test_forced_colours_keep_the_marks(open_player):
+    """In a contrast theme of the system, meters, letters and canvases can still be read."""
+    page = open_player(
+        ready_setup(), fragment="#step=16&follow=r3", forced_colors="active", color_scheme="dark"
+    )
+    prefill, decode, used = (0x3D, 0x9F, 0xD8), (0xE6, 0x9F, 0x00), (0x3F, 0x8F, 0x78)
+    for selector, colours in (
+        (".budget .bar", (prefill, decode)), (".kv .bar", (used,)), (".slots .bar", ((0x8F, 0x98, 0xA3),)),
+        (".overview canvas", (prefill, decode, used)), (".running-card .rows", (prefill, decode)),
+        (".overview .key.decode", (decode,)), (".strip", (prefill, decode)),
+    ):  # fmt: skip
+        seen = pixels(page, selector)
+        assert all(seen[colour] for colour in colours), (selector, seen.most_common(4))
+        assert seen[(0, 0, 0)] or "key" in selector  # the system's ground
+
+
+def test_zoom_shows_a_part_and_who_computes_in_it(open_player):
+    """The part follows the step; every row of it has a name; and out again."""
+    trace = piled(120, 8, 64, range(10, 30), pool=(1024, 16))
+    page = open_player(trace, fragment=f"#step={len(trace.steps) // 2}")
+    whole = page.evaluate("player.panes[0].scale.ids.length")
+    page.locator(".closer").click()
+    page.keyboard.press("+")
+    scale = page.evaluate("({ ...player.panes[0].scale, ...player.window, step: player.step })")
+    assert scale["to"] - scale["from"] == pytest.approx(len(trace.steps) / 16, abs=1)
+    assert scale["from"] <= scale["step"] < scale["to"] and len(scale["ids"]) < whole == 120
+    acting = {i for r in trace.steps[scale["from"] : scale["to"]] for i in r.scheduled}
+    assert acting <= set(scale["ids"]) and scale["rowHeight"] >= 11
+    assert page.locator(".scope").text_content().startswith(f"Steps {scale['from']} to {scale['to'] - 1} of")
+    page.keyboard.press("End")
+    assert page.evaluate("player.window.to") == len(trace.steps)
+    page.locator(".all").click()
+    assert page.evaluate("player.window") is None and page.locator(".all").is_disabled()
+
+
+KINDS = {
+    "preemption": lambda r, _: any(e.type == "PREEMPTED" for e in r.events),
+    "prefix hit": lambda r, _: any(e.type == "SCHEDULED" and e.num_cached_tokens for e in r.events),
+    "abort": lambda r, _: any(e.type == "FINISHED" and e.reason == "abort" for e in r.events),
+    "finish": lambda r, _: any(e.type == "FINISHED" and e.reason != "abort" for e in r.events),
+    "wait for memory": lambda r, last: r.blocked.reason == "memory" != (last and last.blocked.reason),
+}
+
+
+def test_next_of_a_kind(open_player):
+    """Forward and back through the steps that hold an event, from the list or by key, and no further."""
+    trace = RANDOM[1]
+    page = open_player(trace)
+    for kind, holds in KINDS.items():
+        before = [None, *trace.steps[:-1]]
+        steps = [r.step for r, last in zip(trace.steps, before, strict=True) if holds(r, last)]
+        page.locator("#kind").select_option(kind)
+        assert page.evaluate("player.events()") == steps, kind
+        assert page.locator("#kind option:checked").text_content() == f"{kind} ({len(steps)})"
+        page.keyboard.press("Home")
+        page.locator("#next-event").focus()
+        for step in steps[steps[0] == 0 :][:3]:
+            page.keyboard.press("e")
+            assert page.evaluate("player.step") == step
+        page.evaluate(f"player.go({steps[-1]})")
+        assert page.locator("#next-event").is_disabled()
+    page.locator("#kind").select_option("")  # what happens to the request that is followed
+    page.evaluate("player.follow('39')")
+    assert page.evaluate("player.events()") == page.evaluate(
+        "player.panes[0].fold.lives.get('39').map((l) => l.step)"
+    )
+
+
+def test_following_goes_where_the_request_is(open_player):
+    """To the nearest step in which it is there; its row comes into sight."""
+    trace = piled(120, 8, 64, range(10, 30), pool=(1024, 16))
+    page = open_player(trace)
+    page.locator("#follow").fill("r11")  # a part of a name finds the first that has it
+    page.locator("#follow").press("Enter")
+    assert page.evaluate("player.followed") == "r11" and page.locator("#follow").input_value() == "r11"
+    page.locator("#follow").fill("r100")
+    page.locator("#follow").press("Enter")
+    assert page.evaluate("[player.followed, player.step]") == ["r100", 0]  # it waits from the first step on
+    assert page.locator(".waiting-card .row[aria-pressed=true]").get_attribute("data-id") == "r100"
+    page.evaluate("player.go(9999)")
+    page.evaluate("player.follow('r1')")
+    last = max(r.step for r in trace.steps if "r1" in r.scheduled)
+    assert page.evaluate("player.step") == last
+    assert page.locator(".running-card .row[aria-pressed=true]").get_attribute("data-id") == "r1"
+    page.locator("#follow").fill("nobody of that name")
+    page.locator("#follow").press("Enter")
+    assert page.evaluate("player.followed") == "r1"
+
+
+def test_a_click_in_the_timeline_seeks_and_follows(open_player):
+    """A row's request is followed in the step that was clicked; below the rows only the step changes."""
+    page = open_player(ready_setup())
+    scale = page.evaluate("player.panes[0].scale")
+    at = {"x": scale["left"] + 11.5 * scale["column"], "y": scale["top"] + 3.5 * scale["rowHeight"]}
+    page.locator(".chart").click(position=at)
+    assert page.evaluate("[player.step, player.followed]") == [11, "r3"]
+    tokens = {"x": scale["left"] + 4.5 * scale["column"], "y": scale["top"] + 6 * scale["rowHeight"] + 20}
+    page.locator(".chart").click(position=tokens)
+    assert page.evaluate("[player.step, player.followed]") == [4, "r3"]
+
+
+def test_the_address_keeps_the_place(open_player):
+    """Every move is written into it, as often as browsers allow; a reload and a new address are obeyed."""
+    page = open_player(ready_setup())
+    for _ in range(40):
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Shift+ArrowRight")
+    page.evaluate("player.follow('r3', { jump: false })")
+    page.wait_for_url("**#step=10&follow=r3")
+    page.reload()
+    assert page.evaluate("[player.step, player.followed]") == [10, "r3"]
+    page.keyboard.press("ArrowRight")
+    page.reload()  # at once: the move is written when the page is left
+    assert page.evaluate("player.step") == 11
+    page.evaluate("location.hash = '#step=4&follow=r1'")
+    page.locator("#readout", has_text="Step 4").wait_for()
+    assert page.evaluate("[player.step, player.followed]") == [4, "r1"]
+    page.evaluate("location.hash = '#step=nonsense&follow=nobody'")
+    page.wait_for_timeout(50)
+    assert page.evaluate("[player.step, player.followed]") == [4, "r1"]
+
+
+def test_what_the_log_cuts_it_says(open_player):
+    """On a telephone, too: wherever sentences are out of sight there is a cue, and only there."""
+    page = open_player(ready_setup(), width=390, height=800)
+    cut = 0
+    for step in range(len(ready_setup().steps)):
+        page.evaluate(f"player.go({step})")
+        page.wait_for_timeout(60)
+        more = page.evaluate(
+            "((log) => log.scrollHeight > log.clientHeight + 2)(player.panes[0].find('.log'))"
+        )
+        assert page.locator(".cue").is_visible() == more, step
+        cut += more
+    assert cut
+    page.evaluate("player.go(11)")
+    page.locator(".cue").wait_for()
+    page.evaluate("player.panes[0].find('.log').scrollTop = 999")
+    page.locator(".cue").wait_for(state="hidden")
+
+
+def test_marks_are_explained(open_player):
+    """Letters, the tick, the hatch and the difference's colour stand in a legend; letters have a tooltip."""
+    page = open_player(ready_setup(), ready_setup(), fragment="#step=11")
+    pane = page.locator(".pane").first
+    legends = {item.strip() for item in pane.locator(".legend li").all_inner_texts() if item}
+    for item in ("P\nprefill", "D\ndecode", "W\nwaits", "X\npreempted in this step", "end of the prompt"):
+        assert item.replace("\n", "") in {legend.replace("\n", "") for legend in legends}
+    assert "a difference begins" in legends
+    assert pane.locator(".running-card .row .letter").first.get_attribute("title") == "decoding"
+    colours = page.evaluate("[player.panes[0].colours.difference, player.panes[0].colours.preempted]")
+    assert colours[0] != colours[1]
+    assert page.locator(".two .key.difference").first.is_visible()
+    assert not open_player(ready_setup()).locator(".key.difference").is_visible()
+
+
+def test_who_waits_holds_nothing(open_player):
+    """What a waiting request would take is called a need."""
+    page = open_player(ready_setup(), fragment="#step=11&follow=r3")
+    row = page.locator(".waiting-card .row").first
+    assert row.get_attribute("aria-label") == "r3: preempted, 27 tokens, needs 7 blocks, preempted once"
+    assert page.locator(".facts .wide dd").text_content() == "none"
+
+
+def test_texts_so_far(open_player):
+    """The prompt, what was said before the step, and what the step adds; also for whom one follows."""
+    trace = ready_setup()
+    said = Counter(i for r in trace.steps for i in r.new_tokens)
+    texts = {i: (f"<b>{i}</b>:", [f" {i}-{n}" for n in range(number)]) for i, number in said.items()}
+    page = open_player(trace, texts=texts, fragment="#step=0&follow=r0")
+    told: Counter = Counter()
+    for record in trace.steps:
+        page.evaluate(f"player.go({record.step})")
+        before = told["r0"]
+        told.update(list(record.new_tokens))
+        shown = page.locator(".life-card .text").text_content()
+        assert shown == "<b>r0</b>:" + "".join(texts["r0"][1][: told["r0"]])
+        new = "".join(texts["r0"][1][before : told["r0"]])
+        assert page.locator(".life-card mark").text_content() == new
+    assert page.locator(".texts-card .row").count() == 6
+    assert page.locator(".texts-card .row").nth(5).locator(".tail").text_content().endswith(" r5-3")
+    assert not open_player(trace).locator(".texts-card").is_visible()
+
+
+def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_policy(tmp_path):
+    """Another run's texts are not shown. Two runs that schedule alike keep their files' names."""
+    trace, other = ready_setup(), RANDOM[4]
+    said = Counter(i for r in trace.steps for i in r.new_tokens)
+    texts = {i: ["a prompt", ["x"] * number] for i, number in said.items()}
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    path, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    assert read_texts(path, trace) == {i: (prompt, pieces) for i, (prompt, pieces) in texts.items()}
+    assert read_texts(path, other) is None and read_texts(tmp_path / "deep" / "a.jsonl", trace) is None
+    (tmp_path / "texts.json").write_text("[1]")
+    assert read_texts(path, trace) is None
+    assert titles([path, second], [trace, other]) == ("fcfs", "priority")
+    assert titles([path, second], [trace, trace]) == (str(path), str(second))
+    other = Trace(replace(other.header, parts={"Scheduler": "static"}), other.steps)
+    assert titles([path, second], [other, trace]) == ("static", "fcfs")
+
+
+def test_wide_screens_are_used(open_player):
+    """At 1,920 pixels the cards stand in four columns and fill the width; nothing has to be scrolled for."""
+    page = open_player(ready_setup(), width=1920, height=1000, fragment="#step=11")
+    boxes = [card.bounding_box() for card in page.locator(".card:visible").all()]
+    assert len({round(box["x"]) for box in boxes}) == 4
+    assert max(box["x"] + box["width"] for box in boxes) > 1880
+    assert max(box["y"] + box["height"] for box in boxes) < 1000
+
+
+# --------------------------------------------------------------------- other runs: short, cut, operations
+
+
+def test_a_run_of_one_step_can_be_played(open_player):
+    """As the labs' tests make them: requests that were there before, and one schedule."""
+    scheduler = Scheduler(BlockManager(12, 4), max_num_batched_tokens=8, max_num_seqs=4)
+    for name, length in (("a", 7), ("b", 5)):
+        scheduler.add(Request(name, list(range(length)), SamplingParams(max_tokens=4)))
+    scheduler.update(scheduler.schedule(), {"a": [1]})
+    recorder = Recorder(scheduler, requests=[*scheduler.running, *scheduler.waiting])
+    recorder.update(recorder.schedule(), {})
+    page = open_player(recorder.close("drained"))
+    assert page.locator("#readout").text_content() == "Step 0 of 0"
+    assert page.locator("#forward").is_disabled() and page.locator("#back").is_disabled()
+    assert page.locator(".log .tag").all_text_contents() == ["decodes", "prefills", "end"]
+    assert page.locator(".log li").last.text_content() == "endThe recording ends here."  # they are not done
+    assert page.locator(".running-card .row").count() == 2
+
+
+def test_the_latest_steps_of_a_run_can_be_played(open_player):
+    """Their numbers are those of the run, and so are the states of the requests."""
+    whole, kept = (run(crowd(1), keep=keep) for keep in (True, 7))
+    page = open_player(kept, fragment=f"#step={whole.steps[-3].step}")
+    assert page.locator("#readout").text_content() == f"Step {whole.steps[-3].step} of {whole.steps[-1].step}"
+    expected = [{i: asdict(v) for i, v in views.items()} for _, views in replay(kept)]
+    assert page.evaluate(VIEWS, [list(range(7)), FOLDED]) == expected
+
+
+def test_runs_that_begin_at_different_steps_stand_step_beside_step(open_player):
+    """Steps are matched by their numbers; where one was not recorded yet, it says so."""
+    whole, kept = (run(crowd(1), keep=keep) for keep in (True, 7))
+    page = open_player(whole, kept, fragment=f"#step={kept.steps[2].step}")
+    assert page.locator(".log-card h3").all_text_contents() == [f"What step {kept.steps[2].step} decides"] * 2
+    page.keyboard.press("Home")
+    assert page.locator(".log-card h3").all_text_contents()[1].startswith("Not recorded: it begins with step")
+
+
+def test_a_run_that_ended_before_its_first_step_is_shown_beside_another(open_player):
+    """What a failing test has: an error at once, and the reference's run."""
+    trace = ready_setup()
+    broken = Trace(trace.header, [], End("error", 0, error="IndexError: list index out of range"))
+    page = open_player(broken, trace, names=("yours", "reference"))
+    assert page.locator(".log-card h3").all_text_contents() == [
+        "Over before its first step",
+        "What step 0 decides",
+    ]
+    assert (
+        "The run ends here with an error. IndexError: list index" in page.locator(".log").first.text_content()
+    )
+    assert "Step 0 differs: yours is over." in page.locator("#difference-summary").text_content()
+    with pytest.raises(ValueError, match="no steps"):
+        player_html(broken, broken)
+
+
+def log_of(*operations, num_blocks=4, error="") -> Any:
+    """An operation log, as labs 05 and 06 keep it: (name, arguments, returned, {id: blocks})."""
+    steps = []
+    for number, (name, arguments, returned, lengths) in enumerate(operations):
+        seen = {"num_free_blocks": num_blocks - sum(lengths.values()), "lengths": lengths}
+        steps.append({"step": number, "op": [name, *arguments], "returned": returned, "observed": seen})
+    header = {"trace": "mini-engine-ops", "version": 1, "config": {"num_blocks": num_blocks, "block_size": 4}}
+    end = {"end": "error" if error else "drained", "step": len(steps), **({"error": error} if error else {})}
+    as_record = [SimpleNamespace(to_json=lambda line=line: dict(line)) for line in (header, *steps, end)]
+    return SimpleNamespace(header=as_record[0], steps=as_record[1:-1], end=as_record[-1])
+
+
+OPERATIONS = (
+    ("admit", ["a", 9], True, {"a": 3}),
+    ("admit", ["b", 5], False, {"a": 3}),
+    ("grow", ["a"], True, {"a": 4}),
+    ("free", ["a"], None, {"a": 0}),
+)
+
+
+def test_an_operation_log_is_played_operation_by_operation(open_player):
+    """What was called, what it returned and left behind; the pool, the tables, the list to choose from."""
+    page = open_player(log_of(*OPERATIONS), fragment="#step=1")
+    assert page.locator("#readout").text_content() == "Operation 1 of 3"
+    assert page.locator(".op-card .log li").all_text_contents() == [
+        "Operation 1",
+        "calladmit('b', 5) returned False.",
+        "waitsb asks to be admitted, and is refused: nothing may change.",
+        "count1 of 4 blocks is free.",
+    ]
+    page.locator(".calls-card .row").nth(2).click()
+    assert page.evaluate("player.step") == 2
+    assert page.locator(".calls-card .row[aria-current=step] .number").text_content() == "2"
+    assert page.locator(".tables-card .row").first.get_attribute("aria-label") == "a: 4 blocks, +1"
+    assert page.locator(".tables-card .block").count() == 4
+    assert "0 of 4 blocks are free" in page.locator(".pool-card canvas").get_attribute("aria-label")
+    assert pixels(page, ".pool-card canvas")[(0xF7, 0xC8, 0x73)] > 500
+    assert page.locator(".observed tr").last.inner_text().split() == ["free", "blocks", "1", "0"]
+    page.locator("#kind").select_option("refusal")
+    page.keyboard.press("Shift+E")
+    assert page.evaluate("player.step") == 1
+
+
+def test_two_operation_logs_stop_at_the_first_difference(open_player):
+    """From equal state, an operation that does not do the same; and where one log ends with an error."""
+    ours = log_of(*OPERATIONS[:2], ("grow", ["a"], True, {"a": 3}), error="AssertionError: room for 12")
+    page = open_player(ours, log_of(*OPERATIONS), names=("yours", "reference"))
+    assert page.evaluate(PARTINGS) == [[2, True, False, []], [3, False, True, []]]
+    page.keyboard.press("n")
+    assert "Operation 2 differs: from equal state" in page.locator("#difference-summary").text_content()
+    assert page.locator("#difference-table th[scope=row]").all_text_contents() == ["lengths", "free blocks"]
+    page.keyboard.press("n")
+    assert "Operation 3 raised an error" in page.locator(".log").first.text_content()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+# ------------------------------------------------------------------------------- one component, its hosts
+
+
+def test_the_component_makes_no_global_name_and_lets_others_be(open_player):
+    """Two on one page, each with its own place and keys; neither the page's style nor theirs leaks."""
+    page = open_player(ready_setup())
+    names = ["Player", "el", "Fold", "MARKUP", "STYLE", "place", "count"]
+    assert page.evaluate("(names) => names.filter((name) => name in window)", names) == []
+    told = page.evaluate("""() => {
+        const Player = player.constructor, box = document.body.appendChild(document.createElement("div"));
+        const data = JSON.parse(document.getElementById("data").textContent);
+        const second = new Player(box, { embedded: true });
+        second.load({ ...data, step: 3 });
+        second.go(5);
+        second.host.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+        const places = [player.step, second.step];
+        second.destroy();
+        const styles = document.styleSheets.length + document.adoptedStyleSheets.length;
+        return [...places, box.childElementCount, styles];
+    }""")
+    assert told == [0, 6, 0, 0]
+
+
+def test_the_page_allows_its_own_script_and_nothing_else(tmp_path, browser):
+    """Its policy names the one script by hash, and no style: what else would run is refused."""
+    page = browser.new_page()
+    troubles = []
+    page.on("console", lambda message: troubles.append(message.text))
+    html = player_html(ready_setup())
+    assert "unsafe" not in html
+    evil = html.replace("</body>", "<script>window.evil = 1</script><i style='color: red'>x</i></body>")
+    (tmp_path / "page.html").write_text(evil, encoding="utf-8")
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.evaluate("window.evil") is None and len(troubles) == 2
+    assert page.locator("#readout").text_content() == "Step 0 of 25"
+    page.close()

@@ -46,9 +46,10 @@ function hatch(ctx, x, y, width, height, colour, gap = 5) {
  * everything is: { left, column, from, top, rowHeight, ids }.
  */
 function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, followed }, colours) {
+  const tall = canvas.clientWidth > 900;
   const last = Math.min(to, seen, offset + fold.steps.length);
   const rows = [...fold.lives].filter(([id, life]) => whole || id === followed || acts(life, from - offset, last - offset));
-  const rowHeight = Math.max(0.4, Math.min(17, 180 / rows.length));
+  const rowHeight = Math.max(0.4, Math.min(tall ? 22 : 17, (whole ? (tall ? 260 : 180) : 330) / rows.length));
   const labelled = rowHeight >= 11;
   const chart = 26, gap = 10, top = marks.length ? 10 : 2;
   const middle = top + rows.length * rowHeight;
@@ -197,7 +198,7 @@ function poolGrid(width, total) {
 
 /** An operation log: how many blocks each request holds after each operation, one upon the other. */
 function drawHeld(canvas, run, { from, to, seen, offset, marks, followed }, tint, colours) {
-  const total = run.config.num_blocks, height = 96, top = marks.length ? 10 : 2, left = 46;
+  const total = run.config.num_blocks, height = 96, top = 10, left = 46;
   const ctx = prepare(canvas, canvas.clientWidth, top + height + 4);
   const column = (canvas.clientWidth - left - 1) / (to - from);
   const most = Math.max(total, ...run.steps.map(({ observed }) => Object.values(observed.lengths).reduce((a, b) => a + b, 0)));

@@ -55,14 +55,18 @@ function inPython(value) {
   return typeof value === "string" ? `'${value}'` : String(value);
 }
 
-const callOf = ([name, ...values]) => `${name}(${values.map(inPython).join(", ")})`;
+/** An operation as a call; a long list of tokens in few words unless `whole`. */
+function callOf([name, ...values], whole = false) {
+  const short = (value) => (Array.isArray(value) && value.length > 6 && !whole ? `[${value.slice(0, 3).join(", ")}, ... ${value.length} in all]` : inPython(value));
+  return `${name}(${values.map(short).join(", ")})`;
+}
 
 /** What an operation did, in sentences: [{ kind, ids, text }]. */
 function opSentences(run, index) {
   const { op: [name, who, ...rest], returned } = run.steps[index];
   const before = run.observed(index - 1), after = run.observed(index), id = String(who ?? "");
   const ids = run.lives.has(id) ? [id] : [];
-  const told = [{ kind: "call", ids, text: `${callOf(run.steps[index].op)} returned ${inPython(returned)}.` }];
+  const told = [{ kind: "call", ids, text: `${callOf(run.steps[index].op, true)} returned ${inPython(returned)}.` }];
   const done = Array.isArray(returned) ? returned[0] : returned;
   const what = { admit: `${id} asks to be admitted`, grow: `${id} asks for room for one more token`, token: `${id} asks for room for one more token`, preempt: `${id} is thrown out and asks to come back`, free: `${id} gives back what it holds` }[name];
   if (what && name !== "free" && done === false) told.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
@@ -75,7 +79,7 @@ function opSentences(run, index) {
     told.push({ kind, ids: [one], text: `${of}, ${is > was ? `${is - was} more` : `${was - is} fewer`} than before.` });
   }
   const free = after.num_free_blocks - before.num_free_blocks;
-  told.push({ kind: "pool", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
+  told.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
   return told;
 }
 
@@ -106,10 +110,11 @@ class OpsPane extends Side {
     });
   }
 
+  noun = "operation";
   partings = opPartings;
   differences = opDifferences;
   fieldName = (field) => field.replaceAll("_", " ").replace("num ", "");
-  fieldText = (record, field) => (field === "call" ? callOf(record.op) : inPython(field === "returned" ? record.returned : record.observed[field]));
+  fieldText = (record, field) => (field === "call" ? callOf(record.op, true) : inPython(field === "returned" ? record.returned : record.observed[field]));
 
   /** {operation: where it is called}, and where one was refused. */
   kinds() {
@@ -146,7 +151,7 @@ class OpsPane extends Side {
     const { num_blocks: total, block_size: size } = run.config;
     const shared = after.shared ? `, ${after.shared} counted more than once` : "";
     this.find(".pool-card .count").textContent = `${total - after.num_free_blocks} of ${total} held, ${count(size, "token")} each${shared}`;
-    const canvas = this.find(".pool canvas");
+    const canvas = this.find(".pool-card canvas");
     drawHeldPool(canvas, this.poolWidth, run, after, this.player.tint, followed, this.colours);
     canvas.setAttribute("aria-label", `${after.num_free_blocks} of ${total} blocks are free.`);
     this.placeHead(step);
@@ -165,7 +170,7 @@ class OpsPane extends Side {
 
   callRow({ index, op, returned }) {
     const here = index === this.player.step - this.offset;
-    const text = `${callOf(op)} returned ${inPython(returned)}`;
+    const text = `${callOf(op, true)} returned ${inPython(returned)}`;
     return el("button", { type: "button", class: "row call", "data-step": index, ...(here ? { "aria-current": "step" } : {}), "aria-label": `operation ${index}: ${text}`, title: text },
       el("span", { class: "number" }, String(index)), el("span", { class: "code" }, callOf(op)), el("span", { class: "code returned" }, inPython(returned)));
   }

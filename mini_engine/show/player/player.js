@@ -66,9 +66,11 @@ class Player {
     this.ids.forEach((id, i) => this.tints.set(id, OWNERS[i % OWNERS.length]));
     this.compare(runs);
     this.offer();
-    this.followed = [follow, this.followed].find((id) => this.ids.includes(id)) ?? this.ids[0] ?? "";
+    const known = (id) => this.ids.includes(id), start = Number(step ?? this.first) - this.first;
+    const there = (id) => ((span) => span?.[0] <= start && start <= span?.[1])(this.span(id));
+    this.followed = [follow, this.followed, this.concerned(start), this.ids.find(there), ...this.ids].find(known) ?? "";
     this.followField.value = this.followed;
-    const wanted = step === null && follow !== null ? (this.span(this.followed)?.[0] ?? 0) : Number(step ?? this.first) - this.first;
+    const wanted = step === null && follow !== null ? (this.span(this.followed)?.[0] ?? 0) : start;
     this.step = Math.max(0, Math.min(this.numSteps - 1, wanted || 0));
     this.theme(theme);
   }
@@ -77,6 +79,7 @@ class Player {
     const two = runs.length > 1 && runs[0].constructor === runs[1].constructor;
     const [side] = this.panes;
     this.host.classList.toggle("two", two);
+    this.host.classList.toggle("ops", side.noun === "operation");
     this.part("difference").hidden = !two;
     this.partings = two ? side.partings(runs) : [];
     this.departing = [];
@@ -180,6 +183,16 @@ class Player {
 
   goDifference(by) {
     this.goAlong(this.partings.map(({ step }) => step), by);
+    const id = this.concerned(this.step);
+    if (id !== undefined) this.follow(id, { jump: false });
+  }
+
+  /** The request whose life parts in a step, or of which the two decide differently. */
+  concerned(step) {
+    const here = this.partings.find((one) => one.step === step);
+    if (!here || here.lives.length) return here?.lives[0].id;
+    const [ours, theirs] = this.records(step).map((record) => new Map(record?.scheduled));
+    return [...new Set([...ours.keys(), ...theirs.keys()])].find((id) => ours.get(id) !== theirs.get(id));
   }
 
   /** Show a quarter of the steps that are in sight, or four times as many; 0: all. */
@@ -187,7 +200,7 @@ class Player {
     const size = this.window ? this.window.to - this.window.from : this.numSteps;
     const wanted = factor ? Math.max(CLOSEST, Math.round(size * factor)) : Infinity;
     this.window = wanted < this.numSteps ? { from: 0, to: wanted } : null;
-    this.centre();
+    if (this.window) this.centre();
     this.redraw();
   }
 
@@ -246,13 +259,13 @@ class Player {
       this.centre();
       this.drawRuns();
     }
-    const record = this.records(this.step).find(Boolean);
+    const record = this.records(this.step).find(Boolean), { noun } = this.panes[0];
     const place = `${this.first + this.step} of ${this.first + this.numSteps - 1}`;
     const slider = this.part("slider");
     slider.max = this.numSteps - 1;
     slider.value = this.step;
-    slider.setAttribute("aria-valuetext", `step ${place}`);
-    this.part("readout").textContent = `Step ${place}`;
+    slider.setAttribute("aria-valuetext", `${noun} ${place}`);
+    this.part("readout").textContent = capital(`${noun} ${place}`);
     this.part("readout").title = record?.t === undefined ? "" : `from ${record.t} to ${record.t_end} ${this.panes[0].run.trace.header.unit}`;
     const events = this.events(), begun = this.partings;
     const dead = {
@@ -283,28 +296,30 @@ class Player {
   }
 
   showDifference() {
-    const records = this.records(this.step), step = this.first + this.step;
-    const fields = this.panes[0].differences(...records);
+    const [side] = this.panes, { noun } = side, records = this.records(this.step), at = `${noun} ${this.first + this.step}`;
+    const fields = records.every(Boolean) ? side.differences(...records) : [];
     const here = this.partings.find((one) => one.step === this.step);
     const number = this.partings.indexOf(here) + 1;
     this.part("difference-summary").textContent = this.partings.length
-      ? [here ? `Difference ${number} of ${this.partings.length}.` : "", ...this.explain(here, fields, step),
-        here ? "" : `The first of ${count(this.partings.length, "difference")} begins in step ${this.first + this.partings[0].step}.`,
-        this.departing.length > 1 ? `${this.departing.length} steps differ in all.` : ""].filter(Boolean).join(" ")
-      : "Both traces decide the same in every step.";
+      ? [here ? `Difference ${number} of ${this.partings.length}.` : "", ...this.explain(here, fields, at),
+        here ? "" : `The first of ${count(this.partings.length, "difference")} begins in ${noun} ${this.first + this.partings[0].step}.`,
+        this.departing.length > 1 ? `${this.departing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
+      : `Both decide the same in every ${noun}.`;
     const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
     const head = el("tr", {}, el("th", { scope: "col" }, "field"), ...names);
     this.part("difference-table").replaceChildren(...(fields.length ? [head] : []), ...fields.map((field) =>
-      el("tr", {}, el("th", { scope: "row" }, this.panes[0].fieldName(field)), ...records.map((record) => el("td", {}, record ? this.panes[0].fieldText(record, field) : "no such step")))));
+      el("tr", {}, el("th", { scope: "row" }, side.fieldName(field)), ...records.map((record) => el("td", {}, side.fieldText(record, field))))));
   }
 
   /** What begins to differ in a step, in sentences. */
-  explain(here, fields, step) {
-    if (!here) return [fields.length ? `Step ${step} differs, as a consequence.` : `In step ${step} both decide the same.`];
-    const [ours, theirs] = this.panes.map((pane) => pane.run.trace.name);
+  explain(here, fields, at) {
+    const names = this.panes.map((pane) => pane.run.trace.name), [ours, theirs] = names;
+    const over = names.filter((_, i) => !this.records(this.step)[i]);
+    if (!here && over.length) return [`${over[0]} is over.`];
+    if (!here) return [fields.length ? `${capital(at)} differs, as a consequence.` : `In ${at} both decide the same.`];
     const told = [];
-    if (here.over) told.push(`Step ${step} differs: one of the two is over.`);
-    if (here.decision) told.push(`Step ${step} differs: from equal state the two decide differently.`);
+    if (here.over) told.push(`${capital(at)} differs: ${over[0]} is over.`);
+    if (here.decision) told.push(`${capital(at)} differs: from equal state the two decide differently.`);
     for (const { id, states } of here.lives.slice(0, MANY)) {
       told.push(`The life of ${id} parts: ${inWord(states[0])} in ${ours}, ${inWord(states[1])} in ${theirs}.`);
     }

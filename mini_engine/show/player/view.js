@@ -83,7 +83,7 @@ class Side {
   measure() {
     this.colours = palette(this.root);
     // Measured here only: to ask for a size between two changes makes the browser lay out twice.
-    this.poolWidth = this.find(".pool").clientWidth;
+    this.poolWidth = this.find(".pool-card .pool").clientWidth;
     for (const rows of this.lists) rows.height = rows.box.clientHeight;
   }
 
@@ -109,13 +109,14 @@ class Pane extends Side {
     this.running = new Rows(this.find(".running-card .rows"), "Running requests", (view) => this.runningRow(view));
     this.lines = new Rows(this.find(".texts-card .rows"), "Texts so far", (view) => this.textRow(view));
     this.lists = [this.waiting, this.running, this.lines];
-    this.find(".pool canvas").addEventListener("click", (event) => this.clickPool(event));
+    this.find(".pool-card canvas").addEventListener("click", (event) => this.clickPool(event));
     this.find(".log").addEventListener("scroll", (event) => (this.scrolled = event.target.scrollTop > 0));
     this.find(".closer").addEventListener("click", () => player.zoom(1 / 4));
     this.find(".wider").addEventListener("click", () => player.zoom(4));
     this.find(".all").addEventListener("click", () => player.zoom(0));
   }
 
+  noun = "step";
   partings = partings;
   differences = differences;
   fieldName = (field) => COMPARED[field];
@@ -203,8 +204,8 @@ class Pane extends Side {
 
     const used = blocks - record.num_free_blocks;
     const cached = this.freeCached(views);
-    meter(this.find(".kv"), used, cached ? `of ${blocks}, ${cached} free but cached` : `of ${blocks} used`,
-      [part("used", used / blocks), part("cached", cached / blocks)]);
+    meter(this.find(".kv"), used, cached ? `of ${blocks}, ${cached} more cached` : `of ${blocks} used`,
+      [used && part("used", used / blocks), cached && part("cached", cached / blocks)].filter(Boolean));
 
     const pips = slots <= 32
       ? Array.from({ length: slots }, (_, i) => el("i", { class: i < record.num_running ? "slot taken" : "slot" }))
@@ -219,7 +220,7 @@ class Pane extends Side {
   }
 
   drawPool(record, views, followed) {
-    const canvas = this.find(".pool canvas");
+    const canvas = this.find(".pool-card canvas");
     this.pool = drawPool(canvas, this.poolWidth, this.fold, record, views, this.player.tint, followed, this.colours);
     const { num_blocks: total, block_size: size } = this.fold.config;
     const cached = this.fold.config.prefix_caching ? `, ${record.num_cached_blocks} with content that can be found` : "";

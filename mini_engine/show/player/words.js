@@ -158,6 +158,10 @@ function inWord(state) {
   return { undefined: "not there", decode: "decoding" }[state] ?? state;
 }
 
+function capital(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
 function count(number, thing) {
   return `${number} ${thing}${number === 1 ? "" : "s"}`;
 }
