@@ -14,12 +14,12 @@ app = typer.Typer(help="List models, and fetch those that are not embedded.", no
 @app.command("list")
 def list_() -> None:
     """The models that can be named, and where they are."""
-    from mini_engine.loading.registry import list_models
+    from mini_engine.loading.registry import MODELS
 
     table = Table("name", "what it is", "size", "where", header_style="bold")
     for column in table.columns:
         column.overflow = "fold"  # a narrow terminal wraps a name or a path, and keeps all of it
-    for model in list_models():
+    for model in MODELS.values():
         where = str(model.path) if model.is_present else f"mini-engine models fetch {model.name}"
         table.add_row(model.name, model.description, f"{model.size / 1e6:.0f} MB", where)
     Console().print(table)

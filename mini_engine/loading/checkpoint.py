@@ -18,21 +18,19 @@ from mini_engine.loading.weights import Weights, open_folder
 from mini_engine.model import CausalLM
 from mini_engine.text.tokenizer import Tokenizer
 
+Dtype = str | torch.dtype
+Device = str | torch.device
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def load(
-    model: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
-) -> tuple[CausalLM, Tokenizer]:
+def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> tuple[CausalLM, Tokenizer]:
     """Model and tokenizer of what `resolve` finds, opened once; the rest is as in load_model."""
     source = opened(resolve(model))
     return load_model(source, dtype, device), load_tokenizer(source)
 
 
-def load_model(
-    path: ModelPath, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
-) -> CausalLM:
+def load_model(path: ModelPath, dtype: Dtype = "auto", device: Device = "auto") -> CausalLM:
     """The model in `path`, ready for inference: eval mode, no gradients.
 
     `path` is a folder in Hugging Face layout (config.json, and model.safetensors or its shards) or
@@ -53,7 +51,7 @@ def load_model(
     return _build(weights, dtype, device)
 
 
-def choose_device(device: str | torch.device = "auto") -> torch.device:
+def choose_device(device: Device = "auto") -> torch.device:
     """ "auto" is CUDA when there is one. Raises ValueError for a device that is not known or not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,10 +96,7 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
 class _SkipInit(TorchFunctionMode):
     """Leave out torch.nn.init: on meta tensors it does nothing but import torch's compiler (2 s)."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
+            return kwargs["tensor"]  # which it hands over by name
+        return func(*args, **(kwargs or {}))

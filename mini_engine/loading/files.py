@@ -1,19 +1,17 @@
-"""Opening the files that a model consists of."""
+"""Opening the files that a model consists of: JSON, and GGUF, which holds metadata, vocabulary and weights.
+
+The package `gguf` reads that. Here it is made quick for large vocabularies, and a damaged file is
+reported in one sentence that names it.
+"""
 
 import json
+import struct
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from mini_engine.loading.gguf_file import GGUFFile
-
-ModelPath = str | Path | GGUFFile  # a folder, a .gguf file, or one that is open already
-
-
-def opened(path: ModelPath) -> Path | GGUFFile:
-    """A .gguf file read in, so that model and tokenizer can share it; any other path as it is."""
-    if isinstance(path, GGUFFile):
-        return path
-    return GGUFFile(path) if Path(path).suffix == ".gguf" else Path(path)
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -28,3 +26,77 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{file}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+class GGUFFile(GGUFReader):
+    """A gguf.GGUFReader (`tensors`: name, tensor_type, shape, data), with `get(key)` for metadata.
+
+    Raises FileNotFoundError when there is no such file, and ValueError naming the file when it is
+    no GGUF file or is cut short.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{self.path}: there is no such file")
+        try:
+            super().__init__(self.path)
+        except EOFError as error:
+            raise ValueError(f"{self.path}: cut short, {error}; fetch it again") from None
+        except (ValueError, IndexError, KeyError, struct.error, OverflowError, MemoryError) as error:
+            raise ValueError(f"{self.path}: not a whole GGUF file ({error}); fetch it again") from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The metadata under `key` as plain Python values, or `default`."""
+        field = self.fields.get(key)
+        return default if field is None else field.contents()
+
+    def need(self, key: str) -> Any:
+        """The same. Raises ValueError naming file and key when the key is missing."""
+        if key not in self.fields:
+            raise ValueError(f"{self.path}: the metadata key {key!r} is missing")
+        return self.get(key)
+
+    # The two methods below override private ones. Should the package rename its own, these are
+    # never called, and reading is slower and less well explained, but right.
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        """Read an array in one sweep; the package takes several numpy calls an element."""
+        if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+            return super()._get_field_parts(orig_offs, raw_type)
+        kind, count = struct.unpack_from("<IQ", self.data.data, orig_offs)
+        scalar = self.gguf_scalar_to_np.get(kind)
+        if scalar is None and kind != GGUFValueType.STRING:
+            return super()._get_field_parts(orig_offs, raw_type)
+        types, offset = [GGUFValueType.ARRAY, GGUFValueType(kind)], orig_offs + 12
+        if scalar is not None:
+            values = np.frombuffer(self.data, scalar, count, offset)
+            return 12 + values.nbytes, [values], [0], types
+        # Arrays, not memoryviews: those the garbage collector visits, 100,000 of them several times.
+        data, raw, unpack = self.data.view(np.ndarray), self.data.data, struct.Struct("<Q").unpack_from
+        parts = []
+        for _ in range(count):
+            start = offset + 8
+            offset = start + unpack(raw, offset)[0]
+            parts.append(data[start:offset])
+        return offset - orig_offs, parts, list(range(count)), types
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        """Look whether the file reaches as far as its own table says, before any array is made."""
+        for field in fields:
+            dims, raw_type, offset = field.parts[3:6]
+            block_size, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(raw_type[0])]
+            end = start_offs + int(offset[0]) + prod(map(int, dims)) * type_size // block_size
+            if end > len(self.data):
+                raise EOFError(f"tensor {field.name!r} ends at byte {end} of {len(self.data)}")
+        super()._build_tensors(start_offs, fields)
+
+
+ModelPath = str | Path | GGUFFile  # a folder, a .gguf file, or one that is open already
+
+
+def opened(path: ModelPath) -> Path | GGUFFile:
+    """A .gguf file read in, so that model and tokenizer can share it; any other path as it is."""
+    if isinstance(path, GGUFFile):
+        return path
+    return GGUFFile(path) if Path(path).suffix == ".gguf" else Path(path)

@@ -6,7 +6,7 @@ Which splits and normalizers belong to it, the file names in one word only.
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from mini_engine.loading.gguf_file import GGUFFile
+from mini_engine.loading.files import GGUFFile
 from mini_engine.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type

@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from mini_engine.loading.config import read_config
-from mini_engine.loading.gguf_file import GGUFFile
+from mini_engine.loading.files import GGUFFile
 from mini_engine.loading.weights import Weights
 from mini_engine.model import ModelConfig
 

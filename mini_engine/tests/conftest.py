@@ -19,7 +19,7 @@ def smollm2_oracle():
     import gguf
 
     from mini_engine.loading import registry as models
-    from mini_engine.loading.gguf_file import GGUFFile
+    from mini_engine.loading.files import GGUFFile
 
     if not models.MODELS["smollm2"].is_present:
         pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")

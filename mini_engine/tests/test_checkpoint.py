@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mini_engine.loading import gguf_weights
 from mini_engine.loading.checkpoint import load, load_model
-from mini_engine.loading.gguf_file import GGUFFile
+from mini_engine.loading.files import GGUFFile
 from mini_engine.model import sdpa
 
 CONFIG = {

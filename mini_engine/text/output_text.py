@@ -9,9 +9,7 @@ from mini_engine.text.tokenizer import Tokenizer
 class OutputText:
     """Never a part of a stop string: text that might be its beginning is held back until that is decided."""
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, stop: tuple[str, ...], prompt: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...], prompt: Sequence[int] = ()):
         self.detokenizer = Detokenizer(tokenizer, prompt) if tokenizer else None
         self.stop = stop
         self.text = ""  # all that was decoded, up to a stop string if there was one

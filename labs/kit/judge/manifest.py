@@ -77,12 +77,10 @@ class Lab:
         return self.path / name
 
     def task(self, name: str) -> Task:
-        for task in self.tasks:
-            if task.name == name:
-                return task
-        raise LabError(
-            f"{self.id} has no task {name!r}; its tasks are {', '.join(t.name for t in self.tasks)}"
-        )
+        tasks = {task.name: task for task in self.tasks}
+        if name not in tasks:
+            raise LabError(f"{self.id} has no task {name!r}; its tasks are {', '.join(tasks)}")
+        return tasks[name]
 
     @cached_property
     def tests(self) -> dict[str, Task]:
@@ -108,10 +106,9 @@ def find_lab(lab_id: str) -> Lab:
     if not match or not path.exists():
         raise LabError(f"there is no lab {lab_id!r}; there are {', '.join(lab_ids())}")
     data = _toml(path)
-    tasks = [
-        _made(path, Task, entry | {"hints": [hint.strip() for hint in entry.get("hints", ())]})
-        for entry in data.pop("tasks", ())
-    ]
+    for task in data.get("tasks", ()):
+        task["hints"] = [hint.strip() for hint in task.get("hints", ())]
+    tasks = [_made(path, Task, task) for task in data.pop("tasks", ())]
     return _made(path, Lab, {"id": name, "path": path.parent, "tasks": tasks} | data)
 
 

@@ -26,6 +26,7 @@ DEFAULTS = {  # of a scenario's config
     "watermark": 0,
 }
 Scenario = dict[str, Any]
+NextChunk = Callable[[Request, int], Any]
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ def drive(
     scheduler: Any,
     scenario: Scenario,
     *,
-    next_chunk: Callable[[Request, int], Any] = next_chunk,
+    next_chunk: NextChunk = next_chunk,
     model: ToyModel | None = None,
     raise_errors: bool = True,
     parts: dict[str, str] | None = None,
@@ -127,9 +128,7 @@ def _ran(scenario: Scenario, recorder: Recorder, end: str, **details: Any) -> Tr
     return trace
 
 
-def _steps(
-    recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: Callable[[Request, int], Any]
-) -> str:
+def _steps(recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: NextChunk) -> str:
     """How the run ended. The rows of a forward are cut by the lab's `next_chunk` where it has one."""
     arrivals = sorted(scenario["requests"], key=lambda request: request.get("at", 0))
     idle = 0
@@ -166,12 +165,11 @@ def assert_drained(trace: Trace) -> None:
     __tracebackhide__ = True
     end = trace.end or End("unfinished", len(trace.steps))
     if end.end == "stuck":
-        raise AssertionError(
-            f"no progress for {PATIENCE} steps; waiting was {end.waiting}, running was {end.running}"
-        )
+        left = f"waiting was {end.waiting}, running was {end.running}"
+        raise AssertionError(f"no progress for {PATIENCE} steps; {left}")
     if end.end != "drained":
-        left = {key: getattr(end, key) for key in ("waiting", "running", "error") if getattr(end, key)}
-        raise AssertionError(f"the run ended as {end.end!r} in step {end.step}, with {left}")
+        said = {key: getattr(end, key) for key in ("waiting", "running", "error") if getattr(end, key)}
+        raise AssertionError(f"the run ended as {end.end!r} in step {end.step}, with {said}")
 
 
 def one_step(
