@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, load
+from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature
 
 
 def chat(
@@ -21,11 +21,12 @@ def chat(
     from mini_engine.request import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    from mini_engine.engine import Engine
+    from mini_engine.loading.checkpoint import load
+
     loaded, tokenizer = load(model, dtype, device)
     if tokenizer.chat_template is None:
         raise ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`")
-    from mini_engine.engine import Engine
-
     engine = Engine(loaded, tokenizer)
     messages = [{"role": "system", "content": system}] if system else []
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""What the commands share: options, one way to fail, models and traces read in, a sign of life."""
+"""What the commands share: options, one way to fail, traces read in, a sign of life."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from mini_engine.model import CausalLM
-    from mini_engine.text.tokenizer import Tokenizer
     from mini_engine.trace import Trace
 
 Model = Annotated[
@@ -61,13 +59,6 @@ def working(what: str) -> Iterator[None]:
     else:
         errors.print(escape(what))
         yield
-
-
-def load(model: str, dtype: str, device: str) -> tuple[CausalLM, Tokenizer]:
-    """The model that a name or a path stands for, with its tokenizer."""
-    from mini_engine.loading.checkpoint import load
-
-    return load(model, dtype, device)
 
 
 def read(path: Path) -> Trace:

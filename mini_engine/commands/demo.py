@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, load, working
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, working
 
 
 def demo(
@@ -16,6 +16,7 @@ def demo(
 ) -> None:
     """Serve several requests at once and show every decision."""
     with working(f"loading {model}"):
+        from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo
 
         loaded, tokenizer = load(model, dtype, device)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, load
+from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature
 
 
 def generate(
@@ -35,11 +35,9 @@ def generate(
         stop=tuple(stop or ()),
         seed=seed,
     )
-    loaded, tokenizer = load(model, dtype, device)
-    from mini_engine.engine import Engine
     from mini_engine.llm import LLM
 
-    llm, progress = LLM.from_engine(Engine(loaded, tokenizer)), len(prompt) > 1
+    llm, progress = LLM(model, dtype=dtype, device=device), len(prompt) > 1
     if chat:
         conversations = [[{"role": "user", "content": text}] for text in prompt]
         outputs = llm.chat(conversations, params, progress=progress)

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import TracePath, fail, read
+from mini_engine.commands.common import TracePath, read
 
+Beside = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
+]
 app = typer.Typer(help="Look at a recorded run.", no_args_is_help=True)
 
 
@@ -22,9 +25,7 @@ def summary(path: TracePath) -> None:
 @app.command()
 def timeline(
     path: TracePath,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The picture to write; default beside the trace.")
-    ] = None,
+    out: Beside = None,
 ) -> None:
     """Draw a recorded run as a picture."""
     import matplotlib
@@ -34,10 +35,7 @@ def timeline(
     matplotlib.use("Agg")
     trace = read(path)
     out = out or path.with_suffix(".png")
-    try:
-        figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
-    except (ValueError, OSError) as error:
-        fail(error)
+    figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
     typer.echo(f"wrote {out}")
 
 
@@ -54,17 +52,14 @@ def play(
     from mini_engine.show.player.from_files import read_texts, titles
 
     if example == (path is not None):
-        fail(ValueError("give a trace.jsonl, or --example for a ready one (not both)"))
-    try:
-        if path is None:
-            page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
-        else:
-            paths = [one for one in (path, other) if one]
-            traces = [read(one) for one in paths]
-            texts = None if other else read_texts(path, traces[0])
-            page = write_player(out, *traces, names=titles(paths, traces), texts=texts)
-    except (ValueError, OSError) as error:
-        fail(error)
+        raise ValueError("give a trace.jsonl, or --example for a ready one (not both)")
+    if path is None:
+        page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
+    else:
+        paths = [one for one in (path, other) if one]
+        traces = [read(one) for one in paths]
+        texts = None if other else read_texts(path, traces[0])
+        page = write_player(out, *traces, names=titles(paths, traces), texts=texts)
     typer.echo(f"wrote {page}")
     if open_page:
         typer.launch(page.resolve().as_uri())
@@ -73,21 +68,14 @@ def play(
 @app.command()
 def export(
     path: TracePath,
-    perfetto: Annotated[
-        bool, typer.Option("--perfetto", help="Chrome trace JSON, for ui.perfetto.dev.")
-    ] = True,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
-    ] = None,
+    perfetto: Annotated[bool, typer.Option("--perfetto", help="Chrome trace JSON, for Perfetto.")] = True,
+    out: Beside = None,
 ) -> None:
     """Turn a recorded run into another tool's format."""
     from mini_engine.show.perfetto import to_perfetto
 
     out = out or path.with_suffix(".perfetto.json")
-    try:
-        out.write_text(json.dumps(to_perfetto(read(path))), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        fail(error)
+    out.write_text(json.dumps(to_perfetto(read(path))), encoding="utf-8")
     typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
 
 
@@ -97,10 +85,7 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
     from mini_engine.sim import cost_model
 
     trace = read(path)
-    try:
-        cost = cost_model.fit(trace)
-    except ValueError as error:
-        fail(error)
+    cost = cost_model.fit(trace)
     scale = 1000 if trace.header.unit == "s" else 1
     measured = sum(record.t_end - record.t for record in trace.steps) * scale
     fitted = sum(cost.step_time(load) for load in cost_model.step_loads(trace))

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab, lab_ids
-from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, load, working
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, working
 
 app = typer.Typer(
     help="Seven labs, from an empty function to an inference engine. Start with: python -m labs status",
@@ -271,6 +271,7 @@ def demo(
         labs = ",".join(find_lab(name).id for name in labs.split(","))
     with working(f"loading {model} and {'every lab that passes its tests' if labs == 'auto' else labs}"):
         from labs.kit.learner.parts import LearnerParts
+        from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo
 
         try:
