@@ -60,7 +60,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		> $(VENV)/log 2>&1 || { cat $(VENV)/log; exit 1; }
 	@touch $@
 
-# That of the player needs Chromium.
+# Those of the player need Chromium.
 pictures: $(VENV)/installed
 	@$(BIN)/mini-engine demo
 	@cp out/timeline.png docs/images/timeline.png

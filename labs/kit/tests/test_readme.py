@@ -43,7 +43,7 @@ def test_links_lead_to_files_and_references_have_addresses(path):
 
 def test_pictures_are_small_and_stand_before_the_first_heading():
     first_screen = README.partition("\n## ")[0]
-    for needed in ("player", "report.svg", "**For**", "**You need**", "**It takes**"):
+    for needed in ("player", "animation.gif", "report.svg", "**For**", "**You need**", "**It takes**"):
         assert needed in first_screen
     for picture in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README):
         assert (ROOT / picture).stat().st_size < 1_000_000
