@@ -8,10 +8,16 @@ import io
 import json
 import random
 import re
+from base64 import b64encode
 from collections import Counter
 from dataclasses import asdict, fields, replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -19,8 +25,9 @@ from PIL import Image
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.show.player import player_html, ready_setup, write_player
+from mini_engine.show.player import payload, player_html, ready_setup, script, write_player, write_shell
 from mini_engine.show.player.from_files import read_texts, titles
+from mini_engine.show.player.picture import step_picture
 from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.trace import (
     Blocked,
@@ -1012,3 +1019,157 @@ def test_the_page_allows_its_own_script_and_nothing_else(tmp_path, browser):
     assert page.evaluate("window.evil") is None and len(troubles) == 2
     assert page.locator("#readout").text_content() == "Step 0 of 25"
     page.close()
+
+
+SHELL = """<!DOCTYPE html><iframe id="frame" src="/shell.html" width="1000" height="700"></iframe>
+<iframe id="stranger" srcdoc="<p>another frame</p>"></iframe><script>
+window.heard = [];
+addEventListener("message", ({ data }) => heard.push(data));
+</script>"""
+
+
+@pytest.fixture
+def embedded(browser, tmp_path):
+    """A page on a local server that embeds the shell, and the shell's frame."""
+    folder = write_shell(tmp_path / "site")
+    (folder / "index.html").write_text(SHELL, encoding="utf-8")
+    quiet = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=folder)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page, troubles = browser.new_page(), []
+        page.on("console", lambda message: troubles.append(message.text))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.add_init_script(PLAYER)
+        page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+        yield page, page.frame(url="**/shell.html")
+        page.close()
+        server.shutdown()
+    assert [line for line in troubles if "favicon" not in line and "404" not in line] == []
+
+
+def test_the_shell_plays_what_its_embedder_sends(embedded):
+    """Under a policy without inline scripts and styles: it says ready, plays, says where it is, and fails in
+    words. Nobody else is heard."""
+    page, frame = embedded
+    policy = "default-src 'none'; script-src 'self'; style-src 'self'"
+    assert frame.locator("meta[http-equiv]").get_attribute("content") == policy
+    page.wait_for_function("heard.some((one) => one.type === 'mini-engine-ready')")
+    send = "(data) => frame.contentWindow.postMessage({ type: 'mini-engine-trace', ...data }, '*')"
+    stranger = (
+        "(data) => stranger.contentWindow.eval('d => top.frame.contentWindow.postMessage(d, `*`)')(data)"
+    )
+    page.evaluate(stranger, {"type": "mini-engine-trace", **payload(RANDOM[1], names=("a stranger's",))})
+    page.wait_for_timeout(100)
+    assert frame.evaluate("player.panes.length") == 0
+    page.evaluate(send, {**payload(ready_setup(), names=("sent",), step=3), "theme": "dark"})
+    frame.locator(".name", has_text="sent").wait_for()
+    assert frame.locator("#readout").text_content() == "Step 3 of 25"
+    assert frame.evaluate("player.host.dataset.theme") == "dark"
+    # The style arrived, and what the canvas shows was drawn with it.
+    assert frame.evaluate("player.panes[0].colours.decode") == "rgb(230, 159, 0)"
+    frame.locator("#forward").click()
+    page.wait_for_function("heard.some((one) => one.type === 'mini-engine-moved' && one.step === 4)")
+    page.evaluate(send, {"traces": 5})
+    page.wait_for_function("heard.some((one) => one.type === 'mini-engine-failed')")
+    assert frame.get_by_role("alert").text_content().startswith("This trace cannot be shown")
+
+
+def test_the_widget_is_small_and_keeps_step_and_request_both_ways():
+    """Its one module is below 150 kB; what Python sets is in its state, and what is shown anew as well."""
+    pytest.importorskip("anywidget", reason="anywidget is not installed (the dev extra has it)")
+    from mini_engine.show.player.widget import PlayerWidget
+
+    assert len(script("widget").encode()) < 150_000
+    widget = PlayerWidget(ready_setup(), names=("a run",), step=3)
+    state = widget.get_state()
+    assert (state["step"], state["follow"], state["payload"]["traces"][0]["name"]) == (3, None, "a run")
+    widget.set_state({"step": 7, "follow": "r1"})  # as the page reports a move
+    assert (widget.step, widget.follow) == (7, "r1")
+    widget.show(ready_setup(), ready_setup(), names=("yours", "reference"), step=2)
+    assert len(widget.payload["traces"]) == 2 and (widget.step, widget.follow) == (2, "r1")
+
+
+MODEL = """(data) => {
+    const listeners = {}, state = { payload: data, step: 3, follow: null };
+    window.model = {
+        state, get: (name) => state[name], save_changes: () => (window.saved = { ...state }),
+        set: (changes) => Object.assign(state, changes),
+        on: (names, call) => names.split(" ").forEach((name) => (listeners[name] ??= []).push(call)),
+        off: (names, call) => names.split(" ").forEach((name) =>
+            (listeners[name] = listeners[name].filter((one) => one !== call))),
+        change(changes) {
+            Object.assign(state, changes);
+            for (const name of Object.keys(changes)) listeners[`change:${name}`]?.forEach((call) => call());
+        },
+        count: () => Object.values(listeners).flat().length,
+    };
+}"""
+
+
+def test_the_widgets_module_lives_with_its_model(browser):
+    """As anywidget runs it: rendered twice from one model, both follow it, it follows them; then gone."""
+    page = browser.new_page()
+    troubles = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.add_init_script(PLAYER)
+    page.goto("about:blank")
+    page.set_content("<body data-jp-theme-light='false'><div id='a'></div><div id='b'></div></body>")
+    page.evaluate(MODEL, payload(ready_setup()))
+    code = b64encode(script("widget").encode()).decode()
+    page.evaluate(f"""async () => {{
+        const widget = (await import("data:text/javascript;base64,{code}")).default;
+        window.gone = ["a", "b"].map((id) => widget.render({{ model, el: document.getElementById(id) }}));
+    }}""")
+    players = "[...document.querySelectorAll('.mini-engine-player')].map((one) => one.player)"
+    assert page.evaluate(f"{players}.map((one) => [one.step, one.host.dataset.theme])") == [[3, "dark"]] * 2
+    page.evaluate("model.change({ step: 9, follow: 'r2' })")
+    assert page.evaluate(f"{players}.map((one) => [one.step, one.followed])") == [[9, "r2"]] * 2
+    page.locator("#a #forward").click()
+    page.wait_for_function("window.saved?.step === 10")
+    page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+    page.wait_for_function(f"{players}.every((one) => one.host.dataset.theme === 'light')")
+    page.evaluate("(data) => model.change({ payload: data })", payload(RANDOM[1], names=("another",)))
+    assert page.locator("#b .name").text_content() == "another"
+    assert page.locator("#a #forward").text_content().strip() == "Step"  # in words, where it is embedded
+    page.evaluate("gone.forEach((end) => end())")
+    assert page.evaluate("[document.querySelectorAll('.mini-engine-player').length, model.count()]") == [0, 0]
+    page.close()
+    assert troubles == []
+
+
+# ----------------------------------------------------------------------------------- a step as a picture
+
+
+def test_the_picture_has_the_players_colours_and_every_decision():
+    """For every step of the example: well-formed, with who runs and waits, and a sentence an event."""
+    trace = ready_setup()
+    style = (files("mini_engine.show.player") / "player.css").read_text("utf-8")
+    for name, light, dark in re.findall(
+        r"--(waiting|prefill|decode|preempted|used): light-dark\((\S+), (\S+)\)", style
+    ):
+        rules = re.findall(rf"\.{name}{{fill:(#\w+)}}", step_picture(trace))
+        expected = [("#" + "".join(c * 2 for c in rule[1:])) if len(rule) == 4 else rule for rule in rules]
+        assert expected == [light, dark], name
+    for record, views in replay(trace):
+        picture = ElementTree.fromstring(step_picture(trace, record.step, names=("a run",)))
+        text = " ".join(picture.itertext())
+        assert f"Step {record.step} of 25" in text and "a run" in text
+        for event in record.events:
+            if event.type != "QUEUED":
+                assert re.search(rf"{event.id} (is admitted|is preempted|finishes)", text)
+        waiting = [i for i, view in views.items() if view.state in ("waiting", "preempted")]
+        assert f"waiting: {', '.join(waiting) or 'nobody'}" in text
+    assert step_picture(trace, 11) == step_picture(trace, 11)
+
+
+def test_the_picture_of_two_runs_and_of_hostile_names():
+    """One below the other, on one scale; a run that is over says so; a step of neither is refused."""
+    trace = ready_setup()
+    short = Trace(trace.header, trace.steps[:12])
+    picture = ElementTree.fromstring(step_picture(trace, 16, short, names=("yours", "<b>theirs</b>")))
+    text = " ".join(picture.itertext())
+    assert "<b>theirs</b>" in text and "Step 16: the run is over" in text
+    with pytest.raises(ValueError, match="no step 26"):
+        step_picture(trace, 26, short)
+    evil = run([("<script>alert(1)</script>", [1, 2], 3, 0, 0)])
+    assert "<script" not in step_picture(evil)

@@ -99,8 +99,8 @@ def payload(
     """What the component is fed, as JSON.
 
     `names` are the traces' titles. It opens at `step` (the number in its record), following the request
-    `follow`. With `texts`, each request's text so far is shown, too. With `veil`, the picture of the whole run
-    ends at the furthest step that was looked at. Raises ValueError when there is no step to play.
+    `follow`. With `texts`, each request's text so far is shown, too. With `veil`, the picture of the whole
+    run ends at the furthest step that was looked at. Raises ValueError when there is no step to play.
     """
     runs = [trace] if other is None else [trace, other]
     names = names or ("trace", "reference")
