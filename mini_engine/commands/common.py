@@ -1,19 +1,14 @@
-"""What the commands share: options, one way to fail, traces read in, a sign of life."""
-
-from __future__ import annotations
+"""What the commands share: options, one way to fail, a sign of life."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
-
-if TYPE_CHECKING:
-    from mini_engine.trace import Trace
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A name from `models list`, a model folder, or a .gguf file.")
@@ -59,10 +54,3 @@ def working(what: str) -> Iterator[None]:
     else:
         errors.print(escape(what))
         yield
-
-
-def read(path: Path) -> Trace:
-    """A recorded run."""
-    from mini_engine.trace import read_trace
-
-    return read_trace(path)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import read
+from mini_engine.trace import read_trace
 
 
 def simulate(
@@ -38,7 +38,7 @@ def simulate(
     summaries, refused = {}, {}
     if out and len(names) > 1:
         raise ValueError("--out takes the trace of one baseline; name it with --baseline")
-    cost = cost_model.fit(read(fit)) if fit else cost_model.CostModel()
+    cost = cost_model.fit(read_trace(fit)) if fit else cost_model.CostModel()
     for name in names:
         if workload.endswith(".jsonl"):
             arrivals = workloads.read_arrivals(workload)

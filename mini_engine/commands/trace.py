@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import TracePath, read
+from mini_engine.commands.common import TracePath
+from mini_engine.trace import read_trace
 
 Beside = Annotated[
     Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
@@ -19,7 +20,7 @@ def summary(path: TracePath) -> None:
     """Print the metrics of a recorded run."""
     from mini_engine.show.tables import metrics_table, print_table
 
-    print_table(metrics_table(read(path)))
+    print_table(metrics_table(read_trace(path)))
 
 
 @app.command()
@@ -33,7 +34,7 @@ def timeline(
     from mini_engine.show import figures
 
     matplotlib.use("Agg")
-    trace = read(path)
+    trace = read_trace(path)
     out = out or path.with_suffix(".png")
     figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
     typer.echo(f"wrote {out}")
@@ -57,7 +58,7 @@ def play(
         page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
     else:
         paths = [one for one in (path, other) if one]
-        traces = [read(one) for one in paths]
+        traces = [read_trace(one) for one in paths]
         texts = None if other else read_texts(path, traces[0])
         page = write_player(out, *traces, names=titles(paths, traces), texts=texts)
     typer.echo(f"wrote {page}")
@@ -75,7 +76,7 @@ def export(
     from mini_engine.show.perfetto import to_perfetto
 
     out = out or path.with_suffix(".perfetto.json")
-    out.write_text(json.dumps(to_perfetto(read(path))), encoding="utf-8")
+    out.write_text(json.dumps(to_perfetto(read_trace(path))), encoding="utf-8")
     typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
 
 
@@ -84,7 +85,7 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
     """Fit the simulator's prices (per forward, per token, per KV token read) to a recorded run."""
     from mini_engine.sim import cost_model
 
-    trace = read(path)
+    trace = read_trace(path)
     cost = cost_model.fit(trace)
     scale = 1000 if trace.header.unit == "s" else 1
     measured = sum(record.t_end - record.t for record in trace.steps) * scale

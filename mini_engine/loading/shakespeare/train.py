@@ -353,10 +353,8 @@ def main(out: Path = MODEL_FOLDER, steps: int = Recipe.steps, threads: int = 2) 
     """
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    report = run(out, Recipe(steps=steps), load_plays(), threads)
-    loss, parameters, minutes = report["held_out_loss"], report["parameters"], report["wall_minutes"]
-    print(f"held-out loss on {HELD_OUT}: {loss:.4f} nats a character")
-    print(f"{parameters:,} parameters, {minutes} minutes, written to {out}")
+    loss = run(out, Recipe(steps=steps), load_plays(), threads)["held_out_loss"]
+    print(f"held-out loss on {HELD_OUT}: {loss:.4f} nats a character; written to {out}")
 
 
 if __name__ == "__main__":
