@@ -19,7 +19,7 @@ LOOKS: dict[str, style.Data] = {
     "held": {"facecolor": OWNERS[0], "edgecolor": style.GREY, "linewidth": 0.6},
     "shared": {"facecolor": OWNERS[0], "edgecolor": style.INK, "linewidth": 2.4},
     "cached": {"facecolor": "none", "edgecolor": style.GREY, "linewidth": 0.6, "hatch": "/////"},
-    "free": {"facecolor": "none", "edgecolor": style.PALE, "linewidth": 0.8},
+    "free": {"facecolor": "none", "edgecolor": style.GREY, "linewidth": 0.5},
 }
 
 

@@ -70,7 +70,7 @@ def compare(
         legend_rows(axes[0], both)
         axes[1].set_xlabel("engine step (the two are the same)", fontsize=9, color=style.INK)
         return tuple(axes)
-    at, words = start + index, ", ".join(fields)
+    at, (words, *others) = start + index, fields
     look: style.Data = {"color": style.YELLOW, "alpha": 0.45, "linewidth": 0}
     mine, other = (dict(part or ()) for part in fields.get("scheduled", ((), ())))
     apart = [rid for rid in {**mine, **other} if mine.get(rid) != other.get(rid)]
@@ -81,7 +81,7 @@ def compare(
     legend_rows(axes[0], both, Patch(label="first difference", **look))
     if apart:
         rid = apart[0]
-        counts = f"scheduled ({rid} computes {mine.get(rid, 0)} above, {other.get(rid, 0)} below)"
-        words = words.replace("scheduled", counts)
+        words = f"scheduled ({rid} computes {mine.get(rid, 0)} above, {other.get(rid, 0)} below)"
+    words += f" and {len(others)} more" if others[1:] else "".join(f", {name}" for name in others)
     axes[1].set_xlabel(f"engine step (first differ at step {at}: {words})", fontsize=9, color=style.INK)
     return tuple(axes)

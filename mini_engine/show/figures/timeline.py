@@ -127,7 +127,7 @@ def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0)
     figure: Any = ax.figure
     figure.draw_without_rendering()  # the width of a cell is known when the labels have their room
     cell_pt = ax.bbox.width / figure.dpi * 72 / columns
-    gap = (0.6 if cell_pt > 4 else 0.3 if cell_pt > 2 else 0) / cell_pt  # between cells
+    gap = min(0.06, 0.8 / cell_pt) if cell_pt > 3 else 0  # between cells
     for row, states in enumerate(data["states"]):
         for state, (face, hatch, edge, height) in STYLES.items():
             runs: list[tuple[float, float]] = [(first + a - 0.5, b - a) for a, b in _runs(states, state)]

@@ -37,7 +37,9 @@ def table(rows: Sequence[dict[str, Any]], *, indent: str = "") -> str:
 def cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
 
 
 def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
@@ -75,7 +77,7 @@ def happenings(record: StepTrace) -> list[str]:
             words.append(f"{event.id} finished ({event.reason})")
     why = record.blocked
     reasons = {
-        "preempted": "this step made room, and admits no request",
+        "preempted": "this step makes room, admits none",
         "slots": "no slot",
         "budget": "no budget",
         "memory": f"needs {counted(why.needs or 0, 'block')}, {why.free} free",
