@@ -412,6 +412,17 @@ def test_student_edition_works(edition):
     assert "that was the last one" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
 
 
+def test_a_failing_run_is_played_beside_the_engine_s_in_a_student_edition(edition):
+    starter, lab = edition / "labs" / "lab-01" / "starter.py", find_lab("lab-01")
+    pristine = starter.read_text("utf-8")
+    bug = next(bug for bug in lab.bugs if bug.id == "skip-past-the-head")
+    starter.write_text(bug.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
+    said = python(edition, "labs", "test", "lab-01").stdout
+    starter.write_text(pristine, "utf-8")
+    assert "out/lab-01.html in a browser: yours beside the reference" in said and "looks like" not in said
+    assert (edition / "out" / "lab-01.html").is_file()
+
+
 def test_an_update_keeps_edited_starters(edition):
     mine, untouched = (edition / "labs" / lab_id / "starter.py" for lab_id in lab_ids()[:2])
     mine.write_text("mine = 1\n", "utf-8")
