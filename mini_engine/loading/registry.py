@@ -43,9 +43,7 @@ class Model:
     @property
     def path(self) -> Path:
         """Where the model is, or will be once it is fetched."""
-        if self.wheel is None:
-            return Path(__file__).parent / self.name
-        return cache_dir() / Path(self.wheel.member).name
+        return cache_dir() / Path(self.wheel.member).name if self.wheel else Path(__file__).parent / self.name
 
     @property
     def is_present(self) -> bool:
@@ -56,7 +54,7 @@ class Model:
     @property
     def size(self) -> int:
         """Bytes on disk, when it is there (or will be, once it is fetched)."""
-        if self.wheel is not None:
+        if self.wheel:
             return self.wheel.size
         files = (*self.path.glob("*.json"), *self.path.glob("*.safetensors"))
         return sum(file.stat().st_size for file in files)

@@ -61,28 +61,26 @@ def open_folder(path: Path) -> Weights:
     if not path.is_dir():
         raise ValueError(f"{path}: neither a folder nor a .gguf file")
     config = read_config(read_json(source), str(source))
-    files: dict[str, Path] = {}
-    handles: dict[Path, Any] = {}
+    found: dict[str, tuple[Path, Any, str]] = {}  # where each tensor is, and its name there
     for shard in _shards(path):
         with _damage(shard):
-            handles[shard] = safe_open(shard, framework="pt")
-            files |= dict.fromkeys(handles[shard].keys(), shard)
-    # A checkpoint of the bare decoder has no prefix; lm_head never has one.
-    full_names = {name.removeprefix("model."): name for name in files}
+            handle: Any = safe_open(shard, framework="pt")
+            # A checkpoint of the bare decoder has no prefix; lm_head never has one.
+            found |= {name.removeprefix("model."): (shard, handle, name) for name in handle.keys()}
 
     def tensor(name: str) -> Tensor:
-        full_name = full_names[name]
-        with _damage(files[full_name]):
-            found: Tensor = handles[files[full_name]].get_tensor(full_name)
-            return found
+        shard, handle, full_name = found[name]
+        with _damage(shard):
+            values: Tensor = handle.get_tensor(full_name)
+            return values
 
     def read(name: str) -> tuple[tuple[int, ...], list[Tensor]]:
         whole = tensor(name)  # mapped from the file, not copied
         return tuple(whole.shape), [whole.view(-1)]
 
     embedding = "embed_tokens.weight"
-    dtype = tensor(embedding).dtype if embedding in full_names else torch.float32
-    return Weights(source, config, {name: files[full] for name, full in full_names.items()}, read, dtype)
+    dtype = tensor(embedding).dtype if embedding in found else torch.float32
+    return Weights(source, config, {name: shard for name, (shard, *_) in found.items()}, read, dtype)
 
 
 def _shards(path: Path) -> list[Path]:

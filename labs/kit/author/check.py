@@ -108,7 +108,7 @@ def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
     kept = keep / f"{lab.id}.jsonl" if keep else None
     if kept and kept.exists():
         return matrix.read_outcomes(lab, kept)
-    return matrix.run_matrix(lab, ["starter", *right(lab), *matrix.bug_variants(lab)], kept)
+    return matrix.run_matrix(lab, ["starter", *right(lab), *(f"bug:{bug.id}" for bug in lab.bugs)], kept)
 
 
 def right(lab: Lab) -> list[str]:

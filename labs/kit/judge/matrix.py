@@ -64,10 +64,6 @@ class Outcomes:
         return json.dumps([(r.test, r.said, r.runs) for r in self.results.get(variant, ())])
 
 
-def bug_variants(lab: Lab) -> list[str]:
-    return [f"bug:{bug.id}" for bug in lab.bugs]
-
-
 def test_file(lab: Lab) -> str:
     """For pytest, run in the course's folder; in an absolute path it would take a bracket for a parameter."""
     return f"labs/{lab.id}/test_lab.py"

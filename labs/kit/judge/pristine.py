@@ -21,7 +21,10 @@ def starter_source(lab: Lab) -> str:
     """The pristine starter of a lab, as text."""
     source = lab.file("solution.py").read_text(encoding="utf-8")
     for task in lab.tasks:
-        for name in _functions_of(source, task.name):
+        names = [name for name in functions(source) if f"{name}.".startswith(f"{task.name}.")]
+        if not names:
+            raise LabError(f"solution.py has no {task.name!r}, which lab.toml calls a task")
+        for name in names:  # the function, or all methods of the class
             message = f"{lab.id}: {name} is not written yet"
             source = replace_body(source, name, f'raise NotImplementedError("{message}")')
     module = ast.parse(source)
@@ -45,14 +48,6 @@ def interface(source: str) -> dict[str, str]:
         for name, node in functions(source).items()
         if not name.split(".")[-1].startswith("_") or name.endswith("__init__")
     }
-
-
-def _functions_of(source: str, task: str) -> list[str]:
-    """The function that a task names, or all methods of the class that it names."""
-    names = [name for name in functions(source) if name == task or name.startswith(f"{task}.")]
-    if not names:
-        raise LabError(f"solution.py has no {task!r}, which lab.toml calls a task")
-    return names
 
 
 def _without_unused_imports(source: str) -> str:
