@@ -90,7 +90,11 @@ def played(
     yours = yours or Outcome(tuple(RUNS))
     if not yours.runs:
         return []
-    reference = reference or on_reference(item, lab)
+    if reference is None:
+        try:
+            reference = on_reference(item, lab)
+        except Exception:  # a solution.py that does not load: yours is shown alone
+            reference = Outcome(())
     first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
     line = page.write(lab, yours.runs, reference.runs, may_write=first_worker)
     columns = item.config.get_terminal_writer().fullwidth

@@ -318,7 +318,10 @@ def test_a_run_that_does_not_end_is_shown_up_to_there(course):
     course.solve("    scheduled = {}\n", looping)
     result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
     assert counts(result) == {"failed": 1} and "no answer within 0.3 s" in result.stdout
-    assert f"{OPENED}" in result.stdout and page(course).exists()
+    assert f"{OPENED} in a browser: yours beside the reference" in result.stdout and page(course).exists()
+    course.file("solution.py").write_text("not Python\n", "utf-8")
+    result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
+    assert counts(result) == {"failed": 1} and f"{OPENED} in a browser: yours\n" in result.stdout
 
 
 def test_without_a_reference_yours_is_shown_alone(course):
