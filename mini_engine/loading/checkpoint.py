@@ -11,10 +11,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from mini_engine.loading.files import ModelPath, opened
-from mini_engine.loading.gguf_weights import open_gguf
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
-from mini_engine.loading.weights import Weights, open_folder
+from mini_engine.loading.weights import Weights, open_folder, open_gguf
 from mini_engine.model import CausalLM
 from mini_engine.text.tokenizer import Tokenizer
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer from its folder (a tokenizer.json) or from the vocabulary in a GGUF file.
+"""A model's tokenizer: of its folder (a tokenizer.json), or of a GGUF file (a vocabulary, merges or scores).
 
 Nothing here imports torch: reading a tokenizer must not cost the seconds that torch takes.
 """
@@ -7,10 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from mini_engine.loading.files import ModelPath, opened, read_json
-from mini_engine.loading.gguf_tokenizer import tokenizer_of
+from mini_engine.loading.files import GGUFFile, ModelPath, opened, read_json
 from mini_engine.text.tokenizer import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# tokenizer.ggml.pre: how text is cut before merging; the regexes that follow one another.
+SPLITS = {
+    "default": [GPT2_SPLIT],
+    "gpt-2": [GPT2_SPLIT],
+    "smollm": [r"\p{N}", GPT2_SPLIT],
+    "llama-bpe": [LLAMA3_SPLIT],
+    "qwen2": [LLAMA3_SPLIT.replace("{1,3}", "")],  # which keeps each digit apart
+}
+ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 def load_tokenizer(path: ModelPath) -> Tokenizer:
@@ -19,7 +35,7 @@ def load_tokenizer(path: ModelPath) -> Tokenizer:
     Raises FileNotFoundError or ValueError naming the file at fault.
     """
     source = opened(path)
-    return _from_folder(source) if isinstance(source, Path) else tokenizer_of(source)
+    return _from_folder(source) if isinstance(source, Path) else _from_gguf(source)
 
 
 def _from_folder(path: Path) -> Tokenizer:
@@ -66,3 +82,77 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     if isinstance(template, list):  # several, by name
         return next((entry["template"] for entry in template if entry["name"] == "default"), None)
     return template
+
+
+def _from_gguf(gguf: GGUFFile) -> Tokenizer:
+    """Which splits and normalizers belong to a vocabulary, a GGUF file names in one word only."""
+    tokens = gguf.need("tokenizer.ggml.tokens")
+    model = gguf.need("tokenizer.ggml.model")
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
+    if build is None:
+        raise ValueError(f"{gguf.path}: tokenizer.ggml.model {model!r} is not supported; gpt2 and llama are")
+    backend, add_bos = build(gguf, tokens)
+    kinds = gguf.get("tokenizer.ggml.token_type") or []
+    typed = list(zip(tokens, kinds, strict=False))
+    special = [AddedToken(t, normalized=False, special=True) for t, kind in typed if kind == CONTROL]
+    backend.add_special_tokens(special)
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in typed if kind == USER_DEFINED])
+    ids = {role: gguf.get(f"tokenizer.ggml.{role}_token_id") for role in (*ROLES, "eot")}
+    ids = {role: number for role, number in ids.items() if number is not None}
+    if gguf.get("tokenizer.ggml.add_bos_token", add_bos) and "bos" in ids:
+        bos = (tokens[ids["bos"]], ids["bos"])
+        backend.post_processor = processors.TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
+    return Tokenizer(
+        backend,
+        source=str(gguf.path),
+        eos_token_ids=[ids[role] for role in ("eos", "eot") if role in ids],
+        bos=ids.get("bos"),
+        chat_template=gguf.get("tokenizer.chat_template"),
+        special_tokens={name: tokens[ids[role]] for role, name in ROLES.items() if role in ids},
+    )
+
+
+def _byte_level(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    """Byte-level BPE (Radford et al., Language Models are Unsupervised Multitask Learners, 2019)."""
+    pre = gguf.get("tokenizer.ggml.pre", "default")
+    if pre not in SPLITS:
+        raise ValueError(f"{gguf.path}: tokenizer.ggml.pre {pre!r} is not supported; {', '.join(SPLITS)} are")
+    merges = [tuple(merge.split(" ", 1)) for merge in gguf.need("tokenizer.ggml.merges")]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    llama3 = pre == "llama-bpe"
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=llama3))
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[pre]]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    return backend, llama3
+
+
+def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
+    """SentencePiece BPE with byte fallback (Kudo and Richardson, SentencePiece, 2018).
+
+    The file gives each piece a score instead of a list of merges: the pair that makes the piece
+    with the best score is merged first.
+    """
+    vocab = {token: i for i, token in enumerate(tokens)}
+    scores = gguf.need("tokenizer.ggml.scores")
+    kinds = gguf.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
+    merges = [
+        (tokens[i][:cut], tokens[i][cut:])
+        for i in sorted(normal, key=lambda i: -scores[i])
+        for cut in range(1, len(tokens[i]))
+        if tokens[i][:cut] in vocab and tokens[i][cut:] in vocab
+    ]
+    unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
+    bpe = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(bpe)
+    # A space goes before the text, also where it begins with one: so SentencePiece has it.
+    space = gguf.get("tokenizer.ggml.add_space_prefix", True)
+    prepend, strip = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space else ([], [])
+    backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
+    join = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*join, *strip])
+    return backend, True

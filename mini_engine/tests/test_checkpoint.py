@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
-from mini_engine.loading import gguf_weights
+from mini_engine.loading import weights
 from mini_engine.loading.checkpoint import load, load_model
 from mini_engine.loading.files import GGUFFile
 from mini_engine.model import sdpa
@@ -242,8 +242,8 @@ def test_pieces_hold_what_the_package_makes_of_the_whole(kind, heads):
     tensor = gguf.ReaderTensor(
         "t", kind, np.array([columns, rows], np.uint32), rows * columns, raw.nbytes, 0, raw, None
     )
-    pieces = list(gguf_weights._values(tensor, "m.gguf", heads))
-    assert len(pieces) > 2 and max(map(len, pieces)) <= gguf_weights.PIECE
+    pieces = list(weights._values(tensor, "m.gguf", heads))
+    assert len(pieces) > 2 and max(map(len, pieces)) <= weights.PIECE
     expected = dequantize(raw, kind)
     if heads:
         expected = expected.reshape(heads, -1, 2, columns).swapaxes(1, 2)
@@ -258,7 +258,7 @@ def test_quantized_vectors_are_read_too(tmp_path):
     expected = load_model(file, device="cpu")
     vector = quantize(next(t.data for t in GGUFFile(file).tensors if t.name == "blk.0.attn_q.bias"), Q.Q8_0)
     tensor = gguf.ReaderTensor("t", Q.Q8_0, np.array([64], np.uint32), 64, vector.nbytes, 0, vector, None)
-    (found,) = gguf_weights._values(tensor, file, 4)
+    (found,) = weights._values(tensor, file, 4)
     bias = expected.layers[0].self_attn.qkv_proj.bias[:64]
     torch.testing.assert_close(found, bias, rtol=0, atol=0.01)
 

@@ -417,7 +417,7 @@ def test_gguf_errors_name_the_key(tmp_path):
 def test_no_torch_for_text():
     """Reading a tokenizer must not cost the seconds that importing torch takes."""
     code = "import sys, mini_engine.text.tokenizer\n"
-    code += "import mini_engine.loading.registry, mini_engine.loading.gguf_tokenizer\n"
+    code += "import mini_engine.loading.registry, mini_engine.loading.files\n"
     code += "from mini_engine.loading.tokenizer import load_tokenizer\n"
     code += "load_tokenizer(mini_engine.loading.registry.resolve('shakespeare'))\n"
     code += "print('torch' in sys.modules)"

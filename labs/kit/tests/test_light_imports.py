@@ -7,7 +7,7 @@ WITHOUT_TORCH = """
     mini_engine mini_engine.request mini_engine.config mini_engine.interfaces mini_engine.scheduler
     mini_engine.request_queue mini_engine.block_manager mini_engine.prefix_cache mini_engine.trace
     mini_engine.sim mini_engine.text mini_engine.loading.registry mini_engine.loading.tokenizer
-    mini_engine.loading.gguf_tokenizer mini_engine.show.player labs.kit labs.kit.toys labs.kit.judge
+    mini_engine.loading.files mini_engine.show.player labs.kit labs.kit.toys labs.kit.judge
 """.split()
 CODE = """
 import importlib, pkgutil, sys
