@@ -1,6 +1,6 @@
 """Puts the run of a failed test into the player, beside the reference's: out/lab-NN.html.
 
-A session's first failure of a lab gets the page; none that follows overwrites it.
+A pytest run's first failure of a lab gets the page; none that follows overwrites it.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from labs.kit.toys.words import describe
 from mini_engine.trace import StepTrace
 
 SECONDS = 5.0
-_written: set[str] = set()  # labs whose page this session has made
+_written: set[str] = set()  # labs whose page this process has made
 
 
 def path_of(lab: Lab) -> Path:
@@ -34,7 +34,7 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
             if not run.steps and not (expected and expected.steps):
                 return ""
             if lab.id in _written or not may_write:
-                return f"{name} shows this session's first failure; run this test alone to see it there"
+                return f"{name} shows the first failure of these tests; run this one alone to see it there"
             from mini_engine.show.player import write_player
 
             write_player(path_of(lab), run, expected, names=("yours", "reference"), **found)

@@ -274,7 +274,7 @@ def test_a_failing_run_is_written_for_the_player_beside_the_reference(course):
     assert page(course).stat().st_size < 400_000
 
 
-def test_a_session_s_first_failure_has_the_page_and_the_others_say_so(course):
+def test_the_first_failure_has_the_page_and_the_others_say_so(course):
     course.solve(*UNPAID)
     alone = course.pytest(FIRST)
     first = page(course).read_bytes()
@@ -282,8 +282,8 @@ def test_a_session_s_first_failure_has_the_page_and_the_others_say_so(course):
     assert page(course).read_bytes() == first
     failed = counts(all_of_them)["failed"]
     assert failed > 2 and all_of_them.stdout.count(OPENED) == failed
-    assert all_of_them.stdout.count("shows this session's first failure; run this test alone") == failed - 1
-    assert "run this test alone" not in alone.stdout
+    assert all_of_them.stdout.count("shows the first failure of these tests; run this one alone") == failed - 1
+    assert "run this one alone" not in alone.stdout
     course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step")
     assert page(course).read_bytes() != first
 
