@@ -282,7 +282,9 @@ def test_the_first_failure_has_the_page_and_the_others_say_so(course):
     assert page(course).read_bytes() == first
     failed = counts(all_of_them)["failed"]
     assert failed > 2 and all_of_them.stdout.count(OPENED) == failed
-    assert all_of_them.stdout.count("shows the first failure of these tests; run this one alone") == failed - 1
+    assert (
+        all_of_them.stdout.count("shows the first failure of these tests; run this one alone") == failed - 1
+    )
     assert "run this one alone" not in alone.stdout
     course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step")
     assert page(course).read_bytes() != first
