@@ -127,14 +127,15 @@ def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0)
     figure: Any = ax.figure
     figure.draw_without_rendering()  # the width of a cell is known when the labels have their room
     cell_pt = ax.bbox.width / figure.dpi * 72 / columns
-    gap = min(0.06, 0.8 / cell_pt) if cell_pt > 3 else 0  # between cells
+    gap = 0.6 / cell_pt if cell_pt > 3 else 0  # between cells
     for row, states in enumerate(data["states"]):
         for state, (face, hatch, edge, height) in STYLES.items():
             runs: list[tuple[float, float]] = [(first + a - 0.5, b - a) for a, b in _runs(states, state)]
             if gap and state != style.WAITING:
                 runs = [(start + i, 1 - gap) for start, length in runs for i in range(int(length))]
             y = (row + BAR - height / 2, height)
-            ax.broken_barh(runs, y, facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0)
+            look: style.Data = {"facecolor": face, "hatch": hatch, "edgecolor": edge, "linewidth": 0}
+            ax.broken_barh(runs, y, snap=False, **look)  # or narrow gaps would be some a pixel, some none
         _label_chunks(ax, row, data, cell_pt)
     for rid, (column, reason) in data["finished"].items():
         x, middle = first + column - 0.5, ids.index(rid) + BAR

@@ -1,12 +1,14 @@
 """A run in words: aligned tables, a row a step, and the timeline as letters."""
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 from mini_engine.show import figures
 from mini_engine.show.figures import counted
 from mini_engine.trace import Finished, Preempted, Scheduled, StepTrace, Trace
 
+WIDTH = 104  # characters of a notebook's page
 MARKS = {
     figures.WAITING: ".",
     figures.PREFILL: "P",
@@ -61,7 +63,18 @@ def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
                 "what happened": "; ".join(happenings(record)) or "-",
             }
         )
-    return table(rows)
+    lines = table(rows).splitlines()
+    start = lines[1].rindex(" ") + 1
+    return "\n".join(_folded(line, start) for line in lines)
+
+
+def _folded(line: str, start: int) -> str:
+    """A line whose last column, from `start` on, goes on below itself where it is too long for a page."""
+    if not line[start:].strip("-"):
+        return line[:WIDTH]
+    phrases = "; ".join(phrase.replace(" ", "\0") for phrase in line[start:].split("; "))
+    rows = wrap(phrases, max(20, WIDTH - start), break_long_words=False, break_on_hyphens=False)
+    return line[:start] + f"\n{' ' * start}".join(rows).replace("\0", " ")
 
 
 def happenings(record: StepTrace) -> list[str]:
