@@ -1,9 +1,8 @@
-"""What the notebooks stand on: whose trace it is, guesses, the panel; and whether they are fit to commit."""
+"""What the notebooks stand on: whose trace it is, words, guesses; and whether they are fit to commit."""
 
 import dataclasses
 import json
 import re
-import sys
 from itertools import pairwise
 
 import nbformat
@@ -12,9 +11,6 @@ import pytest
 from labs.kit.author import notebooks
 from labs.kit.judge import loading, manifest
 from labs.kit.learner.notebook import (
-    LiveRun,
-    Panel,
-    changed,
     check,
     in_milliseconds,
     show,
@@ -254,98 +250,6 @@ def test_show_gives_the_picture_its_words(monkeypatch):
     assert plt.get_fignums() == others  # or the cell would show it a second time
 
 
-# ---------------------------------------------------------------------------------------------- panel
-
-
-@pytest.mark.parametrize("entry", loading.load("lab-03", "scenarios").SCENARIOS, ids=lambda e: e["name"])
-def test_live_run_decides_as_the_lab_does(entry, monkeypatch):
-    monkeypatch.delenv("LAB_IMPL", raising=False)
-    entry = {key: value for key, value in entry.items() if key != "aborts"}
-    live = LiveRun(entry).finish()
-    assert live.end.end == "drained"
-    lab = trace_of("lab-03", entry)
-    assert [list(r.scheduled.items()) for r in live.steps] == [list(r.scheduled.items()) for r in lab.steps]
-
-
-@pytest.fixture
-def tight():
-    entry = loading.load("lab-03", "scenarios").SCENARIOS[3]
-    assert entry["name"] == "two in a tight pool"
-    return entry
-
-
-def press(box, label):
-    [button] = [child for child in box.children[1].children if child.description == label]
-    button.click()
-
-
-def test_panel_steps_to_the_end_and_starts_over(tight):
-    panel = Panel(tight)
-    box = panel.widget()
-    assert "Press Step" in panel.screen.value
-    press(box, "Step")
-    assert "step 0: r1 10, r0 6" in panel.screen.value and "] 16/16" in panel.screen.value
-    press(box, "Step")
-    press(box, "Step")
-    assert "r0 preempted: needed 2, free 1" in panel.screen.value
-    press(box, "To the end")
-    assert "step 13: r0 1" in panel.screen.value and "All requests are done" in panel.screen.value
-    press(box, "Step")
-    assert "step 13: r0 1" in panel.screen.value
-    press(box, "Start over")
-    assert "Press Step" in panel.screen.value
-
-
-def test_panel_settings_are_those_of_the_scheduler(tight):
-    """Every control reaches the run, and starts it over."""
-    panel = Panel(tight)
-    box = panel.widget()
-    press(box, "Step")
-    wanted = {
-        "max_num_batched_tokens": 9,
-        "max_num_seqs": 3,
-        "long_prefill_token_threshold": 4,
-        "num_blocks": 30,
-        "policy": "fcfs",
-    }
-    for name, value in wanted.items():
-        panel.controls[name].value = value
-        assert "Press Step" in panel.screen.value
-    press(box, "Step")
-    assert panel.run.trace.header.config.items() >= wanted.items()
-    assert "step 0: r0 4, r1 4" in panel.screen.value
-
-
-def test_panel_tells_what_cannot_work(tight):
-    panel = Panel(tight)
-    box = panel.widget()
-    panel.controls["num_blocks"].value = 12
-    for _ in range(2):  # and it does not go on without the request that was refused
-        press(box, "Step")
-        assert "These settings cannot work" in panel.screen.value
-        assert "needs KV room for 19" in panel.screen.value
-    panel.controls["num_blocks"].value = 22
-    press(box, "Step")
-    assert "step 0: r1 10, r0 6" in panel.screen.value
-    panel.controls["max_num_batched_tokens"].value = 2
-    assert "max_num_seqs 4 exceeds max_num_batched_tokens 2" in panel.screen.value
-
-
-def test_panel_on_paper(tight, monkeypatch):
-    """Its text is the same every time, and it is all there is without ipywidgets."""
-    alive = Panel(tight)._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in alive
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    paper = Panel(tight)._repr_mimebundle_()
-    assert list(paper) == ["text/plain"] and paper["text/plain"] == alive["text/plain"]
-    assert "ipywidgets" in paper["text/plain"] and "r0 preempted" in paper["text/plain"]
-
-
-def test_changed_leaves_the_scenario_as_it_is(tight):
-    assert changed(tight, num_blocks=40)["config"]["num_blocks"] == 40
-    assert tight["config"]["num_blocks"] == 22
-
-
 # ------------------------------------------------------------------------------------- the files
 
 
@@ -365,7 +269,8 @@ def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
     saved = nbformat.read(path, as_version=4)
     said, panel = saved.cells[0].outputs
     assert said["text"] == f"lab-01, '{FIRST}': the reference, 5 steps\n"
-    assert list(panel["data"]) == ["text/plain"] and panel["data"]["text/plain"].startswith("Sliders")
+    assert set(panel["data"]) == {"image/svg+xml", "text/plain"}
+    assert panel["data"]["text/plain"].startswith("The player, with sliders, stands here")
     assert set(saved.metadata) == {"kernelspec", "language_info"} and not saved.cells[0].metadata
 
 

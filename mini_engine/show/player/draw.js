@@ -87,7 +87,7 @@ function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, foll
   }
   ctx.fillStyle = colours.line;
   for (const y of [tokens - 1, tokens + chart, blocks - 1, blocks + chart]) ctx.fillRect(left, y, width - left, 1);
-  drawMarks(ctx, marks.filter((step) => step >= from && step < to), (step) => x(step + 0.5), colours);
+  drawMarks(ctx, marks.filter((step) => step >= from && step < Math.min(to, seen)), (step) => x(step + 0.5), colours);
   return { left, column, from, top, rowHeight, ids: rows.map(([id]) => id) };
 }
 
@@ -220,7 +220,7 @@ function drawHeld(canvas, run, { from, to, seen, offset, marks, followed }, tint
       held += blocks;
     }
   }
-  drawMarks(ctx, marks, (step) => left + (step - from + 0.5) * column, colours);
+  drawMarks(ctx, marks.filter((step) => step < seen), (step) => left + (step - from + 0.5) * column, colours);
   return { left, column };
 }
 

@@ -68,7 +68,7 @@ class Player {
     this.offer();
     const known = (id) => this.ids.includes(id), start = Number(step ?? this.first) - this.first;
     const there = (id) => ((span) => span?.[0] <= start && start <= span?.[1])(this.span(id));
-    this.followed = [follow, this.followed, this.concerned(start), this.ids.find(there), ...this.ids].find(known) ?? "";
+    this.followed = [follow, step === null ? "" : this.concerned(start), this.followed, this.ids.find(there), ...this.ids].find(known) ?? "";
     this.followField.value = this.followed;
     const wanted = step === null && follow !== null ? (this.span(this.followed)?.[0] ?? 0) : start;
     this.step = Math.max(0, Math.min(this.numSteps - 1, wanted || 0));
@@ -92,7 +92,7 @@ class Player {
   offer() {
     const many = this.ids.length > MANY_NAMES;
     this.followField?.remove();
-    this.followField = el(many ? "input" : "select", { id: "follow", ...(many ? { type: "search", list: "names", placeholder: "request", autocomplete: "off" } : {}) });
+    this.followField = el(many ? "input" : "select", { id: "follow", "aria-label": "Follow", ...(many ? { type: "search", list: "names", placeholder: "request", autocomplete: "off" } : {}) });
     const options = this.ids.map((id) => el("option", { value: id }, many ? "" : id));
     (many ? this.part("names") : this.followField).replaceChildren(...options);
     this.followField.addEventListener("change", () => this.search(this.followField.value));

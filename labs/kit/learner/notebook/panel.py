@@ -1,103 +1,180 @@
-"""The panel: a scenario with sliders and a Step button, and its text where nothing is alive."""
+"""The panel: a scenario with sliders above the player, run on the learner's own code beside the reference."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+import os
+import re
 from dataclasses import replace
 from typing import Any
 
-from labs.kit.learner.notebook.live import LiveRun, Scenario, settings
-from labs.kit.learner.notebook.words import steps_table, timeline_text
+from labs.kit.judge import compare, loading
+from labs.kit.judge.compare import Run
+from labs.kit.judge.guard import deadline, kept_alive, silence
+from labs.kit.judge.manifest import find_lab, impl_from_environment
+from labs.kit.learner.notebook.live import Scenario, changed, run_scenario
+from labs.kit.learner.notebook.traces import in_words
+from labs.kit.toys.driver import DEFAULTS, RUNS
+from mini_engine.show.player.picture import step_picture, step_words
+from mini_engine.trace import Trace
 
+SECONDS = 3.0  # that a run of the learner's code may take; in the tests it has more
+WHOSE = {"starter": "your starter.py", "solution": "solution.py", "engine": "mini_engine"}
 # name: (label, smallest value, how many times the given value the slider goes up to)
-_SLIDERS = {
+SLIDERS = {
     "max_num_batched_tokens": ("budget", 1, 4),
     "max_num_seqs": ("slots", 1, 3),
     "long_prefill_token_threshold": ("threshold", 0, 4),
     "num_blocks": ("pool (blocks)", 1, 3),
+    "block_size": ("block size", 1, 4),
+    "watermark": ("watermark", 0, 4),
 }
+FIXED = {"lab-04": ("block_size", "watermark", "prefix_caching", "policy"), "lab-05": ("prefix_caching",)}
+FIXED["lab-07"] = ("watermark", "prefix_caching")
 
 
 class Panel:
-    """A scenario with sliders and a Step button; the last expression of a cell shows it.
+    """A scenario, sliders for its settings, and the player; the last expression of a cell shows it.
 
-    Where nothing is alive (paper, a web page) or ipywidgets is missing, its text stands there:
-    the first `steps` steps of the run as given.
+    With a `lab`, the part that it is about is the learner's own, the solution's, or the engine's: a switch
+    says whose, starter.py is read anew for each run, and where the runs part, both are shown. Where nothing
+    is alive (paper, a web page), a picture of step `step` of the reference stands there.
     """
 
-    def __init__(self, scenario: Scenario, *, steps: int = 4) -> None:
-        self.scenario, self.steps = scenario, steps
-        self.config = settings(scenario)
-        self.run: LiveRun | None = None
+    def __init__(self, scenario: Scenario, lab: str | None = None, *, step: int = 0) -> None:
+        self.scenario = changed(scenario, **DEFAULTS | scenario["config"])
+        self.lab = find_lab(lab) if lab else None
+        self.step = step
 
     def __repr__(self) -> str:
-        run = LiveRun(self.scenario, self.config)
-        for _ in range(self.steps):
-            run.step()
-        return (
-            "Sliders and a Step button stand here while the notebook runs (they need ipywidgets).\n"
-            f"The first {run.recorder.step} steps, with the settings as given:\n\n"
-            f"{steps_table(run.trace)}\n\n{timeline_text(run.trace)}"
+        trace = self._reference({})
+        words = step_words(trace, self.step) if isinstance(trace, Trace) else []
+        return " ".join(
+            ["The player, with sliders, stands here while the notebook runs (it needs anywidget).", *words]
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        bundle = {"text/plain": repr(self)}
+        bundle: dict[str, Any] = {"text/plain": repr(self)}
+        trace = self._reference({})
+        if isinstance(trace, Trace):
+            bundle["image/svg+xml"] = step_picture(trace, self.step)
         try:
             widget = self.widget()
         except ImportError:
             return bundle
         return {**widget._repr_mimebundle_(), **bundle}
 
+    # -------------------------------------------------------------------------------------- the screen
+
     def widget(self) -> Any:
-        """The controls, as one ipywidgets box. Raises ImportError without ipywidgets."""
+        """Controls and player, as one ipywidgets box. Raises ImportError without ipywidgets or anywidget."""
         import ipywidgets as w
 
-        self.controls = {name: self._slider(name, *limits) for name, limits in _SLIDERS.items()}
-        self.controls["policy"] = w.Dropdown(
-            options=["fcfs", "priority"], value=self.config.policy, description="policy"
-        )
-        self.screen = w.HTML()
-        buttons = []
-        actions = (("Step", self.step), ("To the end", self.finish), ("Start over", self.restart))
-        for label, action in actions:
-            button = w.Button(description=label)
-            button.on_click(lambda _, action=action: action())
-            buttons.append(button)
-        for control in self.controls.values():
-            control.observe(lambda _: self.restart(), names="value")
-        self.restart()
-        controls = w.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"})
-        return w.VBox([controls, w.HBox(buttons), self.screen])
+        from mini_engine.show.player.widget import PlayerWidget
 
-    def _slider(self, name: str, label: str, least: int, times: int) -> Any:
+        fixed = FIXED.get(self.lab.id, ()) if self.lab else ()
+        self.controls = {name: self._slider(name) for name in SLIDERS if name not in fixed}
+        config = self.scenario["config"]
+        if "policy" not in fixed:
+            options = {"options": ["fcfs", "priority"], "value": config["policy"], "description": "policy"}
+            self.controls["policy"] = w.Dropdown(**options)
+        if "prefix_caching" not in fixed:
+            self.controls["prefix_caching"] = w.Checkbox(config["prefix_caching"], description="prefix cache")
+        self.whose, self.again = w.ToggleButtons(options=self._impls()), w.Button(description="Run again")
+        self.whose.value = self._first_impl()
+        self.message = w.HTML()
+        self.player = PlayerWidget(self._reference({}), names=("the reference",), veil=True)
+        for control in self.controls.values():
+            control.observe(lambda _: self.run(), names="value")
+        self.whose.observe(lambda _: self.run(to_departure=True), names="value")
+        self.again.on_click(lambda _: self.run(to_departure=True))
+        self.run(to_departure=True)
+        grid = w.GridBox(
+            list(self.controls.values()), layout={"grid_template_columns": "repeat(auto-fill, 310px)"}
+        )
+        switch = [w.HBox([self.whose, self.again], layout={"align_items": "center"})] if self.lab else []
+        return w.VBox([grid, *switch, self.message, self.player])
+
+    def _slider(self, name: str) -> Any:
         from ipywidgets import IntSlider
 
-        given = getattr(self.config, name)
-        look = {"description": label, "style": {"description_width": "initial"}}
+        label, least, times = SLIDERS[name]
+        given = self.scenario["config"][name]
+        look = {"description": label, "style": {"description_width": "90px"}}
         return IntSlider(given, least, max(16, times * given), continuous_update=False, **look)
 
-    def restart(self) -> None:
-        self.run = None
-        self._guarded(lambda run: None)
+    def _impls(self) -> list[tuple[str, str]]:
+        known = [
+            impl for impl in WHOSE if impl != "solution" or self.lab and self.lab.file("solution.py").exists()
+        ]
+        return [(WHOSE[impl], impl) for impl in known if self.lab or impl == "engine"]
 
-    def step(self) -> None:
-        self._guarded(LiveRun.step)
+    def _first_impl(self) -> str:
+        """The learner's own code where any of it is written, unless LAB_IMPL says otherwise."""
+        if not self.lab:
+            return "engine"
+        if os.environ.get("LAB_IMPL"):
+            return impl_from_environment()
+        starter = self.lab.file("starter.py")
+        text = starter.read_text("utf-8", errors="replace") if starter.exists() else ""
+        unwritten = all(re.search(rf"{task.name}[.\w]* is not written yet", text) for task in self.lab.tasks)
+        return "engine" if unwritten else "starter"
 
-    def finish(self) -> None:
-        self._guarded(LiveRun.finish)
+    # ------------------------------------------------------------------------------------------ the runs
 
-    def _start(self) -> LiveRun:
+    def run(self, to_departure: bool = False) -> None:
+        """Run it with the settings as they are, and show that; at the step where the two part, if asked."""
         chosen = {name: control.value for name, control in self.controls.items()}
-        self.run = LiveRun(self.scenario, replace(self.config, **chosen))
-        return self.run
-
-    def _guarded(self, action: Callable[[LiveRun], object]) -> None:
-        """Settings that cannot work are reported in the panel, and the panel goes on."""
         try:
-            run = self.run or self._start()
-            action(run)
-            text = run.text()
+            reference = self._reference(chosen)
         except ValueError as error:
-            self.run, text = None, f"These settings cannot work: {error}."
-        self.screen.value = f'<pre aria-live="polite">{html.escape(text)}</pre>'
+            return self._say(f"These settings cannot work: {error}.")
+        yours, trouble = self._yours(chosen) if self.whose.value != "engine" else (None, "")
+        found = compare.departure(yours, reference) if yours and yours.steps else None
+        whose = WHOSE[self.whose.value]
+        if found:
+            self._say(trouble, f"The runs of {whose} and of the reference part in step {found.index}.")
+        elif trouble:
+            self._say(trouble, "What plays is the reference's run.")
+        else:
+            self._say(f"The run of {whose} is the reference's in every step." if yours else "")
+        same = f"{whose}, as the reference" if yours and not trouble else "the reference"
+        runs = ((yours, whose), (reference, "the reference")) if found else ((reference, same),)
+        shown, names = zip(*runs, strict=True)
+        step = self._place(found, reference, to_departure)
+        self.player.show(*shown, names=names, veil=True, step=step)
+
+    def _place(self, found: compare.Departure | None, reference: Run, to_departure: bool) -> int | None:
+        """The step to go on at: where the runs part, the end if it was there, else as it was."""
+        if found and to_departure:
+            return found.index
+        before = max(len(trace["steps"]) for trace in self.player.payload["traces"])
+        step = self.player.step or 0
+        return min(step, len(reference.steps) - 1) if step < before - 1 else len(reference.steps) - 1
+
+    def _say(self, *sentences: str) -> None:
+        words = html.escape(" ".join(filter(None, sentences)))
+        self.message.value = f'<p role="status" style="line-height: 1.4">{words}</p>'
+
+    def _scenario(self, chosen: dict[str, Any]) -> Scenario:
+        return changed(self.scenario, **chosen)
+
+    def _reference(self, chosen: dict[str, Any]) -> Run:
+        lab_id = self.lab.id if self.lab else ""
+        return run_scenario(
+            self._scenario(chosen), lab_id, loading.namespace(lab_id, "engine") if lab_id else None
+        )
+
+    def _yours(self, chosen: dict[str, Any]) -> tuple[Run | None, str]:
+        """The run as far as it went, and what stopped it, in words. starter.py is read anew."""
+        assert self.lab
+        lab = replace(self.lab, timeout=min(SECONDS, self.lab.timeout))
+        RUNS.clear()
+        try:
+            module = loading.namespace.__wrapped__(lab.id, self.whose.value)
+            with deadline(lab.timeout), silence(), kept_alive():
+                return run_scenario(self._scenario(chosen), lab.id, module), ""
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit, too, and what guard.py raises
+            return (RUNS[-1][1] if RUNS else None), f"{in_words(lab, error)}."

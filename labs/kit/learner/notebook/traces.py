@@ -68,10 +68,10 @@ def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple
             trace = scenarios.run(loading.namespace(lab.id, impl), scenario)
         return trace, ""
     except (Exception, TimeUp, PrintFlood) as error:
-        return (RUNS[-1][1] if RUNS else None), _in_words(lab, error)
+        return (RUNS[-1][1] if RUNS else None), in_words(lab, error)
 
 
-def _in_words(lab: Lab, error: BaseException) -> str:
+def in_words(lab: Lab, error: BaseException) -> str:
     from labs.kit.judge.plugin import in_words  # needs pytest, and only a run that fails needs it
 
     words, line = in_words(lab, error), loading.line_in_starter(error)
