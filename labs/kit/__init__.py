@@ -8,7 +8,7 @@ from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
 from labs.kit.toys.loop import RequestQueue, StepLoop
 from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
-from labs.kit.toys.tensors import assert_close
+from labs.kit.toys.words import assert_close
 
 __all__ = [
     "FakeKV",

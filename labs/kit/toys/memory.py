@@ -81,21 +81,18 @@ class FakeKV:
 class ToyModel:
     """A model whose next token is a hash of the (position, token) pairs that its KV really holds.
 
-    So a wrong position, a stale entry or a missing one changes the text, as it would with a real
-    model. `forwards` counts the steps.
+    So a wrong position, a stale entry or a missing one changes the text, as it would with a real model.
     """
 
     def __init__(self, kv: KVManager):
         self.kv = kv
         self.memory: dict[int, tuple[int, int]] = {}  # slot: (position, token)
-        self.forwards = 0
 
     def forward(self, rows: list[tuple[Request, list[int], list[int], bool]]) -> dict[str, list[int]]:
         """Rows of (request, token_ids, positions, sample); {request_id: [token]} of those that sample.
 
         Row i of a request's chunk is written to the slot of the i-th position that is not computed.
         """
-        self.forwards += 1
         for request, token_ids, positions, _ in rows:
             start = request.num_computed_tokens
             slots = self.kv.slot_mapping(request, start, start + len(token_ids))
