@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mini_engine.bench.race import Workload
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
+from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import DTYPES, choose_device, load_model
 from mini_engine.request import SamplingParams
 
@@ -18,21 +19,16 @@ class MiniEngine:
     """The engine; every workload starts with a cold prefix cache."""
 
     def __init__(self, path: Path, dtype: str = "float32", device: str = "auto") -> None:
-        model = load_model(path, dtype=dtype, device=device)
-        self.engine = Engine(model, max_num_seqs=64, max_num_batched_tokens=512)
-        assert isinstance(self.engine.scheduler.kv, BlockManager)  # the engine's own, as no parts are given
-        self.kv = self.engine.scheduler.kv
-        self.vocab_size = model.config.vocab_size
+        engine = Engine(load_model(path, dtype, device), max_num_seqs=64, max_num_batched_tokens=512)
+        assert isinstance(engine.scheduler.kv, BlockManager)  # the engine's own, as no parts are given
+        self.kv, self.llm = engine.scheduler.kv, LLM.from_engine(engine)
+        self.vocab_size = engine.model.config.vocab_size
 
     def __call__(self, load: Workload) -> list[list[int]]:
         self.kv.reset_prefix_cache()
-        tokens: dict[str, list[int]] = {}
-        for prompt, n in zip(load.prompts, load.num_outputs, strict=True):
-            tokens[self.engine.add_request(prompt, SamplingParams(temperature=0, max_tokens=n))] = []
-        while self.engine.has_work:
-            for delta in self.engine.step():
-                tokens[delta.request_id] += delta.token_ids
-        return list(tokens.values())
+        params = [SamplingParams(temperature=0, max_tokens=n) for n in load.num_outputs]
+        outputs = self.llm.generate(load.prompts, params, progress=False)
+        return [output.outputs[0].token_ids for output in outputs]
 
 
 class Transformers:

@@ -91,24 +91,22 @@ def build_tokenizer(texts: Sequence[str]) -> Tokenizer:
     The normalizer turns what an editor may have typed into what the plays use: curly quotes and
     dashes become ASCII, accents are dropped, a tab is a space.
     """
-    tokenizer = Tokenizer(models.BPE({UNKNOWN: 0}, [], unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-            normalizers.Replace(Regex("[\u2018\u2019\u201b`]"), "'"),
-            normalizers.Replace(Regex("[\u201c\u201d\u00ab\u00bb]"), '"'),
-            normalizers.Replace(Regex("[\u2013\u2014\u2015]"), "--"),
-            normalizers.Replace("\r\n", "\n"),
-            normalizers.Replace("\t", " "),
-        ]
-    )
-    count = Counter("".join(map(tokenizer.normalizer.normalize_str, texts)))
+    steps = [
+        normalizers.NFKD(),
+        normalizers.StripAccents(),
+        normalizers.Replace(Regex("[\u2018\u2019\u201b`]"), "'"),
+        normalizers.Replace(Regex("[\u201c\u201d\u00ab\u00bb]"), '"'),
+        normalizers.Replace(Regex("[\u2013\u2014\u2015]"), "--"),
+        normalizers.Replace("\r\n", "\n"),
+        normalizers.Replace("\t", " "),
+    ]
+    normalizer = normalizers.Sequence(steps)
+    count = Counter("".join(map(normalizer.normalize_str, texts)))
     characters = sorted(character for character, n in count.items() if n >= MIN_COUNT)
     vocabulary = {token: i for i, token in enumerate([END_OF_TEXT, UNKNOWN, *characters])}
     # BPE without merges: every character stays a token of its own.
-    tokenizer.model = models.BPE(vocabulary, [], unk_token=UNKNOWN)
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=UNKNOWN))
+    tokenizer.normalizer, tokenizer.decoder = normalizer, decoders.Fuse()
     special = [AddedToken(token, special=True, normalized=False) for token in (END_OF_TEXT, UNKNOWN)]
     tokenizer.add_special_tokens(special)
     return tokenizer
