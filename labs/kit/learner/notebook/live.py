@@ -53,11 +53,3 @@ def run_scenario(scenario: Scenario, lab_id: str = "", module: Any = None) -> Ru
     scheduler = own.get("Scheduler", Scheduler)(kv, **config.scheduler_args(), **parts)
     cuts = {"next_chunk": own["next_chunk"]} if "next_chunk" in own else {}
     return drive(scheduler, scenario, **cuts, parts=dict.fromkeys(own, lab_id))
-
-
-class LiveRun:
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-
-    def finish(self) -> Any:
-        return run_scenario(self.scenario)
