@@ -478,13 +478,15 @@ def test_equal_traces_are_called_equal_and_the_shorter_one_ends(open_player):
 
 def test_the_page_is_labelled_for_screen_readers(open_player):
     """Landmarks, a name for every control and picture, a live log, focus that follows its request."""
-    page = open_player(ready_setup(), ready_setup(), fragment="#step=4")
-    unnamed = page.evaluate("""() => {
-        const all = [...player.root.querySelectorAll("button, select, input, [role=img], [role=log]")];
-        const named = (e) => e.ariaLabel || e.textContent.trim() || e.labels?.length;
-        return all.filter((e) => !named(e)).map((e) => e.outerHTML);
-    }""")
-    assert unnamed == []
+    crowded, log = run(crowd(1)), log_of(*OPERATIONS)
+    for traces in ((crowded,), (log, log), (ready_setup(), ready_setup())):
+        page = open_player(*traces, fragment="#step=4")
+        unnamed = page.evaluate("""() => {
+            const all = [...player.root.querySelectorAll("button, select, input, [role=img], [role=log]")];
+            const named = (e) => e.ariaLabel || e.textContent.trim() || e.labels?.length;
+            return all.filter((e) => !named(e)).map((e) => e.outerHTML);
+        }""")
+        assert unnamed == []
     assert page.locator("main").count() == 1 and page.locator("header.top").count() == 1
     assert page.get_by_role("region", name="Playback").count() == 1
     assert page.get_by_role("log").count() == 2
@@ -513,13 +515,19 @@ def test_single_letter_keys_can_be_switched_off(open_player):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_in_both_themes(open_player, scheme):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
-    page = open_player(ready_setup(), color_scheme=scheme, fragment="#step=11&follow=r3")
-    assert page.evaluate("player.host.dataset.theme") == scheme
-    # Colours are looked at when they have arrived: halfway through a transition they are neither.
-    page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
-    assert page.evaluate(CONTRAST) == []
-    page.keyboard.press("t")
-    assert page.evaluate("player.host.dataset.theme") != scheme
+    trace, other = run(crowd(1)), run(crowd(1), policy="priority")
+    texts = {i: ("a prompt", ["out"] * 40) for i in ("r0", "r1", "r2", "r3", "r4", "r5")}
+    for page in (
+        open_player(ready_setup(), color_scheme=scheme, fragment="#step=11&follow=r3", texts=texts),
+        open_player(trace, other, color_scheme=scheme, fragment="#step=13"),
+        open_player(log_of(*OPERATIONS[:3]), log_of(*OPERATIONS), color_scheme=scheme, fragment="#step=2"),
+    ):
+        assert page.evaluate("player.host.dataset.theme") == scheme
+        # Colours are looked at when they have arrived: halfway through a transition they are neither.
+        page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
+        assert page.evaluate(CONTRAST) == []
+        page.keyboard.press("t")
+        assert page.evaluate("player.host.dataset.theme") != scheme
 
 
 # Every element with text of its own whose colour is too close to the first ground below it.
@@ -563,18 +571,24 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
 def test_nothing_spills_over_at_any_width(open_player, width):
-    """No sideways scrolling, for one trace and for two."""
-    for other in (None, ready_setup()):
-        page = open_player(ready_setup(), other, width=width, height=800, fragment="#step=11")
+    """No sideways scrolling: for one trace and for two, with differences, and for logs of operations."""
+    log = log_of(*OPERATIONS, ("admit", ["a-name-that-goes-on-and-on", list(range(40))], True, {"a": 4}))
+    crowded = run(crowd(1)), run(crowd(1), policy="priority")
+    for traces in ((ready_setup(),), (ready_setup(), ready_setup()), crowded, (log,), (log, log)):
+        page = open_player(*traces, width=width, height=800, fragment="#step=4")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_hostile_ids_stay_text(open_player):
     """A request's id is shown letter by letter, whatever it looks like."""
     evil = "<img src=x onerror=alert(1)></script>"
-    page = open_player(run([(evil, [1, 2], 3, 0, 0)]), names=(evil,))
+    page = open_player(run([(evil, [1, 2], 3, 0, 0)]), names=(evil,), texts={evil: (evil, [evil] * 3)})
     assert page.locator(".who").text_content() == evil
-    assert page.locator("img").count() == 0
+    assert page.locator(".life-card .text").text_content() == evil * 2 and evil in page.title()
+    log = log_of(("admit", [evil, evil], evil, {evil: 2}), error=evil)
+    for opened in (page, open_player(log, log, names=(evil, evil))):
+        assert opened.locator("img").count() == 0
+        assert evil in opened.locator(".log").first.text_content()
 
 
 def test_a_broken_trace_is_reported_on_the_page(open_player):
@@ -774,8 +788,8 @@ def test_the_address_keeps_the_place(open_player):
     page.wait_for_url("**#step=10&follow=r3")
     page.reload()
     assert page.evaluate("[player.step, player.followed]") == [10, "r3"]
-    page.keyboard.press("ArrowRight")
-    page.reload()  # at once: the move is written when the page is left
+    page.keyboard.press("ArrowRight")  # after a rest a move is written at once
+    page.reload()
     assert page.evaluate("player.step") == 11
     page.evaluate("location.hash = '#step=4&follow=r1'")
     page.locator("#readout", has_text="Step 4").wait_for()
@@ -1126,6 +1140,8 @@ def test_the_widgets_module_lives_with_its_model(browser):
     assert page.evaluate(f"{players}.map((one) => [one.step, one.followed])") == [[9, "r2"]] * 2
     page.locator("#a #forward").click()
     page.wait_for_function("window.saved?.step === 10")
+    page.wait_for_timeout(600)  # the other view does not come back to where it was
+    assert page.evaluate("model.state.step") == 10
     page.evaluate("document.body.dataset.jpThemeLight = 'true'")
     page.wait_for_function(f"{players}.every((one) => one.host.dataset.theme === 'light')")
     page.evaluate("(data) => model.change({ payload: data })", payload(RANDOM[1], names=("another",)))

@@ -97,10 +97,11 @@ class OpsPane extends Side {
     const { num_blocks, block_size, watermark, prefix_caching } = trace.header.config;
     this.find(".config").textContent = [`${num_blocks} blocks of ${block_size}`, watermark ? `watermark ${watermark}` : "",
       prefix_caching === false ? "prefix cache off" : ""].filter(Boolean).join(" · ");
-    this.root.style.setProperty("--rows", 8);
     this.calls = new Rows(this.find(".calls-card .rows"), "Operations", (step) => this.callRow(step));
     this.tables = new Rows(this.find(".tables-card .rows"), "Block tables", (view) => this.tableRow(view));
     this.lists = [this.calls, this.tables];
+    this.calls.box.style.setProperty("--rows", Math.max(3, Math.min(8, trace.steps.length)));
+    this.tables.box.style.setProperty("--rows", Math.max(3, Math.min(8, this.run.lives.size)));
     this.root.classList.toggle("caching", trace.steps.some(({ observed }) => observed.shared !== undefined));
     this.calls.show(this.run.steps.map((step, index) => ({ ...step, index })));
     this.find(".calls-card .count").textContent = String(trace.steps.length);

@@ -126,12 +126,17 @@ class Player {
     this.moved();
   }
 
-  /** To a place as an address gives it: the number of a step, a request, either or both. */
+  /** To a place as an address gives it: the number of a step, a request, either or both. Whoever says so is not
+   *  told of it, and what was still to be reported is out of date. */
   goTo({ step = null, follow = null }) {
+    clearTimeout(this.pending);
+    this.pending = null;
+    this.quiet = true;
     const index = Number(step) - this.first;
     const moves = step !== null && step !== "" && Number.isInteger(index) && index !== this.step;
     if (this.ids.includes(follow) && follow !== this.followed) this.follow(follow, { jump: step === null });
     if (moves) this.go(index);
+    this.quiet = false;
   }
 
   /** Follow a request. Where it is not there in this step, the nearest step in which it is comes up. */
@@ -283,13 +288,13 @@ class Player {
 
   /** Report the place, at once after a rest, else when the pause is over. */
   moved() {
-    if (!this.options.onMove || this.pending) return;
+    if (!this.options.onMove || this.quiet || this.pending) return;
     const rest = (this.reported ?? -PAUSE) + PAUSE - performance.now();
-    this.pending = setTimeout(() => this.report(), Math.max(0, rest));
+    if (rest <= 0) this.report();
+    else this.pending = setTimeout(() => this.report(), rest);
   }
 
   report() {
-    clearTimeout(this.pending);
     this.pending = null;
     this.reported = performance.now();
     this.options.onMove({ step: this.first + this.step, follow: this.followed });
@@ -302,7 +307,7 @@ class Player {
     const number = this.partings.indexOf(here) + 1;
     this.part("difference-summary").textContent = this.partings.length
       ? [here ? `Difference ${number} of ${this.partings.length}.` : "", ...this.explain(here, fields, at),
-        here ? "" : `The first of ${count(this.partings.length, "difference")} begins in ${noun} ${this.first + this.partings[0].step}.`,
+        here ? "" : `The ${this.partings.length > 1 ? `first of ${this.partings.length} differences` : "only difference"} begins in ${noun} ${this.first + this.partings[0].step}.`,
         this.departing.length > 1 ? `${this.departing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
       : `Both decide the same in every ${noun}.`;
     const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
@@ -355,7 +360,6 @@ class Player {
     this.part("kind").addEventListener("change", () => this.render());
     const away = { signal: (this.gone = new AbortController()).signal };
     (this.options.keys ?? this.host).addEventListener("keydown", (event) => this.onKey(event), away);
-    addEventListener("pagehide", () => this.pending && this.report(), away);
     for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
       matchMedia(query).addEventListener("change", () => this.theme(this.chosenTheme ?? null), away);
     }

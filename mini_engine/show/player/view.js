@@ -430,8 +430,8 @@ function settings({ config, parts }) {
 
 function fieldText(record, field) {
   const value = record[field];
-  if (field === "scheduled") return value.map(([id, n]) => `${id} ${n}`).join(", ") || "nothing";
-  if (field === "new_tokens") return Object.entries(value).map(([id, tokens]) => `${id} ${tokens}`).join(", ") || "none";
+  if (field === "scheduled") return value.map(([id, n]) => `${id}: ${n}`).join(", ") || "nothing";
+  if (field === "new_tokens") return Object.entries(value).map(([id, tokens]) => `${id}: ${tokens}`).join(", ") || "none";
   if (field === "events") return value.map((event) => `${event.id} ${event.type}${event.reason ? ` ${event.reason}` : ""}`).join(", ") || "none";
   return String(value);
 }
