@@ -13,7 +13,7 @@ import pytest
 from mini_engine.block_manager import BlockManager
 from mini_engine.scheduler import Scheduler
 from mini_engine.show.perfetto import to_perfetto
-from mini_engine.show.player import _embed
+from mini_engine.show.player import payload
 from mini_engine.sim.cost_model import LoadMeter, step_loads
 from mini_engine.tests.helpers import SlotEngine, make_request, random_workload
 from mini_engine.trace import (
@@ -342,7 +342,7 @@ def test_the_player_folds_as_python_does():
     rng, data, expected = random.Random(0), [], []
     for trace in [random_trace(seed, keep) for seed in range(40) for keep in (True, 7)]:
         order = [*range(len(trace.steps)), *rng.choices(range(len(trace.steps)), k=10)]
-        data.append({**_embed("", trace), "order": order})
+        data.append({**payload(trace)["traces"][0], "order": order})
         by_step = folded(trace)
         expected.append([[by_step[i][0], by_step[i][1], sorted(by_step[i][2])] for i in order])
     source = (files("mini_engine.show.player") / "fold.js").read_text("utf-8")
