@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from mini_engine.show.figures import counted
+
 
 @dataclass
 class Workload:
@@ -79,7 +81,7 @@ def table(result: Result, name: str = "mini-engine", baseline: str = "transforme
     ratios = result.ratios(name, baseline)
     shown.caption = (
         f"{name} is {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f} "
-        f"over {len(ratios)} rounds); tokens equal in {result.num_equal(name, baseline)} of "
+        f"over {counted(len(ratios), 'round')}); tokens equal in {result.num_equal(name, baseline)} of "
         f"{len(result.tokens[name])} requests"
     )
     shown.caption_justify = "left"

@@ -83,6 +83,7 @@ def export(
 @app.command()
 def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")]) -> None:
     """Fit the simulator's prices (per forward, per token, per KV token read) to a recorded run."""
+    from mini_engine.show.figures import counted
     from mini_engine.sim import cost_model
 
     trace = read_trace(path)
@@ -94,4 +95,4 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
         f"step time = {cost.per_forward:.3g} ms + {cost.per_token:.3g} ms * tokens "
         f"+ {cost.per_kv_token:.3g} ms * KV tokens read"
     )
-    typer.echo(f"{len(trace.steps)} steps: measured {measured:.0f} ms, by the fit {fitted:.0f} ms")
+    typer.echo(f"{counted(len(trace.steps), 'step')}: measured {measured:.0f} ms, by the fit {fitted:.0f} ms")
