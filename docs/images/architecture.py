@@ -36,18 +36,30 @@ def _box(name: str) -> dict:
     }
 
 
-@cache
 def _needs_torch(file: Path) -> bool:
     """Whether importing the file imports torch, by itself or through others of the engine."""
+    seen, todo = set(), [file]
+    while todo:
+        names = _imported(todo.pop())
+        if "torch" in names:
+            return True
+        ours = [ROOT / name.replace(".", "/") for name in names if name.startswith("mini_engine")]
+        found = {f for path in ours for f in (path.with_suffix(".py"), path / "__init__.py") if f.is_file()}
+        todo += found - seen
+        seen |= found
+    return False
+
+
+@cache
+def _imported(file: Path) -> set[str]:
+    """The modules that a file imports at its top, and the names that it takes from them."""
     names = set()
     for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             names.update([str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)])
-    ours = [ROOT / name.replace(".", "/") for name in names if name.startswith("mini_engine")]
-    found = [f for path in ours for f in (path.with_suffix(".py"), path / "__init__.py") if f.is_file()]
-    return "torch" in names or any(_needs_torch(other) for other in found if other != file)
+    return names
 
 
 def draw(path: Path) -> None:
