@@ -4,20 +4,25 @@ A lab's own files need only the names below. None of them imports torch.
 """
 
 from labs.kit.judge.loading import load
+from labs.kit.judge.storm import judge as judge_storm
 from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
 from labs.kit.toys.loop import RequestQueue, StepLoop
 from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
+from labs.kit.toys.storms import Script, Skip
 from labs.kit.toys.words import assert_close
 
 __all__ = [
     "FakeKV",
     "RequestQueue",
+    "Script",
+    "Skip",
     "StepLoop",
     "ToyModel",
     "assert_close",
     "assert_drained",
     "drive",
+    "judge_storm",
     "load",
     "log_ops",
     "make_request",

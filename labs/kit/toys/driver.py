@@ -59,6 +59,7 @@ class OpLog:
 
 
 RUNS: list[tuple[Scenario, Trace | OpLog]] = []  # (scenario, trace) of the test that is running
+EXPECTED: list[tuple[Scenario, Trace | OpLog]] = []  # beside them, where the test knows it by itself: storms
 
 
 class ScheduleError(Exception):

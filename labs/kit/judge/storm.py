@@ -1,0 +1,214 @@
+"""Storms: scripts of random calls, played on a part and on a model of the contract, compared after each call.
+
+A lab's storm.py draws scripts and plays them; its model.py is slow, obviously right, and shares no code
+with solution.py. A script that fails is cut to the fewest calls that still fail before it is shown.
+"""
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import zip_longest
+from textwrap import shorten
+from time import monotonic
+from typing import Any
+
+from labs.kit.judge import loading
+from labs.kit.judge.pristine import NOT_WRITTEN
+from labs.kit.toys.driver import EXPECTED, RUNS, OpHeader, OpLog, OpStep
+from labs.kit.toys.storms import Script, Skip
+from labs.kit.toys.words import describe
+from mini_engine.trace import End
+
+TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
+WIDTH = 100  # of a line that shows a call
+
+
+@dataclass
+class Step:
+    """One call of a script, and what it let be seen: `returned` or `raised`, and the state after it."""
+
+    call: list[Any]
+    seen: dict[str, Any]
+    error: BaseException | None = None
+
+
+def judge(lab_id: str, part: Any) -> None:
+    """Play the lab's scripts on `part`; AssertionError with the shortest form of the first that departs."""
+    __tracebackhide__ = True
+    storm = loading.load(lab_id, "storm")
+    for number in range(storm.SCRIPTS):
+        script = drawn(lab_id, number)
+        if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
+            script = cut(lab_id, part, script)
+            yours, model = run(lab_id, part, script), run(lab_id, None, script)
+            RUNS.append(({"config": script["config"]}, as_log(script, yours)))
+            EXPECTED.append(({"config": script["config"]}, as_log(script, model)))
+            raise AssertionError(story(number, storm.SCRIPTS, script, yours, model))
+
+
+@cache
+def drawn(lab_id: str, seed: object) -> Script:
+    """The script of a seed; a string seeds alike in every version of Python."""
+    script: Script = loading.load(lab_id, "storm").draw(random.Random(f"{lab_id} {seed}"))
+    return script
+
+
+@cache
+def expected(lab_id: str, seed: object) -> list[Step]:
+    return run(lab_id, None, drawn(lab_id, seed))
+
+
+def run(lab_id: str, part: Any, script: Script) -> list[Step]:
+    """Play a script on `part`, or on the model if that is None.
+
+    An error of a call is something seen, and the script goes on; only a task that is not written ends it.
+    """
+    return list(_steps(loading.load(lab_id, "storm"), part or loading.load(lab_id, "model"), script))
+
+
+def _steps(storm: Any, part: Any, script: Script) -> Iterator[Step]:
+    play = storm.Play(part, script["config"])
+    for name, *arguments in script["calls"]:
+        step = Step([name, *arguments], {})
+        try:
+            step.seen["returned"] = plain(getattr(play, name)(*arguments))
+        except Skip:
+            continue
+        except Exception as error:
+            if NOT_WRITTEN.search(str(error)) or isinstance(error, loading.LoadProblem):
+                raise
+            step.seen["raised"], step.error = type(error).__name__, error
+        try:
+            step.seen |= plain(play.seen())
+        except Exception as error:
+            step.seen["raised by looking"], step.error = type(error).__name__, step.error or error
+        yield step
+
+
+def plain(value: Any) -> Any:
+    """As JSON would give it back; what JSON does not know becomes the name of its type."""
+    return json.loads(json.dumps(value, default=lambda other: f"<{type(other).__name__}>"))
+
+
+def departure(yours: list[Step], model: list[Step]) -> int | None:
+    """The number of the first step in which something else was seen."""
+    for number, (a, b) in enumerate(zip_longest(yours, model)):
+        if a is None or b is None or a.call != b.call or not same(a.seen, b.seen):
+            return number
+    return None
+
+
+def same(yours: Any, model: Any) -> bool:
+    """Equal; floats up to the rounding of another order of summation."""
+    if isinstance(yours, dict) and isinstance(model, dict):
+        return yours.keys() == model.keys() and all(same(yours[key], model[key]) for key in yours)
+    if isinstance(yours, list) and isinstance(model, list):
+        return len(yours) == len(model) and all(map(same, yours, model))
+    if isinstance(yours, float) and isinstance(model, float):
+        return math.isclose(yours, model, rel_tol=1e-6, abs_tol=1e-8)
+    return type(yours) is type(model) and bool(yours == model)
+
+
+def cut(lab_id: str, part: Any, script: Script) -> Script:
+    """The script with all calls left out that it does not need to depart; the last one is where it does."""
+    end, trials = monotonic() + PATIENCE, 0
+
+    def departs(calls: list[Any]) -> bool:
+        nonlocal trials
+        trials += 1
+        trial = script | {"calls": calls}
+        return departure(run(lab_id, part, trial), run(lab_id, None, trial)) is not None
+
+    calls: list[Any] = script["calls"]
+    size = len(calls)
+    while size >= 1 and trials < TRIALS and monotonic() < end:
+        start, shorter = 0, False
+        while start < len(calls) and trials < TRIALS and monotonic() < end:
+            fewer = calls[:start] + calls[start + size :]
+            if departs(fewer):
+                calls, shorter = fewer, True
+            else:
+                start += size
+        size = size // 2 if size > 1 else (1 if shorter else 0)
+    return script | {"calls": calls}
+
+
+def story(number: int, count: int, script: Script, yours: list[Step], model: list[Step]) -> str:
+    """The calls of a failing script, and what the last one should have let be seen."""
+    at = departure(yours, model)
+    assert at is not None
+    lines = [f"script {number + 1} of {count} departs; cut to the calls that it needs, it is"]
+    lines += [f"    {key} = {value}" for key, value in script["config"].items()]
+    for step in yours[: at + 1]:
+        lines.append(f"    {shorten(said(step), WIDTH, placeholder=' ...')}")
+    if at >= len(yours) or at >= len(model):
+        lines.append("and here one of the two has ended")
+        return "\n".join(lines)
+    a, b = yours[at], model[at]
+    for key in dict.fromkeys([*b.seen, *a.seen]):
+        left, right = a.seen.get(key, "nothing"), b.seen.get(key, "nothing")
+        if not same(left, right):
+            lines.append(f"{key}: {shown(left)}, but should be {shown(right)}")
+    if a.error is not None and "raised" not in b.seen:
+        line = loading.line_in_starter(a.error)
+        lines.append(f"raised{f' in starter.py, line {line}' if line else ''}: {describe(a.error)}")
+    return "\n".join(lines)
+
+
+def said(step: Step) -> str:
+    name, *arguments = step.call
+    gave = f"raises {step.seen['raised']}" if "raised" in step.seen else shown(step.seen.get("returned"))
+    return f"{name}({', '.join(map(shown, arguments))})" + ("" if gave == "None" else f" -> {gave}")
+
+
+def shown(value: Any) -> str:
+    return shorten(repr(value), 200, placeholder=" ...")
+
+
+def as_log(script: Script, steps: list[Step]) -> OpLog:
+    """As the player shows it: an operation a step, with what could be seen after it."""
+    log = OpLog(OpHeader(script["config"]))
+    for number, step in enumerate(steps):
+        seen = dict(step.seen)
+        log.steps.append(OpStep(number, step.call, seen.pop("returned", seen.pop("raised", None)), seen))
+    log.end = End("drained", len(steps))
+    return log
+
+
+def fingerprint(lab_id: str, part: Any) -> list[str]:
+    """Of each script, all that was seen in it: equal for two parts that the storm cannot tell apart.
+
+    Floats differ by platform: of what holds them it counts only which of its rows are the model's.
+    """
+    digests = []
+    for number in range(loading.load(lab_id, "storm").SCRIPTS):
+        steps, model = run(lab_id, part, drawn(lab_id, number)), expected(lab_id, number)
+        rows = []
+        for yours, theirs in zip_longest(steps, model, fillvalue=Step([], {})):
+            seen = {key: canonical(value, theirs.seen.get(key)) for key, value in yours.seen.items()}
+            rows.append([yours.call, seen])
+        text = json.dumps(rows, sort_keys=True)
+        digests.append(hashlib.sha256(text.encode()).hexdigest()[:12])
+    return digests
+
+
+def canonical(value: Any, model: Any) -> Any:
+    if not has_floats(value):
+        return value
+    if isinstance(value, list):
+        rows = model if isinstance(model, list) else []
+        return [same(a, b) for a, b in zip_longest(value, rows[: len(value)])]
+    if isinstance(value, dict):
+        parts = model if isinstance(model, dict) else {}
+        return {key: canonical(one, parts.get(key)) for key, one in value.items()}
+    return same(value, model)
+
+
+def has_floats(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(has_floats, value.values()))
+    return isinstance(value, float) or (isinstance(value, list) and any(map(has_floats, value)))
