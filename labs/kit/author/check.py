@@ -15,7 +15,10 @@ from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, functions
 from labs.kit.judge.pristine import interface, starter_source
 
 MIN_BUGS = 12
-FILES = ("README.md", "starter.py", "solution.py", "test_lab.py", "lab.toml", "scenarios.py", "bugs.toml")
+FILES = (
+    "README.md", "AFTER.md", "starter.py", "solution.py", "model.py", "test_lab.py", "scenarios.py", "storm.py",
+    "lab.toml", "bugs.toml",
+)  # fmt: skip
 ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
 
 
@@ -59,18 +62,19 @@ def alternatives(lab: Lab) -> list[str]:
 
 
 def check_texts(lab: Lab, verdict: Verdict) -> None:
-    """README, lab.toml and bugs.toml are complete and speak of the tests that exist."""
+    """README, AFTER, lab.toml and bugs.toml are complete, and name what exists."""
     tests, listed = test_names(lab), [test for task in lab.tasks for test in task.tests]
-    readme = lab.file("README.md").read_text(encoding="utf-8")
-    mentioned = set(re.findall(r"\btest_\w+", readme)) - {"test_lab"}
     ids = [bug.id for bug in lab.bugs]
     verdict.problems += [
-        *(f"README.md does not mention {test}" for test in tests if test not in mentioned),
-        *(f"README.md mentions {name}, which does not exist" for name in sorted(mentioned - tests.keys())),
+        *(f"{page} links {link}, which is not there" for page, link in dead_links(lab)),
         *(f"{test} has no docstring that says what it proves" for test, claim in tests.items() if not claim),
         *(f"lab.toml names {test}, which test_lab.py does not have" for test in listed if test not in tests),
         *(f"lab.toml gives {test} to no task" for test in tests if test not in listed),
-        *(f"lab.toml gives {test} to several tasks" for test, n in Counter(listed).items() if n > 1),
+        *(
+            f"task {task.name} lists a test twice"
+            for task in lab.tasks
+            if len({*task.tests}) < len(task.tests)
+        ),
         *(f"task {t.name} needs three hints" for t in lab.tasks if len(t.hints) != 3 or not all(t.hints)),
         *(f"task {task.name} needs points" for task in lab.tasks if task.points < 1),
         *(f"two bugs share the id {bug}" for bug, n in Counter(ids).items() if n > 1),
@@ -80,6 +84,13 @@ def check_texts(lab: Lab, verdict: Verdict) -> None:
         verdict.require(bug.caught_by in tests, f"bug {bug.id} names no test of this lab: {bug.caught_by!r}")
     verdict.require(bool(lab.pointers), "lab.toml needs pointers to the engine")
     verdict.require(len(ids) >= MIN_BUGS, f"the zoo has {len(ids)} bugs; it needs {MIN_BUGS}")
+
+
+def dead_links(lab: Lab) -> list[tuple[str, str]]:
+    """Relative links and pictures of the lab's pages that lead nowhere."""
+    pages = {name: lab.file(name).read_text(encoding="utf-8") for name in ("README.md", "AFTER.md")}
+    links = [(name, link) for name, text in pages.items() for link in re.findall(r"\]\(([^)#\s]+)", text)]
+    return [(name, link) for name, link in links if "://" not in link and not lab.file(link).exists()]
 
 
 def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:

@@ -47,6 +47,7 @@ class Bug:
     body: str = ""
     find: str = ""
     replace: str = ""
+    storm: str = ""  # why the lab's storm alone cannot catch it
 
     def apply(self, source: str) -> str:
         """The wrong solution's text. Raises LabError when a snippet does not occur exactly once."""
@@ -83,9 +84,10 @@ class Lab:
         return tasks[name]
 
     @cached_property
-    def tests(self) -> dict[str, Task]:
-        """Test name to the task it belongs to."""
-        return {test: task for task in self.tasks for test in task.tests}
+    def tests(self) -> dict[str, list[Task]]:
+        """Test name to the tasks that it judges."""
+        names = dict.fromkeys(test for task in self.tasks for test in task.tests)
+        return {name: [task for task in self.tasks if name in task.tests] for name in names}
 
     @cached_property
     def bugs(self) -> list[Bug]:
