@@ -16,8 +16,8 @@ from labs.kit.judge.pristine import interface, starter_source
 
 MIN_BUGS = 12
 FILES = (
-    "README.md", "AFTER.md", "starter.py", "solution.py", "model.py", "test_lab.py", "scenarios.py", "storm.py",
-    "lab.toml", "bugs.toml",
+    "README.md", "AFTER.md", "starter.py", "solution.py", "model.py", "test_lab.py", "storm.py",
+    "scenarios.py", "lab.toml", "bugs.toml",
 )  # fmt: skip
 ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
 
