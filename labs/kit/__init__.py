@@ -10,10 +10,11 @@ from labs.kit.toys.loop import RequestQueue, StepLoop
 from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
 from labs.kit.toys.storms import Script, Skip
-from labs.kit.toys.words import assert_close
+from labs.kit.toys.tensors import Owner, assert_close, assert_rows
 
 __all__ = [
     "FakeKV",
+    "Owner",
     "RequestQueue",
     "Script",
     "Skip",
@@ -21,6 +22,7 @@ __all__ = [
     "ToyModel",
     "assert_close",
     "assert_drained",
+    "assert_rows",
     "drive",
     "judge_storm",
     "load",
