@@ -134,10 +134,10 @@ def _how_far(rows: list[int], ours: Tensor, theirs: Tensor, off: list[float]) ->
 def _in_common(wrong: list[int], right: list[int], owners: Sequence[Owner | str]) -> Iterable[str]:
     """What sets the wrong rows apart from the right ones."""
     for kind, name in (("a past", "past"), ("pads", "pads")):
-        known = [getattr(owner, name, None) for owner in owners]
-        if not right or None in known:
+        counts = [getattr(owner, name, None) for owner in owners]
+        if not right or None in counts:
             continue
-        for word, holds in (("with", [n > 0 for n in known]), ("without", [n == 0 for n in known])):
+        for word, holds in (("with", [bool(n) for n in counts]), ("without", [not n for n in counts])):
             if all(holds[row] for row in wrong) and not any(holds[row] for row in right):
                 yield f"the rows {word} {kind} are the wrong ones"
 
