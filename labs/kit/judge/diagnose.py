@@ -1,40 +1,36 @@
-"""What to show a learner whose test fails: where the trace departs, and which known bug does the same.
+"""What to show a learner whose test fails: where the trace departs from the reference's.
 
-The failed test is run again on the reference, and on each bug of the zoo, and what they did is
-compared. Neither their code nor any tensor is ever shown.
+The failed test is run again on the reference, and what both did is compared. Neither code nor any
+tensor of the reference is ever shown.
 """
 
-import json
-from collections import Counter
+import importlib
+import shutil
 from dataclasses import dataclass
-from functools import cache
 from textwrap import fill
-from time import monotonic
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from labs.kit.judge import compare, loading, page
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
-from labs.kit.judge.manifest import Bug, Lab, find_lab
-from labs.kit.toys.driver import RUNS, Scenario
+from labs.kit.judge.manifest import Lab
+from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import describe
 
 PATIENCE = 5.0  # seconds for all that a failed test looks up
-TIE_BREAK = 2.0  # of them to tell bugs apart that do the same in it
+KEPT_STATE = (
+    "This test passes when it runs alone, and fails in the run of all tests. Look for state that is kept "
+    "between calls: a variable of the module or the class, or a default argument that is changed."
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a test did with one implementation: its recorded runs, and how it failed, if it did."""
 
-    runs: tuple[tuple[Scenario, compare.Run], ...]
+    runs: compare.Runs
     failure: str = ""
-
-    @property
-    def fingerprint(self) -> str:
-        return json.dumps([[compare.fingerprint(trace) for _, trace in self.runs], self.failure])
 
 
 def outcome(item: pytest.Function, implementation: object, seconds: float = 1.0) -> Outcome:
@@ -57,18 +53,22 @@ def given(item: pytest.Function) -> dict[str, Any]:
     return (dict(item.callspec.params) if hasattr(item, "callspec") else {}) | item.funcargs
 
 
-def sections(item: pytest.Function, lab: Lab, error: BaseException) -> list[tuple[str, str]]:
+def sections(
+    item: pytest.Function, lab: Lab, error: BaseException, look_for_state: bool = False
+) -> list[tuple[str, str]]:
     """Titled texts for the report of a failed test; none when there is nothing to say."""
-    yours, reference = Outcome(tuple(RUNS), describe(error)), Outcome(())
+    yours, reference = Outcome(tuple(RUNS), describe(error)), Outcome(tuple(EXPECTED))
     found = []
     try:
+        ready(lab)
         with deadline(PATIENCE):
-            reference = on_reference(item, lab)
+            reference = reference if reference.runs else on_reference(item, lab)
             found += [
                 ("where your run departs from the reference", text)
                 for text in departures(item, yours, reference)
             ]
-            found += [("looks like", text) for text in lookalikes(item, lab, yours)]
+            if look_for_state and not outcome(item, loading.fresh(lab)).failure:
+                found.append(("look for state kept between calls", filled(KEPT_STATE)))
     except TimeUp:
         pass
     except Exception as error:  # whatever the learner's run was like, the report of the test comes out
@@ -76,10 +76,16 @@ def sections(item: pytest.Function, lab: Lab, error: BaseException) -> list[tupl
     return found + [("step through it", line) for line in played(item, lab, yours, reference)]
 
 
+def ready(lab: Lab) -> None:
+    """Load what takes long before a clock starts: `import torch`, cut in two, cannot be done again."""
+    if lab.uses_torch:
+        importlib.import_module("torch")
+    loading.load(lab.id, "solution")
+
+
 def on_reference(item: pytest.Function, lab: Lab) -> Outcome:
     """What the test did with the reference; without runs if it failed, which is no reference then."""
-    impl = "solution" if lab.file("solution.py").exists() else "engine"
-    done = outcome(item, loading.namespace(lab.id, impl))
+    done = outcome(item, loading.load(lab.id, "solution"))
     return Outcome((), done.failure) if done.failure else done
 
 
@@ -92,6 +98,7 @@ def played(
         return []
     if reference is None:
         try:
+            ready(lab)
             reference = on_reference(item, lab)
         except Exception:  # a solution.py that does not load: yours is shown alone
             reference = Outcome(())
@@ -111,57 +118,7 @@ def departures(item: pytest.Function, yours: Outcome, reference: Outcome) -> lis
     return [compare.show(*yours.runs[number], reference.runs[number][1], found, columns)]
 
 
-def lookalikes(item: pytest.Function, lab: Lab, yours: Outcome) -> list[str]:
-    """A bug of the zoo that does exactly the same in this test, by name and with its hint.
-
-    Where several do, the one that explained an earlier failure of this run wins, then the one that
-    does the same in other tests, too. Skip bugs whose own test your code passes too.
-    """
-    alike: list[Bug] = []
-    end = monotonic() + TIE_BREAK
-    caught_here_first = sorted(lab.bugs, key=lambda bug: bug.caught_by != item.originalname)
-    for bug in sorted(caught_here_first, key=lambda bug: -_suspects[lab.id, bug.id]):
-        if alike and (_suspects[lab.id, alike[0].id] or monotonic() > end):
-            break
-        if outcome(item, _buggy(lab.id, bug.id)).fingerprint == yours.fingerprint:
-            alike.append(bug)
-    if not (alike and _suspects[lab.id, alike[0].id]):
-        alike = closest(item, lab, alike)
-    if not alike:
-        return []
-    _suspects[lab.id, alike[0].id] += 1
-    columns = item.config.get_terminal_writer().fullwidth
-    return [fill(f"{alike[0].title}: {alike[0].hint.strip()}", columns)]
-
-
-def closest(item: pytest.Function, lab: Lab, bugs: list[Bug]) -> list[Bug]:
-    """Of bugs that do the same as yours in this test, those that do in the lab's others, too."""
-    mine, end = item.funcargs["lab"], monotonic() + TIE_BREAK
-    if len(bugs) < 2 and all(bug.caught_by == item.originalname for bug in bugs):
-        return bugs
-    everything = cast(list[pytest.Function], list(cast(pytest.Collector, item.parent).collect()))
-    cases = [case for case in everything if {"lab", *given(case)} >= {*case._fixtureinfo.argnames}]
-    # The tests that these bugs must fail and that yours has not failed yet; a bug left in here is not yours.
-    unseen = {case.originalname for case in cases} & {bug.caught_by for bug in bugs} - {item.originalname}
-    here = item.function.__code__.co_firstlineno  # neighbours are of the same task, and tell most
-    cases.sort(key=lambda case: abs(case.function.__code__.co_firstlineno - here))
-    for case in sorted(cases, key=lambda case: case.originalname not in unseen):
-        if len(bugs) < 2 and bugs[0].caught_by not in unseen:
-            break
-        if monotonic() > end:
-            return bugs
-        yours = outcome(case, mine)
-        same = [bug for bug in bugs if outcome(case, _buggy(lab.id, bug.id)).fingerprint == yours.fingerprint]
-        bugs = same or bugs
-        if yours.failure:
-            unseen.discard(case.originalname)
-    return [bug for bug in bugs if bug.caught_by not in unseen]
-
-
-_suspects: Counter[tuple[str, str]] = Counter()  # by lab and bug
-
-
-@cache
-def _buggy(lab_id: str, bug_id: str) -> ModuleType:
-    lab = find_lab(lab_id)
-    return loading.buggy(lab, next(bug for bug in lab.bugs if bug.id == bug_id))
+def filled(text: str, columns: int = 0) -> str:
+    """A paragraph in lines that fit the terminal; no word is broken."""
+    width = columns or min(shutil.get_terminal_size().columns, 105)
+    return fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)

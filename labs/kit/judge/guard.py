@@ -18,7 +18,9 @@ from functools import partial
 from time import monotonic, process_time  # the code under test may replace time.monotonic
 from typing import NoReturn, TextIO
 
-FLOOD = 20_000  # characters printed in one test
+from labs.kit.toys.driver import PULSE
+
+FLOOD = 20_000  # characters printed in one step of a test
 BUSY = 4  # on a busy machine a block may take so many times its seconds
 
 last_words = 2  # the file descriptor that a process's end is told on; pytest redirects 2 in a test
@@ -135,6 +137,8 @@ class _Limited(io.TextIOBase):
         self.stream, self.room = stream, room
 
     def write(self, text: str) -> int:
+        if self.room[1] != PULSE[0]:
+            self.room[:] = [FLOOD, PULSE[0]]
         self.room[0] -= len(text)
         if self.room[0] < 0:
             raise PrintFlood(f"more than {FLOOD} characters were printed")
@@ -147,7 +151,7 @@ class _Limited(io.TextIOBase):
 @contextlib.contextmanager
 def limited_prints(silent: bool = False) -> Iterator[None]:
     """Raise PrintFlood in a block that prints more than FLOOD characters, wherever to."""
-    room, names = [FLOOD], ("stdout", "stderr", "__stdout__", "__stderr__")
+    room, names = [FLOOD, PULSE[0]], ("stdout", "stderr", "__stdout__", "__stderr__")
     streams = {name: getattr(sys, name) for name in names}
     for name, stream in streams.items():
         setattr(sys, name, _Limited(io.StringIO() if silent else stream, room))

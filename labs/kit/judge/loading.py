@@ -72,6 +72,14 @@ def pristine_starter(lab: Lab) -> types.ModuleType:
     return execute(pristine_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
 
 
+def fresh(lab: Lab) -> types.ModuleType | Broken:
+    """The learner's file, loaded once more: nothing that it remembers is in it."""
+    try:
+        return _starter(lab, "again")
+    except LoadProblem as problem:
+        return Broken(problem)
+
+
 def buggy(lab: Lab, bug: Bug) -> types.ModuleType:
     """A wrong solution from the zoo, made in memory."""
     source = bug.apply(lab.file("solution.py").read_text(encoding="utf-8"))
@@ -95,12 +103,12 @@ def _engine(lab: Lab) -> types.ModuleType:
     return parts
 
 
-def _starter(lab: Lab) -> types.ModuleType:
+def _starter(lab: Lab, name: str = "starter") -> types.ModuleType:
     path = lab.file("starter.py")
-    source = _read(lab, path)
+    source = read(lab, path)
     try:
         with deadline(lab.timeout), silence(), kept_alive():
-            module = execute(source, _module_name(lab, "starter"), path)
+            module = execute(source, _module_name(lab, name), path)
     except TimeUp:
         problem = "importing starter.py does not end; a loop at its top level?"
     except PrintFlood as error:
@@ -128,7 +136,7 @@ def line_in_starter(error: BaseException) -> int | None:
     return next((f.lineno for f in reversed(frames) if Path(f.filename).name == "starter.py"), None)
 
 
-def _read(lab: Lab, path: Path) -> str:
+def read(lab: Lab, path: Path) -> str:
     """The learner's file; a byte order mark, as some editors write it, is no part of it."""
     try:
         source = path.read_text(encoding="utf-8-sig")

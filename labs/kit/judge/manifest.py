@@ -89,6 +89,18 @@ class Lab:
         names = dict.fromkeys(test for task in self.tasks for test in task.tests)
         return {name: [task for task in self.tasks if name in task.tests] for name in names}
 
+    @property
+    def has_solution(self) -> bool:
+        """Whether this edition of the course shows it; that for students does not."""
+        return self.file("solution.py").exists()
+
+    @cached_property
+    def uses_torch(self) -> bool:
+        """Whether its tests do."""
+        files = (self.file(name) for name in ("test_lab.py", "scenarios.py", "storm.py"))
+        texts = (file.read_text(encoding="utf-8") for file in files if file.exists())
+        return any(re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) for text in texts)
+
     @cached_property
     def bugs(self) -> list[Bug]:
         path = self.file("bugs.toml")  # the student edition has none

@@ -2,7 +2,8 @@
 
 `python -m labs.kit.judge.matrix lab-01 OUT.jsonl [variant ...]`: a process of its own, so that labs run side
 by side and nothing a wrong solution does reaches the caller. Variants are `starter` (pristine),
-`solution`, `engine`, `yours` (starter.py as it stands), `file:PATH` and `bug:ID`.
+`solution`, `engine`, `yours` (starter.py as it stands), `file:PATH`, `bug:ID`, and `bug:ID@TASK` and
+`yours@TASK`, of which only this task's code is used, in the reference.
 """
 
 import json
@@ -21,29 +22,17 @@ from typing import Any, Literal, TextIO, TypeVar
 
 import pytest
 
-from labs.kit.judge import loading
+from labs.kit.judge import isolate, loading, storm
 from labs.kit.judge.compare import fingerprint
-from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab
+from labs.kit.judge.guard import deadline, kept_alive, silence
+from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, find_lab
+from labs.kit.judge.result import Result
 from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe
 
+STORM = "test_storm"
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-@dataclass
-class Result:
-    """What one test did with one variant. `said` is its failure in one line, `runs` what it traced."""
-
-    test: str  # the node's name, with its parameters
-    passed: bool
-    said: str = ""
-    runs: str = ""
-    seconds: float = 0.0
-
-    @property
-    def function(self) -> str:
-        return self.test.partition("[")[0]
 
 
 @dataclass
@@ -53,6 +42,8 @@ class Outcomes:
     lab: Lab
     results: dict[str, list[Result]] = field(default_factory=dict)
     trouble: str = ""
+
+    report: str = ""  # of an examination
 
     def failed(self, variant: str) -> set[str]:
         """The test functions that failed in at least one of their cases (not begun is not failed)."""
@@ -76,9 +67,13 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run_matrix(lab: Lab, variants: list[str], out: Path | None = None) -> Outcomes:
     """All the lab's tests on these variants, in a process of its own; `out` is where the rows are kept."""
+    return run_apart("labs.kit.judge.matrix", lab, variants, out)
+
+
+def run_apart(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
-        line = [sys.executable, "-m", "labs.kit.judge.matrix", lab.id, str(out.absolute()), *variants]
+        line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
         code = subprocess.run(
             line, cwd=LABS_DIR.parent, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
         ).returncode
@@ -91,8 +86,11 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
     outcomes = Outcomes(lab)
     rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
     if rows and rows[-1] == "the end":
-        for variant, row in (row for row in rows if isinstance(row, list)):
-            outcomes.results.setdefault(variant, []).append(Result(**row))
+        for row in rows:
+            if isinstance(row, list):
+                outcomes.results.setdefault(row[0], []).append(Result(**row[1]))
+            elif isinstance(row, dict) and "report" in row:
+                outcomes.report = row["report"]
     else:
         outcomes.trouble = _trouble(lab, code, rows, said)
     return outcomes
@@ -100,7 +98,7 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
 
 def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
     """Why the process ended before its time, in words; `rows` end with the test that was begun."""
-    if not rows or not isinstance(rows[-1], dict):
+    if not rows or not isinstance(rows[-1], dict) or "begun" not in rows[-1]:
         return f"{lab.id}: pytest could not run the tests:\n" + "\n".join(tail.splitlines()[-15:])
     begun = f"{lab.id}: {rows[-1]['begun']}"
     if "stopped" in rows[-1]:
@@ -124,18 +122,29 @@ def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[
 @cache
 def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
     lab = find_lab(lab_id)
+    variant, _, task = variant.partition("@")
     kind, _, name = variant.partition(":")
     try:
+        if task:
+            path = lab.file("starter.py" if kind == "yours" else "solution.py")
+            source = (
+                loading.read(lab, path) if kind == "yours" else _bug(lab, name).apply(path.read_text("utf-8"))
+            )
+            return isolate.isolated(lab, lab.task(task), source, path, f"{lab_id}_{task}".replace("-", "_"))
         if kind == "bug":
-            return loading.buggy(lab, next(bug for bug in lab.bugs if bug.id == name))
+            return loading.buggy(lab, _bug(lab, name))
         if kind == "file":
             source = Path(name).read_text(encoding="utf-8")
             return loading.execute(source, Path(name).stem, name)
         if kind == "starter":
             return loading.pristine_starter(lab)
         return loading.namespace(lab_id, "starter" if kind == "yours" else kind)
-    except (LabError, SyntaxError) as error:
-        return loading.Broken(loading.LoadProblem(f"{variant}: {error}"))
+    except Exception as error:
+        return loading.Broken(loading.LoadProblem(f"{variant}: {describe(error)}"))
+
+
+def _bug(lab: Lab, name: str) -> Bug:
+    return next(bug for bug in lab.bugs if bug.id == name)
 
 
 class Matrix:
@@ -155,7 +164,7 @@ class Matrix:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        self.begun = self.test_of(item)
+        self.begun = test_of(item)
         self.write({"begun": self.begun})
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -167,17 +176,38 @@ class Matrix:
         """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
         failed = call.excinfo is not None
         if call.when == "call" or failed:
-            said = describe(call.excinfo.value) if call.excinfo else ""
-            runs = json.dumps([fingerprint(trace) for _, trace in RUNS])
-            result = Result(self.test_of(item), not failed, said, runs, round(call.duration, 4))
-            self.write([variant_of(item) or self.variants[0], vars(result)])
+            result = result_of(item, self.lab, call, test_of(item))
+            self.keep(variant_of(item) or self.variants[0], result)
         outcome: Literal["failed", "passed"] = "failed" if failed else "passed"
         when: Any = call.when  # never "collect" here
         return pytest.TestReport(item.nodeid, item.location, {}, outcome, None, when, duration=call.duration)
 
-    def test_of(self, item: pytest.Item) -> str:
-        variant = variant_of(item)
-        return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
+    def keep(self, variant: str, result: Result) -> None:
+        self.write([variant, vars(result)])
+
+
+def test_of(item: pytest.Item) -> str:
+    """A test's name with its own parameters, without the variant's."""
+    variant = variant_of(item)
+    return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
+
+
+def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: str) -> Result:
+    """What a test did, in a form that can be compared."""
+    said, runs = "", ""
+    if call.excinfo:
+        said = describe(call.excinfo.value)
+        runs = json.dumps([fingerprint(trace) for _, trace in RUNS])
+        if test == STORM and call.when == "call" and not said.startswith("TimeUp"):
+            try:
+                with deadline(lab.timeout), silence(), kept_alive():
+                    runs = json.dumps(storm.fingerprint(lab.id, item.funcargs["lab"]))  # type: ignore[attr-defined]
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                runs = type(error).__name__
+                said = said if isinstance(error, Exception) else describe(error)  # TimeUp: no name then
+    return Result(test, call.excinfo is None, said, runs, round(call.duration, 4))
 
 
 def variant_of(item: pytest.Item) -> str | None:
@@ -187,14 +217,17 @@ def variant_of(item: pytest.Item) -> str | None:
     return maker.args[1] if maker else None
 
 
+def run_pytest(lab: Lab, plugin: object, *options: str) -> int:
+    line = [test_file(lab), "-q", "--tb=short", "--capture=sys", "--no-header", "--no-summary", *options]
+    plugins = ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler")
+    return int(pytest.main([*line, *(f"-pno:{name}" for name in plugins)], plugins=[plugin]))
+
+
 def main(lab_id: str, out: str, *variants: str) -> None:
     lab = find_lab(lab_id)
-    line = [test_file(lab), "-q", "--tb=no", "--capture=sys", "--no-header", "--no-summary"]
-    plugins = ("cacheprovider", "logging", "subtests", "junitxml", "faulthandler")
-    line += [f"-pno:{plugin}" for plugin in plugins]
     with open(out, "w", encoding="utf-8") as file:
         matrix = Matrix(lab, list(variants), file)
-        code = pytest.main(line, plugins=[matrix])
+        code = run_pytest(lab, matrix)
         if code in (0, 1):
             matrix.write("the end")  # an exit code of 0 anybody can make
     sys.stdout.flush()

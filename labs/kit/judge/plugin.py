@@ -24,13 +24,19 @@ from labs.kit.judge import diagnose, guard, loading, matrix
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
-from labs.kit.toys.driver import RUNS
+from labs.kit.judge.result import Result
+from labs.kit.judge.standing import Standing
+from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
 ENOUGH = 3  # tests of a lab that do not end; the others are not begun
 E_LINES, WIDEST = 12, 300  # of an error, in a report
+REPORTING = False  # a process that shows one failure to a learner, whole: examine.py
 SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # that a test had; of the session
 _timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
+
+
+_fresh: Counter[str] = Counter()  # tests of a lab that were run again on a starter loaded anew
 
 
 class NotBegun(Exception):
@@ -113,6 +119,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     if lab is None:
         return (yield)
     RUNS.clear()
+    EXPECTED.clear()
     key = lab.id, matrix.variant_of(item)
     if _timed_out[key] >= ENOUGH:
         raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
@@ -175,27 +182,71 @@ def pytest_runtest_makereport(
     item: pytest.Function, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     lab = lab_of(item)
-    if lab is None or call.when != "call" or call.excinfo is None:
+    if lab is None or call.when != "call":
         return (yield)
+    if call.excinfo is None:
+        report = yield
+        report.result = [lab.id, vars(Result(item.name, True))]  # type: ignore[attr-defined]
+        return report
     error = call.excinfo.value
     words = in_words(lab, error, item.stash.get(SECONDS, None))
-    learner_s = impl_from_environment() == "starter" and matrix.variant_of(item) is None
+    learner_s = impl_from_environment() == "starter" and (REPORTING or matrix.variant_of(item) is None)
     explained = learner_s and not words
     if learner_s and isinstance(error, TimeUp | PrintFlood):
-        words += diagnose.played(item, lab)
+        words = [claim(item), *words, *diagnose.played(item, lab)]
     if words:
         # In place of pytest's own, which takes its time.
         item.repr_failure = lambda *_: Kind(words)  # type: ignore[method-assign]
     elif explained:
         said = call.excinfo
         item.repr_failure = lambda *_: Claimed(claim(item), rendered(lab, said))  # type: ignore[method-assign]
+    result = matrix.result_of(item, lab, call, item.name) if learner_s else None
     report = yield
+    if learner_s and not REPORTING and result:
+        report.result = [lab.id, vars(result)]  # type: ignore[attr-defined]
     if words:
         report.sections = []
+        if isinstance(error, NotBegun | loading.LoadProblem):
+            report.once = ["not begun", *words]  # type: ignore[attr-defined]
+        elif NOT_WRITTEN.match(words[0]):
+            report.once = ["not written", *words]  # type: ignore[attr-defined]
     elif explained and report.failed:
         printed = [(name, _tail(text)) for name, text in report.sections]
-        report.sections = [*diagnose.sections(item, lab, error), *printed]
+        _fresh[lab.id] += 1
+        look_for_state = not REPORTING and _fresh[lab.id] <= ENOUGH
+        report.sections = [*diagnose.sections(item, lab, error, look_for_state), *printed]
     return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """What many tests fail alike is counted, and said once, at the end."""
+    once = getattr(report, "once", None)
+    return (once[0], "F", once[0].upper()) if once and report.failed else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Each reason for which tests could say nothing, once; and the known mistakes that this run shows."""
+    write, stats = terminalreporter.write_line, terminalreporter.stats
+    for category in ("not written", "not begun"):
+        said = Counter(tuple(report.once[1:]) for report in stats.get(category, ()))
+        for lines, tests in said.items():
+            write(f"{lines[0]} ({tests} test{'s' * (tests != 1)})")
+            for line in lines[1:]:
+                write(line)
+    found = [
+        report.result
+        for key in ("failed", "passed")
+        for report in stats.get(key, ())
+        if hasattr(report, "result")
+    ]
+    for lab_id in sorted({lab_id for lab_id, _ in found}):
+        results = [Result(**row) for other, row in found if other == lab_id]
+        standing = Standing(find_lab(lab_id), results)
+        for task in standing.lab.tasks:
+            if name := standing.name(task):
+                write(diagnose.filled(f"{lab_id} {task.name} looks like: {name.title}. {name.hint.strip()}"))
+        if any(not result.passed for result in results):
+            write(f"the failure that says most: python -m labs test {lab_id}")
 
 
 def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> list[str]:
@@ -213,7 +264,7 @@ def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> li
         where = f" It was in starter.py, line {line}." if line else ""
         return [f"{lab.id}: no answer within {seconds or lab.timeout:g} s: a loop that never ends?{where}"]
     if isinstance(error, PrintFlood):
-        return [f"{lab.id}: {error} in one test; print less, for example one line a step"]
+        return [f"{lab.id}: {error} in one step; print less, for example a line a step"]
     return []
 
 
@@ -225,7 +276,8 @@ def rendered(lab: Lab, excinfo: pytest.ExceptionInfo[BaseException]) -> Exceptio
     for entry in shown.reprtraceback.reprentries[-1:]:
         code = [line for line in entry.lines if not line.startswith("E ")]
         said = [line if len(line) <= WIDEST else line[:WIDEST] + " ..." for line in entry.lines[len(code) :]]
-        entry.lines = [*code, *said[:E_LINES], *(["E   ..."] if len(said) > E_LINES else [])]
+        lines = len(said) if REPORTING else E_LINES
+        entry.lines = [*code, *said[:lines], *(["E   ..."] if len(said) > lines else [])]
     if (
         shown.reprcrash
     ):  # the summary line, which pytest cuts to the terminal's width, but not where CI is set

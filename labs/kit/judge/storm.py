@@ -18,7 +18,7 @@ from typing import Any
 
 from labs.kit.judge import loading
 from labs.kit.judge.pristine import NOT_WRITTEN
-from labs.kit.toys.driver import EXPECTED, RUNS, OpHeader, OpLog, OpStep
+from labs.kit.toys.driver import EXPECTED, PULSE, RUNS, OpHeader, OpLog, OpStep
 from labs.kit.toys.storms import Script, Skip
 from labs.kit.toys.words import describe
 from mini_engine.trace import End
@@ -45,7 +45,7 @@ def judge(lab_id: str, part: Any) -> None:
         if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
             script = cut(lab_id, part, script)
             yours, model = run(lab_id, part, script), run(lab_id, None, script)
-            RUNS.append(({"config": script["config"]}, as_log(script, yours)))
+            RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
             EXPECTED.append(({"config": script["config"]}, as_log(script, model)))
             raise AssertionError(story(number, storm.SCRIPTS, script, yours, model))
 
@@ -73,6 +73,7 @@ def run(lab_id: str, part: Any, script: Script) -> list[Step]:
 def _steps(storm: Any, part: Any, script: Script) -> Iterator[Step]:
     play = storm.Play(part, script["config"])
     for name, *arguments in script["calls"]:
+        PULSE[0] += 1
         step = Step([name, *arguments], {})
         try:
             step.seen["returned"] = plain(getattr(play, name)(*arguments))

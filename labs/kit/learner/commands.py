@@ -5,12 +5,9 @@ Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py r
 
 import queue
 import shutil
-import subprocess
 import sys
 import textwrap
 import threading
-import webbrowser
-from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -33,11 +30,6 @@ LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1", show_defau
 OptionalLab = Annotated[str | None, typer.Argument(help="lab-01, or just 1", show_default=False)]
 
 
-def testing() -> AbstractContextManager[object]:
-    """A sign of life on a terminal while tests run: all labs together may take a minute."""
-    return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
-
-
 def fail(message: str, code: int = 2) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(code)
@@ -47,6 +39,7 @@ def fail(message: str, code: int = 2) -> NoReturn:
 def status() -> None:
     """The board: every lab and task, what is done, what comes next."""
     from labs.kit.learner.progress import all_progress
+    from labs.kit.learner.testing import testing
 
     table = Table("lab", "task", "tests", "points", "minutes", box=None, padding=(0, 2, 0, 0))
     for column in table.columns:
@@ -84,54 +77,9 @@ def test(
     open_page: Annotated[bool, typer.Option("--open", help="the failing run in the player, too")] = False,
 ) -> None:
     """Test your starter.py, and show the first failure only: its claim, and where your run departs."""
+    from labs.kit.learner.testing import show_test
+
     raise typer.Exit(0 if show_test(lab_id, open_page) else 1)
-
-
-def show_test(lab_id: str | None, open_page: bool = False) -> bool:
-    """Print how far a lab is and its first failure; True when there is none."""
-    from labs.kit.judge import matrix, page
-    from labs.kit.learner.progress import first_open, progress
-
-    with testing():
-        now = progress(find_lab(lab_id)) if lab_id else first_open()
-    if now is None:
-        typer.echo("all labs are done")
-        return True
-    lab = now.lab
-    if not now.started:
-        first = now.next_task or lab.tasks[0]
-        typer.echo(f"{lab.id}: {first.name} is not written yet: labs/{lab.id}/starter.py")
-        typer.echo(f"a hint: python -m labs hint {lab.id}")
-        return False
-    if now.problem:
-        typer.echo(now.problem)
-        return False
-    for task in lab.tasks:
-        waits = f"; what fails waits for {needed.name}" if (needed := now.waits_for(task)) else ""
-        typer.echo(f"{lab.id} {task.name}: {now.passed(task)} of {len(task.tests)} tests pass{waits}")
-    failure = now.next_failure
-    if failure is None:
-        reference = f" The reference: python -m labs solution {lab.id}" if has_solution(lab) else ""
-        typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
-        return True
-    typer.echo("the first that fails:")
-    sys.stdout.flush()
-    node = f"{matrix.test_file(lab)}::{failure.test}"
-    line = [sys.executable, "-m", "pytest", node, "-rN", "--no-header", "-p", "no:cacheprovider"]
-    with suppress(OSError):
-        page.path_of(lab).unlink()  # one of an earlier run
-    subprocess.run(line, cwd=LABS_DIR.parent, env=matrix.environment(LAB_IMPL="starter"))
-    if page.path_of(lab).exists():
-        show_page(lab, page.path_of(lab), open_page)
-    return False
-
-
-def show_page(lab: Lab, page: Path, open_page: bool) -> None:
-    """Say how to see the failing run in the player, or open it there."""
-    if not open_page:
-        typer.echo(f"see your run in the player: python -m labs test {lab.id} --open")
-    elif not webbrowser.open(page.as_uri()):
-        typer.echo(f"no browser was found; open {page}")
 
 
 @app.command()
@@ -143,6 +91,7 @@ def watch(lab_id: OptionalLab = None) -> None:
         fail("watch needs the package watchfiles: pip install watchfiles")
 
     from labs.kit.learner.progress import first_open, starter_text
+    from labs.kit.learner.testing import show_test
 
     if lab_id:
         lab = find_lab(lab_id)
@@ -196,7 +145,7 @@ def show_hint(lab: Lab, task_name: str | None) -> None:
     is_last = number == len(task.hints)
     typer.echo(fitted(text, is_code=is_last))
     if is_last:
-        left = f"; what is left is python -m labs solution {lab.id} --spoil" if has_solution(lab) else ""
+        left = f"; what is left is python -m labs solution {lab.id} --spoil" if lab.has_solution else ""
         typer.echo(f"\nthat was the last one{left}")
 
 
@@ -207,11 +156,6 @@ def fitted(text: str, is_code: bool) -> str:
         return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
     hung = ((line, " " * (len(line) - len(line.lstrip()) + 4)) for line in text.splitlines())
     return "\n".join(textwrap.fill(line, width, subsequent_indent=indent) for line, indent in hung)
-
-
-def has_solution(lab: Lab) -> bool:
-    """Whether this edition of the course has it; that for students has none."""
-    return lab.file("solution.py").exists()
 
 
 @app.command()
@@ -246,7 +190,7 @@ def solution(
     from labs.kit.learner.progress import progress
 
     lab = find_lab(lab_id)
-    if not has_solution(lab):
+    if not lab.has_solution:
         fail(f"{lab.id}: this edition of the course comes without solutions", 1)
     if not spoil:
         now = progress(lab)

@@ -15,101 +15,58 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labs.kit.judge import matrix
+from labs.kit.judge import isolate, matrix
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
-from labs.kit.judge.matrix import Result
-from labs.kit.judge.pristine import NOT_WRITTEN, pristine_source
+from labs.kit.judge.pristine import pristine_source
+from labs.kit.judge.result import Result
+from labs.kit.judge.standing import Standing
 
 STATE = LABS_DIR / ".state"
 _writing = threading.Lock()
 
 
 @dataclass
-class Progress:
-    """A lab's results on the learner's starter.py; `problem` says why there are none."""
+class Progress(Standing):
+    """How a lab's starter.py stands; `problem` says why there are no results, `report` shows a failure."""
 
-    lab: Lab
-    results: list[Result]
     problem: str = ""
     started: bool = True
-
-    def passed(self, task: Task) -> int:
-        """How many of the task's tests pass, in all their cases."""
-        run = {result.function for result in self.results}
-        return len(set(task.tests) & run - {result.function for result in self.results if not result.passed})
-
-    def done(self, task: Task) -> bool:
-        return self.passed(task) == len(task.tests)
-
-    @property
-    def is_done(self) -> bool:
-        return all(self.done(task) for task in self.lab.tasks)
-
-    @property
-    def points(self) -> int:
-        return sum(task.points for task in self.lab.tasks if self.done(task))
-
-    def waits_for(self, task: Task) -> Task | None:
-        """The task that must be written before this one's failing tests say anything of it."""
-        needed = [self._needed(task, result) for result in self._failures(task)]
-        return needed[0] if needed and all(needed) else None
-
-    @property
-    def next_task(self) -> Task | None:
-        """The first that is not done, or what that waits for."""
-        task = next((task for task in self.lab.tasks if not self.done(task)), None)
-        seen: list[Task] = []
-        while task and task not in seen and (needed := self.waits_for(task)):
-            seen.append(task)
-            task = needed
-        return task
-
-    @property
-    def next_failure(self) -> Result | None:
-        """The first failing test of the next task, if possible one that waits for nothing else."""
-        if (task := self.next_task) is None:
-            return None
-        return min(
-            self._failures(task), key=lambda result: self._needed(task, result) is not None, default=None
-        )
-
-    def _failures(self, task: Task) -> list[Result]:
-        failed = [result for result in self.results if not result.passed]
-        return [result for test in task.tests for result in failed if result.function == test]
-
-    def _needed(self, task: Task, result: Result) -> Task | None:
-        """The other task of this lab that a test ran into, unwritten."""
-        found = NOT_WRITTEN.search(result.said)
-        if not found or found[1] != self.lab.id:
-            return None
-        owners = (t for t in self.lab.tasks if f"{found[2]}.".startswith(f"{t.name}."))
-        return next((owner for owner in owners if owner is not task), None)
+    report: str = ""
 
 
-def progress(lab: Lab) -> Progress:
-    """Run the learner's starter through the lab's tests, or remember what it did last time."""
-    if starter_text(lab) == pristine_source(lab):
-        return Progress(lab, [], started=False)
-    key = digest(lab)
-    kept = read_state("results.json")
-    if kept.get(lab.id, {}).get("key") == key:
-        entry = kept[lab.id]
-        return Progress(lab, [Result(**row) for row in entry["results"]], entry["problem"])
-    outcomes = matrix.run_matrix(lab, ["yours"])
+def progress(lab: Lab, report: bool = False) -> Progress:
+    """Run the learner's starter through the lab's tests, or remember what it did last time.
+
+    With `report` the failure that says most is run once more, and told of; that writes out/lab-NN.html.
+    """
+    text = starter_text(lab)
+    if text == pristine_source(lab):
+        return Progress(lab, [], unwritten=[task.name for task in lab.tasks], started=False)
+    unwritten, key = isolate.unwritten(lab, text), digest(lab)
+    kept = read_state("results.json").get(lab.id, {})
+    if kept.get("key") == key and (kept["report"] or not report):
+        results, *alone = [
+            [Result(**row) for row in rows] for rows in (kept["results"], *kept["alone"].values())
+        ]
+        by_task = dict(zip(kept["alone"], alone, strict=True))
+        return Progress(lab, results, by_task, unwritten, kept["problem"], report=kept["report"])
+    outcomes = matrix.run_apart("labs.kit.judge.examine", lab, ["report"] if report else [])
     if outcomes.trouble:  # not kept: it may have come from outside
-        return Progress(lab, [], outcomes.trouble)
+        return Progress(lab, [], unwritten=unwritten, problem=outcomes.trouble)
     results = outcomes.results.get("yours", [])
     if missing := sorted(set(lab.tests) - {result.function for result in results}):
         problem = f"{lab.id}: test_lab.py no longer has {', '.join(missing)}; put it back"
-        return Progress(lab, results, problem)
+        return Progress(lab, results, unwritten=unwritten, problem=problem)
     said, problem = {result.said for result in results}, ""
     if len(said) == 1 and next(iter(said)).startswith("LoadProblem: "):
         problem = said.pop().removeprefix("LoadProblem: ")
-    rows = [vars(result) | {"runs": ""} for result in results]
+    alone = {k.partition("@")[2]: v for k, v in outcomes.results.items() if k != "yours"}
+    now = Progress(lab, results, alone, unwritten, problem, report=outcomes.report)
+    entry = {"key": key, "problem": problem, "report": now.report, "results": [vars(r) for r in results]}
+    entry["alone"] = {task: [vars(r) for r in rows] for task, rows in alone.items()}
     with _writing, contextlib.suppress(OSError):  # without a place to keep it, it is found out again
-        entry = {"key": key, "problem": problem, "results": rows}
         write_state("results.json", read_state("results.json") | {lab.id: entry})
-    return Progress(lab, results, problem)
+    return now
 
 
 def all_progress() -> list[Progress]:

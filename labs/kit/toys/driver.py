@@ -61,6 +61,8 @@ class OpLog:
 RUNS: list[tuple[Scenario, Trace | OpLog]] = []  # (scenario, trace) of the test that is running
 EXPECTED: list[tuple[Scenario, Trace | OpLog]] = []  # beside them, where the test knows it by itself: storms
 
+PULSE = [0]  # steps and operations so far: what code may print is counted from one to the next
+
 
 class ScheduleError(Exception):
     """A schedule that no engine could run."""
@@ -134,6 +136,7 @@ def _steps(recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: 
     arrivals = sorted(scenario["requests"], key=lambda request: request.get("at", 0))
     idle = 0
     for step in range(scenario.get("max_steps", 500)):
+        PULSE[0] += 1
         while arrivals and arrivals[0].get("at", 0) <= step:
             recorder.add(_request(arrivals.pop(0)))
         for abort in scenario.get("aborts", ()):
@@ -220,6 +223,7 @@ def log_ops(
     log = OpLog(OpHeader(scenario["config"]))
     RUNS.append((scenario, log))
     for number, (name, *arguments) in enumerate(scenario["ops"]):
+        PULSE[0] += 1
         try:
             returned = perform(name, arguments)
         except Exception as error:

@@ -1,0 +1,78 @@
+"""What `python -m labs test` shows: how each task stands, and the one failure that says most."""
+
+import sys
+import webbrowser
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from labs.kit.judge import page
+from labs.kit.judge.manifest import Lab, Task, find_lab
+from labs.kit.learner.progress import Progress, first_open, progress
+
+
+def testing() -> AbstractContextManager[object]:
+    """A sign of life on a terminal while tests run: all labs together may take a minute."""
+    return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
+
+
+def show_test(lab_id: str | None, open_page: bool = False) -> bool:
+    """Print how far a lab is and the failure that says most; True when there is none."""
+    with testing():
+        opened = None if lab_id else first_open()
+        if not lab_id and not opened:
+            typer.echo("all labs are done")
+            return True
+        lab = opened.lab if opened else find_lab(str(lab_id))
+        with suppress(OSError):
+            page.path_of(lab).unlink()  # one of an earlier run
+        now = progress(lab, report=True)
+    if not now.started:
+        typer.echo(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
+        typer.echo(f"a hint: python -m labs hint {lab.id}")
+        return False
+    if now.problem:
+        typer.echo(now.problem)
+        return False
+    for task in lab.tasks:
+        typer.echo(f"{lab.id} {task.name}: {stands(now, task)}")
+    if now.is_done:
+        reference = f" The reference: python -m labs solution {lab.id}" if lab.has_solution else ""
+        typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
+        return True
+    if not now.report:
+        following = now.next_task or lab.tasks[0]
+        typer.echo(
+            f"next: {following.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}"
+        )
+        return False
+    typer.echo("\nthe failure that says most:")
+    for line in now.report.splitlines():
+        typer.secho(line, fg="red" if line.startswith(("E  ", "> ")) else None)
+    if page.path_of(lab).exists():
+        show_page(lab, page.path_of(lab), open_page)
+    return False
+
+
+def stands(now: Progress, task: Task) -> str:
+    """One task in a few words."""
+    if task.name in now.unwritten:
+        return "not written yet"
+    passed = f"{now.passed(task)} of {len(task.tests)} tests pass"
+    if now.done(task):
+        return passed
+    if needed := now.waits_for(task):
+        state = "not written yet" if needed.name in now.unwritten else "wrong"
+        alone = "right by itself; in your file it" if not now.failures(task) else "it"
+        return f"{passed}; {alone} waits for {needed.name}, which is {state}"
+    return passed
+
+
+def show_page(lab: Lab, path: Path, open_page: bool) -> None:
+    """Say how to see the failing run in the player, or open it there."""
+    if not open_page:
+        typer.echo(f"see your run in the player: python -m labs test {lab.id} --open")
+    elif not webbrowser.open(path.as_uri()):
+        typer.echo(f"no browser was found; open {path}")
