@@ -1,17 +1,7 @@
 """lab-01, schedule_step: the reference, written to be read."""
 
 from mini_engine.request import RequestStatus
-
-
-def clamp(num_new: int, budget: int, threshold: int) -> int:
-    """Given: how many of `num_new` tokens a request may compute in this step.
-
-    At most `threshold` (0 means no limit), at most what is left of the `budget`, never below 0.
-    You write it yourself in lab-02.
-    """
-    if 0 < threshold < num_new:
-        num_new = threshold
-    return max(0, min(num_new, budget))
+from mini_engine.scheduler import clamp
 
 
 def schedule_step(
@@ -27,26 +17,31 @@ def schedule_step(
     """Decide one step: {request_id: number of tokens to compute}, in the order of the rows.
 
     waiting: the queue (peek, pop, len, truth value); its front is next.
-    running: list of requests, in the order in which they were admitted.
+    running: list of requests, in the order in which they were admitted. It is changed in place.
     kv: KV memory, with `admit(request)` and `allocate(request, num_tokens)`, both True or False.
+    clamp(num_new, budget, threshold): how many of num_new tokens a request may compute, given what
+    is left of the budget. You write it in lab-02; here you call the one you are given.
 
-    1. The budget of this step is max_num_batched_tokens. It is one pool, for everybody.
+    1. The budget of this step is max_num_batched_tokens. It is one pool, for all requests.
     2. Running. For each running request, in order: n = clamp(request.num_new_tokens, budget,
-       long_prefill_token_threshold). If n is 0, leave it out. Otherwise kv.allocate(request, n),
-       then write n into the result and pay for it out of the budget. The caller has made sure that
-       there is room; if allocate still says False, raise a RuntimeError that names the request.
-    3. Waiting. While somebody waits, there is budget left, and fewer than max_num_seqs are running:
+       long_prefill_token_threshold). If n is 0, leave the request out. Otherwise call
+       kv.allocate(request, n), write n into the result and pay for it out of the budget. The
+       caller has made sure that there is room; if allocate still says False, raise a RuntimeError
+       that names the request.
+    3. Waiting. While a request waits, there is budget left, and fewer than max_num_seqs are running:
        look at the front (peek). kv.admit(request) claims room for the whole sequence and sets
-       request.num_computed_tokens to what is cached already. If it says False, stop: nobody behind
-       the front is tried. If it says True, take the request off the queue, append it to running,
-       set request.status to RequestStatus.RUNNING (from mini_engine.request import RequestStatus),
-       then clamp, write and pay as above.
-    4. Return the result.
+       request.num_computed_tokens to what is cached already. If it says False, stop: no request
+       behind the front is tried. If it says True, take the request off the queue, append it to
+       running, and set request.status to RequestStatus.RUNNING (from mini_engine.request import
+       RequestStatus). Then n = clamp(...) as in 2, write n into the result and pay for it. There is
+       no allocate here: admit has claimed the room.
+    4. Return the result. Of a request, only status and num_computed_tokens change here, and only at
+       admission; the caller counts what has been computed, after the step.
     """
     budget = max_num_batched_tokens
     scheduled = {}
 
-    # Whoever runs has somebody watching the text appear; the rest of the queue has seen nothing yet.
+    # Readers watch the running requests' text appear; of those in the queue they have seen nothing yet.
     for request in running:
         num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
         if num_tokens == 0:
@@ -63,7 +58,7 @@ def schedule_step(
         waiting.pop()
         running.append(request)
         request.status = RequestStatus.RUNNING
-        # Only now: admit has just told how much of the sequence is cached.
+        # Only now: admit has just set how much of the sequence is cached.
         num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
         scheduled[request.request_id] = num_tokens
         budget -= num_tokens

@@ -75,15 +75,15 @@ FAULTS = {
         "bug bare-assert lacks a text",
     ),
     "a function that is neither task nor given": (
-        ("solution.py", "def clamp(", "def helper():\n    pass\n\n\ndef clamp("),
+        ("solution.py", "def schedule_step(", "def helper():\n    pass\n\n\ndef schedule_step("),
         "solution.py: helper is neither a task nor given",
     ),
     "the engine's twin as the solution": (
-        ("solution.py", "\n\n\ndef clamp", "\nimport mini_engine.scheduler.schedule_step\n\n\ndef clamp"),
+        ("solution.py", "\n\n\ndef ", "\nimport mini_engine.scheduler.schedule_step\n\n\ndef "),
         "solution.py imports its engine twin mini_engine.scheduler.schedule_step",
     ),
     "an edited starter": (
-        ("starter.py", "def clamp", "x = 1\n\n\ndef clamp"),
+        ("starter.py", "def schedule_step", "x = 1\n\n\ndef schedule_step"),
         "starter.py is not what `python -m labs generate lab-01` writes",
     ),
 }  # fmt: skip
