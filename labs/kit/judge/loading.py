@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silence
-from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab
+from labs.kit.judge.manifest import Bug, Lab, LabError, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.toys.words import describe
 
@@ -51,7 +51,7 @@ def load(lab_id: str, name: str) -> types.ModuleType:
     lab = find_lab(lab_id)
     path = lab.file(f"{name}.py")
     if name == "solution" and not path.exists():  # the student edition has it packed
-        path = LABS_DIR / "kit" / "pristine" / f"{lab.id}-reference.py"
+        path = lab.path.parent / "kit" / "pristine" / f"{lab.id}-reference.py"
     if not path.exists():
         raise LabError(f"{lab.id} has no file {name}.py")
     return execute(path.read_text(encoding="utf-8"), _module_name(lab, name), path)
