@@ -5,14 +5,16 @@ by the test it names and by no luck (no two bugs behave alike), the files agree 
 """
 
 import ast
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from labs.kit.judge import matrix
-from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, functions
+from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab, functions
 from labs.kit.judge.pristine import interface, starter_source
+from labs.kit.judge.standing import fingerprint
 
 MIN_BUGS = 12
 FILES = (
@@ -36,12 +38,14 @@ class Verdict:
             self.problems.append(problem)
 
 
-def check_labs(lab_ids: list[str], *, strict: bool = False, keep: Path | None = None) -> list[Verdict]:
+def check_labs(
+    lab_ids: list[str], *, strict: bool = False, keep: Path | None = None, write: bool = False
+) -> list[Verdict]:
     """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did."""
-    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict, keep), lab_ids[::-1])[::-1]
+    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict, keep, write), lab_ids[::-1])[::-1]
 
 
-def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None) -> Verdict:
+def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None, write: bool = False) -> Verdict:
     verdict = Verdict(lab_id)
     try:
         lab = find_lab(lab_id)
@@ -51,6 +55,8 @@ def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None) -> Ve
             check_texts(lab, verdict)
             check_sources(lab, verdict, strict)
             check_behaviour(lab, verdict, keep)
+            if verdict.outcomes and not verdict.outcomes.trouble:
+                check_names(lab, verdict.outcomes, verdict, write)
     except (LabError, SyntaxError) as error:
         verdict.problems.append(str(error))
     return verdict
@@ -119,7 +125,59 @@ def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
     kept = keep / f"{lab.id}.jsonl" if keep else None
     if kept and kept.exists():
         return matrix.read_outcomes(lab, kept)
-    return matrix.run_matrix(lab, ["starter", *right(lab), *(f"bug:{bug.id}" for bug in lab.bugs)], kept)
+    return matrix.run_matrix(lab, ["starter", *right(lab), *wrong(lab)], kept)
+
+
+def wrong(lab: Lab) -> list[str]:
+    """Every bug; and, where one touches several tasks, each of these by itself."""
+    several = {bug.id: tasks_of(lab, bug) for bug in lab.bugs}
+    parts = [f"bug:{bug}@{task}" for bug, tasks in several.items() if len(tasks) > 1 for task in tasks]
+    return [*(f"bug:{bug.id}" for bug in lab.bugs), *parts]
+
+
+def tasks_of(lab: Lab, bug: Bug) -> list[str]:
+    """The tasks whose code a bug changes."""
+    source = lab.file("solution.py").read_text(encoding="utf-8")
+    right_one, wrong_one = (
+        {name: ast.dump(node) for name, node in functions(text).items()}
+        for text in (source, bug.apply(source))
+    )
+    changed = [name for name in {*right_one, *wrong_one} if right_one.get(name) != wrong_one.get(name)]
+    return [t.name for t in lab.tasks if any(f"{name}.".startswith(f"{t.name}.") for name in changed)]
+
+
+def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
+    """What fingerprints.json is to hold: of each task the known mistakes, by the digest of what they do."""
+    found: dict[str, dict[str, list[str]]] = {task.name: {} for task in lab.tasks}
+    for bug in lab.bugs:
+        touched = tasks_of(lab, bug)
+        for task in lab.tasks:
+            variant = f"bug:{bug.id}" + (f"@{task.name}" if len(touched) > 1 else "")
+            digest = fingerprint(task, outcomes.results.get(variant, ()))
+            if task.name not in touched or not digest:
+                continue
+            name = [bug.title, bug.hint.strip(), bug.caught_by]
+            other = found[task.name].setdefault(digest, name)
+            alike = f"bug {bug.id} does what {other[0]!r} does in all tests of {task.name}"
+            verdict.require(other[:2] == name[:2], f"{alike}: give both one title and one hint")
+        verdict.require(bool(touched), f"bug {bug.id} changes no task")
+    return {task: dict(sorted(digests.items())) for task, digests in found.items()}
+
+
+def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bool) -> None:
+    """fingerprints.json names each bug as the zoo does, and the storm alone catches each."""
+    path, wanted = lab.file("fingerprints.json"), names(lab, outcomes, verdict)
+    text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
+    if write:
+        path.write_text(text, encoding="utf-8")
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    again = f"python -m labs check {lab.id} --write"
+    verdict.require(kept == text, f"fingerprints.json does not name the bugs as they are: {again}")
+    for bug in lab.bugs:
+        caught = matrix.STORM in outcomes.failed(f"bug:{bug.id}")
+        verdict.require(
+            caught or bool(bug.storm), f"the storm does not catch bug {bug.id}, and no reason is given"
+        )
 
 
 def right(lab: Lab) -> list[str]:
@@ -152,6 +210,13 @@ def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None) -> Non
         verdict.require(twin == bug.id, f"bugs {twin} and {bug.id} behave alike in every test")
 
 
+def scripts_needed(outcomes: matrix.Outcomes, bug: Bug) -> str:
+    """How many scripts of the storm it takes to catch a bug."""
+    said = [r.said for r in outcomes.results[f"bug:{bug.id}"] if r.test == matrix.STORM and not r.passed]
+    number = said and re.search(r"script (\d+) of", said[0])
+    return f"storm: script {number[1]}" if number else f"storm: {said[0][:30] if said else 'no'}"
+
+
 def test_names(lab: Lab) -> dict[str, str]:
     """Test functions of test_lab.py and the first lines of their docstrings."""
     tree = functions(lab.file("test_lab.py").read_text(encoding="utf-8"))
@@ -177,5 +242,6 @@ def kill_matrix(verdict: Verdict) -> list[str]:
         killers = outcomes.failed(f"bug:{bug.id}")
         mark = "caught" if bug.caught_by in killers else "MISSED"
         others = len(killers - {bug.caught_by})
-        lines.append(f"  {mark}  {bug.id:32} {bug.caught_by:52} and {others} more")
+        seed = scripts_needed(outcomes, bug)
+        lines.append(f"  {mark}  {bug.id:32} {bug.caught_by:52} and {others} more; {seed}")
     return lines

@@ -18,6 +18,7 @@ def chosen(labs: list[str] | None) -> list[str]:
 def check(
     labs: SomeLabs = None,
     strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write fingerprints.json anew")] = False,
     keep: Annotated[Path | None, typer.Option("--keep", help="folder; what lies there is believed")] = None,
 ) -> None:
     """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
@@ -26,7 +27,7 @@ def check(
     failed = False
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
-    for verdict in check_labs(chosen(labs), strict=strict, keep=keep):
+    for verdict in check_labs(chosen(labs), strict=strict, keep=keep, write=write):
         failed |= bool(verdict.problems)
         typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
         if verdict.outcomes and not verdict.outcomes.trouble:

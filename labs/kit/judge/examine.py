@@ -84,7 +84,7 @@ def report(standing: Standing) -> str:
     loading.namespace.cache_clear()
     plugin_module.REPORTING = True
     plugin = Report(lab, result.test, variant)
-    matrix.run_pytest(lab, plugin, "-vv")
+    matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2")
     said = plugin.report
     lines = [result.test + (" (the other tasks filled in by the reference)" if shown_alone else "")]
     if said is None or said.passed:
@@ -102,8 +102,8 @@ def isolate_needed(standing: Standing, task: Task, whole: Result | None) -> bool
     """Whether the failure is to be shown on the task alone: in the whole file another task is in the way."""
     if standing.judged(task) == standing.of(task, standing.results):
         return False
-    others = [t for t in standing.lab.tasks if t is not task and not standing.done(t)]
-    return whole is None or whole.passed or bool(others)
+    in_the_way = len(standing.unwritten) + len([other for other in standing.wrong if other is not task])
+    return whole is None or whole.passed or in_the_way > 0
 
 
 def main(lab_id: str, out: str, *options: str) -> None:

@@ -45,10 +45,8 @@ def progress(lab: Lab, report: bool = False) -> Progress:
     unwritten, key = isolate.unwritten(lab, text), digest(lab)
     kept = read_state("results.json").get(lab.id, {})
     if kept.get("key") == key and (kept["report"] or not report):
-        results, *alone = [
-            [Result(**row) for row in rows] for rows in (kept["results"], *kept["alone"].values())
-        ]
-        by_task = dict(zip(kept["alone"], alone, strict=True))
+        by_task = {task: [Result(**row) for row in rows] for task, rows in kept["alone"].items()}
+        results = [Result(**row) for row in kept["results"]]
         return Progress(lab, results, by_task, unwritten, kept["problem"], report=kept["report"])
     outcomes = matrix.run_apart("labs.kit.judge.examine", lab, ["report"] if report else [])
     if outcomes.trouble:  # not kept: it may have come from outside
@@ -62,8 +60,13 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         problem = said.pop().removeprefix("LoadProblem: ")
     alone = {k.partition("@")[2]: v for k, v in outcomes.results.items() if k != "yours"}
     now = Progress(lab, results, alone, unwritten, problem, report=outcomes.report)
-    entry = {"key": key, "problem": problem, "report": now.report, "results": [vars(r) for r in results]}
-    entry["alone"] = {task: [vars(r) for r in rows] for task, rows in alone.items()}
+    entry = {
+        "key": key,
+        "problem": problem,
+        "report": now.report,
+        "results": [vars(result) for result in results],
+        "alone": {task: [vars(result) for result in rows] for task, rows in alone.items()},
+    }
     with _writing, contextlib.suppress(OSError):  # without a place to keep it, it is found out again
         write_state("results.json", read_state("results.json") | {lab.id: entry})
     return now
