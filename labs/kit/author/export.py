@@ -1,7 +1,7 @@
 """The student edition: the course without solutions, zoo and readable engine twins.
 
-A module of the engine that holds a lab's twin is sealed (packed, so that nobody reads it by accident):
-the labs stand on it. This keeps spoilers out of sight; it is no lock, and the grader never trusts it.
+What a learner should not read by accident is sealed (packed), because the labs stand on it: the engine's twins,
+the models that storms compare with, the reference. This is no lock, and the grader never trusts it.
 """
 
 import base64
@@ -17,15 +17,17 @@ from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
 
 ROOT = LABS_DIR.parent
+OWN = Path(__file__).with_name("student")  # files that this edition has in place of the course's
 LEFT_OUT = (
     ".git", ".venv", "__pycache__", ".state", "*.egg-info", ".*_cache", ".hypothesis", ".ipynb_checkpoints",
     "build", "dist", "out", ".ci", ".github", "*.pyc",
     "labs/lab-*/solution.py", "labs/lab-*/bugs.toml", "labs/lab-*/starter.py", "labs/lab-*/starter.new.py",
     "labs/kit/author", "labs/kit/pristine", "tests", "*instructor*",
     "mini_engine/loading/shakespeare/train.py", "docs/images/*.py",
+    "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "docs/architecture.md", "docs/images/architecture.png",
 )  # fmt: skip
 
-SEALED = '''"""The engine's {name}, sealed: the labs have you write parts of it. See labs/ first."""
+SEALED = '''"""{words}, sealed: it runs as ever, and would give away what the labs have you write."""
 
 import base64
 import zlib
@@ -46,17 +48,31 @@ def export(target: Path) -> list[str]:
     pristine = target / "labs" / "kit" / "pristine"
     if target.exists() and any(target.iterdir()) and not pristine.exists():
         raise LabError(f"{target} is not empty, and not an exported course; name a new folder")
-    sealed = twins()
+    sealed = sealed_files()
 
     def left_out(folder: str, names: list[str]) -> list[str]:
         paths = [Path(folder, name) for name in names]
         return [path.name for path in paths if path.resolve() == target.resolve() or _is_left_out(path)]
 
     shutil.copytree(ROOT, target, ignore=left_out, dirs_exist_ok=True)
-    for path, name in sealed.items():
-        (target / path).write_text(seal((ROOT / path).read_text(encoding="utf-8"), name), encoding="utf-8")
     pristine.mkdir(parents=True, exist_ok=True)
+    for path, (place, words) in sealed.items():
+        (target / place).write_text(seal((ROOT / path).read_text(encoding="utf-8"), words), encoding="utf-8")
+    shutil.copytree(OWN, target, dirs_exist_ok=True)
     return [note for lab_id in lab_ids() if (note := _starter(lab_id, target, pristine))]
+
+
+def sealed_files() -> dict[str, tuple[str, str]]:
+    """Of each file that is sealed, where it goes, and what it is called there."""
+    found = {path: (path, f"the engine's {name}") for path, name in twins().items()}
+    for lab_id in lab_ids():
+        found[f"labs/{lab_id}/solution.py"] = (
+            f"labs/kit/pristine/{lab_id}-reference.py",
+            f"{lab_id}'s reference",
+        )
+        if find_lab(lab_id).file("model.py").exists():
+            found[f"labs/{lab_id}/model.py"] = (f"labs/{lab_id}/model.py", f"{lab_id}'s model")
+    return found
 
 
 def twins() -> dict[str, str]:
@@ -71,10 +87,11 @@ def twins() -> dict[str, str]:
     return found
 
 
-def seal(source: str, name: str) -> str:
-    """A module's source in a form that runs but is not read."""
+def seal(source: str, words: str) -> str:
+    """A module's source in a form that runs but is not read; `words` name it."""
     packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
-    return SEALED.format(name=name, packed="\n".join(textwrap.wrap(packed, 100)))
+    lines = "\n".join(textwrap.wrap(packed, 100))
+    return SEALED.format(words=words[0].upper() + words[1:], name=words, packed=lines)
 
 
 def _starter(lab_id: str, target: Path, pristine: Path) -> str:

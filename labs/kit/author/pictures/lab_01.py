@@ -77,12 +77,24 @@ def turn() -> Sheet:
             source = {"d0": 150, "a": 440, "b": 505}[name]
             sheet.arrow((source, 78), ((start + x) / 2, y - 4))
     sheet.brace(100, 100 + 2 * cell - 2, y + 42, "1. the running, in order")
-    sheet.brace(100 + 2 * cell, 100 + 10 * cell, y + 42, "2. the waiting, from the front, while there is budget and a slot")
+    sheet.brace(
+        100 + 2 * cell,
+        100 + 10 * cell,
+        y + 42,
+        "2. the waiting, from the front, while there is budget and a slot",
+    )
     sheet.title(20, 270, "after")
     running = [v for v in views.values() if v.running]
-    queue(sheet, 100, 256, "running", [
-        (v.request_id, "decode" if v.state == "decode" else "prefill", v.num_new_tokens - v.num_scheduled) for v in running
-    ])
+    queue(
+        sheet,
+        100,
+        256,
+        "running",
+        [
+            (v.request_id, "decode" if v.state == "decode" else "prefill", v.num_new_tokens - v.num_scheduled)
+            for v in running
+        ],
+    )
     waiting = [v for v in views.values() if v.state == "waiting"]
     queue(sheet, 480, 256, "waiting", [(v.request_id, "waiting", v.num_new_tokens) for v in waiting])
     return sheet

@@ -44,8 +44,12 @@ def chunks() -> Sheet:
                     sheet.ax.plot([x_end], [y], "o", ms=6.5, color=style.LIGHT_ORANGE, mec="#9A6A10", mew=0.8)
         times = [end for record, end in zip(trace.steps, ends, strict=True) if "a" in record.new_tokens]
         start, worst = max(pairwise(times), key=lambda gap: gap[1] - gap[0])
-        sheet.brace(left + (start - begin) * scale, left + (worst - begin) * scale, top + 158,
-                    f"{worst - start:.0f} ms without a token for a, b and c")
+        sheet.brace(
+            left + (start - begin) * scale,
+            left + (worst - begin) * scale,
+            top + 158,
+            f"{worst - start:.0f} ms without a token for a, b and c",
+        )
     return sheet
 
 
@@ -73,7 +77,9 @@ def dial() -> Sheet:
         ax.plot(labels, values, "o-", color=colour, lw=2, ms=6)
         for label, value in zip(labels, values, strict=True):
             words = f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
-            ax.annotate(words, (label, value), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK)
+            ax.annotate(
+                words, (label, value), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK
+            )
         ax.set(ylim=(0, top))
         ax.margins(x=0.12)
         ax.tick_params(labelsize=9, colors=SOFT)

@@ -52,7 +52,14 @@ def life() -> Sheet:
         sheet.cell(x + column * width + 1, 215, width - 2, 34, str(tokens or ""), kind)
         sheet.note(x + (column + 0.5) * width, 262, str(data["steps"][column]), ha="center")
     sheet.note(20, 280, "step")
-    sheet.legend(20, 308, ("prefill", "prefill, with its tokens"), ("decode", "decode"), ("preempted", "preempted"), ("waiting", "waiting"))
+    sheet.legend(
+        20,
+        308,
+        ("prefill", "prefill, with its tokens"),
+        ("decode", "decode"),
+        ("preempted", "preempted"),
+        ("waiting", "waiting"),
+    )
     return sheet
 
 
@@ -66,7 +73,12 @@ def by_hand() -> Sheet:
     left, width = 76, 604 / len(data["steps"])
     for place, name in enumerate(("r1", "r0")):
         row, y = data["ids"].index(name), 56 + place * 40
-        sheet.text(left - 12, y + 15, f"{name}, priority {data['priorities'][name]}".replace(", priority", " p"), ha="right")
+        sheet.text(
+            left - 12,
+            y + 15,
+            f"{name}, priority {data['priorities'][name]}".replace(", priority", " p"),
+            ha="right",
+        )
         for column, (state, tokens) in enumerate(zip(data["states"][row], data["tokens"][row], strict=True)):
             if state not in (None, "finished"):
                 sheet.cell(left + column * width + 1, y, width - 2, 30, str(tokens or ""), state)
@@ -74,19 +86,44 @@ def by_hand() -> Sheet:
     num_slots = trace.header.config["num_blocks"]
     for column, (record, views) in enumerate(replay(trace)):
         x, y = left + column * width, base
-        sheet.box(x + 2, base - num_slots * slot, width - 4, num_slots * slot, face="white", edge="#B9B9B9", radius=0)
+        sheet.box(
+            x + 2,
+            base - num_slots * slot,
+            width - 4,
+            num_slots * slot,
+            face="white",
+            edge="#B9B9B9",
+            radius=0,
+        )
         for name in ("r1", "r0"):
             held = len(views[name].blocks) if name in views else 0
             if held:
                 y -= held * slot
-                sheet.box(x + 2, y, width - 4, held * slot, f"{name}\n{held}", face=POOL[name], edge="white", radius=0, va="center")
+                sheet.box(
+                    x + 2,
+                    y,
+                    width - 4,
+                    held * slot,
+                    f"{name}\n{held}",
+                    face=POOL[name],
+                    edge="white",
+                    radius=0,
+                    va="center",
+                )
         sheet.note(x + width / 2, base + 14, str(record.step), ha="center")
         sheet.note(x + width / 2, base - num_slots * slot - 9, str(record.num_free_blocks), ha="center")
     sheet.note(left - 12, base + 14, "step", ha="right")
     sheet.note(left - 12, base - num_slots * slot - 9, "free", ha="right")
     sheet.note(left - 12, base - num_slots * slot / 2, "pool of\n22 slots", ha="right", va="center")
     sheet.note(left, 30, "tokens computed in each step")
-    sheet.legend(left, 378, ("prefill", "prefill"), ("decode", "decode"), ("preempted", "preempted"), ("waiting", "waiting"))
+    sheet.legend(
+        left,
+        378,
+        ("prefill", "prefill"),
+        ("decode", "decode"),
+        ("preempted", "preempted"),
+        ("waiting", "waiting"),
+    )
     return sheet
 
 

@@ -23,7 +23,9 @@ def rectangle() -> Sheet:
         sheet.text(left - 10, y + 13, name, ha="right", size=10, weight="bold")
         for column in range(p_max):
             real = column >= p_max - past[row]
-            sheet.cell(left + column * cell + 0.7, y, cell - 1.4, 26, "", "cached" if real else "pad", line=0.6)
+            sheet.cell(
+                left + column * cell + 0.7, y, cell - 1.4, 26, "", "cached" if real else "pad", line=0.6
+            )
         for column in range(t_max):
             real = column >= t_max - new[row]
             kind = ("decode" if batch.is_last[row] else "prefill") if real else "pad"
@@ -33,7 +35,14 @@ def rectangle() -> Sheet:
     sheet.note(middle, 30, f"new: computed now, {t_max} columns")
     total = t_max * len(new)
     sheet.brace(middle, middle + t_max * cell, 190, f"{sum(new)} of {total} cells are tokens")
-    sheet.legend(left, 245, ("cached", "in a cache"), ("decode", "a decode's token"), ("prefill", "a chunk's token"), ("pad", "pad"))
+    sheet.legend(
+        left,
+        245,
+        ("cached", "in a cache"),
+        ("decode", "a decode's token"),
+        ("prefill", "a chunk's token"),
+        ("pad", "pad"),
+    )
     return sheet
 
 
@@ -53,7 +62,16 @@ def mask() -> Sheet:
     return sheet
 
 
-def draw_mask(sheet: Sheet, x: float, y: float, name: str, past: list[int], new: list[int], row: int, seen: list[list[bool]]) -> None:
+def draw_mask(
+    sheet: Sheet,
+    x: float,
+    y: float,
+    name: str,
+    past: list[int],
+    new: list[int],
+    row: int,
+    seen: list[list[bool]],
+) -> None:
     p_max, t_max, cell = max(past), max(new), 26
     words = f"{name}: {past[row]} in the past, {new[row]} new"
     sheet.text(x, y - 32, words, size=10, weight="bold")
@@ -63,7 +81,15 @@ def draw_mask(sheet: Sheet, x: float, y: float, name: str, past: list[int], new:
         for k in range(p_max + t_max):
             at = x + k * cell + (8 if k >= p_max else 0)
             real = k >= p_max - past[row] if k < p_max else k - p_max >= t_max - new[row]
-            kind = "prefill" if seen[t][k] and not pad else "waiting" if seen[t][k] else "empty" if real else "pad"
+            kind = (
+                "prefill"
+                if seen[t][k] and not pad
+                else "waiting"
+                if seen[t][k]
+                else "empty"
+                if real
+                else "pad"
+            )
             sheet.cell(at, y + t * cell, cell - 2, cell - 2, "", kind, line=0.7)
     sheet.note(x, y - 12, "past")
     sheet.note(x + p_max * cell + 8, y - 12, "new")

@@ -42,10 +42,14 @@ def pool() -> Sheet:
         sheet.note(x, 58, f"{request.num_tokens} tokens")
         for place, block in enumerate(table):
             at = x + place * 52
-            sheet.box(at, 72, 46, 32, str(block), face=COLOURS[name], edge=COLOURS[name], size=11, weight="bold")
+            sheet.box(
+                at, 72, 46, 32, str(block), face=COLOURS[name], edge=COLOURS[name], size=11, weight="bold"
+            )
             sheet.arrow((at + 23, 106), (block_x(block) + 48, y - 26), bend=0)
         x += 300
-    sheet.note(40, 300, f"free: blocks {', '.join(str(b) for b in range(BLOCKS) if not owner(kv, requests, b))}")
+    sheet.note(
+        40, 300, f"free: blocks {', '.join(str(b) for b in range(BLOCKS) if not owner(kv, requests, b))}"
+    )
     return sheet
 
 
@@ -94,12 +98,17 @@ def slots() -> Sheet:
         x = 150 + place * (4 * 36 + 20)
         sheet.brace(x, x + 36 * min(SIZE, request.num_tokens - place * SIZE) - 2, 90, f"entry {place}")
         middle = x + 18 * min(SIZE, request.num_tokens - place * SIZE)
-        sheet.box(middle - 24, 118, 48, 32, str(block), face=COLOURS["a"], edge=COLOURS["a"], size=11, weight="bold")
+        sheet.box(
+            middle - 24, 118, 48, 32, str(block), face=COLOURS["a"], edge=COLOURS["a"], size=11, weight="bold"
+        )
         sheet.arrow((middle, 152), (block_x(block) + 48, 196))
     sheet.note(140, 134, "block table", ha="right")
     draw_pool(sheet, kv, requests, 222, marked=slot)
-    lines = (f"entry     {position} // {SIZE} = {entry}: block {table[entry]}",
-             f"offset    {position} % {SIZE} = {offset}", f"slot      {table[entry]} * {SIZE} + {offset} = {slot}")
+    lines = (
+        f"entry     {position} // {SIZE} = {entry}: block {table[entry]}",
+        f"offset    {position} % {SIZE} = {offset}",
+        f"slot      {table[entry]} * {SIZE} + {offset} = {slot}",
+    )
     for row, words in enumerate(lines):
         sheet.text(440, 56 + row * 22, words, family="monospace", size=10)
     return sheet

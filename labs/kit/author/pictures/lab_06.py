@@ -44,12 +44,29 @@ def chain() -> Sheet:
             full = len(tokens) == SIZE
             shared = sum(block in kv.block_table(other) for other in requests.values()) > 1
             face = style.LIGHT_GREEN if shared else (style.LIGHT_ORANGE, style.LIGHT_BLUE)[place]
-            sheet.box(x, y, 170, 34, " ".join(tokens), face=face if full else "none", edge=style.GREY, dashed=not full, size=10)
+            sheet.box(
+                x,
+                y,
+                170,
+                34,
+                " ".join(tokens),
+                face=face if full else "none",
+                edge=style.GREY,
+                dashed=not full,
+                size=10,
+            )
             hashed = "no name: not full"
             if full:
                 parent = hash_block(parent, tuple(request.token_ids(index * SIZE, (index + 1) * SIZE)))
                 hashed = parent.hex()[:6]
-            sheet.text(x + 85, y + 50, hashed, ha="center", family="monospace" if full else "sans-serif", colour="#1A1A1A" if full else SOFT)
+            sheet.text(
+                x + 85,
+                y + 50,
+                hashed,
+                ha="center",
+                family="monospace" if full else "sans-serif",
+                colour="#1A1A1A" if full else SOFT,
+            )
             sheet.note(x + 85, y + 70, f"block {block}", ha="center")
             if index:
                 sheet.arrow((x - 26, y + 17), (x - 3, y + 17))
@@ -82,7 +99,9 @@ def places() -> Sheet:
     sheet.arrow((498, 124), (432, 124))
     sheet.note(465, 160, "admit:\na hit", ha="center", va="center")
     sheet.arrow((580, 146), (350, 146), bend=-0.3, dashed=True, colour=style.VERMILLION)
-    sheet.note(465, 210, "take, when free_blocks is empty:\nevicted, the name forgotten", ha="center", va="center")
+    sheet.note(
+        465, 210, "take, when free_blocks is empty:\nevicted, the name forgotten", ha="center", va="center"
+    )
     return sheet
 
 

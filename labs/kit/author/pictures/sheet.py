@@ -53,9 +53,19 @@ class Sheet:
         self.ax.axis("off")
 
     def text(
-        self, x: float, y: float, words: str, *, size: float = SMALL, colour: str = INK, ha: str = "left", **more: Any
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = SMALL,
+        colour: str = INK,
+        ha: str = "left",
+        **more: Any,
     ) -> None:
-        self.ax.text(x, y, words, fontsize=size, color=colour, ha=ha, va=more.pop("va", "center_baseline"), **more)
+        self.ax.text(
+            x, y, words, fontsize=size, color=colour, ha=ha, va=more.pop("va", "center_baseline"), **more
+        )
 
     def title(self, x: float, y: float, words: str) -> None:
         self.text(x, y, words, size=LARGE, weight="bold")
@@ -76,7 +86,9 @@ class Sheet:
         if words:
             self.text(x + width / 2, y + height / 2, words, size=size, colour=colour, ha="center", **more)
 
-    def cell(self, x: float, y: float, width: float, height: float, words: str, kind: str, **more: Any) -> None:
+    def cell(
+        self, x: float, y: float, width: float, height: float, words: str, kind: str, **more: Any
+    ) -> None:
         """A box that looks as its kind does, a key of LOOKS."""
         self.box(x, y, width, height, words, **LOOKS[kind] | {"radius": 2} | more)
 
@@ -85,10 +97,16 @@ class Sheet:
         line: float = 1.4, style: str = "-|>", dashed: bool = False,
     ) -> None:  # fmt: skip
         look: Look = {"color": colour, "lw": line, "mutation_scale": 11, "shrinkA": 0, "shrinkB": 0}
-        look |= {"arrowstyle": style, "connectionstyle": f"arc3,rad={bend}", "linestyle": "--" if dashed else "-"}
+        look |= {
+            "arrowstyle": style,
+            "connectionstyle": f"arc3,rad={bend}",
+            "linestyle": "--" if dashed else "-",
+        }
         self.ax.add_patch(FancyArrowPatch(start, end, **look))
 
-    def line(self, points: Sequence[tuple[float, float]], *, colour: str = LINE, line: float = 1, **more: Any) -> None:
+    def line(
+        self, points: Sequence[tuple[float, float]], *, colour: str = LINE, line: float = 1, **more: Any
+    ) -> None:
         self.ax.plot(*zip(*points, strict=True), color=colour, lw=line, solid_capstyle="butt", **more)
 
     def brace(self, x: float, end: float, y: float, words: str, *, tick: float = 5, **more: Any) -> None:
