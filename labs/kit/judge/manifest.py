@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from labs.kit.toys.words import brief
+
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -78,10 +80,17 @@ class Lab:
         return self.path / name
 
     def task(self, name: str) -> Task:
+        """By name, or by a part of it that says which: `admit`, `next`. Raises LabError with the choices."""
         tasks = {task.name: task for task in self.tasks}
-        if name not in tasks:
-            raise LabError(f"{self.id} has no task {name!r}; its tasks are {', '.join(tasks)}")
-        return tasks[name]
+        if name in tasks:
+            return tasks[name]
+        short = name.removesuffix("()").strip("_").lower()
+        found = [full for full in tasks if short in (part.strip("_").lower() for part in full.split("."))]
+        if len(found) > 1:
+            raise LabError(f"{self.id}: {name!r} may be {', '.join(found[:-1])} or {found[-1]}; which one?")
+        if not found:
+            raise LabError(f"{self.id} has no task {brief(name)}; its tasks are {', '.join(tasks)}")
+        return tasks[found[0]]
 
     @cached_property
     def tests(self) -> dict[str, list[Task]]:
@@ -118,7 +127,7 @@ def find_lab(lab_id: str) -> Lab:
     name = f"lab-{int(match[1]):02}" if match else lab_id
     path = LABS_DIR / name / "lab.toml"
     if not match or not path.exists():
-        raise LabError(f"there is no lab {lab_id!r}; there are {', '.join(lab_ids())}")
+        raise LabError(f"there is no lab {brief(lab_id, 30)}; there are {', '.join(lab_ids())}")
     data = _toml(path)
     for task in data.get("tasks", ()):
         task["hints"] = [hint.strip() for hint in task.get("hints", ())]

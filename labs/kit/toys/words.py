@@ -16,9 +16,9 @@ def said(error: BaseException) -> str:
     return _shown(str, error)
 
 
-def brief(value: Any) -> str:
+def brief(value: Any, longest: int = 100) -> str:
     """A value's repr, short, whatever its __repr__ does."""
-    return _shown(repr, value, 100)
+    return _shown(repr, value, longest)
 
 
 def _shown(show: Callable[[Any], str], value: Any, longest: int = LONGEST) -> str:

@@ -1,0 +1,107 @@
+"""What a learner reads on a terminal: filled to its width, and never broken inside a word.
+
+In a pipe, and on stderr where that is one, a line stays a line, for whatever reads it there.
+"""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+WIDEST = 100  # of what is read as a text, however wide the terminal is
+NARROWEST = 24  # beside another column; what has less room goes below it
+
+
+def width() -> int:
+    """Columns of the terminal; in a pipe there is no end to a line."""
+    return shutil.get_terminal_size(fallback=(10_000, 24)).columns
+
+
+def filled(text: str, most: int = 10_000, hang: int = 0) -> str:
+    """Every line of the text on as many as it takes; what goes on below is `hang` columns further in."""
+    lines = []
+    for line in text.splitlines():
+        inset = " " * (len(line) - len(line.lstrip()) + hang)
+        lines += _fill(line, inset, min(width(), most)) or [""]
+    return "\n".join(lines)
+
+
+def paragraphs(text: str) -> str:
+    """A text whose line ends mean nothing, but for an empty line."""
+    parts = (" ".join(part.split()) for part in text.strip().split("\n\n"))
+    return "\n\n".join(filled(part, WIDEST) for part in parts)
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> str:
+    """A name and what it means on each row; where a terminal is too narrow for that, one below the other."""
+    beside, most = 4 + max(len(name) for name, _ in rows), min(width(), WIDEST)
+    lines = []
+    for name, text in rows:
+        if most - beside < NARROWEST:
+            lines += ["  " + name, *_fill(" " * 6 + text, " " * 6, most)]
+        else:
+            lines += _fill(f"  {name}".ljust(beside) + text, " " * beside, most)
+    return "\n".join(lines)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table's rows, each cell as wide as the widest of its column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def say(text: str = "") -> None:
+    typer.echo(filled(text))
+
+
+def complain(text: str) -> None:
+    """On stderr."""
+    typer.echo(filled(text) if sys.stderr.isatty() else text, err=True)
+
+
+def _fill(line: str, inset: str, most: int) -> list[str]:
+    # A hyphen is no place to break either: lab-01 and --spoil are words.
+    return textwrap.wrap(line, most, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
+
+
+# ----------------------------------------------------------------------------------- python -m labs --help
+
+
+class Command(TyperCommand):
+    """A command whose --help is plain text, for any width."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(_help(self, ctx))
+
+
+class Group(TyperGroup):
+    """The commands together."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, " ".join((command.help or "").split())) for name, command in commands if command]
+        formatter.write(f"{_help(self, ctx)}\n\ncommands:\n{pairs(rows)}")
+
+
+class App(typer.Typer):
+    """typer's, with these two."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(cls=Group, **settings)
+
+    def command(self, *args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return super().command(*args, cls=Command, **settings)
+
+
+def _help(command: Any, ctx: Any) -> str:
+    records = [(param.param_type_name, param.get_help_record(ctx)) for param in command.get_params(ctx)]
+    text = [filled(f"usage: {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}", WIDEST, 4)]
+    text.append(paragraphs(command.help or ""))
+    for kind in ("argument", "option"):
+        if rows := [record for this, record in records if this == kind and record]:
+            text.append(f"{kind}s:\n{pairs(rows)}")
+    return "\n\n".join(text)
