@@ -151,7 +151,7 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         full = request.num_computed_tokens // self.block_size
-        first = self._num_published[request.request_id]
+        first = self._num_published.get(request.request_id, 0)
         if full > first:
             table = self._tables[request.request_id]
             self._cache.publish(request, [self._blocks[i] for i in table[:full]], first)

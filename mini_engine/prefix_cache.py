@@ -15,7 +15,8 @@ HashBlock = Callable[[bytes, tuple[int, ...]], bytes]
 
 def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
     """The hash of a full block: of its tokens and, through `parent`, of all that precede them."""
-    return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+    seam = len(parent).to_bytes(8, "little")  # a parent, say a salt, must not end like a token
+    return hashlib.blake2b(seam + parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True)
