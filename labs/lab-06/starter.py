@@ -11,17 +11,19 @@ from dataclasses import dataclass
 def hash_block(parent, token_ids):
     """The name of a full block: bytes that depend on its tokens and on all that comes before them.
 
-    parent: the hash of the block before, as bytes (for a first block: the request's cache salt).
-    token_ids: a tuple of ints. The same input gives the same bytes in every run of Python, which
-    the built-in hash() of strings does not promise; hashlib has what you need. Mind the seams
-    between numbers: (1, 23) and (12, 3) are different blocks.
+    parent: the hash of the block before, as bytes (for a first block: the request's cache salt, of
+    any length). token_ids: a tuple of ints. The same input gives the same bytes in every run of
+    Python, which the built-in hash() of strings does not promise; hashlib has what you need.
+
+    Mind the seams. Between numbers: (1, 23) and (12, 3) are different blocks. Between parent and
+    tokens: a parent whose last bytes look like a token must not pass for that token.
     """
     raise NotImplementedError("lab-06: hash_block is not written yet")
 
 
 @dataclass
 class Block:
-    """One block of the pool. hash and content are None while nobody can find it."""
+    """One block of the pool. hash and content are None as long as it cannot be found."""
 
     block_id: int
     ref_count: int = 0  # requests that hold it
@@ -40,10 +42,15 @@ class BlockManager:
         self, num_blocks, block_size, *, enable_prefix_caching=True, watermark=None, hash_block=hash_block
     ):
         """Given. watermark blocks stay free at admission (default 1 %), unless nothing runs."""
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, but is {value}")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.watermark = int(0.01 * num_blocks) if watermark is None else watermark
+        self.watermark = num_blocks // 100 if watermark is None else watermark
+        if not 0 <= self.watermark < num_blocks:
+            raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
         self.hash_block = hash_block
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.free_blocks = list(reversed(range(num_blocks)))  # ids; the next one is taken off the end
@@ -53,7 +60,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self):
-        """Given: a cached block that nobody holds is free, too."""
+        """Given: a cached block that no request holds is free, too."""
         return len(self.free_blocks) + len(self.free_cached)
 
     @property
@@ -83,7 +90,8 @@ class BlockManager:
         num_new = self.num_new_blocks(request, num_new_tokens)
         if num_new > self.num_free_blocks:
             return False
-        self.tables.setdefault(request.request_id, []).extend(self.take(num_new))
+        if num_new:  # no empty table for a request that holds nothing
+            self.tables.setdefault(request.request_id, []).extend(self.take(num_new))
         return True
 
     def block_table(self, request):
@@ -92,10 +100,13 @@ class BlockManager:
 
     def slot_mapping(self, request, start, end):
         """Given, from lab-05: the slots of the positions [start, end)."""
-        table = self.block_table(request)
-        return [
-            table[p // self.block_size] * self.block_size + p % self.block_size for p in range(start, end)
-        ]
+        table, size = self.block_table(request), self.block_size
+        if not 0 <= start <= end <= len(table) * size:
+            raise ValueError(
+                f"request {request.request_id!r} holds room for {len(table) * size} tokens, "
+                f"but the positions {start} to {end - 1} were asked for"
+            )
+        return [table[p // size] * size + p % size for p in range(start, end)]
 
     def find_prefix(self, request):
         """The Blocks that hold the beginning of this sequence already, in order. Changes nothing.
@@ -104,8 +115,8 @@ class BlockManager:
         2. Go through the sequence block by block, but only through the first
            (num_tokens - 1) // block_size: at least one token has to be computed, or there is
            nothing to sample from.
-        3. Name each block: its hash is self.hash_block(hash of the one before, its tokens); the
-           first one's parent is request.cache_salt.encode().
+        3. Name each block: its hash is self.hash_block(hash of the one before, its tokens); for the
+           first one, request.cache_salt.encode() stands in place of the hash before.
         4. self.cached says which Blocks go by that hash. Take one whose content is
            self.content_of(request, index): a hash says where to look, not what is there.
         5. Stop at the first block that is not found. What comes after it is of no use.
@@ -117,7 +128,7 @@ class BlockManager:
 
         With enable_prefix_caching on: for each block of the request that is full and whose tokens
         are all computed (num_computed_tokens), and that has no hash yet: give it its hash and its
-        content, and enter it into self.cached. The block of another request with equal content may
+        content, and enter it into self.cached. A block of another request with equal content may
         be there already; both stay, each with its own keys and values.
         """
         raise NotImplementedError("lab-06: BlockManager.publish is not written yet")
@@ -125,20 +136,23 @@ class BlockManager:
     def admit(self, request):
         """Claim room for the whole sequence, less what is cached; True, or False and no change at all.
 
-        1. Find the prefix. The rest of the blocks_for(num_tokens) must be new blocks.
-        2. Is there room? Free blocks are room, except those that are hits themselves: the request
-           uses them, they cannot be two things. While others hold blocks, `watermark` stay free.
-        3. Take the hits: one reference more each, and off free_cached if nobody held them.
+        1. As in lab-05, a request that holds blocks already is a mistake of the caller: ValueError.
+        2. Find the prefix. The rest of the blocks_for(num_tokens) must be new blocks.
+        3. Find out whether there is room. Free blocks are room, except those that are hits: the
+           request uses them already. As long as other requests hold blocks, `watermark` blocks must
+           still be free when this one is in.
+        4. Take the hits: one reference more each, and off free_cached if no request held them.
            Then take the new ones (self.take). The table is the hits' ids and then the new ids.
-        4. num_computed_tokens and num_cached_tokens become the number of tokens in the hits.
+        5. num_computed_tokens and num_cached_tokens become the number of tokens in the hits.
         """
         raise NotImplementedError("lab-06: BlockManager.admit is not written yet")
 
     def take(self, num_blocks):
-        """Take this many free blocks, one reference each; their ids. There are enough.
+        """Take this many free blocks and return their ids. Each now has one reference.
 
-        Blocks without content first. When they are gone, the least recently used of free_cached:
-        its content will be written over, so it loses hash and content and leaves self.cached.
+        There are enough: the caller has made sure of that. Blocks without content go first. When
+        there are none left, the least recently used of free_cached goes: its content will be written
+        over, so it loses hash and content and leaves self.cached.
         """
         raise NotImplementedError("lab-06: BlockManager.take is not written yet")
 
@@ -150,18 +164,19 @@ class BlockManager:
         block.hash = block.content = None
 
     def free(self, request):
-        """Give back what the request holds; for somebody who holds nothing, nothing happens.
+        """Give back what the request holds; if it holds nothing, nothing happens.
 
-        Each of its blocks loses a reference. One that nobody holds any more goes to free_cached if
-        it can be found, else to free_blocks. Free the last block first: the tail of a sequence is
+        Each of its blocks loses a reference. A block that has none left goes to free_cached if it
+        can be found, else to free_blocks. Free the last block first: the tail of a sequence is
         useless without its head, so it should be the first to be evicted.
         """
         raise NotImplementedError("lab-06: BlockManager.free is not written yet")
 
     def reset_prefix_cache(self):
-        """Forget all content (after new weights were loaded, say).
+        """Forget all content (after new weights were loaded, say) and return True.
 
-        True; or False and no change at all, while anybody holds a block.
+        Every block in free_cached loses its hash and its content, leaves self.cached, and becomes
+        an ordinary free block. As long as any request holds a block: False, and no change at all.
         """
         raise NotImplementedError("lab-06: BlockManager.reset_prefix_cache is not written yet")
 

@@ -19,6 +19,8 @@ class BlockManager:
     def __init__(
         self, num_blocks, block_size, *, enable_prefix_caching=True, watermark=None, hash_block=hash_block
     ):
+        if min(num_blocks, block_size) < 1 or not 0 <= (watermark or 0) < num_blocks:
+            raise ValueError("this pool makes no sense")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.watermark = int(0.01 * num_blocks) if watermark is None else watermark
@@ -42,7 +44,8 @@ class BlockManager:
         num_new = self.num_new_blocks(request, num_new_tokens)
         if num_new > self.num_free_blocks:
             return False
-        self._take(request, num_new)
+        if num_new:
+            self._take(request, num_new)
         return True
 
     def block_table(self, request):
@@ -50,6 +53,8 @@ class BlockManager:
 
     def slot_mapping(self, request, start, end):
         table, size = self.block_table(request), self.block_size
+        if start < 0 or end > len(table) * size:
+            raise ValueError(f"{request.request_id} has no room at {start} to {end}")
         return [table[p // size] * size + p % size for p in range(start, end)]
 
     def find_prefix(self, request):
@@ -65,6 +70,8 @@ class BlockManager:
                 self.blocks[self.tables[request.request_id][index]].content = self._content(request, index)
 
     def admit(self, request):
+        if request.request_id in self.tables:
+            raise ValueError(f"{request.request_id} is here already")
         hits = self.find_prefix(request)
         num_new = -(-request.num_tokens // self.block_size) - len(hits)
         for block in hits:

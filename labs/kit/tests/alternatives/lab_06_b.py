@@ -9,7 +9,7 @@ from mini_engine.prefix_cache import Block
 
 
 def hash_block(parent, token_ids):
-    return hashlib.sha1(parent + ",".join(map(str, token_ids)).encode()).digest()
+    return hashlib.sha1(hashlib.sha1(parent).digest() + ",".join(map(str, token_ids)).encode()).digest()
 
 
 class BlockManager(EngineBlockManager):
