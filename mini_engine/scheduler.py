@@ -121,21 +121,24 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises ValueError if it could not finish even with the pool to itself."""
+        """Queue a request. Raises ValueError if it could not finish even with the pool to itself.
+
+        A request that is refused is left as it was, and uses up no arrival number.
+        """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
         room = self.kv.num_blocks * self.kv.block_size
         # The last token is sampled but never computed, so it needs no room.
         longest = room + 1 - request.num_prompt_tokens
-        if request.max_tokens is None:
-            request.max_tokens = max(longest, 1)
-        if request.max_tokens > longest:
+        max_tokens = longest if request.max_tokens is None else request.max_tokens
+        if (at_least := max(max_tokens, 1)) > longest:
             raise ValueError(
                 f"request {request.request_id!r} needs KV room for "
-                f"{request.num_prompt_tokens + request.max_tokens - 1} tokens "
-                f"(prompt {request.num_prompt_tokens} + max_tokens {request.max_tokens} - 1), but the whole "
+                f"{request.num_prompt_tokens + at_least - 1} tokens "
+                f"(prompt {request.num_prompt_tokens} + max_tokens {at_least} - 1), but the whole "
                 f"pool holds {room}; shorten it or enlarge the pool"
             )
+        request.max_tokens = max_tokens
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._requests[request.request_id] = request

@@ -118,14 +118,14 @@ class Scheduler:
         if any(other.request_id == request.request_id for other in (*self.running, *self.waiting)):
             raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
         longest = self.kv.num_blocks * self.kv.block_size + 1 - request.num_prompt_tokens
-        if request.max_tokens is None:
-            request.max_tokens = max(longest, 1)
-        if request.max_tokens > longest:
+        max_tokens = longest if request.max_tokens is None else request.max_tokens
+        if max(max_tokens, 1) > longest:
             raise ValueError(
                 f"request {request.request_id!r} could never finish: prompt {request.num_prompt_tokens} + "
                 f"max_tokens {request.max_tokens} - 1 is more than the pool of {self.kv.num_blocks} blocks "
                 f"of {self.kv.block_size} holds; shorten it or enlarge the pool"
             )
+        request.max_tokens = max_tokens
         request.arrival = self.num_arrivals
         self.num_arrivals += 1
         self.waiting.push(request)

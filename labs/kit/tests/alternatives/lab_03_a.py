@@ -79,9 +79,10 @@ class Scheduler:
         if request.request_id in self.requests:
             raise ValueError(f"there is a request {request.request_id!r} already")
         most = self.kv.num_blocks * self.kv.block_size - request.num_prompt_tokens + 1
-        request.max_tokens = max(most, 1) if request.max_tokens is None else request.max_tokens
-        if request.max_tokens > most:
+        limit = most if request.max_tokens is None else request.max_tokens
+        if most < 1 or limit > most:
             raise ValueError(f"request {request.request_id!r} is too long for the whole pool")
+        request.max_tokens = limit
         request.arrival, self.arrivals = self.arrivals, self.arrivals + 1
         self.requests[request.request_id] = request
         self.waiting.push(request)

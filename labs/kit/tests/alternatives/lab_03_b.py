@@ -78,10 +78,11 @@ class Scheduler:
         if request.request_id in [other.request_id for other in known]:
             raise ValueError(f"{request.request_id!r} is not finished; take another id")
         room = self.kv.num_blocks * self.kv.block_size
-        if request.max_tokens is None:
-            request.max_tokens = max(1, room - request.num_prompt_tokens + 1)
-        if request.num_prompt_tokens + request.max_tokens - 1 > room:
+        needed = request.num_prompt_tokens + max((request.max_tokens or 1) - 1, 0)
+        if needed > room:
             raise ValueError(f"{request.request_id!r} needs more room than there is")
+        if request.max_tokens is None:
+            request.max_tokens = room - request.num_prompt_tokens + 1
         request.arrival = self.next_arrival
         self.next_arrival += 1
         self.waiting.push(request)

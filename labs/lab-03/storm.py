@@ -1,0 +1,411 @@
+"""lab-03's storm: a scheduler on small memories, and a queue by itself, in random calls.
+
+A script draws the calls of an engine's loop, and some that come in between: aborts and preemptions
+after a schedule, ids used again, requests that are refused, tokens that come too early.
+"""
+
+from copy import deepcopy
+
+from labs.kit import Skip, make_request
+from mini_engine.scheduler import schedule_step
+
+SCRIPTS = 40
+NAMES = "abcdef"
+
+
+# ------------------------------------------------------------------------------------------ the scripts
+
+
+def draw(rng):
+    return rng.choice([draw_queue, draw_tight, draw_tight, draw_tight, draw_slow, draw_mixed])(rng)
+
+
+def draw_queue(rng):
+    """Pushes, then removals and pops in between; a request that was taken out may be pushed again."""
+    arrivals = rng.sample(range(40), rng.randint(4, 20))
+    pushes = [["push", f"r{arrival}", arrival, rng.randint(0, 2)] for arrival in arrivals]
+    calls = [*pushes]
+    for _ in range(rng.randint(2, 8)):
+        one = rng.choice(pushes)
+        calls += rng.choice([[["pop"]], [["remove", one[1]]], [["remove", one[1]]], [["remove", one[1]], one]])
+    for _ in range(2):
+        rows = [[rng.randint(0, 2), *(rng.randint(0, 3) for _ in range(3))] for _ in range(rng.randint(1, 5))]
+        calls.append(["pick_victim", [[one, *row] for one, row in zip(arrivals, rows)]])
+    if rng.random() < 0.5:
+        calls.append(["RequestQueue", rng.choice(["shortest", "lifo", "FCFS", ""])])
+    config = {"queue": "alone", "policy": rng.choice(["fcfs", "priority"])}
+    return {"config": config, "calls": [*calls, ["pop_all"]]}
+
+
+def draw_tight(rng):
+    """Small requests that are all admitted and then grow: preemptions, several in a step."""
+    block_size = rng.choice([1, 1, 1, 2, 3])
+    slots = block_size * rng.randint(4, 12)
+    config = drawn_config(rng, slots, block_size, rng.randint(3, 5))
+    config |= {"max_num_batched_tokens": rng.randint(5, 12), "policy": rng.choice(["fcfs", *["priority"] * 2])}
+    script = Script(rng, slots, prompt=rng.choice([1, 2, 3, slots // 3]), busy=0.25, is_long=True)
+    return script.drawn(config, rng.randint(6, 14))
+
+
+def draw_slow(rng):
+    """Prompts that take many chunks, and a token that comes too early."""
+    config = drawn_config(rng, 40, 1, rng.randint(1, 3))
+    config |= {"long_prefill_token_threshold": rng.choice([1, 2, 3]), "max_num_batched_tokens": 4}
+    return Script(rng, 40, prompt=8, busy=0.4).drawn(config, rng.randint(6, 12), early=0.3)
+
+
+def draw_mixed(rng):
+    """Everything, in any order; in a large pool a step may yield several tokens."""
+    is_roomy = rng.random() < 0.5
+    config = drawn_config(rng, 200 if is_roomy else rng.randint(8, 24), 1, rng.randint(1, 4))
+    config["parts"] = rng.choice(["its own", "given"])
+    script = Script(rng, 24 if is_roomy else config["num_blocks"], prompt=8, busy=0.6)
+    drawn = script.drawn(config, rng.randint(5, 10))
+    if rng.random() < 0.3:
+        rng.shuffle(drawn["calls"])
+    return drawn
+
+
+def drawn_config(rng, slots, block_size, max_num_seqs):
+    return {
+        "policy": rng.choice(["fcfs", "priority"]),
+        "max_num_batched_tokens": rng.randint(max_num_seqs, 12),
+        "max_num_seqs": max_num_seqs,
+        "long_prefill_token_threshold": rng.choice([0, 0, 2, 4]),
+        "num_blocks": slots // block_size,
+        "block_size": block_size,
+        "watermark": rng.choice([0, 0, 0, 1]),
+        "parts": "its own",
+    }
+
+
+class Script:
+    """Draws the calls of an engine's loop; `busy` is how often something comes in between."""
+
+    def __init__(self, rng, slots, *, prompt, busy, is_long=False):
+        self.rng, self.slots, self.prompt, self.busy, self.is_long = rng, slots, prompt, busy, is_long
+        self.names = NAMES[: rng.randint(5 if is_long else 2, len(NAMES))]
+        self.has_family = rng.random() < 0.4
+
+    def drawn(self, config, steps, early=0.0):
+        calls = [self.add(name) for name in self.names[: self.rng.randint(4 if self.is_long else 1, 5)]]
+        for _ in range(steps):
+            calls += [*self.between(1.0), ["schedule"], *self.between(0.5)]
+            if self.rng.random() < early:
+                calls.append(["update", [[5]], [], "too early"])
+            calls.append(self.update())
+        return {"config": config, "calls": [*calls, ["pop_all"]]}
+
+    def between(self, chance):
+        """What may happen between two calls of the loop."""
+        name = self.rng.choice(self.names)
+        add, abort, preempt = self.add(name), ["abort", name], ["preempt", name]
+        kinds = [[add]] * 4 + [[abort], [preempt], [preempt]]
+        kinds += [[abort, add], [preempt, abort], [["pick_victim"]], [["policy_key"]]]
+        return self.rng.choice(kinds) if self.rng.random() < chance * self.busy else []
+
+    def add(self, name):
+        rng, slots = self.rng, self.slots
+        prompt = rng.randint(1, self.prompt)
+        limits = range((slots + 1) // 2 if self.is_long else 1, min(slots + 1 - prompt, 12) + 1) or [1]
+        kind = rng.random()
+        if kind < 0.08:  # at the door's edge
+            prompt = rng.randint(slots - 1, slots + 2)
+            limits = [None, 0, 1, 2]
+        elif kind < 0.3:
+            limits = [None, None, slots + 1 - prompt, slots + 2 - prompt]
+        more = {}
+        if rng.random() < (0.05 if self.is_long else 0.2):
+            more[rng.choice(["stop_token_ids", "eos_token_ids"])] = [rng.randint(0, 4)]
+        if rng.random() < 0.15:
+            more["cached"] = rng.randint(1, 4)
+        if self.has_family and rng.random() < 0.8:
+            more["family"] = "x"
+        return ["add", name, prompt, rng.choice(limits), rng.randint(0, 2), *([more] if more else [])]
+
+    def update(self):
+        tokens = [[self.rng.randint(0, 9) for _ in range(self.rng.choice([1, 1, 1, 3]))] for _ in range(3)]
+        return ["update", tokens, [self.rng.randrange(3)] if self.rng.random() < 0.1 else []]
+
+
+# ------------------------------------------------------------------------------------------ playing one
+
+
+class Memory:
+    """KV memory that only counts. Requests of a family hold the full blocks of their prompts together."""
+
+    def __init__(self, num_blocks, block_size, watermark):
+        self.num_blocks, self.block_size, self.watermark = num_blocks, block_size, watermark
+        self.held = {}  # by id: (family, blocks that it shares with the family, all of its blocks)
+        self.cached = {}  # by id: tokens that are found when it is admitted
+        self.published = []
+
+    def shared(self, family):
+        return max((shared for other, shared, _ in self.held.values() if other == family), default=0)
+
+    @property
+    def num_free_blocks(self):
+        alone = sum(blocks - shared for _, shared, blocks in self.held.values())
+        together = sum(map(self.shared, {family for family, _, _ in self.held.values()}))
+        return self.num_blocks - alone - together
+
+    def admit(self, request):
+        name, family = request.request_id, request.cache_salt
+        if name in self.held:
+            raise ValueError(f"request {name!r} was admitted already; it holds its blocks")
+        blocks = -(-request.num_tokens // self.block_size)
+        shared = (request.num_prompt_tokens - 1) // self.block_size if family else 0
+        new = blocks - min(shared, self.shared(family))
+        if new + (self.watermark if self.held else 0) > self.num_free_blocks:
+            return False
+        self.held[name] = (family, shared, blocks)
+        found = min(self.cached.get(name, 0), request.num_tokens - 1)
+        request.num_computed_tokens = request.num_cached_tokens = found
+        return True
+
+    def num_new_blocks(self, request, num_new_tokens):
+        needed = -(-(request.num_computed_tokens + num_new_tokens) // self.block_size)
+        return max(0, needed - self.num_held(request))
+
+    def allocate(self, request, num_new_tokens):
+        new = self.num_new_blocks(request, num_new_tokens)
+        if new > self.num_free_blocks:
+            return False
+        family, shared, blocks = self.held.get(request.request_id, ("", 0, 0))
+        self.held[request.request_id] = (family, shared, blocks + new)
+        return True
+
+    def publish(self, request):
+        self.published.append([request.request_id, request.num_computed_tokens, self.num_held(request)])
+
+    def free(self, request):
+        self.held.pop(request.request_id, None)
+
+    def num_held(self, request):
+        return self.held.get(request.request_id, ("", 0, 0))[2]
+
+
+def one_newcomer(waiting, running, kv, *, max_num_seqs, **settings):
+    """A schedule_step that admits one request a step, so that its use can be seen."""
+    return schedule_step(waiting, running, kv, max_num_seqs=min(max_num_seqs, len(running) + 1), **settings)
+
+
+def three_at_most(num_new, budget, threshold):
+    return max(0, min(num_new, budget, 3))
+
+
+class Play:
+    """One script on one part. Requests go by their ids; the next of an id is shown with a stroke: a'."""
+
+    def __init__(self, part, config):
+        self.part, self.policy = part, config["policy"]
+        self.requests = {}  # all that came, by label
+        self.is_over, self.early, self.queue = False, None, None
+        if "queue" in config:
+            self.queue, self.scheduler, self.inside = part.RequestQueue(self.policy), None, set()
+            return
+        self.kv = Memory(config["num_blocks"], config["block_size"], config["watermark"])
+        names = ("policy", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+        settings = {name: config[name] for name in names}
+        if config["parts"] == "given":
+            settings |= {"schedule_step": one_newcomer, "clamp": three_at_most}
+        self.scheduler = part.Scheduler(self.kv, **settings)
+        self.is_roomy = config["num_blocks"] == 200
+        self.scheduled, self.rows, self.ends = None, {}, []  # of the step that is being computed
+        self.changed = []  # arguments that were not left as they were
+
+    def label(self, request):
+        known = (label for label, other in self.requests.items() if other is request)
+        return next(known, f"<{type(request).__name__}>")
+
+    def labels(self, requests):
+        return [self.label(request) for request in requests]
+
+    # ------------------------------------------------------------------- calls of a script: the queue
+
+    def push(self, name, arrival, priority):
+        self.goes_on()
+        if name in self.inside:
+            raise Skip
+        if name not in self.requests:
+            self.requests[name] = make_request(name, 1, priority=priority)
+            self.requests[name].arrival = arrival
+        self.inside.add(name)
+        self.queue.push(self.requests[name])
+
+    def pop(self):
+        self.goes_on()
+        if not self.inside:
+            raise Skip
+        name = self.label(self.queue.pop())
+        self.inside.discard(name)
+        return name
+
+    def remove(self, name):
+        self.goes_on()
+        if name not in self.inside:
+            raise Skip
+        self.inside.discard(name)
+        self.queue.remove(self.requests[name])
+
+    def RequestQueue(self, policy):  # noqa: N802, named like what it calls
+        self.part.RequestQueue(policy)
+
+    # --------------------------------------------------------------- calls of a script: the scheduler
+
+    def add(self, name, prompt, max_tokens=4, priority=0, more=None):
+        self.goes_on()
+        more = dict(more or {})
+        cached, family = more.pop("cached", 0), more.pop("family", "")
+        request = make_request(name, prompt, None, priority=priority, cache_salt=family, **more)
+        request.max_tokens = max_tokens  # where the engine has put the model's limit
+        label = name
+        while label in self.requests:
+            label += "'"
+        self.requests[label] = request
+        self.scheduler.add(request)
+        self.kv.cached[name] = cached
+
+    def schedule(self):
+        self.goes_on()
+        if self.scheduled is not None:
+            raise Skip  # the last step has not been taken back
+        self.scheduled = scheduled = self.scheduler.schedule()
+        running = {request.request_id: request for request in self.scheduler.running}
+        self.rows = {name: running[name] for name in scheduled if name in running}
+        self.ends = [name for name, request in self.rows.items() if request.num_new_tokens == scheduled[name]]
+        return [[name, num_tokens] for name, num_tokens in scheduled.items()]
+
+    def update(self, tokens, stopped=(), too_early=""):
+        self.goes_on()
+        sampled = {name: tokens[i % len(tokens)] for i, name in enumerate(self.ends)}
+        sampled = {name: self.fitting(self.rows[name], tokens) for name, tokens in sampled.items()}
+        stopped = [name for i, name in enumerate(self.ends) if i in stopped]
+        early = [name for name, r in self.rows.items() if name not in self.ends and r in self.scheduler.running]
+        if too_early:
+            if not early:
+                raise Skip
+            sampled |= {early[0]: tokens[0]}
+        arguments = [self.scheduled or {}, sampled, *([stopped] if stopped else [])]
+        before = deepcopy(arguments)
+        rows, self.scheduled, self.rows, self.ends = self.rows, None, {}, []
+        try:
+            finished = self.scheduler.update(*arguments)
+        except ValueError:
+            if too_early:
+                self.give_up(rows[early[0]])
+            raise
+        names = ("scheduled", "sampled", "stopped")
+        self.changed += [n for n, a, b in zip(names, arguments, before, strict=False) if a != b]
+        return {"sampled": sampled, "finished": self.labels(finished)}
+
+    def fitting(self, request, tokens):
+        """Several tokens of one step need room for each, unless they are the request's last."""
+        ends = {*request.sampling.stop_token_ids, *request.eos_token_ids}
+        is_end = len(request.output_token_ids) + len(tokens) >= (request.max_tokens or 0)
+        return tokens if self.is_roomy or is_end or ends & {*tokens} else tokens[:1]
+
+    def give_up(self, request):
+        """After a token that came too early a caller can only abort all: nothing may be left behind."""
+        self.is_over, self.early = True, request
+        for name in NAMES:
+            self.scheduler.abort(name)
+
+    def abort(self, name):
+        self.goes_on()
+        return self.scheduler.abort(name)
+
+    def preempt(self, name):
+        self.goes_on()
+        request = next((r for r in self.scheduler.running if r.request_id == name), None)
+        if request is None:
+            raise Skip
+        self.scheduler.preempt(request)
+
+    def pick_victim(self, rows=()):
+        """Of those that run; beside a queue of rows of [arrival, priority, prompt, outputs, preemptions]."""
+        self.goes_on()
+        if self.queue is not None:
+            return self.part.pick_victim([made(*row) for row in rows], self.policy).request_id
+        running = list(self.scheduler.running)
+        if not running:
+            raise Skip
+        victim = self.label(self.part.pick_victim(running, self.policy))
+        if running != list(self.scheduler.running):
+            self.changed.append("running")
+        return victim
+
+    def policy_key(self):
+        """All that came in, in the order of their keys."""
+        self.goes_on()
+        here = [request for request in self.requests.values() if request.arrival >= 0]
+        return self.labels(sorted(here, key=lambda request: self.part.policy_key(request, self.policy)))
+
+    def pop_all(self):
+        """The queue as it comes out; a heap shows only then whether it is one."""
+        self.goes_on()
+        self.is_over = True
+        queue = self.scheduler.waiting if self.scheduler else self.queue
+        return self.labels([queue.pop() for _ in range(len(queue))])
+
+    def goes_on(self):
+        if self.is_over:
+            raise Skip
+
+    # ------------------------------------------------------------------------------- what can be seen
+
+    def seen(self):
+        if self.scheduler is None:
+            seen = look(self.queue, self.labels, "queue")
+            return seen | {f"{name}.priority": r.priority for name, r in self.requests.items()}
+        running, kv = self.scheduler.running, self.kv
+        seen = look(self.scheduler.waiting, self.labels, "waiting") | {
+            "running": self.labels(running),
+            "num_free_blocks": kv.num_free_blocks,
+        }
+        if self.early is not None:
+            return seen | {"its output_token_ids": self.early.output_token_ids}
+        if self.is_over:
+            return {}  # whoever has popped all of the queue has seen it
+        seen |= {
+            "has_work": self.scheduler.has_work,
+            "published (id, num_computed_tokens, blocks)": sorted(kv.published),
+            "arguments that were changed": self.changed,
+        }
+        kv.published, self.changed = [], []
+        for label, request in self.requests.items():
+            seen |= {f"{label}.{name}": value for name, value in fields(request, kv).items()}
+        return seen
+
+
+def made(arrival, priority, prompt, outputs, preemptions):
+    request = make_request(f"r{arrival}", prompt + 1, priority=priority)
+    request.arrival, request.num_preemptions = arrival, preemptions
+    request.output_token_ids, request.num_computed_tokens = [0] * outputs, prompt + outputs
+    return request
+
+
+def look(queue, labels, name):
+    """A queue by all that it shows without giving anything away."""
+    requests = list(queue)
+    front = labels([queue.peek()]) if len(queue) else []
+    return {name: labels(requests), f"front of {name}": front, f"len of {name}": len(queue)}
+
+
+def fields(request, kv):
+    """Of a request, all that a scheduler answers for."""
+    seen = {
+        "status": request.status.value,
+        "finish_reason": request.finish_reason,
+        "prompt_token_ids": request.prompt_token_ids,
+        "output_token_ids": request.output_token_ids,
+        "priority": request.priority,
+        "arrival": request.arrival,
+        "max_tokens": request.max_tokens,
+        "num_preemptions": request.num_preemptions,
+    }
+    if seen["status"] != "finished":
+        seen |= {"num_computed_tokens": request.num_computed_tokens}
+    if seen["status"] == "running":
+        seen |= {"num_cached_tokens": request.num_cached_tokens, "blocks": kv.num_held(request)}
+    return seen
