@@ -6,6 +6,7 @@ from io import TextIOWrapper
 
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.commands import app
+from labs.kit.learner.screen import complain
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     try:
         app(prog_name="python -m labs")
     except (LabError, OSError) as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         sys.exit(2)
 
 

@@ -4,21 +4,24 @@ Nothing here judges anything: tests do (plugin.py, matrix.py), and progress.py r
 """
 
 import queue
-import shutil
 import sys
-import textwrap
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab, lab_ids
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
+from labs.kit.learner.screen import WIDEST, App, columns, complain, filled, paragraphs, say, width
 from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, working
 
-app = typer.Typer(
+if TYPE_CHECKING:
+    from labs.kit.learner.progress import Progress
+
+app = App(
     help="Seven labs, from an empty function to an inference engine. Start with: python -m labs status",
     no_args_is_help=True,
     add_completion=False,
@@ -26,57 +29,66 @@ app = typer.Typer(
 )
 console = Console(highlight=False)
 
-LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1", show_default=False)]
-OptionalLab = Annotated[str | None, typer.Argument(help="lab-01, or just 1", show_default=False)]
+LabArgument = Annotated[str, typer.Argument(help="lab-01, or just 1.", show_default=False)]
+OptionalLab = Annotated[
+    str | None,
+    typer.Argument(help="lab-01, or just 1. Without it, the first that is not done.", show_default=False),
+]
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    typer.echo(message, err=True)
+    complain(message)
     raise typer.Exit(code)
 
 
 @app.command()
 def status() -> None:
-    """The board: every lab and task, what is done, what comes next."""
+    """Show the board: every lab and task, what is done, and what comes next."""
     from labs.kit.learner.progress import all_progress
     from labs.kit.learner.testing import testing
 
-    table = Table("lab", "task", "tests", "points", "minutes", box=None, padding=(0, 2, 0, 0))
-    for column in table.columns:
-        column.overflow = "fold"  # a narrow terminal wraps a name, and keeps all of it
     with testing():
-        board = all_progress()
-    for progress in board:
-        lab = progress.lab
-        for number, task in enumerate(lab.tasks):
-            passed, total = progress.passed(task), len(task.tests)
-            table.add_row(
-                f"{lab.id} {lab.title}" if number == 0 else "",
-                task.name,
-                "done" if progress.done(task) else f"{passed}/{total}",
-                f"{task.points if progress.done(task) else 0}/{task.points}",
-                str(lab.minutes) if number == 0 else "",
-            )
-    console.print(table)
-    for progress in board:
-        if progress.problem:
-            typer.echo(progress.problem)
-    left = [progress for progress in board if not progress.is_done]
+        progress = all_progress()
+    typer.echo("\n".join(board(progress)))
+    for problem in filter(None, (one.problem for one in progress)):
+        say(problem)
+    left = [one for one in progress if not one.is_done]
     if not left:
-        typer.echo("all labs are done: python -m labs demo auto runs the engine on your own parts")
+        say("all labs are done: python -m labs demo auto runs the engine on your own parts")
         return
-    lab, hours = left[0].lab, sum(progress.lab.minutes for progress in left) / 60
+    lab, hours = left[0].lab, sum(one.lab.minutes for one in left) / 60
     task = left[0].next_task or lab.tasks[0]
-    typer.echo(f"next: {lab.id} {task.name}, in labs/{lab.id}/starter.py. {lab.question}")
-    typer.echo(f"left: about {hours:.3g} hour{'s' * (hours != 1)}; python -m labs test shows where you are")
+    say(f"next: {lab.id} {task.name}, in labs/{lab.id}/starter.py. {lab.question}")
+    say(f"left: about {hours:.3g} hour{'s' * (hours != 1)}; python -m labs test shows where you are")
+
+
+def board(progress: "Sequence[Progress]") -> list[str]:
+    """A row a task; on a terminal that is too narrow for that, a line a lab and a short one a task."""
+    rows, short = [("lab", "task", "tests", "points", "minutes")], []
+    for one in progress:
+        lab = one.lab
+        short.append(("", filled(f"{lab.id} {lab.title}, {lab.minutes} minutes", hang=2)))
+        for number, task in enumerate(lab.tasks):
+            done = one.done(task)
+            tests = "done" if done else "?" if one.problem else f"{one.passed(task)}/{len(task.tests)}"
+            title, minutes = (f"{lab.id} {lab.title}", str(lab.minutes)) if number == 0 else ("", "")
+            rows.append((title, task.name, tests, f"{task.points if done else 0}/{task.points}", minutes))
+            short.append((f"  {tests:<5}", task.name))
+    wide = columns(rows)
+    if max(map(len, wide)) <= width():
+        return wide
+    fits = max(len(tests + " " + name) for tests, name in short if tests) <= width()
+    return [f"{tests} {name if fits else name.split('.')[-1]}" if tests else name for tests, name in short]
 
 
 @app.command()
 def test(
     lab_id: OptionalLab = None,
-    open_page: Annotated[bool, typer.Option("--open", help="the failing run in the player, too")] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Show the failing run in the player, too.")
+    ] = False,
 ) -> None:
-    """Test your starter.py, and show the first failure only: its claim, and where your run departs."""
+    """Test your starter.py: how each task stands, and of the failures the one that says most."""
     from labs.kit.learner.testing import show_test
 
     raise typer.Exit(0 if show_test(lab_id, open_page) else 1)
@@ -84,7 +96,10 @@ def test(
 
 @app.command()
 def watch(lab_id: OptionalLab = None) -> None:
-    """Test again whenever you save starter.py. Keys, each with Enter: h hint, n next lab, q quit."""
+    """Test again whenever you save starter.py.
+
+    Type h for a hint, n for the next lab or q to quit, each followed by Enter.
+    """
     try:
         from watchfiles import watch as changes
     except ImportError:
@@ -114,11 +129,9 @@ def watch(lab_id: OptionalLab = None) -> None:
                 lab = find_lab(ids[(ids.index(lab.id) + 1) % len(ids)])
         if (lab.id, starter_text(lab)) != tested:
             tested = (lab.id, starter_text(lab))
-            typer.echo("")
+            say()
             show_test(lab.id)
-            typer.echo(
-                f"watching labs/{lab.id}/starter.py: save to test; h, n or q and Enter: hint, next, quit"
-            )
+            say(f"watching labs/{lab.id}/starter.py: save to test; h, n or q and Enter: hint, next, quit")
 
 
 def _read_keys(keys: queue.Queue[str]) -> None:
@@ -128,45 +141,76 @@ def _read_keys(keys: queue.Queue[str]) -> None:
 
 @app.command()
 def hint(
-    lab_id: LabArgument,
-    task: Annotated[str | None, typer.Argument(help="the task, where a lab has several")] = None,
+    lab_id: OptionalLab = None,
+    task: Annotated[
+        str | None,
+        typer.Argument(
+            help="The task, as in BlockManager.admit or just admit. Without it, the one to do next.",
+            show_default=False,
+        ),
+    ] = None,
+    again: Annotated[
+        int | None, typer.Option(metavar="N", help="Show hint N once more, and do not move on.")
+    ] = None,
 ) -> None:
-    """The next hint for a task: first a nudge, then where to look, then pseudocode."""
-    show_hint(find_lab(lab_id), task)
+    """Show the next hint for a task: first a nudge, then where to look, then pseudocode."""
+    from labs.kit.learner.progress import first_open
+    from labs.kit.learner.testing import testing
+
+    if lab_id:
+        return show_hint(find_lab(lab_id), task, again)
+    with testing():
+        now = first_open()
+    if now:
+        show_hint(now.lab, task, again)
+    else:
+        say("all labs are done: no task is left for a hint")
 
 
-def show_hint(lab: Lab, task_name: str | None) -> None:
-    from labs.kit.learner.progress import next_hint, progress
+def show_hint(lab: Lab, task_name: str | None, again: int | None = None) -> None:
+    from labs.kit.learner.progress import last_hint, next_hint, progress
+    from labs.kit.learner.testing import testing
 
-    task = lab.task(task_name) if task_name else (progress(lab).next_task or lab.tasks[0])
-    number, text = next_hint(lab, task)
-    typer.echo(f"{lab.id} {task.name}, hint {number} of {len(task.hints)}")
-    typer.echo("")
-    is_last = number == len(task.hints)
-    typer.echo(fitted(text, is_code=is_last))
+    task = lab.task(task_name) if task_name else None
+    if not task:
+        with testing():
+            now = progress(lab)
+        if now.problem:
+            say(now.problem)
+        if now.problem and len(lab.tasks) > 1:  # no test has run that would say which is next
+            return say(f"name the task that you want a hint for: {', '.join(names(lab))}")
+        task = now.next_task
+    if not task:
+        return say(
+            f"{lab.id} is done; the hints are still there: python -m labs hint {lab.id} {names(lab)[0]}"
+        )
+    hint = f"{lab.id} {task.name}, hint"
+    if again is None:
+        again = next_hint(lab, task)
+    elif not 1 <= again <= last_hint(lab, task):
+        raise LabError(f"{hint} {again} has not been shown yet; without --again the next one is")
+    text, is_last = task.hints[again - 1], again == len(task.hints)
+    say(f"{hint} {again} of {len(task.hints)}\n")
+    typer.echo(filled(text, WIDEST, hang=4) if is_last else paragraphs(text))  # the last is pseudocode
     if is_last:
         left = f"; what is left is python -m labs solution {lab.id} --spoil" if lab.has_solution else ""
-        typer.echo(f"\nthat was the last one{left}")
+        say(f"\nthat was the last one{left}")
 
 
-def fitted(text: str, is_code: bool) -> str:
-    """A hint on this terminal: paragraphs filled, lines of pseudocode kept and, if too long, hung."""
-    width = min(shutil.get_terminal_size().columns, 105)
-    if not is_code:
-        return "\n\n".join(textwrap.fill(paragraph, width) for paragraph in text.split("\n\n"))
-    hung = ((line, " " * (len(line) - len(line.lstrip()) + 4)) for line in text.splitlines())
-    return "\n".join(textwrap.fill(line, width, subsequent_indent=indent) for line, indent in hung)
+def names(lab: Lab) -> list[str]:
+    """Its tasks, as short as they may be typed."""
+    return [task.name.split(".")[-1].strip("_") for task in lab.tasks]
 
 
 @app.command()
 def reset(
     lab_id: LabArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Back to the starter as it was. Your file is kept in labs/.state/backups."""
+    """Put starter.py back to how it was. Your version is kept in labs/.state/backups."""
     lab = find_lab(lab_id)
     if not yes:
-        typer.confirm(f"put labs/{lab.id}/starter.py back to how it was?", abort=True)
+        typer.confirm(filled(f"put labs/{lab.id}/starter.py back to how it was?"), abort=True)
     put_back(lab)
 
 
@@ -174,19 +218,19 @@ def put_back(lab: Lab) -> None:
     from labs.kit.learner.progress import reset
 
     backup = reset(lab)
-    typer.echo(f"labs/{lab.id}/starter.py is as new")
+    say(f"labs/{lab.id}/starter.py is as new")
     if backup:
-        typer.echo(f"your version is kept in {backup.relative_to(LABS_DIR.parent).as_posix()}")
+        say(f"your version is kept in {backup.relative_to(LABS_DIR.parent).as_posix()}")
 
 
 @app.command()
 def solution(
     lab_id: LabArgument,
     spoil: Annotated[
-        bool, typer.Option("--spoil", help="show it although your tests do not pass yet")
+        bool, typer.Option("--spoil", help="Show it although your tests do not pass yet.")
     ] = False,
 ) -> None:
-    """The reference solution, once your own passes."""
+    """Show the reference solution, once your own passes its tests."""
     from labs.kit.learner.progress import progress
 
     lab = find_lab(lab_id)
@@ -203,14 +247,14 @@ def solution(
 
 @app.command()
 def demo(
-    labs: Annotated[str, typer.Argument(help="lab-01,lab-03, or auto for every lab whose tests pass")],
+    labs: Annotated[str, typer.Argument(help="lab-01,lab-03, or auto for every lab whose tests pass.")],
     model: Model = "shakespeare",
     out: DemoOut = Path("out"),
     temperature: DemoTemperature = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
-    """The engine's demo on your own parts: which part is whose, then every decision as it is made."""
+    """Run the engine's demo on your own parts, and compare its texts with those of the engine's own parts."""
     if labs != "auto":
         labs = ",".join(find_lab(name).id for name in labs.split(","))
     with working(f"loading {model} and {'every lab that passes its tests' if labs == 'auto' else labs}"):

@@ -95,16 +95,19 @@ def digest(lab: Lab) -> str:
     return total.hexdigest()
 
 
-def next_hint(lab: Lab, task: Task) -> tuple[int, str]:
-    """The number and text of the next hint that was not shown yet; the last one again at the end.
+def last_hint(lab: Lab, task: Task) -> int:
+    """The number of the last hint that was shown for a task; 0 if none was."""
+    return int(read_state("hints.json").get(f"{lab.id} {task.name}", 0))
+
+
+def next_hint(lab: Lab, task: Task) -> int:
+    """The number of the next hint that was not shown yet, which counts as shown; the last again at the end.
 
     Raises OSError where labs/.state, which remembers that, cannot be written.
     """
-    shown = read_state("hints.json")
-    key = f"{lab.id} {task.name}"
-    number = min(shown.get(key, 0) + 1, len(task.hints))
-    write_state("hints.json", shown | {key: number})
-    return number, task.hints[number - 1]
+    number = min(last_hint(lab, task) + 1, len(task.hints))
+    write_state("hints.json", read_state("hints.json") | {f"{lab.id} {task.name}": number})
+    return number
 
 
 def reset(lab: Lab) -> Path | None:

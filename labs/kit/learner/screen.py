@@ -6,7 +6,7 @@ In a pipe, and on stderr where that is one, a line stays a line, for whatever re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -93,7 +93,7 @@ class App(typer.Typer):
     def __init__(self, **settings: Any):
         super().__init__(cls=Group, **settings)
 
-    def command(self, *args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def command(self, *args: Any, **settings: Any) -> Any:
         return super().command(*args, cls=Command, **settings)
 
 
