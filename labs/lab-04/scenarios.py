@@ -101,6 +101,12 @@ def fleet(shapes: list[tuple[int, int]]):
     return rows, dict(reversed(caches.items()))
 
 
+def worked_example():
+    """Rows and caches of the README's step: three decodes, and the first 8 tokens of a prompt of 20."""
+    rows, caches = fleet([*SHAPES["the worked example"][:3], (0, 20)])
+    return [*rows[:3], row(rows[3].request, 8)], caches
+
+
 def logits_under(batch, caches) -> torch.Tensor:
     """The last column's logits (B, vocab_size) under the batch's mask, whatever it says; stores nothing."""
     pasts = [caches[request_id] for request_id in batch.request_ids]

@@ -45,6 +45,8 @@ def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torc
     3. A padded query must see something all the same; let it see its own column. Its result is
        thrown away, but a softmax over nothing is NaN, and that does not stay where it is.
     4. The dimension of size 1 is there for the heads: one mask serves them all.
+    5. Make every tensor on the device of those that you are given (device=past_lens.device): on a
+       GPU one that is left on the CPU does not go with the others.
     """
     p_max, t_max = int(past_lens.max()), int(num_new.max())
     device = past_lens.device
@@ -64,6 +66,7 @@ def assemble_fused_batch(rows, caches) -> FusedBatch:
     rows: list of Row, in schedule order: decodes, prefill chunks, in any mixture. A row has request,
     num_tokens, and is_last: whether its chunk ends the sequence, so that it is sampled.
     caches: {request_id: cache}; len(cache) is the number of tokens whose keys and values it holds.
+    Both are only read, and so are the requests.
 
     1. A cache must hold exactly request.num_computed_tokens tokens. If not (a preempted request
        with its old cache), raise a ValueError that names the request and both numbers.
@@ -71,6 +74,7 @@ def assemble_fused_batch(rows, caches) -> FusedBatch:
        their absolute positions.
     3. Pad tokens and positions on the left, to the longest row. past_lens comes from the caches.
     4. The mask is your fused_attention_mask. Keep the order of the rows, and the list `rows` as it is.
+    5. All tensors of the batch lie on the caches' device, which cache.get(0)[0].device names.
     """
     for request, _, _ in rows:
         held = len(caches[request.request_id])
@@ -80,12 +84,13 @@ def assemble_fused_batch(rows, caches) -> FusedBatch:
                 f"{request.num_computed_tokens} are computed; start it again with an empty cache"
             )
     chunks = [next_chunk(row.request, row.num_tokens) for row in rows]
-    past_lens = torch.tensor([row.request.num_computed_tokens for row in rows])
-    num_new = torch.tensor([len(chunk.token_ids) for chunk in chunks])
+    device = caches[rows[0].request.request_id].get(0)[0].device
+    past_lens = torch.tensor([row.request.num_computed_tokens for row in rows], device=device)
+    num_new = torch.tensor([len(chunk.token_ids) for chunk in chunks], device=device)
     return FusedBatch(
         request_ids=[row.request.request_id for row in rows],
-        tokens=pad_left(torch.tensor(chunk.token_ids) for chunk in chunks),
-        positions=pad_left(torch.tensor(chunk.positions) for chunk in chunks),
+        tokens=pad_left(torch.tensor(chunk.token_ids) for chunk in chunks).to(device),
+        positions=pad_left(torch.tensor(chunk.positions) for chunk in chunks).to(device),
         past_lens=past_lens,
         num_new=num_new,
         mask=fused_attention_mask(past_lens, num_new),
@@ -122,7 +127,10 @@ def fused_step(model, rows, caches) -> dict[str, torch.Tensor]:
     3. hidden = model(batch.tokens, batch.positions, attend), (B, T_max, hidden_size): once.
     4. Disassemble.
     5. model.logits(hidden rows) gives logits (..., vocab_size). With left padding, every row's last
-       token is in the last column.
+       token is in the last column. Ask for those rows only that are sampled: it is the widest matrix.
+
+    A refused step changes nothing. The requests are only read: num_computed_tokens is counted up by
+    the scheduler, behind you.
     """
     batch = assemble_fused_batch(rows, caches)
     new_kv = []
@@ -136,6 +144,5 @@ def fused_step(model, rows, caches) -> dict[str, torch.Tensor]:
     hidden = model(batch.tokens, batch.positions, attend)
     disassemble_fused_cache(batch, new_kv, caches)
     ends = [row for row, is_last in enumerate(batch.is_last) if is_last]
-    # The head is the widest matrix: ask it only for the rows that are sampled.
     logits = model.logits(hidden[ends, -1])
     return {batch.request_ids[row]: logits[i] for i, row in enumerate(ends)}

@@ -46,6 +46,8 @@ def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torc
     3. A padded query must see something all the same; let it see its own column. Its result is
        thrown away, but a softmax over nothing is NaN, and that does not stay where it is.
     4. The dimension of size 1 is there for the heads: one mask serves them all.
+    5. Make every tensor on the device of those that you are given (device=past_lens.device): on a
+       GPU one that is left on the CPU does not go with the others.
     """
     raise NotImplementedError("lab-04: fused_attention_mask is not written yet")
 
@@ -56,6 +58,7 @@ def assemble_fused_batch(rows, caches) -> FusedBatch:
     rows: list of Row, in schedule order: decodes, prefill chunks, in any mixture. A row has request,
     num_tokens, and is_last: whether its chunk ends the sequence, so that it is sampled.
     caches: {request_id: cache}; len(cache) is the number of tokens whose keys and values it holds.
+    Both are only read, and so are the requests.
 
     1. A cache must hold exactly request.num_computed_tokens tokens. If not (a preempted request
        with its old cache), raise a ValueError that names the request and both numbers.
@@ -63,6 +66,7 @@ def assemble_fused_batch(rows, caches) -> FusedBatch:
        their absolute positions.
     3. Pad tokens and positions on the left, to the longest row. past_lens comes from the caches.
     4. The mask is your fused_attention_mask. Keep the order of the rows, and the list `rows` as it is.
+    5. All tensors of the batch lie on the caches' device, which cache.get(0)[0].device names.
     """
     raise NotImplementedError("lab-04: assemble_fused_batch is not written yet")
 
@@ -93,6 +97,9 @@ def fused_step(model, rows, caches) -> dict[str, torch.Tensor]:
     3. hidden = model(batch.tokens, batch.positions, attend), (B, T_max, hidden_size): once.
     4. Disassemble.
     5. model.logits(hidden rows) gives logits (..., vocab_size). With left padding, every row's last
-       token is in the last column.
+       token is in the last column. Ask for those rows only that are sampled: it is the widest matrix.
+
+    A refused step changes nothing. The requests are only read: num_computed_tokens is counted up by
+    the scheduler, behind you.
     """
     raise NotImplementedError("lab-04: fused_step is not written yet")

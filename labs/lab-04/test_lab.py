@@ -6,15 +6,25 @@ from copy import deepcopy
 import pytest
 import torch
 
-from labs.kit import assert_close, assert_drained, load, make_request
+from labs.kit import Owner, assert_drained, assert_rows, judge_storm, load, make_request
 
-scenarios = load("lab-04", "scenarios")
+scenarios, elsewhere = load("lab-04", "scenarios"), load("lab-04", "elsewhere")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 SHAPES = scenarios.SHAPES
 
 
 def mask_of(lab, past_lens, num_new):
-    return lab.fused_attention_mask(torch.tensor(past_lens), torch.tensor(num_new))
+    mask = lab.fused_attention_mask(torch.tensor(past_lens), torch.tensor(num_new))
+    check_shape(mask, past_lens, num_new)
+    return mask
+
+
+def check_shape(mask, past_lens, num_new):
+    """In words, before the cells are looked at."""
+    shape = (len(num_new), 1, max(num_new), max(past_lens) + max(num_new))
+    said = "(B, 1, T_max, P_max + T_max), the 1 for the heads"
+    assert tuple(mask.shape) == shape, f"the mask has shape {tuple(mask.shape)}, not {shape}: {said}"
+    assert mask.dtype == torch.bool, f"the mask is of {mask.dtype}, not of bool"
 
 
 def picture(mask, row):
@@ -22,7 +32,65 @@ def picture(mask, row):
     return ["".join("x" if cell else "." for cell in line) for line in mask[row, 0].tolist()]
 
 
+def owner(row, rows):
+    """Whose a row of logits is, with what stands before it and beside it."""
+    widest = max(num_tokens for _, num_tokens, _ in rows)
+    request = row.request
+    return Owner(request.request_id, past=request.num_computed_tokens, pads=widest - row.num_tokens)
+
+
+def assert_alone(logits, rows, shape="", **tolerance):
+    """`logits` has an entry for each row that is sampled, that of a run alone, and for no other."""
+    sampled = [row for row in rows if row.is_last]
+    names = [row.request.request_id for row in sampled]
+    assert sorted(logits) == sorted(names), f"logits of {sorted(logits)}; sampled are {sorted(names)}"
+    if names:
+        expected = torch.stack([scenarios.alone(row.request.token_ids())[0] for row in sampled])
+        ours = [logits[name] for name in names]
+        assert_shapes(ours, expected[0], names)
+        owners = [owner(row, rows) for row in sampled]
+        assert_rows(torch.stack(ours), expected, f"logits{shape}", owners, **tolerance)
+
+
+def assert_shapes(ours, expected, names):
+    for row, name in zip(ours, names, strict=True):
+        shapes = f"{tuple(row.shape)}, not {tuple(expected.shape)}"
+        assert row.shape == expected.shape, f"the logits of {name} have shape {shapes}"
+
+
+def assert_caches_alone(caches, rows):
+    """The caches of these rows hold what runs alone store, up to where the rows end."""
+    for request, num_tokens, _ in rows:
+        name, past = request.request_id, request.num_computed_tokens
+        _, alone = scenarios.alone(request.token_ids(0, past + num_tokens))
+        held = len(caches[name])
+        assert held == past + num_tokens, (
+            f"{name} has {past} in the past and {num_tokens} new, {held} in its cache"
+        )
+        owners = [Owner(name, position) for position in range(held)]
+        for layer in range(scenarios.CONFIG.num_hidden_layers):
+            pairs = zip(caches[name].get(layer), alone.get(layer), strict=True)
+            for what, (ours, expected) in zip(("keys", "values"), pairs, strict=True):
+                assert_rows(ours, expected, f"layer {layer}'s {what} of {name}", owners)
+
+
+def assert_unchanged(rows, before):
+    """`rows` and its requests are as they were in `before`, a copy: to read, not to change."""
+    assert [row[1:] for row in rows] == [row[1:] for row in before], (
+        "rows is the schedule's own list; it was changed"
+    )
+    for (request, *_), (was, *_) in zip(rows, before, strict=True):
+        for field in ("request_id", "num_computed_tokens", "prompt_token_ids", "output_token_ids"):
+            value, old = getattr(request, field), getattr(was, field)
+            assert value == old, f"{field} of {was.request_id} was changed from {old} to {value}"
+
+
 # ----------------------------------------------------------------------------------------- the mask
+
+
+def test_mask_has_a_dimension_for_the_heads(lab):
+    """The mask is bool (B, 1, T_max, P_max + T_max), so that it serves every head."""
+    mask_of(lab, [21, 14, 8, 0], [1, 1, 1, 8])
 
 
 def test_mask_cell_by_cell(lab):
@@ -32,12 +100,6 @@ def test_mask_cell_by_cell(lab):
     assert (picture(mask, 0), picture(mask, 1)) == (padded, full)
     mask = mask_of(lab, [4, 2], [3, 3])  # the same shape, but not the same mask
     assert (picture(mask, 0), picture(mask, 1)) == (full, padded)
-
-
-def test_mask_has_a_dimension_for_the_heads(lab):
-    """The mask is bool (B, 1, T_max, P_max + T_max), so that it serves every head."""
-    mask = mask_of(lab, [21, 14, 8, 0], [1, 1, 1, 8])
-    assert (mask.dtype, tuple(mask.shape)) == (torch.bool, (4, 1, 8, 29))
 
 
 def test_pads_of_the_new_tokens_are_masked(lab):
@@ -78,19 +140,31 @@ def test_no_nan_from_a_softmax_written_by_hand(lab):
         assert not spoilt, f"NaN has reached the real tokens of rows {spoilt}"
 
 
+def test_the_mask_is_made_where_the_counts_are(lab):
+    """past_lens on another device than the CPU: every tensor is made there, and the mask is the same."""
+    counts = torch.tensor([3, 0]), torch.tensor([1, 4])
+    with elsewhere.Elsewhere():
+        mask = lab.fused_attention_mask(*map(elsewhere.moved, counts))
+    assert mask.device.type == "meta", "past_lens is on another device; the mask was made on the CPU"
+    assert elsewhere.here(mask).tolist() == lab.fused_attention_mask(*counts).tolist()
+
+
 # ------------------------------------------------------------------------------------ the rectangle
 
 
 def test_the_worked_example(lab):
-    """Decodes of 22, 15 and 9 tokens and an 8-token chunk: 11 tokens, four rows, eight columns."""
-    rows, caches = scenarios.fleet(SHAPES["the worked example"])
+    """Decodes of 22, 15 and 9 tokens and 8 of a prompt's 20: 11 tokens, four rows, eight columns."""
+    rows, caches = scenarios.worked_example()
     batch = lab.assemble_fused_batch(rows, caches)
     last = [request.output_token_ids[0] for request, *_ in rows[:3]]
     assert batch.request_ids == ["r0", "r1", "r2", "r3"]
-    assert batch.tokens.tolist() == [[0] * 7 + [token] for token in last] + [rows[3][0].prompt_token_ids]
+    assert batch.tokens.tolist() == [[0] * 7 + [token] for token in last] + [
+        rows[3].request.prompt_token_ids[:8]
+    ]
     assert batch.positions.tolist() == [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
     assert batch.past_lens.tolist() == [21, 14, 8, 0]
     assert batch.num_new.tolist() == [1, 1, 1, 8]
+    assert list(batch.is_last) == [True, True, True, False]
     assert {x.dtype for x in (batch.tokens, batch.positions, batch.past_lens, batch.num_new)} == {torch.int64}
 
 
@@ -155,16 +229,35 @@ def test_token_0_is_a_token(lab):
 
 
 def test_the_mask_belongs_to_the_rows(lab):
-    """The batch carries the mask of its own past_lens and num_new, with 29 columns in the example."""
-    rows, caches = scenarios.fleet(SHAPES["the worked example"])
+    """The mask is that of the batch's own counts: the tokens see 22, 15, 9 and 1 + 2 + ... + 8 = 36 keys."""
+    rows, caches = scenarios.worked_example()
     batch = lab.assemble_fused_batch(rows, caches)
-    assert tuple(batch.mask.shape) == (4, 1, 8, 29)
-    assert [sum(map(sum, batch.mask[row, 0, -n:].tolist())) for row, n in enumerate((1, 1, 1, 8))] == [
-        22,
-        15,
-        9,
-        36,
-    ]
+    check_shape(batch.mask, [21, 14, 8, 0], [1, 1, 1, 8])
+    seen = [batch.mask[row, 0, -n:].sum().item() for row, n in enumerate((1, 1, 1, 8))]
+    assert seen == [22, 15, 9, 36], f"the tokens of the four rows see {seen} keys"
+
+
+def test_rows_and_requests_are_only_read(lab):
+    """Laying out a step changes no request, no cache and not the list of rows."""
+    rows, caches = scenarios.worked_example()
+    before, held = deepcopy(rows), {name: len(cache) for name, cache in caches.items()}
+    lab.assemble_fused_batch(rows, caches)
+    assert_unchanged(rows, before)
+    assert {name: len(cache) for name, cache in caches.items()} == held, "a cache was changed"
+
+
+def test_the_batch_is_on_the_device_of_the_caches(lab):
+    """Caches on another device than the CPU: tokens, positions, counts and mask are made there."""
+    rows, caches = scenarios.worked_example()
+    on_cpu = lab.assemble_fused_batch(rows, caches)
+    for cache in caches.values():
+        cache.k, cache.v = elsewhere.moved(cache.k), elsewhere.moved(cache.v)
+    with elsewhere.Elsewhere():
+        batch = lab.assemble_fused_batch(rows, caches)
+    for name in ("tokens", "positions", "past_lens", "num_new", "mask"):
+        ours, expected = getattr(batch, name), getattr(on_cpu, name)
+        assert ours.device.type == "meta", f"the caches are on another device; {name} is on the CPU"
+        assert elsewhere.here(ours).tolist() == expected.tolist()
 
 
 def test_a_stale_cache_is_refused(lab):
@@ -177,6 +270,26 @@ def test_a_stale_cache_is_refused(lab):
         with pytest.raises(ValueError, match="evicted") as refusal:
             lab.assemble_fused_batch(rows, caches)
         assert {"0", "5"} <= set(re.findall(r"\d+", str(refusal.value)))
+
+
+def test_what_visible_pads_would_do(lab):
+    """With the new tokens' pads visible a decode's logits move by more than 0.1; with your mask, not."""
+    rows, caches = scenarios.fleet([(21, 1), (0, 8)])
+    expected = scenarios.alone(rows[0][0].token_ids())[0]
+    batch = lab.assemble_fused_batch(rows, caches)
+    check_shape(batch.mask, [21, 0], [1, 8])
+    yours = (scenarios.logits_under(batch, caches)[0] - expected).abs().max().item()
+    batch.mask = batch.mask.clone()
+    batch.mask[..., -8:] = torch.ones(8, 8, dtype=torch.bool).tril()  # every new token counts as real
+    visible = (scenarios.logits_under(batch, caches)[0] - expected).abs().max().item()
+    print(
+        "a decode of 22 tokens beside an 8-token chunk: "
+        f"its logits span {expected.max() - expected.min():.1f};\n"
+        f"under your mask they move by {yours:.0e}, "
+        f"with its seven new pads visible by {visible:.1f}"
+    )
+    assert yours < 1e-9
+    assert visible > 0.1
 
 
 # ------------------------------------------------------------------------------------ the way back
@@ -240,12 +353,10 @@ def test_what_was_there_stays(lab):
 def test_the_logits_of_a_run_alone(lab, name):
     """Whatever is beside it, each request gets the logits of a run alone, to 1e-9 in float64."""
     rows, caches = scenarios.fleet(SHAPES[name])
-    schedule = list(rows)
+    before = deepcopy(rows)
     logits = lab.fused_step(scenarios.model(), rows, caches)
-    assert rows == schedule, "rows is the schedule's own list; it was changed"
-    for request, *_ in rows:
-        expected = scenarios.alone(request.token_ids())[0]
-        assert_close(logits[request.request_id], expected, f"logits of {request.request_id}")
+    assert_unchanged(rows, before)
+    assert_alone(logits, rows)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -253,12 +364,7 @@ def test_the_caches_of_a_run_alone(lab, name):
     """After the step every cache holds what a run alone stores, layer for layer, and no pad."""
     rows, caches = scenarios.fleet(SHAPES[name])
     lab.fused_step(scenarios.model(), rows, caches)
-    for request, *_ in rows:
-        _, alone = scenarios.alone(request.token_ids())
-        for layer in range(scenarios.CONFIG.num_hidden_layers):
-            pairs = zip(caches[request.request_id].get(layer), alone.get(layer), strict=True)
-            for what, (ours, expected) in zip(("keys", "values"), pairs, strict=True):
-                assert_close(ours, expected, f"layer {layer}'s {what} of {request.request_id}")
+    assert_caches_alone(caches, rows)
 
 
 def test_one_model_call(lab):
@@ -279,12 +385,11 @@ def test_a_partial_chunk_is_not_sampled(lab):
     request, cache = scenarios.mid_flight("long", 0, 12)
     beside, its_cache = scenarios.mid_flight("chat", 6, 1, outputs=1)
     caches = {"long": cache, "chat": its_cache}
-    logits = lab.fused_step(scenarios.model(), [scenarios.row(request, 5), scenarios.row(beside, 1)], caches)
-    assert list(logits) == ["chat"]
-    assert_close(logits["chat"], scenarios.alone(beside.token_ids())[0], "logits of chat")
+    rows = [scenarios.row(request, 5), scenarios.row(beside, 1)]
+    assert_alone(lab.fused_step(scenarios.model(), rows, caches), rows)
     request.num_computed_tokens = 5
-    logits = lab.fused_step(scenarios.model(), [scenarios.row(request, 7)], {"long": cache})
-    assert_close(logits["long"], scenarios.alone(request.token_ids())[0], "logits of long")
+    rows = [scenarios.row(request, 7)]
+    assert_alone(lab.fused_step(scenarios.model(), rows, {"long": cache}), rows)
 
 
 def test_a_step_that_samples_nobody(lab):
@@ -294,13 +399,38 @@ def test_a_step_that_samples_nobody(lab):
     assert len(cache) == 5
 
 
+def test_logits_are_asked_for_sampled_rows_only(lab):
+    """model.logits gets the last hidden rows of those that are sampled: 3 of 5 rows here, of 19 tokens."""
+    rows, caches = scenarios.fleet([(9, 1), (0, 12), (14, 1), (5, 8), (0, 4)])
+    rows[1], rows[3] = scenarios.row(rows[1].request, 8), scenarios.row(rows[3].request, 5)
+    asked = []
+    hook = scenarios.model().lm_head.register_forward_hook(
+        lambda _, args, logits: asked.append(logits[..., 0].numel())
+    )
+    try:
+        lab.fused_step(scenarios.model(), rows, caches)
+    finally:
+        hook.remove()
+    assert sum(asked) == 3, f"model.logits was asked for {sum(asked)} rows"
+
+
+def test_a_refused_step_changes_nothing(lab):
+    """The last of three rows has a stale cache: ValueError, and no cache and no request is changed."""
+    rows, caches = scenarios.fleet([(9, 1), (0, 5), (6, 2)])
+    rows[2].request.num_computed_tokens = 0
+    rows[2] = scenarios.row(rows[2].request, 8)
+    before, held = deepcopy(rows), {name: len(cache) for name, cache in caches.items()}
+    with pytest.raises(ValueError, match="r2"):
+        lab.fused_step(scenarios.model(), rows, caches)
+    assert_unchanged(rows, before)
+    assert {name: len(cache) for name, cache in caches.items()} == held, "a cache has grown in a refused step"
+
+
 def test_the_neighbours_do_not_matter(lab):
     """The same decode beside a chunk, beside other decodes, and first or last gets the same logits."""
-    for shapes, name in (([(9, 1), (0, 12)], "r0"), ([(0, 3), (9, 1)], "r1"), ([(9, 1), (2, 1)], "r0")):
+    for shapes in ([(9, 1), (0, 12)], [(0, 3), (9, 1)], [(9, 1), (2, 1)]):
         rows, caches = scenarios.fleet(shapes)
-        logits = lab.fused_step(scenarios.model(), rows, caches)[name]
-        request = next(request for request, *_ in rows if request.request_id == name)
-        assert_close(logits, scenarios.alone(request.token_ids())[0], f"logits of {name} in {shapes}")
+        assert_alone(lab.fused_step(scenarios.model(), rows, caches), rows, f" in {shapes}")
 
 
 def test_float32_stays_float32(lab):
@@ -309,29 +439,19 @@ def test_float32_stays_float32(lab):
     for cache in caches.values():
         cache.k, cache.v = cache.k.float(), cache.v.float()
     logits = lab.fused_step(deepcopy(scenarios.model()).float(), rows, caches)
-    for request, *_ in rows:
-        ours, expected = logits[request.request_id], scenarios.alone(request.token_ids())[0]
-        assert str(ours.dtype) == "torch.float32", f"the logits are {ours.dtype}"
-        assert_close(ours, expected, f"logits of {request.request_id}", atol=1e-3)
+    for name, ours in logits.items():
+        assert str(ours.dtype) == "torch.float32", f"the logits of {name} are {ours.dtype}"
+    assert_alone(logits, rows, atol=1e-3)
 
 
-def test_what_visible_pads_would_do(lab):
-    """With the new tokens' pads visible a decode's logits move by more than 0.1; with your mask, not."""
-    rows, caches = scenarios.fleet([(21, 1), (0, 8)])
-    expected = scenarios.alone(rows[0][0].token_ids())[0]
-    batch = lab.assemble_fused_batch(rows, caches)
-    yours = (scenarios.logits_under(batch, caches)[0] - expected).abs().max().item()
-    batch.mask = batch.mask.clone()
-    batch.mask[..., -8:] = torch.ones(8, 8, dtype=torch.bool).tril()  # every new token counts as real
-    visible = (scenarios.logits_under(batch, caches)[0] - expected).abs().max().item()
-    print(
-        "a decode of 22 tokens beside an 8-token chunk: "
-        f"its logits span {expected.max() - expected.min():.1f};\n"
-        f"under your mask they move by {yours:.0e}, "
-        f"with its seven new pads visible by {visible:.1f}"
-    )
-    assert yours < 1e-9
-    assert visible > 0.1
+def test_a_step_on_another_device(lab):
+    """Model and caches on another device than the CPU: whatever your functions make is made there, too."""
+    rows, caches = scenarios.fleet(SHAPES["later chunks and decodes, in any order"])
+    for cache in caches.values():
+        cache.k, cache.v = elsewhere.moved(cache.k), elsewhere.moved(cache.v)
+    with elsewhere.Elsewhere():
+        logits = lab.fused_step(elsewhere.model(scenarios.model()), rows, caches)
+    assert_alone({name: elsewhere.here(row) for name, row in logits.items()}, rows)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -348,3 +468,8 @@ def test_whole_runs(lab, name):
 
 def tokens_of(trace, request_id):
     return [token for step in trace.steps for token in step.new_tokens.get(request_id, ())]
+
+
+def test_storm(lab):
+    """Random steps, one after the other, in any company: each request has what it would have alone."""
+    judge_storm("lab-04", lab)

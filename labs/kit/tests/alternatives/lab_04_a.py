@@ -21,13 +21,14 @@ def fused_attention_mask(past_lens, num_new):
         [[[may_see(p, n, t, c) for c in range(p_max + t_max)] for t in range(t_max)]]
         for p, n in zip(pasts, news, strict=True)
     ]
-    return torch.tensor(cells)
+    return torch.tensor(cells, device=past_lens.device)
 
 
 def assemble_fused_batch(rows, caches):
     width = max(n for _, n, _ in rows)
-    tokens, positions = torch.zeros(2, len(rows), width, dtype=torch.long)
-    past_lens, num_new = torch.zeros(2, len(rows), dtype=torch.long)
+    device = next(iter(caches.values())).get(0)[0].device
+    tokens, positions = torch.zeros(2, len(rows), width, dtype=torch.long, device=device)
+    past_lens, num_new = torch.zeros(2, len(rows), dtype=torch.long, device=device)
     names, is_last = [], []
     for row, (request, n, _) in enumerate(rows):
         start = request.num_computed_tokens
@@ -46,7 +47,7 @@ def assemble_fused_batch(rows, caches):
 
 def disassemble_fused_cache(batch, new_kv, caches):
     width = int(batch.num_new.max())
-    real = torch.arange(width) >= width - batch.num_new[:, None]
+    real = torch.arange(width, device=batch.num_new.device) >= width - batch.num_new[:, None]
     for row, name in enumerate(batch.request_ids):
         for layer in range(len(new_kv)):
             caches[name].append(layer, *(x[row][real[row]] for x in new_kv[layer]))
@@ -67,5 +68,5 @@ def fused_step(model, rows, caches):
 
     hidden = model(batch.tokens, batch.positions, attend)[:, -1]
     disassemble_fused_cache(batch, [computed[layer] for layer in sorted(computed)], caches)
-    everybody = model.logits(hidden)
-    return {name: everybody[row] for row, name in enumerate(batch.request_ids) if batch.is_last[row]}
+    names = [name for name, is_last in zip(batch.request_ids, batch.is_last, strict=True) if is_last]
+    return dict(zip(names, model.logits(hidden[batch.is_last]), strict=True)) if names else {}

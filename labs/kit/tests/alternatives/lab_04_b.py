@@ -9,8 +9,9 @@ from mini_engine.scheduler import next_chunk
 def fused_attention_mask(past_lens, num_new):
     """A key is at a time relative to its row's first real token; pads are at negative times."""
     p_max, t_max = past_lens.max(), num_new.max()
-    past_times = torch.arange(p_max) - (p_max - past_lens[:, None])
-    new_times = torch.arange(t_max) - (t_max - num_new[:, None])
+    device = past_lens.device
+    past_times = torch.arange(p_max, device=device) - (p_max - past_lens[:, None])
+    new_times = torch.arange(t_max, device=device) - (t_max - num_new[:, None])
     # Pads of the new part come long before everything, so no query may be early enough for them.
     keys = torch.cat((past_times, torch.where(new_times < 0, -1, past_lens[:, None] + new_times)), dim=1)
     queries = past_lens[:, None] + new_times
@@ -21,6 +22,7 @@ def fused_attention_mask(past_lens, num_new):
 
 
 def assemble_fused_batch(rows, caches):
+    held = [caches[request.request_id] for request, *_ in rows]
     columns = {name: [] for name in ("ids", "tokens", "positions", "past", "new", "last")}
     for request, num_tokens, _ in rows:
         past = len(caches[request.request_id])
@@ -39,8 +41,16 @@ def assemble_fused_batch(rows, caches):
         )
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
-    past, new = torch.tensor(columns["past"]), torch.tensor(columns["new"])
-    tokens, positions = pad_left(columns["tokens"]), pad_left(columns["positions"])
+    device = held[0].get(0)[1].device
+    past, new, tokens, positions = (
+        x.to(device)
+        for x in (
+            torch.tensor(columns["past"]),
+            torch.tensor(columns["new"]),
+            pad_left(columns["tokens"]),
+            pad_left(columns["positions"]),
+        )
+    )
     mask = fused_attention_mask(past, new)
     return FusedBatch(columns["ids"], tokens, positions, past, new, mask, columns["last"])
 

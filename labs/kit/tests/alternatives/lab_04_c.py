@@ -10,8 +10,8 @@ from mini_engine.scheduler import next_chunk
 def fused_attention_mask(past_lens, num_new):
     p_max, t_max = int(past_lens.max()), int(num_new.max())
     past, new = past_lens[:, None, None], num_new[:, None, None]
-    column = torch.arange(p_max + t_max)
-    query = torch.arange(t_max)[:, None]
+    column = torch.arange(p_max + t_max, device=past_lens.device)
+    query = torch.arange(t_max, device=past_lens.device)[:, None]
     in_past = (column < p_max) & (column >= p_max - past)
     in_chunk = (column >= p_max + t_max - new) & (column <= p_max + query)
     # A pad sees the last column, which is somebody's real token in every row.
@@ -28,11 +28,13 @@ def assemble_fused_batch(rows, caches):
     if stale:
         raise ValueError(f"stale caches, as (request, tokens held, tokens computed): {stale}")
     chunks = [next_chunk(*row[:2]) for row in rows]
-    past_lens = torch.tensor([request.num_computed_tokens for request, *_ in rows])
-    num_new = torch.tensor([num_tokens for _, num_tokens, _ in rows])
+    there = {"device": caches[rows[-1].request.request_id].get(0)[0].device}
+    past_lens = torch.tensor([request.num_computed_tokens for request, *_ in rows], **there)
+    num_new = torch.tensor([num_tokens for _, num_tokens, _ in rows], **there)
     width = int(num_new.max())
-    tokens = torch.tensor([[0] * (width - len(chunk.token_ids)) + list(chunk.token_ids) for chunk in chunks])
-    place = torch.arange(width) - (width - num_new)[:, None]
+    padded = [[0] * (width - len(chunk.token_ids)) + list(chunk.token_ids) for chunk in chunks]
+    tokens = torch.tensor(padded, **there)
+    place = torch.arange(width, **there) - (width - num_new)[:, None]
     positions = (past_lens[:, None] + place).masked_fill(place < 0, 0)
     mask = fused_attention_mask(past_lens, num_new)
     is_last = [num_tokens == request.num_new_tokens for request, num_tokens, _ in rows]
@@ -42,7 +44,10 @@ def assemble_fused_batch(rows, caches):
 
 
 def disassemble_fused_cache(batch, new_kv, caches):
-    real = torch.arange(batch.tokens.shape[1]) >= batch.tokens.shape[1] - batch.num_new[:, None]
+    real = (
+        torch.arange(batch.tokens.shape[1], device=batch.num_new.device)
+        >= batch.tokens.shape[1] - batch.num_new[:, None]
+    )
     for layer, pair in enumerate(new_kv):
         rows = (x[real].split(batch.num_new.tolist()) for x in pair)
         for request_id, k, v in zip(batch.request_ids, *rows, strict=True):
@@ -58,7 +63,7 @@ def fused_step(model, rows, caches):
         for row, (request_id, n) in enumerate(zip(batch.request_ids, batch.num_new.tolist(), strict=True)):
             caches[request_id].append(layer, k[row, -n:], v[row, -n:])
             keys, values = caches[request_id].get(layer)
-            mask = torch.ones(n, len(keys), dtype=torch.bool).tril(len(keys) - n)
+            mask = torch.ones(n, len(keys), dtype=torch.bool, device=q.device).tril(len(keys) - n)
             out[row, -n:] = sdpa(q[row : row + 1, -n:], keys[None], values[None], mask)[0]
         return out
 

@@ -1,0 +1,270 @@
+"""Scripts for test_storm: requests arrive, compute in any company, are preempted, and lose or keep caches.
+
+The caches are kept from step to step. `step` counts a request's tokens up as the scheduler does, and gives
+it its next token where it was sampled. Keys are made up where a request arrives in the middle of its life.
+"""
+
+from copy import deepcopy
+from functools import cache
+from zlib import crc32
+
+import torch
+
+from labs.kit import Skip
+from mini_engine.backends.dense import DenseCache
+from mini_engine.interfaces import Row
+from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.request import Request, SamplingParams
+
+SCRIPTS = 24
+NAMES = ["a", "b", "c", "d", "e"]
+VOCAB = 11
+CONFIG = ModelConfig("llama", VOCAB, 8, 8, 2, 2, 1, 4, 64, tie_word_embeddings=True)
+WEIGHTS = torch.arange(
+    1, CONFIG.head_dim + 1, dtype=torch.float64
+).sqrt()  # of the elements of a key or value
+DIGITS = 5  # behind the point, of what is shown
+
+
+def draw(rng):
+    longest = rng.choice((3, 6, 6, 12))
+    calls, here = [], {}  # name: [tokens, computed]
+
+    def arrives(name):
+        prompt, outputs = rng.randint(1, longest), rng.choice((0, 0, 1, 1, 3))
+        computed = rng.choice((0, 0, prompt + outputs - 1, rng.randint(0, prompt + outputs - 1)))
+        here[name] = [prompt + outputs, computed]
+        calls.append(["arrive", name, prompt, outputs, computed])
+
+    def rows():
+        """Some of the requests, in any order, with all that is left, a part of it, or a single token."""
+        chosen = rng.sample(sorted(here), rng.choice((1, len(here), len(here), rng.randint(1, len(here)))))
+        shares = {}
+        for name in chosen:
+            left = here[name][0] - here[name][1]
+            shares[name] = rng.choice((left, left, 1, rng.randint(1, left)))
+        return shares
+
+    def steps(call="step"):
+        shares = rows()
+        calls.append([call, shares])
+        for name, n in shares.items():
+            here[name][1] += n
+            here[name][0] += here[name][1] == here[name][0]
+
+    def loses_or_keeps():
+        """A preemption as it should be, or a cache that does not fit the counter, a step, and then a cure."""
+        name = rng.choice(sorted(here))
+        here[name][1] = 0
+        kind = rng.choice(("preempt", "keep_cache", "lose_cache", "longer_cache"))
+        calls.append([kind, name])
+        if kind != "preempt":
+            calls.append([rng.choice(("step", "step", "assemble")), rows() | {name: 1}])
+            calls.append(["preempt", name])
+
+    def masks():
+        past_lens, num_new = zip(
+            *((rng.choice((0, 1, rng.randint(0, 9))), rng.choice((1, 1, rng.randint(1, 5)))) for _ in NAMES),
+            strict=True,
+        )
+        count = rng.randint(1, len(NAMES))
+        calls.append(["fused_attention_mask", list(past_lens[:count]), list(num_new[:count])])
+
+    for name in NAMES[: rng.randint(1, len(NAMES))]:
+        arrives(name)
+    for _ in range(rng.randint(3, 6)):
+        rng.choice((steps, steps, steps, steps, loses_or_keeps, masks))()
+        if rng.random() < 0.3:
+            calls.append(["assemble", rows()])
+        if rng.random() < 0.2:
+            steps("store")
+        if rng.random() < 0.2:
+            arrives(rng.choice(NAMES))
+    return {"config": {"seed": rng.randint(0, 3)}, "calls": calls}
+
+
+class Play:
+    """The requests of a script and their caches, and what was done to them."""
+
+    def __init__(self, part, config):
+        self.part, self.net = part, toy(config["seed"])
+        self.requests, self.caches = {}, {}
+
+    # ------------------------------------------------------------------------------------- calls
+
+    def fused_attention_mask(self, past_lens, num_new):
+        counts = torch.tensor(past_lens), torch.tensor(num_new)
+        mask = self.part.fused_attention_mask(*counts)
+        changed = [] if [x.tolist() for x in counts] == [past_lens, num_new] else ["the counts were changed"]
+        return [str(mask.dtype), list(mask.shape), *map(picture, mask, num_new), *changed]
+
+    def arrive(self, name, prompt, outputs, computed):
+        """Another request of that name, `computed` of whose tokens are in its cache."""
+        tokens = [crc32(f"{name} {i}".encode()) % VOCAB for i in range(prompt + outputs)]
+        request = Request(name, tokens[:prompt], SamplingParams(temperature=0))
+        request.output_token_ids = tokens[prompt:]
+        request.num_computed_tokens = computed
+        self.requests[name], self.caches[name] = request, made_up(name, computed)
+
+    def assemble(self, shares):
+        rows = self._rows(shares)
+        batch = self._watched(rows, lambda: self.part.assemble_fused_batch(rows, self.caches))
+        return said(batch)
+
+    def store(self, shares):
+        """disassemble_fused_cache, with keys and values that are made up, those of the pads too."""
+        rows = self._rows(shares)
+        if any(len(self.caches[row.request.request_id]) != row.request.num_computed_tokens for row in rows):
+            raise Skip
+        batch = self.part.assemble_fused_batch(rows, self.caches)
+        shape = (len(rows), max(row.num_tokens for row in rows), CONFIG.num_key_value_heads, CONFIG.head_dim)
+        new_kv = [(noise(f"keys {i}", *shape), noise(f"values {i}", *shape)) for i in range(2)]
+        before = said(batch), deepcopy(new_kv)
+        returned = self._watched(rows, lambda: self.part.disassemble_fused_cache(batch, new_kv, self.caches))
+        self._count(rows)
+        same = all(
+            torch.equal(x, y)
+            for a, b in zip(new_kv, before[1], strict=True)
+            for x, y in zip(a, b, strict=True)
+        )
+        return [returned, *(["its arguments were changed"] if not same or said(batch) != before[0] else [])]
+
+    def step(self, shares):
+        """fused_step; what the scheduler does behind it is done here."""
+        rows, calls, asked = self._rows(shares), [], []
+        hooks = [
+            self.net.embed_tokens.register_forward_hook(lambda *_: calls.append(1)),
+            self.net.lm_head.register_forward_hook(lambda head, rows, logits: asked.append(logits.numel())),
+        ]
+        try:
+            logits = self._watched(rows, lambda: self.part.fused_step(self.net, rows, self.caches))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._count(rows)
+        result = {name: [str(row.dtype), *rounded(row)] for name, row in sorted(logits.items())}
+        if len(calls) > 1 and not hasattr(self.part, "ONE_BY_ONE"):
+            result["calls of the model"] = len(calls)
+        if sum(asked) > VOCAB * sum(row.is_last for row in rows):
+            result["rows of logits asked for"] = sum(asked) // VOCAB
+        return result
+
+    def preempt(self, name):
+        """As it should be: nothing is computed, and the cache is empty."""
+        self._request(name).num_computed_tokens = 0
+        self.caches[name] = made_up(name, 0)
+
+    def keep_cache(self, name):
+        """A preemption that forgets the cache; a stale one, if anything was in it."""
+        self._request(name).num_computed_tokens = 0
+
+    def lose_cache(self, name):
+        self._request(name)
+        self.caches[name] = made_up(name, 0)
+
+    def longer_cache(self, name):
+        cache = made_up(name, self._request(name).num_computed_tokens + 1)
+        self.caches[name] = cache
+
+    # -------------------------------------------------------------------------------------- seen
+
+    def seen(self):
+        seen = {
+            "num_computed_tokens": {n: r.num_computed_tokens for n, r in self.requests.items()},
+            "tokens": {n: [r.prompt_token_ids, r.output_token_ids] for n, r in self.requests.items()},
+            "tokens in the cache": {name: len(self.caches[name]) for name in self.requests},
+        }
+        return seen | self._held()
+
+    # ----------------------------------------------------------------------------------- helpers
+
+    def _held(self):
+        """A number for each entry of a cache, in which every element of it counts."""
+        entries = {}
+        for name in self.requests:
+            for layer in range(CONFIG.num_hidden_layers):
+                keys, values = self.caches[name].get(layer)
+                entries[f"{name}'s keys in layer {layer}"] = keys
+                entries[f"{name}'s values in layer {layer}"] = values
+        if not entries:
+            return {}
+        numbers = iter(rounded(torch.cat(list(entries.values())).double().flatten(1) @ WEIGHTS))
+        return {what: [next(numbers) for _ in held] for what, held in entries.items()}
+
+    def _request(self, name):
+        if name not in self.requests:
+            raise Skip
+        return self.requests[name]
+
+    def _rows(self, shares):
+        """The rows of those that are there, with no more than they have left."""
+        rows = []
+        for name, n in shares.items():
+            if name in self.requests:
+                request = self.requests[name]
+                n = min(n, request.num_new_tokens)
+                rows.append(Row(request, n, n == request.num_new_tokens))
+        if not rows:
+            raise Skip
+        return rows
+
+    def _watched(self, rows, call):
+        """The list of rows is the schedule's own, and the caches are found by these names."""
+        before = list(rows), sorted(self.caches)
+        returned = call()
+        if (rows, sorted(self.caches)) != before:
+            raise AssertionError("the rows or the names of the caches were changed")
+        return returned
+
+    def _count(self, rows):
+        for request, num_tokens, is_last in rows:
+            request.num_computed_tokens += num_tokens
+            if is_last:
+                request.output_token_ids.append((7 * request.num_tokens + 3) % VOCAB)
+
+
+@cache
+def toy(seed):
+    """A random model so small that a step takes less than a millisecond."""
+    generator = torch.Generator().manual_seed(seed)
+    net = CausalLM(CONFIG).double().requires_grad_(False)
+    for name, parameter in net.named_parameters():
+        parameter.normal_(1.0 if "norm" in name else 0.0, 0.5, generator=generator)
+    return net
+
+
+def made_up(name, num_tokens):
+    """A cache that holds so many tokens, with keys and values out of the air."""
+    store = DenseCache(CONFIG, torch.float64)
+    shape = (num_tokens, CONFIG.num_key_value_heads, CONFIG.head_dim)
+    for layer in range(CONFIG.num_hidden_layers):
+        store.append(layer, *(noise(f"{name} {layer} {what}", *shape) for what in ("keys", "values")))
+    return store
+
+
+def noise(seed, *shape):
+    generator = torch.Generator().manual_seed(crc32(seed.encode()))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def picture(mask, num_new):
+    """One row of a mask: what its real queries see, x or ., and that its pads see something."""
+    lines = ["".join("x" if cell else "." for cell in line) for line in mask[0].tolist()]
+    pads = len(lines) - num_new
+    return [*("something" if "x" in line else "nothing" for line in lines[:pads]), *lines[pads:]]
+
+
+def said(batch):
+    """A batch as JSON."""
+    tensors = {name: getattr(batch, name) for name in ("tokens", "positions", "past_lens", "num_new")}
+    return {
+        "request_ids": list(batch.request_ids),
+        **{name: tensor.tolist() for name, tensor in tensors.items()},
+        "dtypes": [str(tensor.dtype) for tensor in (*tensors.values(), batch.mask)],
+        "mask": [list(batch.mask.shape), *map(picture, batch.mask, batch.num_new.tolist())],
+        "is_last": [bool(is_last) for is_last in batch.is_last],
+    }
+
+
+def rounded(tensor):
+    return [round(x, DIGITS) + 0.0 for x in tensor.tolist()]
