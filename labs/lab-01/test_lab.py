@@ -2,7 +2,16 @@
 
 import pytest
 
-from labs.kit import FakeKV, RequestQueue, assert_drained, load, make_request, make_running, one_step
+from labs.kit import (
+    FakeKV,
+    RequestQueue,
+    assert_drained,
+    judge_storm,
+    load,
+    make_request,
+    make_running,
+    one_step,
+)
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
 
@@ -355,3 +364,8 @@ def step_of(trace, kind, request_id):
             if (event.type, event.id) == (kind, request_id):
                 return record.step
     raise AssertionError(f"{request_id} was never {kind}")
+
+
+def test_storm(lab):
+    """In 60 random scripts of steps over one queue and memory, each step decides what a slow model does."""
+    judge_storm("lab-01", lab)
