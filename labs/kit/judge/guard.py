@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from time import monotonic, process_time  # the code under test may replace time.monotonic
 from typing import NoReturn, TextIO
@@ -35,13 +35,20 @@ class PrintFlood(BaseException):
     """The code printed more than anybody will read."""
 
 
-@contextlib.contextmanager
-def deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
     """Raise TimeUp in this thread if the block computes, or sleeps, for longer than `seconds`.
 
     Processor time counts, so that a busy machine fails nobody. A block that not even TimeUp ends (a
     call inside C that holds the interpreter) ends the process, and a traceback says where it was.
     """
+    block: list[Generator[None]] = []
+    manager = _deadline(seconds, block)
+    block.append(manager.gen)  # type: ignore[attr-defined]
+    return manager
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float, block: list[Generator[None]]) -> Iterator[None]:
     thread_id = threading.get_ident()
     done, lock = threading.Event(), threading.Lock()
     began, computed, can_wake = monotonic(), process_time(), _can_wake()
@@ -57,6 +64,8 @@ def deadline(seconds: float) -> Iterator[None]:
                 wait = 0.1
                 continue
             with lock:
+                if block[0].gi_frame is None:  # TimeUp struck while the block began or ended: it is over
+                    return
                 if not done.is_set():
                     _raise_in(thread_id, TimeUp)
                     if can_wake:  # from a sleep or a lock, to notice

@@ -1,5 +1,6 @@
 """The guards end what does not end by itself, and touch nothing else."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -101,6 +102,20 @@ def test_a_quick_block_is_left_alone_and_nothing_strikes_later():
         with deadline(0.02):
             pass
     end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+
+
+def test_a_deadline_that_is_struck_as_it_begins_is_over(monkeypatch):
+    @contextlib.contextmanager
+    def struck(seconds):
+        raise TimeUp
+        yield
+
+    monkeypatch.setattr(guard, "_last_resort", struck)
+    with pytest.raises(TimeUp), deadline(0.02):
+        pass
+    end = time.process_time() + 0.8
     while time.process_time() < end:
         pass
 

@@ -1,60 +1,93 @@
-"""Which task comes next: tasks lean on each other, and a test may run into one that is not written yet."""
+"""How a starter stands: what is wrong by itself, what waits for another task, and which failure says most."""
 
 import pytest
 
 from labs.kit.judge.manifest import find_lab
-from labs.kit.judge.matrix import Result
-from labs.kit.learner.progress import Progress
+from labs.kit.judge.result import Result
+from labs.kit.judge.standing import Standing
 
 FIND, PUBLISH, ADMIT, TAKE = (f"BlockManager.{name}" for name in ("find_prefix", "publish", "admit", "take"))
+WRONG = "AssertionError"
 
 
-def progress(**said: str) -> Progress:
-    """Of lab-06, whose tasks fail all their tests with these words; those not named pass theirs."""
+def results(lab, said: dict[str, str]) -> list[Result]:
+    """All of the lab's tests; those of a task named in `said` fail with these words."""
+    words = {test: text for name, text in said.items() for test in lab.task(name).tests}
+    return [Result(test, test not in words, words.get(test, "")) for test in lab.tests]
+
+
+def standing(whole: dict[str, str], alone: dict[str, str] | None = None, unwritten: tuple = ()) -> Standing:
+    """Of lab-06. `whole`: what the tests of a task say in the whole file; `alone`: of the task by itself."""
     lab = find_lab("lab-06")
-    results = [
-        Result(test, passed=words is None, said=words or "")
-        for task in lab.tasks
-        for words in [said.get(task.name.removeprefix("BlockManager."))]
-        for test in task.tests
-    ]
-    return Progress(lab, results)
+    by_task = {
+        name: [r for r in results(lab, {name: text} if text else {}) if r.function in lab.task(name).tests]
+        for name, text in (alone or {}).items()
+    }
+    return Standing(lab, results(lab, whole), by_task, unwritten)
 
 
 def unwritten(name: str) -> str:
     return f"NotImplementedError: lab-06: {name} is not written yet"
 
 
+def test_with_all_tests_passed_nothing_is_left():
+    now = standing({})
+    assert now.is_done and now.points == 100
+    assert (now.next_task, now.telling, now.wrong) == (None, None, [])
+
+
+def test_what_is_right_by_itself_waits_for_what_is_wrong():
+    """`take` is wrong, and the tests of `find_prefix` fail for that alone."""
+    now = standing({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: WRONG})
+    find, take = now.lab.task(FIND), now.lab.task(TAKE)
+    assert (now.wrong, now.next_task, now.waits_for(find), now.waits_for(take)) == ([take], take, take, None)
+    assert now.passed(find) == len(find.tests) and not now.done(find)
+    assert now.telling.function == take.tests[0]
+
+
+def test_what_is_right_by_itself_waits_for_what_is_not_written():
+    whole = {FIND: unwritten(ADMIT), ADMIT: unwritten(ADMIT)}
+    now = standing(whole, {FIND: ""}, unwritten=(ADMIT,))
+    assert now.waits_for(now.lab.task(FIND)).name == ADMIT
+    assert now.next_task.name == ADMIT
+
+
+def test_a_wrong_task_comes_before_one_that_is_not_written():
+    """It is what was worked on; and a task alone can be judged although others are missing."""
+    whole = {FIND: unwritten(FIND), TAKE: unwritten(FIND)}
+    now = standing(whole, {TAKE: WRONG}, unwritten=(FIND,))
+    assert (now.next_task.name, now.telling.said) == (TAKE, WRONG)
+
+
+def test_without_a_task_alone_the_whole_file_speaks():
+    """Nothing was found out alone: what says "not written" waits for that, in a chain."""
+    whole = {FIND: unwritten(ADMIT), ADMIT: unwritten(TAKE), TAKE: unwritten(TAKE)}
+    now = standing(whole, unwritten=(TAKE,))
+    assert now.next_task.name == TAKE
+    own = {TAKE: unwritten(PUBLISH), PUBLISH: unwritten(TAKE)}
+    assert standing(own).next_task.name in (PUBLISH, TAKE), "two that wait for each other end the search"
+
+
+def test_books_kept_in_another_way_are_judged_whole():
+    """What passes in the whole file and fails in the reference has other attributes, and is not wrong."""
+    lab = find_lab("lab-06")
+    now = standing({PUBLISH: WRONG}, {PUBLISH: WRONG})
+    publish = lab.task(PUBLISH)
+    assert now.judged(publish) == now.of(publish, now.alone[PUBLISH])
+    now = standing({}, {PUBLISH: WRONG})
+    now.results[[r.function for r in now.results].index(publish.tests[-1])].passed = False
+    assert now.judged(publish) == now.of(publish, now.results)
+    assert [r.function for r in now.failures(publish)] == [publish.tests[-1]]
+
+
 @pytest.mark.parametrize(
-    "said, comes_next",
-    [
-        ({}, None),
-        ({"publish": "AssertionError", "take": unwritten(TAKE)}, PUBLISH),
-        ({"find_prefix": unwritten(FIND), "admit": unwritten(FIND)}, FIND),
-        ({"find_prefix": unwritten(ADMIT), "admit": unwritten(TAKE), "take": unwritten(TAKE)}, TAKE),
-        ({"find_prefix": unwritten("BlockManager.find_prefixes")}, FIND),
-        ({"find_prefix": "NotImplementedError: lab-05: BlockManager.admit is not written yet"}, FIND),
-    ],
-    ids=["done", "wrong", "itself", "a chain", "no task", "another lab"],
+    "said", [unwritten("BlockManager.find_prefixes"), "NotImplementedError: lab-05: take is not written yet"]
 )
-def test_what_a_task_waits_for_comes_first(said, comes_next):
-    now = progress(**said)
-    assert getattr(now.next_task, "name", None) == comes_next
-
-
-def test_two_that_wait_for_each_other_end_the_search():
-    assert progress(publish=unwritten(TAKE), take=unwritten(PUBLISH)).next_task.name in (PUBLISH, TAKE)
-
-
-def test_a_failure_of_its_own_is_shown_before_one_that_waits():
-    now = progress(find_prefix=unwritten(ADMIT), admit=unwritten(ADMIT))
-    find, admit = now.lab.task(FIND), now.lab.task(ADMIT)
-    assert (now.waits_for(find), now.waits_for(admit)) == (admit, None)
-    wrong = next(result for result in reversed(now.results) if result.function in find.tests)
-    wrong.said = "AssertionError"
-    assert (now.waits_for(find), now.next_task, now.next_failure) == (None, find, wrong)
+def test_only_a_task_of_this_lab_is_waited_for(said):
+    now = standing({FIND: said})
+    assert (now.waits_for(now.lab.task(FIND)), now.next_task.name) == (None, FIND)
 
 
 def test_the_owner_of_a_method_is_its_class():
-    now = progress(find_prefix=unwritten(ADMIT + ".inner"))
+    now = standing({FIND: unwritten(ADMIT + ".inner")})
     assert now.waits_for(now.lab.task(FIND)).name == ADMIT
