@@ -22,7 +22,8 @@ from rich.text import Text
 
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM
-from mini_engine.request import SamplingParams
+from mini_engine.outputs import Stream
+from mini_engine.request import Request, SamplingParams
 from mini_engine.show import figures
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Trace, replay, write_trace
@@ -35,14 +36,19 @@ class DemoRequest:
     max_tokens: int
     priority: int = 1
     at_step: int = 0
+    stop: str = ""
+    reads_every: int = 1  # steps between two looks at the stream
+    leaves_after: int = 0  # tokens after which the reader closes it; 0: it is read to its end
 
 
 @dataclass
 class Answer:
-    """What a request was given, and what the model wrote: a piece for each of its output tokens."""
+    """What a request was given, and what its reader got: a piece for each of its output tokens."""
 
     prompt: str
     pieces: list[str] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # in which each was made
+    finish_reason: str | None = None
 
     @property
     def text(self) -> str:
@@ -58,13 +64,13 @@ _PROLOGUE = (
 PLAYS = (
     DemoRequest("O Romeo, ", 40),
     DemoRequest(_PROLOGUE + "Where civil blood makes civil hands unclean.\n", 48, priority=2),
-    DemoRequest("To be or ", 32),
-    DemoRequest("KING HENRY:\n", 48, priority=2),
+    DemoRequest("To be or ", 32, reads_every=5),
+    DemoRequest("KING HENRY:\n", 48, priority=2, stop="\n\n"),
     DemoRequest("HAMLET:\nMy lord, ", 24, at_step=6),
     DemoRequest(_PROLOGUE + "JULIET:\n", 32, at_step=14),
-    DemoRequest("Enter a MESSENGER.\n", 16, priority=0, at_step=18),
+    DemoRequest("Enter a MESSENGER.\n", 16, priority=0, at_step=18, stop="\n\n"),
     DemoRequest("My kingdom for ", 40, priority=2, at_step=22),
-    DemoRequest("FALSTAFF:\n", 24, at_step=30),
+    DemoRequest("FALSTAFF:\n", 24, at_step=30, leaves_after=18),
 )
 _STORY = (
     "Summarize this story in one sentence. A ship's cook named Ana found a map in an old barrel of flour. "
@@ -77,10 +83,10 @@ CHATS = (
     DemoRequest(_STORY, 48, priority=2),
     DemoRequest("Name three primary colors.", 32),
     DemoRequest("Write a short poem about the sea.", 64, priority=2),
-    DemoRequest("What is 7 plus 5?", 32, at_step=4),
-    DemoRequest("Give me a synonym for happy.", 24, at_step=10),
+    DemoRequest("What is 7 plus 5?", 32, at_step=4, stop=". "),
+    DemoRequest("Give me a synonym for happy.", 24, at_step=10, reads_every=5),
     DemoRequest("Say hello in Spanish.", 16, priority=0, at_step=14),
-    DemoRequest("Why is the sky blue?", 48, priority=2, at_step=18),
+    DemoRequest("Why is the sky blue?", 48, priority=2, at_step=18, leaves_after=36),
     DemoRequest("Name a fruit that is yellow.", 24, at_step=24),
 )
 
@@ -95,7 +101,7 @@ def run_demo(
     after_step: Callable[[Engine], None] | None = None,
     explain: Callable[[BaseException, int | None], Exception] | None = None,
     **engine_args: Any,
-) -> None:
+) -> dict[str, Answer]:
     """The whole demo: serve with a live view, print what was said and what happened, write it to `out`.
 
     `engine_args` go to the Engine, which `after_step` is called with after every step. What goes wrong
@@ -104,10 +110,9 @@ def run_demo(
     engine = None
     try:
         engine, workload = demo_engine(model, tokenizer, **engine_args)
-        if temperature is None:
-            temperature = 0.0 if tokenizer.chat_template else 0.7
         answers = run(engine, workload, console, temperature, after_step)
         report(engine.trace, answers, console, out)
+        return answers
     except BaseException as error:
         if explain is None or isinstance(error, KeyboardInterrupt):
             raise
@@ -146,29 +151,82 @@ def run(
     engine: Engine,
     workload: Workload,
     console: Console,
-    temperature: float,
+    temperature: float | None = None,
     after_step: Callable[[Engine], None] | None = None,
 ) -> dict[str, Answer]:
-    """Serve the workload with a live view; returns what each request said."""
+    """Serve the workload with a live view; returns what the reader of each request got."""
     answers: dict[str, Answer] = {}
+    with Live(console=console, refresh_per_second=12, transient=True) as live:
+        for answers in serve(engine, workload, temperature):
+            if after_step:
+                after_step(engine)
+            live.update(_live_view(engine, answers, console.width))
+    return answers
+
+
+def serve(
+    engine: Engine, workload: Workload, temperature: float | None = None
+) -> Iterator[dict[str, Answer]]:
+    """Serve the workload, each request through a stream; gives the answers so far after every step."""
+    if temperature is None:
+        temperature = 0.0 if engine.tokenizer and engine.tokenizer.chat_template else 0.7
+    readers: dict[str, _Reader] = {}
     pending = sorted(workload, key=lambda item: item[0].at_step)
     turn = 0
-    with _threads_for(engine.model), Live(console=console, refresh_per_second=12, transient=True) as live:
+    with _threads_for(engine.model), _dropped_streams_abort_nothing(engine):
         while pending or engine.has_work:
             while pending and (pending[0][0].at_step <= turn or not engine.has_work):
                 request, ids = pending.pop(0)
                 params = SamplingParams(
-                    temperature=temperature, top_p=0.95, max_tokens=request.max_tokens, seed=len(answers)
+                    temperature=temperature,
+                    top_p=0.95,
+                    max_tokens=request.max_tokens,
+                    seed=len(readers),
+                    stop=request.stop or (),
                 )
-                request_id = engine.add_request(ids, params, priority=request.priority)
-                answers[request_id] = Answer(request.prompt)
+                name = f"r{len(readers)}"
+                stream = engine.stream(ids, params, request_id=name, priority=request.priority)
+                readers[name] = _Reader(request, stream, engine.requests[name])
             for delta in engine.step():
-                answers[delta.request_id].pieces.append(delta.text)
-            if after_step:
-                after_step(engine)
+                readers[delta.request_id].unread.append(turn)
+            for reader in readers.values():
+                reader.look(turn)
             turn += 1
-            live.update(_live_view(engine, answers, console.width))
-    return answers
+            yield {name: reader.answer for name, reader in readers.items()}
+
+
+class _Reader:
+    """Reads one request's stream: at every step, or now and then, or not to the end."""
+
+    def __init__(self, wanted: DemoRequest, stream: Stream, request: Request):
+        self.wanted, self.stream, self.request = wanted, stream, request
+        self.answer = Answer(wanted.prompt)
+        self.unread: list[int] = []  # the steps whose Deltas wait in the inbox
+
+    def look(self, turn: int) -> None:
+        self.answer.finish_reason = self.request.finish_reason
+        if turn % self.wanted.reads_every and not self.request.finish_reason:
+            return
+        while self.unread and (delta := next(self.stream, None)):
+            self.answer.pieces.append(delta.text)
+            self.answer.steps.append(self.unread.pop(0))
+            if delta.finish_reason:
+                next(self.stream, None)  # reads to the end, as a for loop does
+            if len(self.answer.pieces) == self.wanted.leaves_after:
+                self.stream.close()
+                self.answer.finish_reason = self.request.finish_reason
+        self.unread.clear()
+
+
+@contextmanager
+def _dropped_streams_abort_nothing(engine: Engine) -> Iterator[None]:
+    """After an error: a scheduler that is broken would be asked to abort, and raise once more."""
+    try:
+        yield
+    except BaseException:
+        for request in engine.requests.values():
+            request.finish_reason = request.finish_reason or "error"
+        raise
 
 
 @contextmanager
@@ -242,7 +300,7 @@ def happenings(trace: Trace) -> dict[str, str]:
     for name, number in cuts.most_common(1):
         said["chunked prefill"] = (
             f"The prompt of {name}, {metrics[name].num_prompt_tokens} tokens long, was read in "
-            f"{number + 1} pieces, so that nobody's answer stood still."
+            f"{number + 1} pieces, so that no other answer stood still."
         )
     if mixed:
         said["mixed step"] = f"In {count(mixed, 'step')} prompts were read and answers written at once."
@@ -257,6 +315,10 @@ def happenings(trace: Trace) -> dict[str, str]:
         said["prefix-cache hit"] = (
             f"{listed(found)} were in the cache, because an earlier request began the same way. "
             "They were not computed again."
+        )
+    if left := [name for name, m in metrics.items() if m.finish_reason == "abort"]:
+        said["abort"] = (
+            f"{listed(left)} stopped before the end, because its reader left. That freed its memory at once."
         )
     return said
 

@@ -41,7 +41,7 @@ def demo_run(tmp_path_factory):
 def test_demo_shows_all_that_it_is_there_to_show(demo_run):
     trace = read_trace(demo_run[1] / "trace.jsonl")
     said = demo.happenings(trace)
-    assert list(said) == ["chunked prefill", "mixed step", "waiting", "preemption", "prefix-cache hit"]
+    assert [*said] == ["chunked prefill", "mixed step", "waiting", "preemption", "prefix-cache hit", "abort"]
     first = next(record.step for record in trace.steps if "r1" in record.new_tokens)
     pieces = [record for record in trace.steps[: first + 1] if "r1" in record.scheduled]
     assert f"The prompt of r1, 173 tokens long, was read in {len(pieces)} pieces" in said["chunked prefill"]
