@@ -19,18 +19,21 @@ def clamp(num_new: int, budget: int, threshold: int) -> int:
     """How many of a request's `num_new` tokens it may compute in this step.
 
     At most `threshold`, if there is one (0 means no limit); at most what is left of the `budget`;
-    never below 0, whatever the budget says.
+    never below 0, though the budget may be.
     """
     raise NotImplementedError("lab-02: clamp is not written yet")
 
 
 def next_chunk(request, num_tokens: int) -> Chunk:
-    """The next `num_tokens` tokens of `request` that are not computed yet. Changes nothing.
+    """The next `num_tokens` tokens of `request` that are not computed yet.
 
+    num_tokens: at least 1, at most request.num_new_tokens.
     token_ids: those of the positions from request.num_computed_tokens on (request.token_ids(start,
     end) knows prompt and outputs). positions: counted from the beginning of the sequence, in every
     chunk. is_last: whether the chunk reaches request.num_tokens, so that the next token can be
     sampled from its last row.
+
+    Changes nothing: the request's counters go on when the model has run, not here.
     """
     raise NotImplementedError("lab-02: next_chunk is not written yet")
 
@@ -38,7 +41,9 @@ def next_chunk(request, num_tokens: int) -> Chunk:
 def prefill_budget(running, budget: int) -> int:
     """What the decodes among the running requests leave of the token budget for prompts.
 
-    A decode (request.is_decode) computes one token. Everybody else has a prompt, or outputs to be
-    recomputed, in front of it, and shares what is left. Changes nothing.
+    A decode (request.is_decode) computes one token. Every other request has a prompt, or outputs to
+    be recomputed, in front of it, and shares what is left. With more decodes than budget the answer
+    is below 0, by as much as the budget is overdrawn: there is no floor here, it is in clamp.
+    Changes nothing.
     """
     raise NotImplementedError("lab-02: prefill_budget is not written yet")

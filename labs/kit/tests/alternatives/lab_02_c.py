@@ -27,4 +27,4 @@ def next_chunk(request, num_tokens):
 def prefill_budget(running, budget):
     by_id = {request.request_id: request for request in running}
     decodes = {request for request in by_id.values() if request.is_decode}
-    return max(0, budget - len(decodes))
+    return budget - len(decodes)
