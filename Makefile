@@ -20,7 +20,7 @@ help:
 	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests'
 	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
-	@echo 'make pictures    the pictures of the README, made anew'
+	@echo 'make pictures    the pictures of the READMEs, made anew'
 	@echo 'make clean       away with .venv and out'
 
 demo: $(VENV)/installed
@@ -65,6 +65,7 @@ pictures: $(VENV)/installed
 	@$(BIN)/mini-engine demo
 	@cp out/timeline.png docs/images/timeline.png
 	@for picture in docs/images/*.py; do $(BIN)/python $$picture || exit 1; done
+	@$(BIN)/python -m labs.kit.author.pictures
 
 clean:
 	rm -rf $(VENV) out

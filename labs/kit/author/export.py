@@ -1,6 +1,6 @@
 """The student edition: the course without solutions, zoo and readable engine twins.
 
-What a learner should not read by accident is sealed (packed), because the labs stand on it: the engine's twins,
+What a learner should not read by accident, but the labs stand on, is sealed (packed): the engine's twins,
 the models that storms compare with, the reference. This is no lock, and the grader never trusts it.
 """
 

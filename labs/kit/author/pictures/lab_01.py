@@ -1,6 +1,6 @@
 """lab-01: how the budget and the slots fill, and one call of schedule_step."""
 
-from labs.kit.author.pictures.sheet import INK, SOFT, Sheet, trace_of
+from labs.kit.author.pictures.sheet import Sheet, trace_of
 from mini_engine.trace import Fold, RequestView, StepTrace, Trace
 from mini_engine.trace.fold import copy_view
 
@@ -24,86 +24,92 @@ def run() -> tuple[Trace, list[Step]]:
 
 
 def budget() -> Sheet:
-    """Six steps of a run under a budget of 10 tokens and 4 slots: a row a step, with the tokens that each
-    request takes of the budget, the slots that are taken, and the requests that still wait."""
+    """Six steps of a run under a budget of 10 tokens and 4 slots, a row a step: the tokens that each
+    request takes of the budget, the slots that are taken, and the request that waits, c, which gets in
+    when d1 is done."""
     _, steps = run()
-    sheet = Sheet(330)
-    left, cell, slots, wait = 64, 32, 420, 590
+    sheet = Sheet(324)
+    left, cell, slots, wait = 62, 30, 386, 550
     sheet.title(left, 22, f"token budget: {BUDGET} a step")
     sheet.title(slots, 22, f"slots: {SLOTS}")
     sheet.title(wait, 22, "waiting")
+    before: list[str] = []
     for row, (record, views) in enumerate(steps[1:7]):
-        y = 44 + row * 40
+        y = 42 + row * 40
         sheet.note(14, y + 14, f"step {record.step}")
-        x = left
-        for name, num_tokens in record.scheduled.items():
-            for _ in range(num_tokens):
-                sheet.cell(x + 1, y, cell - 2, 28, name, views[name].state)
-                x += cell
-        while x < left + BUDGET * cell:
-            sheet.cell(x + 1, y, cell - 2, 28, "", "empty", dashed=True)
-            x += cell
+        names = [name for name, num_tokens in record.scheduled.items() for _ in range(num_tokens)]
+        for place in range(BUDGET):
+            name = names[place] if place < len(names) else ""
+            kind = views[name].state if name else "empty"
+            sheet.cell(left + place * cell + 1, y, cell - 2, 28, name, kind, dashed=not name)
         running = [name for name, view in views.items() if view.running]
         for slot in range(SLOTS):
             name = running[slot] if slot < len(running) else ""
-            sheet.cell(slots + slot * 37, y, 33, 28, name, "plain" if name else "empty", dashed=not name)
+            sheet.cell(slots + slot * 35, y, 31, 28, name, "plain" if name else "empty", dashed=not name)
         waiting = [view for view in views.values() if view.state == "waiting"]
-        for place, view in enumerate(waiting):
-            words = f"{view.request_id} ({view.num_new_tokens})"
-            sheet.cell(wait + place * 50, y, 46, 28, words, "waiting")
-    sheet.legend(left, 308, ("prefill", "prompt"), ("decode", "decode: one token"), ("empty", "not used"))
+        for view in waiting:
+            sheet.cell(wait, y, 50, 28, f"{view.request_id} ({view.num_new_tokens})", "waiting")
+            sheet.note(wait + 58, y + 14, "no slot is free" if len(running) == SLOTS else "no budget is left")
+        if not waiting and (left_now := [name for name in before if name not in running]):
+            sheet.note(wait, y + 14, f"{left_now[0]} is done, {running[-1]} gets in")
+        before = running
+    sheet.legend(left, 302, ("prefill", "a token of a prompt"), ("decode", "a decode"), ("empty", "not used"))
     return sheet
 
 
 def turn() -> Sheet:
     """One call of schedule_step: two running decodes take a token each of the budget of 10, then the
-    waiting requests come in from the front: a with 5 tokens, b with 3 of its 8; c stays in the queue."""
+    waiting requests come in from the front: a with its 5 tokens, b with 3 of its 8; c stays in the
+    queue."""
     _, steps = run()
     (record, views), (_, before) = steps[1], steps[0]
-    sheet = Sheet(350)
+    sheet = Sheet(374)
     new = [view for view in views.values() if view.request_id not in before]
     old = [view for view in views.values() if view.request_id in before]
-    sheet.title(20, 24, "before")
-    queue(sheet, 100, 10, "running", [(view.request_id, "decode", view.num_new_tokens) for view in old])
-    queue(sheet, 400, 10, "waiting", [(v.request_id, "waiting", v.num_prompt_tokens) for v in new])
-    x, cell, y = 100, 55, 150
-    sheet.title(20, y + 16, "budget")
+    left, cell, y = 100, 57, 158
+    sheet.title(16, 62, "before")
+    entries = [(view.request_id, f"{view.num_new_tokens} left", "decode") for view in old]
+    sources = queue(sheet, left, 14, "running", entries)
+    entries = [(view.request_id, f"{view.num_new_tokens} left", "waiting") for view in new]
+    sources |= queue(sheet, 328, 14, "waiting, a is the front", entries)
+    sheet.title(16, y + 17, "budget")
+    x = left
     for name, num_tokens in record.scheduled.items():
-        start = x
-        for _ in range(num_tokens):
-            sheet.cell(x + 1, y, cell - 2, 32, name, views[name].state)
-            x += cell
-        if name in ("d0", "a", "b"):
-            source = {"d0": 150, "a": 440, "b": 505}[name]
-            sheet.arrow((source, 78), ((start + x) / 2, y - 4))
-    sheet.brace(100, 100 + 2 * cell - 2, y + 42, "1. the running, in order")
-    sheet.brace(
-        100 + 2 * cell,
-        100 + 10 * cell,
-        y + 42,
-        "2. the waiting, from the front, while there is budget and a slot",
-    )
-    sheet.title(20, 270, "after")
-    running = [v for v in views.values() if v.running]
-    queue(
-        sheet,
-        100,
-        256,
-        "running",
-        [
-            (v.request_id, "decode" if v.state == "decode" else "prefill", v.num_new_tokens - v.num_scheduled)
-            for v in running
-        ],
-    )
-    waiting = [v for v in views.values() if v.state == "waiting"]
-    queue(sheet, 480, 256, "waiting", [(v.request_id, "waiting", v.num_new_tokens) for v in waiting])
+        for place in range(num_tokens):
+            sheet.cell(x + place * cell + 1, y, cell - 2, 34, name, views[name].state)
+        sheet.arrow((sources[name], 86), (x + num_tokens * cell / 2, y - 4))
+        x += num_tokens * cell
+    two = left + cell * len(old)
+    sheet.brace(left + 2, two - 4, y + 46, "1. running")
+    sheet.brace(two + 4, x - 2, y + 46, "2. waiting, from the front, while there is budget and a slot")
+    sheet.title(16, 294, "after")
+    entries = []
+    for view in views.values():
+        if view.running:
+            rest = view.num_new_tokens - view.num_scheduled
+            words = (
+                f"gets {view.num_scheduled}" if not rest else f"{view.num_scheduled} of {view.num_new_tokens}"
+            )
+            entries.append((view.request_id, words, view.state))
+    queue(sheet, left, 246, "running", entries)
+    entries = [
+        (v.request_id, f"{v.num_new_tokens} left", "waiting") for v in views.values() if v.state == "waiting"
+    ]
+    queue(sheet, 500, 246, "waiting", entries)
+    sheet.text(left, 346, "returned", colour="#595959")
+    returned = ", ".join(f'"{name}": {num_tokens}' for name, num_tokens in record.scheduled.items())
+    sheet.text(left + 70, 346, f"{{{returned}}}", family="monospace", size=10)
     return sheet
 
 
-def queue(sheet: Sheet, x: float, y: float, name: str, entries: list[tuple[str, str, int]]) -> None:
-    sheet.note(x, y + 12, name)
-    for place, (request_id, kind, left) in enumerate(entries):
-        sheet.cell(x + place * 65, y + 26, 58, 40, f"{request_id}\n{left} left", kind, va="center")
+def queue(
+    sheet: Sheet, x: float, y: float, name: str, entries: list[tuple[str, str, str]]
+) -> dict[str, float]:
+    """A row of requests, each with words below its name; where the middle of each one is."""
+    sheet.note(x, y + 10, name)
+    for place, (request_id, words, kind) in enumerate(entries):
+        sheet.cell(x + place * 66, y + 26, 60, 42, f"{request_id}\n{words}", kind, va="center")
+    return {request_id: x + place * 66 + 30 for place, (request_id, _, _) in enumerate(entries)}
 
 
 PICTURES = (budget, turn)

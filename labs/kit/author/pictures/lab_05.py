@@ -3,7 +3,7 @@
 from typing import Any
 
 from labs.kit import make_request
-from labs.kit.author.pictures.sheet import SOFT, Sheet, solution
+from labs.kit.author.pictures.sheet import Sheet, solution
 from mini_engine.request import Request
 from mini_engine.show.figures import style
 
@@ -29,27 +29,24 @@ def pool_of_two() -> tuple[Any, dict[str, Request]]:
 
 
 def pool() -> Sheet:
-    """A pool of 6 blocks of 4 slots. Request a, with 7 tokens, holds the blocks 3 and 1, in this order; b,
-    with 4 tokens, holds block 5. The blocks 0, 2 and 4 are free, and one slot of block 1 is not used yet."""
+    """A pool of 6 blocks of 4 slots. Request a, with 7 tokens, holds the blocks 3 and 1, in this order;
+    b, with 4 tokens, holds block 5. The blocks 0, 2 and 4 are free, and one slot of block 1 is not used
+    yet."""
     kv, requests = pool_of_two()
-    sheet = Sheet(330)
-    y = 170
+    sheet = Sheet(262)
+    y = 158
     draw_pool(sheet, kv, requests, y)
-    x = 150
-    for name, request in requests.items():
-        table = kv.block_table(request)
-        sheet.title(x, 36, f"block table of {name}")
-        sheet.note(x, 58, f"{request.num_tokens} tokens")
-        for place, block in enumerate(table):
-            at = x + place * 52
-            sheet.box(
-                at, 72, 46, 32, str(block), face=COLOURS[name], edge=COLOURS[name], size=11, weight="bold"
-            )
-            sheet.arrow((at + 23, 106), (block_x(block) + 48, y - 26), bend=0)
-        x += 300
-    sheet.note(
-        40, 300, f"free: blocks {', '.join(str(b) for b in range(BLOCKS) if not owner(kv, requests, b))}"
-    )
+    for x, (name, request) in zip((168, 480), requests.items(), strict=True):
+        sheet.title(x, 24, f"block table of {name}")
+        sheet.note(x, 45, f"{request.num_tokens} tokens, blocks of {SIZE}")
+        for place, block in enumerate(kv.block_table(request)):
+            at = x + place * 50
+            sheet.box(at, 58, 46, 30, str(block), face=COLOURS[name], edge=style.GREY, size=11, weight="bold")
+            sheet.arrow((at + 23, 91), (block_x(block) + 48, y - 24))
+    (slot,) = kv.slot_mapping(requests["a"], 7, 8)
+    x = block_x(slot // SIZE) + slot % SIZE * 24 + 12
+    sheet.arrow((x, y + 82), (x, y + 64))
+    sheet.note(x, y + 92, "room for a's next token", ha="center")
     return sheet
 
 
@@ -68,7 +65,7 @@ def draw_pool(sheet: Sheet, kv: Any, requests: dict[str, Request], y: float, mar
             names[slot] = f"{name}{position}"
     for block in range(BLOCKS):
         x, name = block_x(block), owner(kv, requests, block)
-        sheet.note(x + 48, y - 12, f"block {block}", ha="center")
+        sheet.note(x + 48, y - 12, f"block {block}" + ("" if name else ": free"), ha="center")
         for offset in range(SIZE):
             slot = block * SIZE + offset
             words = names.get(slot, "")
@@ -80,15 +77,15 @@ def draw_pool(sheet: Sheet, kv: Any, requests: dict[str, Request], y: float, mar
 
 
 def slots() -> Sheet:
-    """From a position to its slot: position 2 of request a is in entry 2 // 4 = 0 of its block table, which
-    is block 3, at offset 2 % 4 = 2; its slot is 3 * 4 + 2 = 14."""
+    """From a position to its slot: position 2 of request a is in entry 2 // 4 = 0 of its block table,
+    which is block 3, at offset 2 % 4 = 2; its slot is 3 * 4 + 2 = 14."""
     kv, requests = pool_of_two()
     request, position = requests["a"], 2
     (slot,) = kv.slot_mapping(request, position, position + 1)
     table = kv.block_table(request)
     entry, offset = divmod(position, SIZE)
-    sheet = Sheet(380)
-    sheet.title(40, 26, "request a")
+    sheet = Sheet(300)
+    sheet.title(14, 24, "request a: where is position 2?")
     for p in range(request.num_tokens):
         edge, line = (style.VERMILLION, 2.4) if p == position else (style.GREY, 0.8)
         x = 150 + p * 36 + (p // SIZE) * 20
@@ -105,12 +102,12 @@ def slots() -> Sheet:
     sheet.note(140, 134, "block table", ha="right")
     draw_pool(sheet, kv, requests, 222, marked=slot)
     lines = (
-        f"entry     {position} // {SIZE} = {entry}: block {table[entry]}",
-        f"offset    {position} % {SIZE} = {offset}",
-        f"slot      {table[entry]} * {SIZE} + {offset} = {slot}",
+        f"entry   {position} // {SIZE} = {entry}: block {table[entry]}",
+        f"offset  {position} % {SIZE} = {offset}",
+        f"slot    {table[entry]} * {SIZE} + {offset} = {slot}",
     )
     for row, words in enumerate(lines):
-        sheet.text(440, 56 + row * 22, words, family="monospace", size=10)
+        sheet.text(452, 58 + row * 24, words, family="monospace", size=10)
     return sheet
 
 

@@ -16,7 +16,7 @@ from mini_engine.show.figures import style
 from mini_engine.trace import Trace
 
 WIDTH = 700
-PAPER, INK, SOFT, LINE, SHADE = "#FDFDFB", style.DARK, "#595959", "#B9B9B9", "#F0F0EC"
+PAPER, INK, SOFT, LINE, OCHRE = "#FDFDFB", style.DARK, "#595959", "#B9B9B9", "#9A6A10"
 SMALL, NORMAL, LARGE = 9, 10, 11  # points; at 700 pixels nothing smaller can be read
 Look = dict[str, Any]
 LOOKS: dict[str, Look] = {
@@ -107,7 +107,12 @@ class Sheet:
     def line(
         self, points: Sequence[tuple[float, float]], *, colour: str = LINE, line: float = 1, **more: Any
     ) -> None:
-        self.ax.plot(*zip(*points, strict=True), color=colour, lw=line, solid_capstyle="butt", **more)
+        """A line, behind the boxes."""
+        look: Look = {"color": colour, "lw": line, "solid_capstyle": "butt", "zorder": 0.5}
+        self.ax.plot(*zip(*points, strict=True), **look | more)
+
+    def dot(self, x: float, y: float, *, face: str = style.LIGHT_ORANGE, size: float = 6.5) -> None:
+        self.ax.plot([x], [y], "o", ms=size, color=face, mec=OCHRE, mew=0.8, zorder=4)
 
     def brace(self, x: float, end: float, y: float, words: str, *, tick: float = 5, **more: Any) -> None:
         """A bracket from x to end whose ticks show upwards, with words below (or above, if tick < 0)."""
