@@ -190,11 +190,13 @@ def show_hint(lab: Lab, task_name: str | None, again: int | None = None) -> None
     elif not 1 <= again <= last_hint(lab, task):
         raise LabError(f"{hint} {again} has not been shown yet; without --again the next one is")
     text, is_last = task.hints[again - 1], again == len(task.hints)
-    say(f"{hint} {again} of {len(task.hints)}\n")
+    say(f"{hint} {again} of {len(task.hints)}")
+    say()
     typer.echo(filled(text, WIDEST, hang=4) if is_last else paragraphs(text))  # the last is pseudocode
     if is_last:
         left = f"; what is left is python -m labs solution {lab.id} --spoil" if lab.has_solution else ""
-        say(f"\nthat was the last one{left}")
+        say()
+        say(f"that was the last one{left}")
 
 
 def names(lab: Lab) -> list[str]:
@@ -239,8 +241,9 @@ def solution(
     if not spoil:
         now = progress(lab)
         if not now.is_done:
-            passed, total = sum(map(now.passed, lab.tasks)), len(lab.tests)
-            fail(f"{lab.id}: {passed} of {total} tests pass; finish yours first, or add --spoil", 1)
+            failed = {result.function for result in now.results if not result.passed}
+            passed = len({result.function for result in now.results} - failed)
+            fail(f"{lab.id}: {passed} of {len(lab.tests)} tests pass; finish yours first, or add --spoil", 1)
     source = lab.file("solution.py").read_text(encoding="utf-8")
     typer.echo(source, nl=False)  # as it is: colours suit one background, and rich cuts what is too wide
 
@@ -259,6 +262,7 @@ def demo(
         labs = ",".join(find_lab(name).id for name in labs.split(","))
     with working(f"loading {model} and {'every lab that passes its tests' if labs == 'auto' else labs}"):
         from labs.kit.learner.parts import LearnerParts
+        from labs.kit.learner.texts import compared
         from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo
 
@@ -271,8 +275,12 @@ def demo(
     for row in learner.table():
         table.add_row(*row)
     console.print(table)
+    if learner.unused:
+        say("not used:")
+    for reason in learner.unused:
+        typer.echo(filled(f"  {reason}", hang=2))
     try:
-        run_demo(
+        answers = run_demo(
             loaded,
             tokenizer,
             console,
@@ -284,3 +292,8 @@ def demo(
         )
     except RuntimeError as error:
         fail(str(error), 1)
+    with working("comparing with the engine's own parts"):
+        right, lines = compared(learner, answers, loaded, tokenizer, temperature)
+    say()
+    say("\n".join(lines))
+    raise typer.Exit(0 if right else 1)

@@ -7,14 +7,14 @@ run in one sentence that names the lab, the step and the request.
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, cast
 
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.loading import Broken, namespace
-from labs.kit.judge.manifest import LabError, find_lab, lab_ids
-from labs.kit.learner.progress import progress
+from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.learner.progress import Progress, all_progress
 from labs.kit.toys.driver import Referee
 from labs.kit.toys.words import describe, said
 from mini_engine.attention import PagedBackend
@@ -71,12 +71,21 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
 }
 
 
+# A task that is no part of the engine is not in the table, which one might wonder about.
+UNCALLED = {"lab-02": "lab-02's prefill_budget: no part of this engine calls it"}
+
+
 @dataclass
 class LearnerParts:
-    """Parts of an engine, some of them the learner's; `names` says of each which lab it is from."""
+    """Parts of an engine, some of them the learner's; `names` says of each which lab it is from.
+
+    `unused` says, a line each, which parts or labs are not in it, and why.
+    """
 
     parts: Parts
     names: dict[str, str]
+    unused: list[str] = field(default_factory=list)
+    impl: str = "starter"
 
     @classmethod
     def from_labs(cls, labs: str, impl: str = "starter") -> "LearnerParts":
@@ -84,24 +93,40 @@ class LearnerParts:
 
         Raises ValueError for a lab that does not exist, and for a starter that cannot be loaded.
         """
+        unused: list[str] = []
         try:
-            chosen = passing_labs() if labs == "auto" else sorted({find_lab(i).id for i in labs.split(",")})
+            if labs == "auto":
+                standing = all_progress()
+                chosen = [one.lab.id for one in standing if one.is_done]
+                unused = [why_not(one) for one in standing if not one.is_done]
+            else:
+                chosen = sorted({find_lab(lab_id).id for lab_id in labs.split(",")})
         except LabError as error:
             raise ValueError(str(error)) from None
-        replaced, names = {}, {}
+        replaced: dict[str, Any] = {}
+        names: dict[str, str] = {}
         for lab_id in chosen:
             module = namespace(lab_id, impl)
             if isinstance(module, Broken):
                 raise ValueError(str(module._problem))
             for part, build in PROVIDES[lab_id].items():
+                if part in names:
+                    unused.append(f"{names[part]}'s {part}: {lab_id}'s takes its place")
                 replaced[part], names[part] = build(module), lab_id
-        if names.get("attend_backend") == "lab-04":  # its fused_step calls the engine's
-            replaced.pop("next_chunk", None), names.pop("next_chunk", None)
+            if lab_id in UNCALLED:
+                unused.append(UNCALLED[lab_id])
+        if names.get("attend_backend") == "lab-04" and "next_chunk" in names:
+            replaced.pop("next_chunk"), names.pop("next_chunk")
+            unused.append("lab-02's next_chunk: lab-04's fused_step calls the engine's")
         if "Scheduler" in replaced or "schedule_step" in replaced:
             scheduler = replaced.get("Scheduler", Parts().Scheduler)
             replaced["Scheduler"] = lambda kv, **settings: Referee(scheduler(kv, **settings))
         replaced["step"] = _timed(replaced.get("step", Parts().step))
-        return cls(Parts(**replaced), names)
+        return cls(Parts(**replaced), names, sorted(unused), impl)
+
+    def only(self, lab_id: str) -> "LearnerParts":
+        """The parts of one of its labs, and the engine's own for the rest."""
+        return LearnerParts.from_labs(lab_id, self.impl)
 
     @property
     def engine_args(self) -> dict[str, Any]:
@@ -168,6 +193,16 @@ def _timed(step: Callable[[Engine], list[Delta]]) -> Callable[[Engine], list[Del
     return timed_step
 
 
-def passing_labs() -> list[str]:
-    """The labs whose tests pass on the learner's starter."""
-    return [lab_id for lab_id in lab_ids() if progress(find_lab(lab_id)).is_done]
+def why_not(now: Progress) -> str:
+    """Why a lab's parts are not in the engine: its tests do not pass."""
+    lab, unwritten = now.lab, [task.name for task in now.lab.tasks if task.name in now.unwritten]
+    if now.problem:
+        return now.problem
+    if len(unwritten) == len(lab.tasks):
+        return f"{lab.id}: not written yet"
+    if unwritten:
+        more = f" and {len(unwritten) - 1} more of its tasks are" if len(unwritten) > 1 else " is"
+        return f"{lab.id}: {unwritten[0]}{more} not written yet"
+    failed = list(dict.fromkeys(result.function for result in now.results if not result.passed))
+    first = now.telling.function if now.telling else failed[0]
+    return f"{lab.id}: {first} fails" + (f", and {len(failed) - 1} more tests" if len(failed) > 1 else "")

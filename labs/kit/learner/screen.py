@@ -6,11 +6,13 @@ In a pipe, and on stderr where that is one, a line stays a line, for whatever re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 WIDEST = 100  # of what is read as a text, however wide the terminal is
 NARROWEST = 24  # beside another column; what has less room goes below it
@@ -93,7 +95,7 @@ class App(typer.Typer):
     def __init__(self, **settings: Any):
         super().__init__(cls=Group, **settings)
 
-    def command(self, *args: Any, **settings: Any) -> Any:
+    def command(self, *args: Any, **settings: Any) -> Callable[[Function], Function]:
         return super().command(*args, cls=Command, **settings)
 
 
