@@ -1,0 +1,130 @@
+"""Where the texts of a run on a learner's parts depart from those of a run on the engine's own."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile, zip_longest
+
+from labs.kit.learner.parts import LearnerParts
+from labs.kit.learner.screen import width
+from mini_engine.model import CausalLM
+from mini_engine.show.demo import Answer, demo_engine, serve
+from mini_engine.text.tokenizer import Tokenizer
+
+EXACT = 1_000_000_000  # parameters up to which a second look in float64 is worth its time
+Answers = Mapping[str, Answer]
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The request whose answer departs first, and at which of its tokens (from 1)."""
+
+    request_id: str
+    token: int
+    yours: Answer
+    expected: Answer
+    num_others: int  # answers that differ, too
+
+    def lines(self) -> list[str]:
+        """What is shown of it."""
+        texts = self.yours.text, self.expected.text
+        head = f"The answer of {self.request_id} departs from the one that the engine's own parts give"
+        if texts[0] == texts[1]:
+            lines = [f"{head}: the text is the same, but {self._otherwise()}"]
+        else:
+            same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))))
+            lines = [f"{head}, at token {self.token}, character {same + 1}:"]
+            names = ("yours:", "the engine's:")
+            lines += [f"  {name:<14}{_around(text, same)}" for name, text in zip(names, texts, strict=True)]
+        if self.num_others:
+            others = "1 more answer differs" if self.num_others == 1 else f"{self.num_others} more differ"
+            lines.append(f"{others}.")
+        return lines
+
+    def _otherwise(self) -> str:
+        yours, expected = self.yours, self.expected
+        if yours.pieces == expected.pieces:
+            return f"the request ends by {yours.finish_reason!r} instead of {expected.finish_reason!r}."
+        pieces = [pieces[self.token - 1 : self.token] for pieces in (yours.pieces, expected.pieces)]
+        given = [repr(piece[0]) if piece else "nothing" for piece in pieces]
+        return f"token {self.token} gives out {given[0]} instead of {given[1]}."
+
+
+def first_departure(yours: Answers, expected: Answers) -> Departure | None:
+    """Of the answers that differ the one that does so in the earliest step of the engine's own run."""
+    found: list[tuple[int, int, str, int]] = []
+    for request_id, answer in expected.items():
+        mine = yours.get(request_id, Answer(answer.prompt))
+        pieces = zip_longest(mine.pieces, answer.pieces)
+        token = next((i for i, (one, other) in enumerate(pieces) if one != other), len(answer.pieces))
+        if mine.pieces != answer.pieces or mine.finish_reason != answer.finish_reason:
+            step = (answer.steps or [0])[min(token, len(answer.steps) - 1)]
+            found.append((step, len(found), request_id, token))
+    if not found:
+        return None
+    _, _, request_id, token = min(found)
+    mine = yours.get(request_id, Answer(expected[request_id].prompt))
+    return Departure(request_id, token + 1, mine, expected[request_id], len(found) - 1)
+
+
+def compared(
+    learner: LearnerParts,
+    answers: Answers,
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    temperature: float | None = None,
+) -> tuple[bool, list[str]]:
+    """Whether the answers are right, which a learner's parts gave, and what to say of them."""
+    departure = first_departure(answers, answered(None, model, tokenizer, temperature))
+    if departure is None:
+        return True, ["All answers are those that the engine's own parts give."]
+    lines = departure.lines()
+    if sum(weight.numel() for weight in model.parameters()) <= EXACT:
+        exact = copy.deepcopy(model).double()
+        if not departs(learner, exact, tokenizer, temperature):
+            return True, [*lines, f"In float64 all are the same: this is rounding in {model.dtype}."]
+        model = exact
+    return False, [*lines, *_culprit(learner, model, tokenizer, temperature)]
+
+
+def answered(
+    learner: LearnerParts | None, model: CausalLM, tokenizer: Tokenizer, temperature: float | None
+) -> Answers:
+    """The demo's answers, on a learner's parts or the engine's own, with nothing to be seen."""
+    settings = learner.engine_args if learner else {}
+    engine, workload = demo_engine(model, tokenizer, **settings | {"record": False})
+    *_, answers = serve(engine, workload, temperature)
+    return answers
+
+
+def departs(learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None) -> bool:
+    """Whether an answer on these parts is another than on the engine's own, or the run ends in an error."""
+    expected = answered(None, model, tokenizer, temperature)
+    try:
+        return first_departure(answered(learner, model, tokenizer, temperature), expected) is not None
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return True
+
+
+def _culprit(
+    learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None
+) -> list[str]:
+    """The lab whose parts do it by themselves, if there is one."""
+    labs = sorted(set(learner.names.values()))
+    alone = (lab_id for lab_id in labs if departs(learner.only(lab_id), model, tokenizer, temperature))
+    lab_id = labs[0] if len(labs) == 1 else next(alone, None)
+    if lab_id is None:
+        return [f"No lab's parts do that alone, only those of {', '.join(labs)} together."]
+    test = f"python -m labs test {lab_id}"
+    by_itself = f"The parts of {lab_id} do that by themselves. " if len(labs) > 1 else ""
+    return [f"{by_itself}To see what is wrong with them: {test}"]
+
+
+def _around(text: str, place: int) -> str:
+    """A text's characters around a place, on what is left of one line."""
+    room = max(20, min(width(), 100) - 18)
+    start = max(0, place - room // 2)
+    shown = text[start : start + room].replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")
+    return f"{'...' if start else ''}{shown}{'...' if start + room < len(text) else ''}"
