@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from labs.kit.judge import diagnose, isolate, loading, matrix
+from labs.kit.judge import diagnose, isolate, loading, matrix, storm
 from labs.kit.judge import plugin as plugin_module
 from labs.kit.judge.manifest import Lab, Task, find_lab
 from labs.kit.judge.result import Result
@@ -82,7 +82,7 @@ def report(standing: Standing) -> str:
     variant = f"{YOURS}@{task.name}" if shown_alone else YOURS
     matrix.implementation.cache_clear()
     loading.namespace.cache_clear()
-    plugin_module.REPORTING = True
+    plugin_module.REPORTING, storm.quick = True, False
     plugin = Report(lab, result.test, variant)
     matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2")
     said = plugin.report

@@ -13,9 +13,10 @@ from labs.kit.judge.manifest import Lab, Task, functions
 from labs.kit.judge.pristine import pristine_source
 
 
-def isolated(lab: Lab, task: Task, source: str, path: Path | str, name: str) -> ModuleType:
+def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
     """A module of `source` in which every task but `task` is the reference's."""
-    module, reference = loading.execute(source, name, path), loading.load(lab.id, "solution")
+    module = loading.execute(source, f"{lab.id}_{path.stem}".replace("-", "_"), path)
+    reference = loading.load(lab.id, "solution")
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
     replaced = {}

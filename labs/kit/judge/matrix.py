@@ -130,7 +130,7 @@ def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
             source = (
                 loading.read(lab, path) if kind == "yours" else _bug(lab, name).apply(path.read_text("utf-8"))
             )
-            return isolate.isolated(lab, lab.task(task), source, path, f"{lab_id}_{task}".replace("-", "_"))
+            return isolate.isolated(lab, lab.task(task), source, path)
         if kind == "bug":
             return loading.buggy(lab, _bug(lab, name))
         if kind == "file":
@@ -152,6 +152,7 @@ class Matrix:
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
         self.lab, self.variants, self.out = lab, variants, out
+        storm.quick = True
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")

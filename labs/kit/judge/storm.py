@@ -24,6 +24,7 @@ from labs.kit.toys.words import describe
 from mini_engine.trace import End
 
 TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
+quick = False  # nobody reads the story, so that no script need be cut
 WIDTH = 100  # of a line that shows a call
 
 
@@ -43,7 +44,7 @@ def judge(lab_id: str, part: Any) -> None:
     for number in range(storm.SCRIPTS):
         script = drawn(lab_id, number)
         if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
-            script = cut(lab_id, part, script)
+            script = script if quick else cut(lab_id, part, script)
             yours, model = run(lab_id, part, script), run(lab_id, None, script)
             RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
             EXPECTED.append(({"config": script["config"]}, as_log(script, model)))

@@ -63,10 +63,9 @@ def stands(now: Progress, task: Task) -> str:
     passed = f"{now.passed(task)} of {len(task.tests)} tests pass"
     if now.done(task):
         return passed
+    by_itself = "" if now.failures(task) else " by itself"
     if needed := now.waits_for(task):
-        state = "not written yet" if needed.name in now.unwritten else "wrong"
-        alone = "right by itself; in your file it" if not now.failures(task) else "it"
-        return f"{passed}; {alone} waits for {needed.name}, which is {state}"
+        return f"{passed}{by_itself}; waits for {needed.name}"
     return passed
 
 
