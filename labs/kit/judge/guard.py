@@ -16,8 +16,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from time import monotonic, process_time  # the code under test may replace time.monotonic
-from types import GeneratorType
-from typing import NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO
 
 from labs.kit.toys.driver import PULSE
 
@@ -42,14 +41,14 @@ def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
     Processor time counts, so that a busy machine fails nobody. A block that not even TimeUp ends (a
     call inside C that holds the interpreter) ends the process, and a traceback says where it was.
     """
-    block: list[GeneratorType[None, None, None]] = []
+    block: list[Any] = []
     manager = _deadline(seconds, block)
-    block.append(cast(GeneratorType[None, None, None], manager.gen))
+    block.append(vars(manager)["gen"])
     return manager
 
 
 @contextlib.contextmanager
-def _deadline(seconds: float, block: list[GeneratorType[None, None, None]]) -> Iterator[None]:
+def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
     thread_id = threading.get_ident()
     done, lock = threading.Event(), threading.Lock()
     began, computed, can_wake = monotonic(), process_time(), _can_wake()
