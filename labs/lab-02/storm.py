@@ -68,8 +68,8 @@ class Play:
 
     def add(self, name, prompt, outputs, computed):
         """A running request; one with outputs to compute once more was preempted before."""
-        request = make_request(name, prompt, max_tokens=None)
-        request.output_token_ids = [9000 + i for i in range(outputs)]
+        request = make_request(name, [5 * i % 11 for i in range(prompt)], max_tokens=None)
+        request.output_token_ids = [9000 + i % 3 for i in range(outputs)]
         request.num_computed_tokens, request.status = computed, RequestStatus.RUNNING
         request.num_preemptions = int(outputs > 0 and request.num_new_tokens > 1)
         self.running.append(request)
@@ -85,7 +85,7 @@ class Play:
         answer = [list(chunk.token_ids), list(chunk.positions), bool(chunk.is_last)]
         request.num_computed_tokens += size
         if request.num_new_tokens == 0:
-            request.output_token_ids.append(9000 + len(request.output_token_ids))
+            request.output_token_ids.append(9000 + len(request.output_token_ids) % 3)
         return answer
 
     def prefill_budget(self, budget):
