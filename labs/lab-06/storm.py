@@ -12,7 +12,7 @@ NAMES = ["a", "b", "c", "d"]
 # Tokens and salts of a script: few, so that texts are equal, and such that one could pass for the other.
 WORLDS = [
     ([0, 1], ["", "", "red"]),
-    ([0, 1], ["red", "blue", ""]),
+    ([0, 1], ["red", "Red", "red "]),
     ([1, 11, 111], ["1", "11", ""]),
     ([1, 2], ["\x01\0\0\0\0\0\0\0", "\x01", ""]),
     ([7, 7 + 2**16], ["é", "e\u0301", "ä"]),
@@ -27,11 +27,15 @@ HASHES = {
 ALMOST_ALIKE = [
     [["", [1, 23]], ["", [12, 3]]],
     [["", [1, 2]], ["", [2, 1]]],
+    [["", [1, 1, 2]], ["", [1, 2, 2]]],
+    [["", [0, 1]], ["", [1]]],
     [["", [5, 7]], ["", [5, 7 + 2**8]]],
     [["", [5, 7]], ["", [5, 7 + 2**16]]],
     [["", [5, 7]], ["", [5, 7 + 2**32]]],
     [["", [1, 2]], ["a", [1, 2]]],
     [["a", [1, 2]], ["b", [1, 2]]],
+    [["x" * 31 + "a", [1, 2]], ["x" * 31 + "b", [1, 2]]],
+    [["ab", [1, 2]], ["ba", [1, 2]]],
     [["", [1, 2]], ["1", [2]]],
     [["", [1, 2]], ["\x01\0\0\0\0\0\0\0", [2]]],
     [["", [1, 2]], ["\0\0\0\x01", [2]]],
@@ -45,17 +49,17 @@ def draw(rng):
     size = rng.choice((1, 2, 2, 3, 4))
     texts = [[rng.choice(tokens) for _ in range(3 * size + 1)] for _ in range(2)]
     config = {
-        "num_blocks": rng.randint(4, 9),
+        "num_blocks": rng.randint(4, 10),
         "block_size": size,
-        "watermark": rng.choice((0, 0, 0, 1, 2, None)),
+        "watermark": rng.choice((0, 1, 2, 3, None)),
         "enable_prefix_caching": rng.random() < 0.9,
         "hash_block": rng.choice(("its own", "its own", *HASHES)),
         "texts": [[text, salt] for text in texts for salt in dict.fromkeys(salts[:2])],
     }
 
     def prompt():
-        head = rng.choice(texts)[: rng.randint(1, 3 * size + 1)]
-        return head + [rng.choice(tokens) for _ in range(rng.choice((0, 0, 1, size)))]
+        head = rng.choice(texts)[: rng.choice((rng.randint(1, 3 * size), 3 * size + 1))]
+        return head + [rng.choice(tokens) for _ in range(rng.choice((0, 0, 1, size, 2 * size, 4 * size)))]
 
     held = []  # names that may hold blocks, more often than not
 
@@ -78,7 +82,10 @@ def draw(rng):
     def goes():
         name = one_that(holds=True)
         held[:] = [other for other in held if other != name]
-        return rng.choice(([["free", name]], [["free", name]], [["preempt", name], ["admit_again", name]]))
+        if rng.random() < 0.6:
+            return [["free", name]]
+        meanwhile = rng.choice(([], another_text(), comes()))
+        return [["preempt", name], *meanwhile, ["admit_again", name]]
 
     def runs():
         name = one_that(holds=True)
@@ -97,10 +104,9 @@ def draw(rng):
         return [["admit", "z", fresh, ""], ["compute", "z", rng.choice((0, len(fresh)))], ["free", "z"]]
 
     def everyone_goes():
+        names = rng.sample(held, len(held))
         held.clear()
-        return [["free", name] for name in rng.sample(NAMES, 4)] + [["reset_prefix_cache"]][
-            : rng.randint(0, 1)
-        ]
+        return [["free", name] for name in names] + [["reset_prefix_cache"]][: rng.randint(0, 1)]
 
     def seldom():
         name, start = rng.choice(NAMES), rng.randint(-1, 2 * size)
@@ -118,9 +124,9 @@ def draw(rng):
 
     moves = [comes] * 6 + [goes] * 4 + [runs] * 4 + [comes_back, another_text, seldom, seldom]
     moves.append(everyone_goes)
-    calls = [call for _ in range(28) for call in rng.choice(moves)()]
-    if rng.random() < 0.5:
-        calls[:0] = [["hash_block", *block] for pair in rng.sample(ALMOST_ALIKE, 3) for block in pair]
+    calls = [call for _ in range(30) for call in rng.choice(moves)()]
+    if rng.random() < 0.8:
+        calls[:0] = [["hash_block", *block] for pair in rng.sample(ALMOST_ALIKE, 2) for block in pair]
     if rng.random() < 0.1:
         calls.insert(0, ["BlockManager", *rng.choice(SENSELESS)])
     # At the end one newcomer after the other takes a block: which texts are lost, and in which order?

@@ -40,25 +40,34 @@ def cached_for(kv, prompt, salt=""):
 
 def test_hash_tells_tokens_apart(lab):
     """Other tokens, another order, other seams between numbers: another hash. Equal ones: the same."""
-    names = [lab.hash_block(b"", tokens) for tokens in ((1, 23), (12, 3), (23, 1), (1, 2, 3), (123,))]
-    assert len(set(names)) == 5
+    blocks = [(1, 23), (12, 3), (23, 1), (1, 2, 3), (123,), (1, 1, 2), (1, 2, 2), (0, 1), (1,), (0, 0), (0,)]
+    names = [lab.hash_block(b"", tokens) for tokens in blocks]
+    alike = [(a, b) for i, a in enumerate(blocks) for j, b in enumerate(blocks[:i]) if names[i] == names[j]]
+    assert not alike, f"{alike[0][0]} and {alike[0][1]} have the same hash"
     assert lab.hash_block(b"", (1, 23)) == names[0] and isinstance(names[0], bytes)
 
 
 def test_hash_takes_every_token_id(lab):
     """Vocabularies have more than 256 ids, and more than 65,536: all bytes of an id count."""
-    names = [lab.hash_block(b"", (5, token)) for token in (7, 7 + 2**8, 7 + 2**16, 151_935, 262_143)]
-    assert len(set(names)) == 5
+    ids = [7, 7 + 2**8, 7 + 2**16, 7 + 2**24, 151_935, 262_143]
+    names = [lab.hash_block(b"", (5, token)) for token in ids]
+    assert len(set(names)) == len(ids), f"some of the ids {ids} have the same hash"
 
 
 def test_hash_tells_parent_and_tokens_apart(lab):
     """A salt that looks like a token must not pass for it: where the parent ends is part of the name."""
-    written = [(1).to_bytes(width, order) for width in (1, 2, 3, 4, 8, 16) for order in ("little", "big")]
-    written += [b"1", b"1,", b"1 ", b"1, ", b"(1, ", b"[1, ", b"1|", b"1-", b"1:", b"1\n"]
-    alike = [parent for parent in written if lab.hash_block(parent, (2,)) == lab.hash_block(b"", (1, 2))]
-    assert not alike, (
-        f"the tokens (2,) behind the parent {alike[0]} have the hash of the tokens (1, 2) behind none"
-    )
+
+    def written(number):
+        parents = [number.to_bytes(width, order) for width in (1, 2, 4, 8) for order in ("little", "big")]
+        return parents + [
+            form.format(number).encode() for form in ("{}", "{},", "{} ", "{}, ", "({}, ", "{}|")
+        ]
+
+    both, one, two = lab.hash_block(b"", (1, 2)), written(1), written(2)
+    names = [(lab.hash_block(a, (2,)), lab.hash_block(b, (1,))) for a, b in zip(one, two, strict=True)]
+    alike = [parent for parent, (name, _) in zip(one, names, strict=True) if name == both]
+    assert not alike, f"(2,) behind the parent {alike[0]} has the hash of (1, 2) behind the empty parent"
+    assert all(name != other for name, other in names), "parent and tokens can change places"
 
 
 def test_hash_is_the_same_in_every_run(lab, monkeypatch):
@@ -81,6 +90,8 @@ def test_hash_is_chained(lab):
     """The same tokens behind another parent get another hash."""
     first, other = lab.hash_block(b"", (1, 2)), lab.hash_block(b"", (3, 4))
     assert lab.hash_block(first, (5, 6)) != lab.hash_block(other, (5, 6))
+    parents = [b"", b"a", b"b", b"ab", b"ba", b"x" * 63 + b"a", b"x" * 63 + b"b"]
+    assert len({lab.hash_block(parent, (5, 6)) for parent in parents}) == 7, "all of the parent counts"
 
 
 # ----------------------------------------------------------------------------------- find_prefix
@@ -168,6 +179,12 @@ def test_each_salt_has_its_own_cache(lab, hash_block):
             kv.publish(request)
     assert [cached_for(kv, [1, 1, 1, 11, 7], salt) for salt in SALTS] == [4] * len(SALTS)
     assert cached_for(kv, [1, 1, 1, 11, 7], "blue") == 0
+    for salt, found in (("blue", 0), ("red", 4)):
+        resumed = make_request(f"resumed {salt}", [1, 1, 1])
+        resumed.cache_salt, resumed.num_preemptions = salt, 1
+        resumed.output_token_ids += [11, 5]
+        assert kv.admit(resumed)
+        assert resumed.num_cached_tokens == found, f"a resumed request with the salt {salt!r}"
 
 
 def test_looking_is_not_using(lab):
@@ -315,7 +332,7 @@ def test_progress_begins_behind_the_hit(lab):
     assert kv.admit(second)
     assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (8, 8, 1)
     kv.free(second)  # preempted, and everything it knew is evicted
-    second.num_computed_tokens, second.num_preemptions = 0, 1
+    second.num_preemptions = 1
     kv.free(admitted(kv, "c", list(range(32)), computed=0))
     assert kv.admit(second)
     assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (0, 0, 9)
