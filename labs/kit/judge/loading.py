@@ -36,6 +36,7 @@ def execute(source: str, module_name: str, path: Path | str) -> types.ModuleType
     """Run source as a module of its own. dataclasses want it in sys.modules."""
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
+    module.__dict__["__source__"] = source  # for a test of how a file loads
     sys.modules[module_name] = module
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
