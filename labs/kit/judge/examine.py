@@ -82,6 +82,7 @@ def report(standing: Standing) -> str:
     variant = f"{YOURS}@{task.name}" if shown_alone else YOURS
     matrix.implementation.cache_clear()
     loading.namespace.cache_clear()
+    plugin_module.timed_out.clear()
     plugin_module.REPORTING, storm.quick = True, False
     plugin = Report(lab, result.test, variant)
     matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2")

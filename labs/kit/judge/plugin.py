@@ -33,7 +33,7 @@ ENOUGH = 3  # tests of a lab that do not end; the others are not begun
 E_LINES, WIDEST = 12, 300  # of an error, in a report
 REPORTING = False  # a process that shows one failure to a learner, whole: examine.py
 SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # that a test had; of the session
-_timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
+timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
 
 
 _fresh: Counter[str] = Counter()  # tests of a lab that were run again on a starter loaded anew
@@ -121,14 +121,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     RUNS.clear()
     EXPECTED.clear()
     key = lab.id, matrix.variant_of(item)
-    if _timed_out[key] >= ENOUGH:
+    if timed_out[key] >= ENOUGH:
         raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
-    item.stash[SECONDS] = min(1.0, lab.timeout) if _timed_out[key] else lab.timeout
+    item.stash[SECONDS] = min(1.0, lab.timeout) if timed_out[key] else lab.timeout
     with deadline(item.stash[SECONDS]), limited_prints(), kept_alive():
         try:
             return (yield)
         except TimeUp:
-            _timed_out[key] += 1
+            timed_out[key] += 1
             raise
         except (pytest.skip.Exception, pytest.xfail.Exception, pytest.exit.Exception) as verdict:
             if loading.line_in_starter(verdict) is None:

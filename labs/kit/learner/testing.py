@@ -63,6 +63,8 @@ def stands(now: Progress, task: Task) -> str:
     passed = f"{now.passed(task)} of {len(task.tests)} tests pass"
     if now.done(task):
         return passed
+    if not_begun := sum(result.said.startswith("NotBegun") for result in now.failures(task)):
+        passed += f", {not_begun} are not begun"
     by_itself = "" if now.failures(task) else " by itself"
     if needed := now.waits_for(task):
         return f"{passed}{by_itself}; waits for {needed.name}"

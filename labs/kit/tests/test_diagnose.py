@@ -1,4 +1,4 @@
-""" "looks like": of all bugs that fail one test alike, the learner's own is named."""
+"""A known mistake is named for an equal fingerprint alone; a failing run is a page for the player."""
 
 from dataclasses import replace
 
@@ -7,34 +7,74 @@ import pytest
 from labs.kit import load
 from labs.kit.judge import compare, loading, page
 from labs.kit.judge.manifest import find_lab
+from labs.kit.judge.result import Result
+from labs.kit.judge.standing import fingerprint
 from mini_engine.tests.browser import find_browser, open_browser
 
-BUGS = {bug.id: bug for bug in find_lab("lab-01").bugs}
+LAB_01 = find_lab("lab-01")
+BUGS = {bug.id: bug for bug in LAB_01.bugs}
+PAYING = "        budget -= num_tokens\n\n    return"
 
 
-def likeness(course, *line: str) -> str:
-    said = course.pytest("labs/lab-01", "-x", *line).stdout.partition("- looks like -")[2]
-    return " ".join(said.split("=== short")[0].strip(" -\n").split())
+def said(course) -> str:
+    """What `labs test` says of the starter, in one line."""
+    return " ".join(course.command("test", "lab-01").stdout.split())
 
 
-# Each does in its first failing test what another bug, further up in the zoo, does.
 @pytest.mark.parametrize("bug", ["waiting-first", "budget-reset", "running-sorted"])
-def test_bugs_alike_in_one_test_are_told_apart_by_others(course, bug):
+def test_a_bug_of_the_zoo_is_named_with_its_hint_and_shown_by_its_own_test(course, bug):
     source = BUGS[bug].apply(course.file("solution.py").read_text("utf-8"))
     course.file("starter.py").write_text(source, "utf-8")
-    assert likeness(course).startswith(BUGS[bug].title)
+    text = said(course)
+    assert f"looks like --- {BUGS[bug].title}: {' '.join(BUGS[bug].hint.split())}" in text
+    assert f"the failure that says most: {BUGS[bug].caught_by}" in text
+    course.file("bugs.toml").unlink()  # as in the student edition
+    course.file("starter.py").write_text(source + "\n", "utf-8")
+    assert f"looks like --- {BUGS[bug].title}" in said(course)
+    in_pytest = " ".join(course.pytest("labs/lab-01", "-rN").stdout.split())
+    assert f"looks like: {BUGS[bug].title}" in in_pytest
 
 
-def test_no_bug_is_named_whose_own_test_passes(course):
-    """Under a budget of 16 this pays nothing, like the bug; under 10, where that is caught, it pays."""
-    own_test, other = "test_budget_caps_the_total", "test_prefix_hit_schedules_only_the_rest"
-    never_paid = next(bug for bug in BUGS.values() if bug.title == "the budget is asked, but never paid")
-    assert never_paid.caught_by == own_test
-    paying = "        budget -= num_tokens\n\n    return"
-    course.solve(paying, "\n    return")
-    assert likeness(course, "-k", other).startswith(never_paid.title)
-    course.solve(paying, paying.replace("num_tokens", "num_tokens * (max_num_batched_tokens != 16)"))
-    assert likeness(course, "-k", other) == ""
+def test_what_no_bug_does_has_no_name(course):
+    """Under a budget of 16 alone nothing is paid: many tests fail as with a bug that pays nothing, not all."""
+    course.solve(PAYING, PAYING.replace("num_tokens", "num_tokens * (max_num_batched_tokens != 16)"))
+    assert "looks like" not in said(course) and "the failure that says most" in said(course)
+    assert "looks like" not in course.pytest("labs/lab-01").stdout
+
+
+def test_what_comes_to_no_end_has_no_name(course):
+    """How much came before the end depends on the machine."""
+    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
+    course.solve(
+        PAYING,
+        PAYING.replace("budget -=", "budget =").replace("return", "while not budget: pass\n    return"),
+    )
+    text = said(course)
+    assert "looks like" not in text and "no answer within 0.3 s" in text and "are not begun" in text
+
+
+def result(test: str, said: str = "", runs: str = "[]") -> Result:
+    return Result(test, not said, said, runs)
+
+
+def test_a_fingerprint_is_what_was_done_and_no_message():
+    task = LAB_01.tasks[0]
+    rows = [result(test) for test in task.tests]
+    assert fingerprint(task, rows) == "", "nothing failed"
+    wrong = [result(rows[0].test, "AssertionError: 3 == 4"), *rows[1:]]
+    digest = fingerprint(task, wrong)
+    assert digest and digest == fingerprint(
+        task, [result(rows[0].test, "AssertionError: x"), *rows[1:][::-1]]
+    )
+    for other in (
+        [result(rows[0].test, "TypeError: 3 == 4"), *rows[1:]],
+        [result(rows[0].test, "AssertionError: 3 == 4", "[1]"), *rows[1:]],
+        [*wrong[:-1], result(rows[-1].test, "AssertionError")],
+    ):
+        assert fingerprint(task, other) not in (digest, "")
+    assert fingerprint(task, wrong[:-1]) == "", "a test is missing"
+    assert fingerprint(task, [*wrong[:-1], result(rows[-1].test, "TimeUp")]) == ""
+    assert fingerprint(task, [*wrong, result("test_of_another_task", "TypeError")]) == digest
 
 
 # ------------------------------------------------------------------------------- the page, in a browser
