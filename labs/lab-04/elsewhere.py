@@ -89,6 +89,8 @@ class _Lists(TorchFunctionMode):
             return func(args[0], index, *args[2:])
         if func in FROM_LISTS and is_elsewhere(kwargs.get("device")) and not isinstance(args[0], Moved):
             return moved(func(*args, **kwargs | {"device": "cpu"}))
+        if func is torch.Tensor.new_tensor and isinstance(args[0], Moved):
+            return moved(here(args[0]).new_tensor(*args[1:], **kwargs))
         return func(*args, **kwargs)
 
 

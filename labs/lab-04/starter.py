@@ -78,7 +78,8 @@ def disassemble_fused_cache(batch, new_kv, caches) -> None:
     caches: {request_id: cache}; cache.append(layer, k, v) stores k and v (n, num_kv_heads,
     head_dim) behind what that layer holds already.
 
-    Row b belongs to batch.request_ids[b]; its real tokens are the last batch.num_new[b] columns.
+    Row b belongs to batch.request_ids[b]; its real tokens are the last batch.num_new[b] columns. batch and
+    new_kv are only read.
     """
     raise NotImplementedError("lab-04: disassemble_fused_cache is not written yet")
 

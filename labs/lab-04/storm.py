@@ -80,14 +80,16 @@ def draw(rng):
             steps("store")
         if rng.random() < 0.2:
             arrives(rng.choice(NAMES))
-    return {"config": {"seed": rng.randint(0, 3)}, "calls": calls}
+    dtype = rng.choice(("float64",) * 7 + ("float32",))
+    return {"config": {"seed": rng.randint(0, 3), "dtype": dtype}, "calls": calls}
 
 
 class Play:
     """The requests of a script and their caches, and what was done to them."""
 
     def __init__(self, part, config):
-        self.part, self.net = part, toy(config["seed"])
+        self.part, self.dtype = part, getattr(torch, config["dtype"])
+        self.net = toy(config["seed"], self.dtype)
         self.requests, self.caches = {}, {}
 
     # ------------------------------------------------------------------------------------- calls
@@ -104,7 +106,7 @@ class Play:
         request = Request(name, tokens[:prompt], SamplingParams(temperature=0))
         request.output_token_ids = tokens[prompt:]
         request.num_computed_tokens = computed
-        self.requests[name], self.caches[name] = request, made_up(name, computed)
+        self.requests[name], self.caches[name] = request, made_up(name, computed, self.dtype)
 
     def assemble(self, shares):
         rows = self._rows(shares)
@@ -118,7 +120,10 @@ class Play:
             raise Skip
         batch = self.part.assemble_fused_batch(rows, self.caches)
         shape = (len(rows), max(row.num_tokens for row in rows), CONFIG.num_key_value_heads, CONFIG.head_dim)
-        new_kv = [(noise(f"keys {i}", *shape), noise(f"values {i}", *shape)) for i in range(2)]
+        new_kv = [
+            tuple(noise(f"{what} {layer}", *shape).to(self.dtype) for what in ("keys", "values"))
+            for layer in range(CONFIG.num_hidden_layers)
+        ]
         before = said(batch), deepcopy(new_kv)
         returned = self._watched(rows, lambda: self.part.disassemble_fused_cache(batch, new_kv, self.caches))
         self._count(rows)
@@ -152,7 +157,7 @@ class Play:
     def preempt(self, name):
         """As it should be: nothing is computed, and the cache is empty."""
         self._request(name).num_computed_tokens = 0
-        self.caches[name] = made_up(name, 0)
+        self.caches[name] = made_up(name, 0, self.dtype)
 
     def keep_cache(self, name):
         """A preemption that forgets the cache; a stale one, if anything was in it."""
@@ -160,11 +165,11 @@ class Play:
 
     def lose_cache(self, name):
         self._request(name)
-        self.caches[name] = made_up(name, 0)
+        self.caches[name] = made_up(name, 0, self.dtype)
 
     def longer_cache(self, name):
-        cache = made_up(name, self._request(name).num_computed_tokens + 1)
-        self.caches[name] = cache
+        num_tokens = self._request(name).num_computed_tokens + 1
+        self.caches[name] = made_up(name, num_tokens, self.dtype)
 
     # -------------------------------------------------------------------------------------- seen
 
@@ -188,7 +193,7 @@ class Play:
                 entries[f"{name}'s values in layer {layer}"] = values
         if not entries:
             return {}
-        numbers = iter(rounded(torch.cat(list(entries.values())).double().flatten(1) @ WEIGHTS))
+        numbers = iter(rounded(torch.cat(list(entries.values())).flatten(1) @ WEIGHTS.to(self.dtype)))
         return {what: [next(numbers) for _ in held] for what, held in entries.items()}
 
     def _request(self, name):
@@ -224,18 +229,18 @@ class Play:
 
 
 @cache
-def toy(seed):
+def toy(seed, dtype):
     """A random model so small that a step takes less than a millisecond."""
     generator = torch.Generator().manual_seed(seed)
     net = CausalLM(CONFIG).double().requires_grad_(False)
     for name, parameter in net.named_parameters():
         parameter.normal_(1.0 if "norm" in name else 0.0, 0.5, generator=generator)
-    return net
+    return net.to(dtype)
 
 
-def made_up(name, num_tokens):
+def made_up(name, num_tokens, dtype):
     """A cache that holds so many tokens, with keys and values out of the air."""
-    store = DenseCache(CONFIG, torch.float64)
+    store = DenseCache(CONFIG, dtype)
     shape = (num_tokens, CONFIG.num_key_value_heads, CONFIG.head_dim)
     for layer in range(CONFIG.num_hidden_layers):
         store.append(layer, *(noise(f"{name} {layer} {what}", *shape) for what in ("keys", "values")))
@@ -267,4 +272,7 @@ def said(batch):
 
 
 def rounded(tensor):
+    """Numbers as they are shown; in float32 the last digits depend on the order of summation: only how many."""
+    if tensor.dtype == torch.float32:
+        return [None] * len(tensor)
     return [round(x, DIGITS) + 0.0 for x in tensor.tolist()]
