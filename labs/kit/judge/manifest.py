@@ -143,7 +143,8 @@ def impl_from_environment() -> str:
     has_solutions = any(LABS_DIR.glob("lab-*/solution.py"))
     impl = os.environ.get("LAB_IMPL") or ("solution" if has_solutions else "starter")
     if impl not in IMPLS:
-        raise LabError(f"LAB_IMPL must be solution, starter or engine, but is {impl!r}")
+        choices = "solution, starter or engine" if has_solutions else "starter or engine"
+        raise LabError(f"LAB_IMPL must be {choices}, but is {impl!r}")
     if impl == "solution" and not has_solutions:
         raise LabError("LAB_IMPL is solution, but this edition of the course comes without solutions")
     return impl

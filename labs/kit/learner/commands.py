@@ -225,7 +225,7 @@ def put_back(lab: Lab) -> None:
         say(f"your version is kept in {backup.relative_to(LABS_DIR.parent).as_posix()}")
 
 
-@app.command()
+@app.command(hidden=not any(LABS_DIR.glob("lab-*/solution.py")))  # as in the student edition
 def solution(
     lab_id: LabArgument,
     spoil: Annotated[
