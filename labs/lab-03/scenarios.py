@@ -59,7 +59,7 @@ SCENARIOS = [
         "requests": _TIGHT,
     },
     {
-        "name": "a latecomer who matters",
+        "name": "a latecomer that matters",
         "config": _config(16, 2, 64, "priority"),
         "requests": _requests(("a", 4, 8, 3, 0), ("b", 4, 12, 3, 0), ("c", 4, 4, 2, 1), ("vip", 4, 4, 0, 2)),
     },
@@ -74,7 +74,7 @@ SCENARIOS = [
         "requests": _requests(("r0", 10, 10, 2, 0), ("r1", 10, 5, 0, 0), ("small", 2, 2, 1, 2)),
     },
     {
-        "name": "one who leaves while preempted",
+        "name": "one that leaves while preempted",
         "config": _config(16, 4, 22, "priority"),
         "requests": _TIGHT,
         "aborts": [{"step": 5, "id": "r0"}],

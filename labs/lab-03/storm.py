@@ -7,9 +7,10 @@ after a schedule, ids used again, requests that are refused, tokens that come to
 from copy import deepcopy
 
 from labs.kit import Skip, make_request
+from mini_engine.request import RequestStatus
 from mini_engine.scheduler import schedule_step
 
-SCRIPTS = 40
+SCRIPTS = 60
 NAMES = "abcdef"
 
 
@@ -17,20 +18,23 @@ NAMES = "abcdef"
 
 
 def draw(rng):
-    return rng.choice([draw_queue, draw_tight, draw_tight, draw_tight, draw_slow, draw_mixed])(rng)
+    kinds = [draw_queue, draw_queue, draw_tight, draw_tight, draw_tight, draw_slow, draw_again, draw_mixed]
+    return rng.choice(kinds)(rng)
 
 
 def draw_queue(rng):
     """Pushes, then removals and pops in between; a request that was taken out may be pushed again."""
-    arrivals = rng.sample(range(40), rng.randint(4, 20))
+    arrivals = rng.sample(range(40), rng.randint(6, 24))
     pushes = [["push", f"r{arrival}", arrival, rng.randint(0, 2)] for arrival in arrivals]
     calls = [*pushes]
-    for _ in range(rng.randint(2, 8)):
+    for _ in range(rng.randint(4, 12)):
         one = rng.choice(pushes)
-        calls += rng.choice([[["pop"]], [["remove", one[1]]], [["remove", one[1]]], [["remove", one[1]], one]])
+        calls += rng.choice(
+            [[["pop"]], [["remove", one[1]]], [["remove", one[1]]], [["remove", one[1]], one]]
+        )
     for _ in range(2):
         rows = [[rng.randint(0, 2), *(rng.randint(0, 3) for _ in range(3))] for _ in range(rng.randint(1, 5))]
-        calls.append(["pick_victim", [[one, *row] for one, row in zip(arrivals, rows)]])
+        calls.append(["pick_victim", [[one, *row] for one, row in zip(arrivals, rows, strict=False)]])
     if rng.random() < 0.5:
         calls.append(["RequestQueue", rng.choice(["shortest", "lifo", "FCFS", ""])])
     config = {"queue": "alone", "policy": rng.choice(["fcfs", "priority"])}
@@ -38,28 +42,47 @@ def draw_queue(rng):
 
 
 def draw_tight(rng):
-    """Small requests that are all admitted and then grow: preemptions, several in a step."""
-    block_size = rng.choice([1, 1, 1, 2, 3])
-    slots = block_size * rng.randint(4, 12)
-    config = drawn_config(rng, slots, block_size, rng.randint(3, 5))
-    config |= {"max_num_batched_tokens": rng.randint(5, 12), "policy": rng.choice(["fcfs", *["priority"] * 2])}
-    script = Script(rng, slots, prompt=rng.choice([1, 2, 3, slots // 3]), busy=0.25, is_long=True)
-    return script.drawn(config, rng.randint(6, 14))
+    """Requests that are all admitted at once, and then grow: preemptions, several in a step."""
+    block_size, max_num_seqs = rng.choice([1, 1, 1, 2, 3]), rng.randint(2, 5)
+    sizes = rng.choice([[1], [1, 2, 4], [2, 3, 4, 5]])
+    prompts = [rng.choice(sizes) for _ in range(max_num_seqs)]
+    blocks = sum(-(-prompt // block_size) for prompt in prompts) + rng.randint(0, max_num_seqs)
+    config = drawn_config(rng, blocks * block_size, block_size, max_num_seqs)
+    config |= {
+        "max_num_batched_tokens": rng.randint(6, 20),
+        "policy": rng.choice(["fcfs", *["priority"] * 2]),
+    }
+    script = Script(rng, blocks * block_size, prompts=sizes, busy=0.25, is_long=True)
+    calls = [script.add(name, prompt) for name, prompt in zip(NAMES, prompts, strict=False)]
+    calls += [["schedule"], script.update(), *map(script.add, NAMES[max_num_seqs:])]
+    return script.drawn(config, rng.randint(4, 10), calls)
 
 
 def draw_slow(rng):
-    """Prompts that take many chunks, and a token that comes too early."""
+    """Prompts in many chunks, and a token that comes too early."""
     config = drawn_config(rng, 40, 1, rng.randint(1, 3))
-    config |= {"long_prefill_token_threshold": rng.choice([1, 2, 3]), "max_num_batched_tokens": 4}
-    return Script(rng, 40, prompt=8, busy=0.4).drawn(config, rng.randint(6, 12), early=0.3)
+    config |= {"long_prefill_token_threshold": 2, "max_num_batched_tokens": 6}
+    script = Script(rng, 40, prompts=range(3, 9), busy=0.5)
+    return script.drawn(config, rng.randint(5, 10), early=0.3)
+
+
+def draw_again(rng):
+    """Outputs that are recomputed in many chunks, and a token that comes too early."""
+    config = drawn_config(rng, 40, 1, rng.randint(1, 3))
+    config |= {"long_prefill_token_threshold": rng.choice([1, 2]), "max_num_batched_tokens": 4}
+    script = Script(rng, 40, prompts=[1, 2], busy=0.1, is_long=True)
+    calls = [script.add(name) for name in "ab"]
+    for _ in range(rng.randint(3, 7)):
+        calls += [["schedule"], script.update()]
+    calls += rng.sample([["preempt", "a"], ["preempt", "b"]], rng.randint(1, 2))
+    return script.drawn(config, rng.randint(3, 7), calls, early=0.4)
 
 
 def draw_mixed(rng):
     """Everything, in any order; in a large pool a step may yield several tokens."""
     is_roomy = rng.random() < 0.5
     config = drawn_config(rng, 200 if is_roomy else rng.randint(8, 24), 1, rng.randint(1, 4))
-    config["parts"] = rng.choice(["its own", "given"])
-    script = Script(rng, 24 if is_roomy else config["num_blocks"], prompt=8, busy=0.6)
+    script = Script(rng, 24 if is_roomy else config["num_blocks"], prompts=range(1, 9), busy=0.6)
     drawn = script.drawn(config, rng.randint(5, 10))
     if rng.random() < 0.3:
         rng.shuffle(drawn["calls"])
@@ -75,20 +98,20 @@ def drawn_config(rng, slots, block_size, max_num_seqs):
         "num_blocks": slots // block_size,
         "block_size": block_size,
         "watermark": rng.choice([0, 0, 0, 1]),
-        "parts": "its own",
+        "parts": rng.choice([*["its own"] * 5, "given"]),
     }
 
 
 class Script:
     """Draws the calls of an engine's loop; `busy` is how often something comes in between."""
 
-    def __init__(self, rng, slots, *, prompt, busy, is_long=False):
-        self.rng, self.slots, self.prompt, self.busy, self.is_long = rng, slots, prompt, busy, is_long
-        self.names = NAMES[: rng.randint(5 if is_long else 2, len(NAMES))]
+    def __init__(self, rng, slots, *, prompts, busy, is_long=False):
+        self.rng, self.slots, self.prompts, self.busy, self.is_long = rng, slots, prompts, busy, is_long
+        self.names = NAMES[: rng.randint(2, len(NAMES))]
         self.has_family = rng.random() < 0.4
 
-    def drawn(self, config, steps, early=0.0):
-        calls = [self.add(name) for name in self.names[: self.rng.randint(4 if self.is_long else 1, 5)]]
+    def drawn(self, config, steps, calls=(), early=0.0):
+        calls = list(calls) or [self.add(name) for name in self.names[: self.rng.randint(1, 4)]]
         for _ in range(steps):
             calls += [*self.between(1.0), ["schedule"], *self.between(0.5)]
             if self.rng.random() < early:
@@ -104,10 +127,12 @@ class Script:
         kinds += [[abort, add], [preempt, abort], [["pick_victim"]], [["policy_key"]]]
         return self.rng.choice(kinds) if self.rng.random() < chance * self.busy else []
 
-    def add(self, name):
+    def add(self, name, prompt=None):
         rng, slots = self.rng, self.slots
-        prompt = rng.randint(1, self.prompt)
+        prompt = prompt or rng.choice(self.prompts)
         limits = range((slots + 1) // 2 if self.is_long else 1, min(slots + 1 - prompt, 12) + 1) or [1]
+        if not self.is_long:
+            limits = [1, 1, 2, *limits]
         kind = rng.random()
         if kind < 0.08:  # at the door's edge
             prompt = rng.randint(slots - 1, slots + 2)
@@ -125,7 +150,8 @@ class Script:
 
     def update(self):
         tokens = [[self.rng.randint(0, 9) for _ in range(self.rng.choice([1, 1, 1, 3]))] for _ in range(3)]
-        return ["update", tokens, [self.rng.randrange(3)] if self.rng.random() < 0.1 else []]
+        is_stopped = self.rng.random() < (0.05 if self.is_long else 0.2)
+        return ["update", tokens, self.rng.choice([[0], [0], [1], [0, 2]]) if is_stopped else []]
 
 
 # ------------------------------------------------------------------------------------------ playing one
@@ -199,7 +225,7 @@ class Play:
 
     def __init__(self, part, config):
         self.part, self.policy = part, config["policy"]
-        self.requests = {}  # all that came, by label
+        self.requests, self.came = {}, {}  # all that came, and what they came with, by label
         self.is_over, self.early, self.queue = False, None, None
         if "queue" in config:
             self.queue, self.scheduler, self.inside = part.RequestQueue(self.policy), None, set()
@@ -262,7 +288,7 @@ class Play:
         label = name
         while label in self.requests:
             label += "'"
-        self.requests[label] = request
+        self.requests[label], self.came[label] = request, given(request)
         self.scheduler.add(request)
         self.kv.cached[name] = cached
 
@@ -281,7 +307,9 @@ class Play:
         sampled = {name: tokens[i % len(tokens)] for i, name in enumerate(self.ends)}
         sampled = {name: self.fitting(self.rows[name], tokens) for name, tokens in sampled.items()}
         stopped = [name for i, name in enumerate(self.ends) if i in stopped]
-        early = [name for name, r in self.rows.items() if name not in self.ends and r in self.scheduler.running]
+        early = [
+            name for name, r in self.rows.items() if name not in self.ends and r in self.scheduler.running
+        ]
         if too_early:
             if not early:
                 raise Skip
@@ -357,7 +385,7 @@ class Play:
     def seen(self):
         if self.scheduler is None:
             seen = look(self.queue, self.labels, "queue")
-            return seen | {f"{name}.priority": r.priority for name, r in self.requests.items()}
+            return seen | {"priorities": [r.priority for r in self.requests.values()]}
         running, kv = self.scheduler.running, self.kv
         seen = look(self.scheduler.waiting, self.labels, "waiting") | {
             "running": self.labels(running),
@@ -370,7 +398,8 @@ class Play:
         seen |= {
             "has_work": self.scheduler.has_work,
             "published (id, num_computed_tokens, blocks)": sorted(kv.published),
-            "arguments that were changed": self.changed,
+            "arguments that were changed": self.changed
+            + [label for label, request in self.requests.items() if given(request) != self.came[label]],
         }
         kv.published, self.changed = [], []
         for label, request in self.requests.items():
@@ -397,15 +426,21 @@ def fields(request, kv):
     seen = {
         "status": request.status.value,
         "finish_reason": request.finish_reason,
-        "prompt_token_ids": request.prompt_token_ids,
         "output_token_ids": request.output_token_ids,
-        "priority": request.priority,
+    }
+    if request.status is RequestStatus.FINISHED:
+        return seen
+    seen |= {
         "arrival": request.arrival,
         "max_tokens": request.max_tokens,
         "num_preemptions": request.num_preemptions,
+        "num_computed_tokens": request.num_computed_tokens,
     }
-    if seen["status"] != "finished":
-        seen |= {"num_computed_tokens": request.num_computed_tokens}
-    if seen["status"] == "running":
+    if request.status is RequestStatus.RUNNING:
         seen |= {"num_cached_tokens": request.num_cached_tokens, "blocks": kv.num_held(request)}
     return seen
+
+
+def given(request):
+    """What a request comes with; a scheduler only reads it."""
+    return (request.request_id, tuple(request.prompt_token_ids), request.priority, request.sampling)
