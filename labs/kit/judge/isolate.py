@@ -66,6 +66,7 @@ def defined_in(module: ModuleType) -> list[FunctionType]:
     """The functions and methods whose global names are the module's."""
     values = [*vars(module).values()]
     values += [part for value in values if isinstance(value, type) for part in vars(value).values()]
+    values = [value.fget if isinstance(value, property) else value for value in values]
     return [v for v in values if isinstance(v, FunctionType) and v.__globals__ is module.__dict__]
 
 

@@ -36,7 +36,7 @@ def test_a_bug_of_the_zoo_is_named_with_its_hint_and_shown_by_its_own_test(cours
 
 
 def test_what_no_bug_does_has_no_name(course):
-    """Under a budget of 16 alone nothing is paid: many tests fail as with a bug that pays nothing, not all."""
+    """Under a budget of 16 alone nothing is paid: many tests fail as with that bug, not all."""
     course.solve(PAYING, PAYING.replace("num_tokens", "num_tokens * (max_num_batched_tokens != 16)"))
     assert "looks like" not in said(course) and "the failure that says most" in said(course)
     assert "looks like" not in course.pytest("labs/lab-01").stdout
@@ -50,7 +50,8 @@ def test_what_comes_to_no_end_has_no_name(course):
         PAYING.replace("budget -=", "budget =").replace("return", "while not budget: pass\n    return"),
     )
     text = said(course)
-    assert "looks like" not in text and "no answer within 0.3 s" in text and "are not begun" in text
+    assert "looks like" not in text and "tests pass, 9 are not begun" in text
+    assert "looks like" not in course.pytest("labs/lab-01").stdout
 
 
 def result(test: str, said: str = "", runs: str = "[]") -> Result:

@@ -1,0 +1,57 @@
+"""One task of a file among the reference's others."""
+
+from pathlib import Path
+
+import pytest
+
+from labs.kit.judge import isolate, loading
+from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.judge.pristine import pristine_source
+
+
+def alone(lab_id: str, task: str, source: str):
+    lab = find_lab(lab_id)
+    return isolate.isolated(lab, lab.task(task), source, Path("starter.py"))
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_in_an_unwritten_file_one_task_alone_is_not_written(lab_id):
+    """And where it is the reference's as well, nothing unwritten is left."""
+    lab = find_lab(lab_id)
+    pristine = pristine_source(lab)
+    assert isolate.unwritten(lab, pristine) == [task.name for task in lab.tasks]
+    for task in lab.tasks:
+        module = isolate.isolated(lab, task, pristine, Path("starter.py"))
+        functions = [
+            f for f in isolate.defined_in(module) if "is not written yet" in str(f.__code__.co_consts)
+        ]
+        found = {f.__qualname__ for f in functions}
+        assert found and all(f"{name}.".startswith(f"{task.name}.") for name in found)
+
+
+def test_a_reference_s_function_calls_the_file_s_own():
+    source = pristine_source(find_lab("lab-03"))
+    source = replace_body(source, "policy_key", "return (0, -request.arrival)")
+    module = alone("lab-03", "policy_key", source)
+    assert module.RequestQueue.push.__globals__ is module.__dict__
+    assert module.RequestQueue.push.__globals__["policy_key"] is module.policy_key
+
+
+def test_a_default_that_was_bound_before_is_the_reference_s_too():
+    """BlockManager's hash_block=hash_block was bound when the class was made."""
+    module = alone("lab-06", "BlockManager.free", pristine_source(find_lab("lab-06")))
+    bound = module.BlockManager.__init__.__kwdefaults__["hash_block"]
+    assert bound is module.hash_block and bound(b"", (1,))
+
+
+def test_what_only_the_tasks_needed_is_imported():
+    """The starter's unused imports are gone; the reference's functions find theirs."""
+    module = alone("lab-03", "pick_victim", pristine_source(find_lab("lab-03")))
+    assert module.heapq is loading.load("lab-03", "solution").heapq
+
+
+def test_a_task_with_a_line_of_its_own_is_written():
+    lab = find_lab("lab-02")
+    source = replace_body(pristine_source(lab), "clamp", "return 0")
+    assert "clamp" not in isolate.unwritten(lab, source)
+    assert isolate.unwritten(lab, "def clamp(:") == []
