@@ -35,7 +35,7 @@ def names(requests):
 
 
 def newest_first(requests):
-    """Who stands at the front came last, and is the least important: only the order itself counts."""
+    """The front came last, and is the least important: only the order itself counts."""
     for number, request in enumerate(requests):
         request.arrival = request.priority = len(requests) - number
     return requests
@@ -45,7 +45,7 @@ def newest_first(requests):
 
 
 def test_nobody_there(lab):
-    """With nobody running and nobody waiting the schedule is empty."""
+    """With no request running and none waiting the schedule is empty."""
     assert step(lab, queue(), [], FakeKV(8)) == {}
 
 
@@ -105,7 +105,7 @@ def test_nobody_is_admitted_without_budget(lab):
 
 
 def test_who_computes_nothing_is_left_out(lab):
-    """Who runs and finds the budget spent is left out: no row of 0, no decode on credit, no room taken."""
+    """A running request that finds the budget spent is left out: no row of 0, no decode on credit, no room."""
     kv = FakeKV(25)
     running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, computed=5)]
     running[1].output_token_ids.append(7)
@@ -125,7 +125,7 @@ def test_running_before_waiting(lab):
 
 
 def test_running_prefill_goes_on_where_it_stopped(lab):
-    """Half computed or half cached, with outputs or without, who runs gets the rest, in its row: no modes."""
+    """Half computed or half cached, with outputs or without, a running request gets the rest, in its row."""
     kv = FakeKV(64, cached={"half": 8})
     running = [
         make_running(kv, "half", 20, computed=8),
@@ -146,7 +146,7 @@ def test_admission_order(lab):
 
 
 def test_admitted_means_running(lab):
-    """Who is admitted leaves the queue, is in running once, and has the status RUNNING."""
+    """An admitted request leaves the queue, is in running once, and has the status RUNNING."""
     waiting, running = queue(r0=3, r1=3), []
     step(lab, waiting, running, FakeKV(64))
     assert len(waiting) == 0
@@ -173,7 +173,7 @@ def test_slots_are_taken_by_who_runs_already(lab):
 
 
 def test_running_requests_keep_their_slots(lab):
-    """The slot cap is asked at admission only: with all slots taken, everybody running is served."""
+    """The slot cap is asked at admission only: with all slots taken, every running request is served."""
     kv = FakeKV(64)
     running = [make_running(kv, f"r{i}", 3, outputs=1) for i in range(4)]
     assert step(lab, queue(), running, kv, slots=4) == {f"r{i}": 1 for i in range(4)}
@@ -201,7 +201,7 @@ def test_admission_claims_the_whole_sequence(lab):
 
 
 def test_head_of_line_blocks(lab):
-    """When the front of the queue does not fit, nobody behind it is tried, however small."""
+    """When the front of the queue does not fit, no request behind it is tried, however small."""
     kv = FakeKV(10)
     waiting, running = queue(large=12, small=1), []
     assert step(lab, waiting, running, kv) == {}
@@ -241,7 +241,7 @@ def test_only_the_memory_knows_what_fits(lab):
 
 
 def test_no_room_for_a_running_request_is_named(lab):
-    """If allocate says no for the second of three who run, the error names it, and nobody is thrown out."""
+    """If allocate says no for the second of three that run, the error names it, and none is thrown out."""
     kv = FakeKV(13)
     running = [make_running(kv, name, 4, computed=4) for name in ("first", "unlucky", "last")]
     for request in running:
@@ -321,7 +321,7 @@ def test_everybody_finishes(lab, name):
 
 
 def test_b_is_admitted_when_a_finishes(lab):
-    """B, for whom there was no room, is admitted in the very step after A has finished."""
+    """B, for which there was no room, is admitted in the very step after A has finished."""
     trace = scenarios.run(lab, SCENARIOS["a slot for B when A is done"])
     assert_drained(trace)
     assert step_of(trace, "SCHEDULED", "B") == step_of(trace, "FINISHED", "A") + 1
@@ -348,7 +348,7 @@ def test_limits_hold_in_every_step(lab):
 
 
 def test_nobody_waits_without_a_reason(lab):
-    """On 20 random workloads, whoever waits does so for want of budget, a slot or memory."""
+    """On 20 random workloads, a request waits for want of budget, a slot or memory only."""
     for scenario in scenarios.draw(seed=2, count=20):
         for record in scenarios.run(lab, scenario).steps:
             assert record.blocked.reason in ("budget", "slots", "memory", "empty")

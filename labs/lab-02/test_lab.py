@@ -17,7 +17,7 @@ SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 
 
 def request(prompt=20, outputs=0, computed=0, name="r0"):
-    """One that runs; if it has outputs, it was preempted once."""
+    """A running request; if it has outputs, it was preempted once."""
     made = make_request(name, prompt, max_tokens=64)
     made.output_token_ids = [1000 + i for i in range(outputs)]
     made.num_computed_tokens = computed
@@ -213,7 +213,7 @@ def test_decodes_are_paid_first(lab):
 
 
 def test_nobody_runs_all_is_left(lab):
-    """With nobody running, or nobody decoding, the prompts have the whole budget."""
+    """With no request running, or none decoding, the prompts have the whole budget."""
     assert lab.prefill_budget([], 16) == 16
     assert lab.prefill_budget([request(20), request(20, computed=8, name="r1")], 16) == 16
 
@@ -261,7 +261,7 @@ def only(lab, *names):
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_chunks_do_not_change_the_text(lab, name):
-    """However a prompt is cut, everybody's text is that of a run alone with the prompt in one piece."""
+    """However a prompt is cut, each text is that of a run alone with the prompt in one piece."""
     lab, scenario = only(lab, "next_chunk"), SCENARIOS[name]
     trace = scenarios.run(lab, scenario)
     assert_drained(trace)
@@ -313,7 +313,7 @@ def test_a_long_prompt_never_starves(lab):
 
 
 def test_everybody_advances_in_every_step(lab):
-    """On random workloads whoever runs computes at least one token a step, prompt or decode."""
+    """On random workloads each running request computes at least one token a step, prompt or decode."""
     for scenario in scenarios.draw(seed=2, count=15):
         trace = scenarios.run(lab, scenario)
         assert_drained(trace)

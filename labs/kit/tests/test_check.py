@@ -63,7 +63,7 @@ FAULTS = {
         "lab.toml names test_gone, which test_lab.py does not have",
     ),
     "no docstring": (
-        ("test_lab.py", '    """With nobody running and nobody waiting the schedule is empty."""\n', ""),
+        ("test_lab.py", '    """With no request running and none waiting the schedule is empty."""\n', ""),
         "test_nobody_there has no docstring",
     ),
     "a bug that no test is named for": (
