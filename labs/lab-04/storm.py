@@ -4,7 +4,6 @@ The caches are kept from step to step. `step` counts a request's tokens up as th
 it its next token where it was sampled. Keys are made up where a request arrives in the middle of its life.
 """
 
-from copy import deepcopy
 from functools import cache
 from zlib import crc32
 
@@ -16,7 +15,7 @@ from mini_engine.interfaces import Row
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
 
-SCRIPTS = 24
+SCRIPTS = 20
 NAMES = ["a", "b", "c", "d", "e"]
 VOCAB = 11
 CONFIG = ModelConfig("llama", VOCAB, 8, 8, 2, 2, 1, 4, 64, tie_word_embeddings=True)
@@ -45,9 +44,13 @@ def draw(rng):
             shares[name] = rng.choice((left, left, 1, rng.randint(1, left)))
         return shares
 
+    def computes(call, shares):
+        calls.extend([["row", name, n] for name, n in shares.items()])
+        calls.append([call])
+
     def steps(call="step"):
         shares = rows()
-        calls.append([call, shares])
+        computes(call, shares)
         for name, n in shares.items():
             here[name][1] += n
             here[name][0] += here[name][1] == here[name][0]
@@ -59,7 +62,7 @@ def draw(rng):
         kind = rng.choice(("preempt", "keep_cache", "lose_cache", "longer_cache"))
         calls.append([kind, name])
         if kind != "preempt":
-            calls.append([rng.choice(("step", "step", "assemble")), rows() | {name: 1}])
+            computes(rng.choice(("step", "step", "assemble")), rows() | {name: 1})
             calls.append(["preempt", name])
 
     def masks():
@@ -75,7 +78,7 @@ def draw(rng):
     for _ in range(rng.randint(3, 6)):
         rng.choice((steps, steps, steps, steps, loses_or_keeps, masks))()
         if rng.random() < 0.3:
-            calls.append(["assemble", rows()])
+            computes("assemble", rows())
         if rng.random() < 0.2:
             steps("store")
         if rng.random() < 0.2:
@@ -91,14 +94,16 @@ class Play:
         self.part, self.dtype = part, getattr(torch, config["dtype"])
         self.net = toy(config["seed"], self.dtype)
         self.requests, self.caches = {}, {}
+        self.rows = []  # of the step to come
+        self.made = {}  # by the last call
 
     # ------------------------------------------------------------------------------------- calls
 
     def fused_attention_mask(self, past_lens, num_new):
         counts = torch.tensor(past_lens), torch.tensor(num_new)
         mask = self.part.fused_attention_mask(*counts)
-        changed = [] if [x.tolist() for x in counts] == [past_lens, num_new] else ["the counts were changed"]
-        return [str(mask.dtype), list(mask.shape), *map(picture, mask, num_new), *changed]
+        changed = [x.tolist() for x in counts] != [past_lens, num_new]
+        self.made = pictures(mask, num_new) | ({"the counts": "changed"} if changed else {})
 
     def arrive(self, name, prompt, outputs, computed):
         """Another request of that name, `computed` of whose tokens are in its cache."""
@@ -108,14 +113,20 @@ class Play:
         request.num_computed_tokens = computed
         self.requests[name], self.caches[name] = request, made_up(name, computed, self.dtype)
 
-    def assemble(self, shares):
-        rows = self._rows(shares)
-        batch = self._watched(rows, lambda: self.part.assemble_fused_batch(rows, self.caches))
-        return said(batch)
+    def row(self, name, num_tokens):
+        """A row of the step to come."""
+        request = self._request(name)
+        if num_tokens > request.num_new_tokens or any(row.request is request for row in self.rows):
+            raise Skip
+        self.rows.append(Row(request, num_tokens, num_tokens == request.num_new_tokens))
 
-    def store(self, shares):
+    def assemble(self):
+        rows = self._rows()
+        self.made = said(self._watched(rows, lambda: self.part.assemble_fused_batch(rows, self.caches)))
+
+    def store(self):
         """disassemble_fused_cache, with keys and values that are made up, those of the pads too."""
-        rows = self._rows(shares)
+        rows = self._rows()
         if any(len(self.caches[row.request.request_id]) != row.request.num_computed_tokens for row in rows):
             raise Skip
         batch = self.part.assemble_fused_batch(rows, self.caches)
@@ -124,19 +135,15 @@ class Play:
             tuple(noise(f"{what} {layer}", *shape).to(self.dtype) for what in ("keys", "values"))
             for layer in range(CONFIG.num_hidden_layers)
         ]
-        before = said(batch), deepcopy(new_kv)
-        returned = self._watched(rows, lambda: self.part.disassemble_fused_cache(batch, new_kv, self.caches))
+        before = said(batch), [x.tolist() for pair in new_kv for x in pair]
+        self._watched(rows, lambda: self.part.disassemble_fused_cache(batch, new_kv, self.caches))
         self._count(rows)
-        same = all(
-            torch.equal(x, y)
-            for a, b in zip(new_kv, before[1], strict=True)
-            for x, y in zip(a, b, strict=True)
-        )
-        return [returned, *(["its arguments were changed"] if not same or said(batch) != before[0] else [])]
+        if (said(batch), [x.tolist() for pair in new_kv for x in pair]) != before:
+            self.made = {"batch or new_kv": "changed"}
 
-    def step(self, shares):
-        """fused_step; what the scheduler does behind it is done here."""
-        rows, calls, asked = self._rows(shares), [], []
+    def step(self):
+        """fused_step; what the scheduler does behind it is done here. Returns which requests are sampled."""
+        rows, calls, asked = self._rows(), [], []
         hooks = [
             self.net.embed_tokens.register_forward_hook(lambda *_: calls.append(1)),
             self.net.lm_head.register_forward_hook(lambda head, rows, logits: asked.append(logits.numel())),
@@ -147,12 +154,12 @@ class Play:
             for hook in hooks:
                 hook.remove()
         self._count(rows)
-        result = {name: [str(row.dtype), *rounded(row)] for name, row in sorted(logits.items())}
+        self.made = {f"logits of {name}": [str(x.dtype), *rounded(x)] for name, x in logits.items()}
         if len(calls) > 1 and not hasattr(self.part, "ONE_BY_ONE"):
-            result["calls of the model"] = len(calls)
+            self.made["calls of the model"] = len(calls)
         if sum(asked) > VOCAB * sum(row.is_last for row in rows):
-            result["rows of logits asked for"] = sum(asked) // VOCAB
-        return result
+            self.made["rows of logits asked for"] = sum(asked) // VOCAB
+        return sorted(logits)
 
     def preempt(self, name):
         """As it should be: nothing is computed, and the cache is empty."""
@@ -176,10 +183,11 @@ class Play:
     def seen(self):
         seen = {
             "num_computed_tokens": {n: r.num_computed_tokens for n, r in self.requests.items()},
-            "tokens": {n: [r.prompt_token_ids, r.output_token_ids] for n, r in self.requests.items()},
+            "prompt and output": {n: [r.prompt_token_ids, r.output_token_ids] for n, r in self.requests.items()},
             "tokens in the cache": {name: len(self.caches[name]) for name in self.requests},
         }
-        return seen | self._held()
+        made, self.made = self.made, {}
+        return made | seen | self._held()
 
     # ----------------------------------------------------------------------------------- helpers
 
@@ -201,14 +209,16 @@ class Play:
             raise Skip
         return self.requests[name]
 
-    def _rows(self, shares):
-        """The rows of those that are there, with no more than they have left."""
-        rows = []
-        for name, n in shares.items():
-            if name in self.requests:
-                request = self.requests[name]
-                n = min(n, request.num_new_tokens)
-                rows.append(Row(request, n, n == request.num_new_tokens))
+    def _rows(self):
+        """The rows of this step; what became of a request since its row was made may have outdated it."""
+        rows, self.rows = self.rows, []
+        rows = [
+            row
+            for row in rows
+            if self.requests[row.request.request_id] is row.request
+            and row.is_last == (row.num_tokens == row.request.num_new_tokens)
+            and row.num_tokens <= row.request.num_new_tokens
+        ]
         if not rows:
             raise Skip
         return rows
@@ -252,27 +262,27 @@ def noise(seed, *shape):
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def picture(mask, num_new):
-    """One row of a mask: what its real queries see, x or ., and that its pads see something."""
-    lines = ["".join("x" if cell else "." for cell in line) for line in mask[0].tolist()]
-    pads = len(lines) - num_new
-    return [*("something" if "x" in line else "nothing" for line in lines[:pads]), *lines[pads:]]
+def pictures(mask, num_new):
+    """Of a mask what its real queries see, x or ., and that its pads see something."""
+    result = {"mask": [str(mask.dtype), list(mask.shape)]}
+    for row, queries in enumerate(mask[:, 0].tolist()):
+        lines = ["".join("x" if cell else "." for cell in line) for line in queries]
+        pads = len(lines) - num_new[row]
+        seen = ["something" if "x" in line else "nothing" for line in lines[:pads]]
+        result |= {f"query {t} of row {row} sees": line for t, line in enumerate([*seen, *lines[pads:]])}
+    return result
 
 
 def said(batch):
     """A batch as JSON."""
     tensors = {name: getattr(batch, name) for name in ("tokens", "positions", "past_lens", "num_new")}
-    return {
-        "request_ids": list(batch.request_ids),
-        **{name: tensor.tolist() for name, tensor in tensors.items()},
-        "dtypes": [str(tensor.dtype) for tensor in (*tensors.values(), batch.mask)],
-        "mask": [list(batch.mask.shape), *map(picture, batch.mask, batch.num_new.tolist())],
-        "is_last": [bool(is_last) for is_last in batch.is_last],
-    }
+    result = {"request_ids": list(batch.request_ids), "is_last": list(map(bool, batch.is_last))}
+    result |= {name: [str(tensor.dtype), tensor.tolist()] for name, tensor in tensors.items()}
+    return result | pictures(batch.mask, batch.num_new.tolist())
 
 
 def rounded(tensor):
-    """Numbers as they are shown; in float32 the last digits depend on the order of summation: only how many."""
+    """Numbers as they are shown; of those in float32, which depend on the order of summation, how many."""
     if tensor.dtype == torch.float32:
         return [None] * len(tensor)
     return [round(x, DIGITS) + 0.0 for x in tensor.tolist()]
