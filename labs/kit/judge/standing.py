@@ -95,7 +95,9 @@ class Standing:
         """What to do next: the first that is wrong, else the first that is not written, or waits."""
         if self.wrong:
             return self.wrong[0]
-        task = next((task for task in self.lab.tasks if not self.done(task)), None)
+        left = [task for task in self.lab.tasks if not self.done(task)]
+        # At one that is right by itself there is nothing to do.
+        task = next((t for t in left if t.name in self.unwritten or self.failures(t)), next(iter(left), None))
         seen: list[Task] = []
         while task and task not in seen and (needed := self.waits_for(task)):
             seen.append(task)

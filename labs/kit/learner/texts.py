@@ -28,17 +28,17 @@ class Departure:
     def lines(self) -> list[str]:
         """What is shown of it."""
         texts = self.yours.text, self.expected.text
-        head = f"The answer of {self.request_id} departs from the one that the engine's own parts give"
+        head = f"The answer of {self.request_id} is not the one that the engine's own parts give"
         if texts[0] == texts[1]:
             lines = [f"{head}: the text is the same, but {self._otherwise()}"]
         else:
             same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))))
-            lines = [f"{head}, at token {self.token}, character {same + 1}:"]
+            lines = [f"{head}, from token {self.token} (character {same + 1}) on:"]
             names = ("yours:", "the engine's:")
             lines += [f"  {name:<14}{_around(text, same)}" for name, text in zip(names, texts, strict=True)]
         if self.num_others:
-            others = "1 more answer differs" if self.num_others == 1 else f"{self.num_others} more differ"
-            lines.append(f"{others}.")
+            more = "answer is another" if self.num_others == 1 else "answers are others"
+            lines.append(f"{self.num_others} more {more}, too.")
         return lines
 
     def _otherwise(self) -> str:
@@ -117,9 +117,8 @@ def _culprit(
     lab_id = labs[0] if len(labs) == 1 else next(alone, None)
     if lab_id is None:
         return [f"No lab's parts do that alone, only those of {', '.join(labs)} together."]
-    test = f"python -m labs test {lab_id}"
     by_itself = f"The parts of {lab_id} do that by themselves. " if len(labs) > 1 else ""
-    return [f"{by_itself}To see what is wrong with them: {test}"]
+    return [f"{by_itself}What the tests say of them:", f"  python -m labs test {lab_id}"]
 
 
 def _around(text: str, place: int) -> str:

@@ -8,6 +8,7 @@ import json
 import operator
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +16,10 @@ import time
 import pytest
 
 from labs.kit.author.export import export
-from labs.kit.judge.manifest import LabError, find_lab, lab_ids
-from labs.kit.learner import progress
+from labs.kit.judge import manifest
+from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
+from labs.kit.judge.pristine import pristine_source
+from labs.kit.learner import commands, progress
 
 TESTS = len(find_lab("lab-01").tests)
 
@@ -129,7 +132,10 @@ def test_demo_runs_the_engine_on_the_labs_that_pass(course):
     course.solve()
     result = labs(course, "demo", "auto", "--out", "seen", "--temperature", "0")
     assert result.returncode == 0, result.stderr
-    assert result.stderr == "loading shakespeare and every lab that passes its tests\n"
+    loading = "loading shakespeare and every lab that passes its tests\n"
+    assert result.stderr == f"{loading}comparing with the engine's own parts\n"
+    assert re.search(r"not used:\n  lab-02: test_\w+ fails, and \d+ more tests\n", result.stdout)
+    assert result.stdout.endswith("All answers are those that the engine's own parts give.\n")
     assert re.search("schedule_step +│ lab-01, yours", result.stdout)
     assert re.search("clamp +│ the engine's own", result.stdout)
     header = (course.root / "seen" / "trace.jsonl").read_text("utf-8").splitlines()[0]
@@ -141,6 +147,106 @@ def test_hints_come_one_at_a_time(course):
     assert ["hint 1 of 3" in texts[0], "hint 2 of 3" in texts[1], "hint 3 of 3" in texts[2]] == [True] * 3
     assert len(set(texts)) == 3 and texts[2] == texts[3]
     assert "solution lab-01 --spoil" in texts[3] and "spoil" not in texts[0]
+
+
+def test_a_hint_is_shown_again_without_moving_on(course):
+    first, second = (labs(course, "hint", "1").stdout for _ in range(2))
+    for number, text in ((1, first), (2, second), (1, first)):
+        assert labs(course, "hint", "1", "--again", str(number)).stdout == text
+    for number in ("3", "0", "-1"):
+        result = labs(course, "hint", "1", "--again", number)
+        assert result.returncode == 2
+        assert f"schedule_step, hint {number} has not been shown yet; without --again" in result.stderr
+    assert "hint 3 of 3" in labs(course, "hint", "1").stdout
+
+
+@pytest.fixture
+def two(course):
+    """lab-01, and lab-02 with its three tasks."""
+    shutil.copytree(manifest.LABS_DIR / "lab-02", course.labs / "lab-02")
+    course.file("starter.py", "lab-02").write_text(pristine_source(find_lab("lab-02")), "utf-8")
+    return course
+
+
+def test_a_hint_is_for_the_task_that_is_next(two):
+    assert "lab-01 schedule_step, hint 1 " in labs(two, "hint").stdout
+    two.solve()
+    assert "lab-02 clamp, hint 1 " in labs(two, "hint").stdout
+    starter = two.file("starter.py", "lab-02")
+    unwritten = starter.read_text("utf-8")
+    body = "return max(0, min(num_new, budget, threshold or num_new))"
+    starter.write_text(replace_body(unwritten, "clamp", body), "utf-8")
+    assert re.search("next: lab-02 next_chunk,", labs(two, "status").stdout)
+    assert "lab-02 next_chunk, hint 1 " in labs(two, "hint", "2").stdout
+    starter.write_text(unwritten + "def (", "utf-8")
+    result = labs(two, "hint", "2").stdout
+    assert "does not parse" in result and "hint for: clamp, next_chunk, prefill_budget" in result
+    assert "lab-02 next_chunk, hint 2 " in labs(two, "hint", "2", "next_chunk").stdout
+
+
+def test_with_all_done_there_is_no_hint_unless_one_is_named(course):
+    course.solve()
+    assert labs(course, "hint").stdout == "all labs are done: no task is left for a hint\n"
+    assert "lab-01 is done; the hints are still there:" in labs(course, "hint", "1").stdout
+    assert "hint 1 of 3" in labs(course, "hint", "1", "schedule_step").stdout
+
+
+def test_a_task_may_be_named_by_a_part_of_it():
+    found = [
+        ("lab-06", "admit"),
+        ("lab-06", "ADMIT()"),
+        ("lab-07", "next"),
+        ("lab-05", "init"),
+        ("lab-07", "take"),
+    ]
+    assert [find_lab(lab_id).task(name).name for lab_id, name in found] == [
+        "BlockManager.admit",
+        "BlockManager.admit",
+        "Stream.__next__",
+        "BlockManager.__init__",
+        "OutputText.take",
+    ]
+    for lab in map(find_lab, lab_ids()):
+        assert [lab.task(name) for name in commands.names(lab)] == lab.tasks
+    with pytest.raises(LabError, match="'stream' may be Stream.__next__ or Stream.close; which one?"):
+        find_lab("lab-07").task("stream")
+    with pytest.raises(LabError, match="has no task 'admiss'; its tasks are hash_block, BlockManager.find"):
+        find_lab("lab-06").task("admiss")
+
+
+# What is said with these does not depend on the width, but for where its lines end.
+SAID = (["--help"], ["hint", "--help"], ["demo", "--help"], ["hint", "2", "clamp"], ["hint", "2", "next_chunk"],
+        ["hint", "2", "--again", "1"], ["reset", "1", "--yes"])  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [36, 50, 80, 120])
+def test_no_word_is_broken_at_any_width(two, monkeypatch, columns):
+    wide = two.environment()
+
+    def said(width, line):
+        monkeypatch.setattr(two, "environment", lambda: wide | {"COLUMNS": str(width)})
+        (two.labs / ".state" / "hints.json").unlink(missing_ok=True)
+        if "--again" in line:
+            labs(two, "hint", "2", "clamp")
+        return labs(two, *line).stdout
+
+    for line in SAID:
+        text = said(columns, line)
+        assert text.split() == said(1000, line).split()
+        assert max(map(len, text.splitlines())) <= columns, line
+
+
+@pytest.mark.parametrize("columns", [36, 50, 80, 120])
+def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    standing = [progress.Progress(find_lab(lab_id), []) for lab_id in lab_ids()]
+    board = commands.board(standing)
+    assert max(map(len, board)) <= columns
+    for one in standing:
+        names = [task.name if columns > 40 else task.name.split(".")[-1] for task in one.lab.tasks]
+        assert [name for name in names if not any(name in line.split() for line in board)] == []
+    standing[0].problem = "lab-01: starter.py does not parse, line 3: invalid syntax"
+    assert sum(line.split().count("?") for line in commands.board(standing)) == 1
 
 
 def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course, monkeypatch):
