@@ -228,25 +228,19 @@ class Play:
     # -------------------------------------------------------------------------------------- seen
 
     def seen(self):
-        kv, waiting_too = self.kv, dict(sorted(self.requests.items()))
-        numbers, tables, strangers = {}, {}, []
-        for name, request in waiting_too.items():
-            tables[name] = [numbers.setdefault(block, len(numbers)) for block in kv.block_table(request)]
-            if name in self.held and not self._reads_its_own(request):
-                strangers.append(name)
-        return {
-            "num_free_blocks": kv.num_free_blocks,
-            "num_cached_blocks": kv.num_cached_blocks,
-            "blocks found": {
-                name: len(list(kv.find_prefix(request)))
-                for name, request in (waiting_too | self.probes).items()
-            },
-            "block tables (renamed)": tables,
-            "num_computed_tokens": {n: r.num_computed_tokens for n, r in waiting_too.items()},
-            "num_cached_tokens": {n: r.num_cached_tokens for n, r in waiting_too.items()},
-            "read another's text": strangers,
-            "tokens": {n: [len(r.prompt_token_ids), len(r.output_token_ids)] for n, r in waiting_too.items()},
-        }
+        kv, numbers = self.kv, {}
+        seen = {"num_free_blocks": kv.num_free_blocks, "num_cached_blocks": kv.num_cached_blocks}
+        for name, request in sorted(self.requests.items()):
+            table = [numbers.setdefault(block, len(numbers)) for block in kv.block_table(request)]
+            seen[f"block table of {name}, renamed"] = table
+            seen[f"num_computed_tokens of {name}"] = request.num_computed_tokens
+            seen[f"num_cached_tokens of {name}"] = request.num_cached_tokens
+            seen[f"tokens of {name}"] = [request.num_prompt_tokens, len(request.output_token_ids)]
+            if name in self.held:
+                seen[f"positions of {name} that hold another text"] = self._not_its_own(request)
+        for name, request in [*sorted(self.requests.items()), *self.probes.items()]:
+            seen[f"blocks found for {name}"] = len(list(kv.find_prefix(request)))
+        return seen
 
     # ----------------------------------------------------------------------------------- helpers
 
@@ -299,6 +293,6 @@ class Play:
             for index, block in enumerate(self.kv.block_table(request)[: end // self.size]):
                 self.published[block] = self._text(request, (index + 1) * self.size)
 
-    def _reads_its_own(self, request):
-        slots = self.kv.slot_mapping(request, 0, request.num_computed_tokens)
-        return all(self.written.get(slot) == self._text(request, p + 1) for p, slot in enumerate(slots))
+    def _not_its_own(self, request):
+        slots = enumerate(self.kv.slot_mapping(request, 0, request.num_computed_tokens))
+        return [p for p, slot in slots if self.written.get(slot) != self._text(request, p + 1)]

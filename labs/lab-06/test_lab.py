@@ -67,7 +67,8 @@ def test_hash_tells_parent_and_tokens_apart(lab):
     names = [(lab.hash_block(a, (2,)), lab.hash_block(b, (1,))) for a, b in zip(one, two, strict=True)]
     alike = [parent for parent, (name, _) in zip(one, names, strict=True) if name == both]
     assert not alike, f"(2,) behind the parent {alike[0]} has the hash of (1, 2) behind the empty parent"
-    assert all(name != other for name, other in names), "parent and tokens can change places"
+    turned = [parent for parent, (name, other) in zip(one, names, strict=True) if name == other]
+    assert not turned, f"the parent {turned[0]} and the token 2 can change places"
 
 
 def test_hash_is_the_same_in_every_run(lab, monkeypatch):
@@ -152,7 +153,8 @@ def test_salts_separate_tenants(lab):
     """Requests with another cache salt find nothing of it, those with the same salt everything."""
     kv = make(lab, 8, 4)
     admitted(kv, "a", BASE, salt="red")
-    assert [cached_for(kv, BASE, salt) for salt in ("red", "blue", "")] == [8, 0, 0]
+    found = {salt: cached_for(kv, BASE, salt) for salt in ("red", "blue", "")}
+    assert found == {"red": 8, "blue": 0, "": 0}
 
 
 SALTS = ["", " ", "0", "1", "11", "red", "Red", "red ", "é", "e\u0301", "\x01\0\0\0\0\0\0\0"]
@@ -185,6 +187,19 @@ def test_each_salt_has_its_own_cache(lab, hash_block):
         resumed.output_token_ids += [11, 5]
         assert kv.admit(resumed)
         assert resumed.num_cached_tokens == found, f"a resumed request with the salt {salt!r}"
+
+
+def test_looking_changes_nothing(lab):
+    """find_prefix sets no number of the request, and takes no block."""
+    kv = make(lab, 8, 4)
+    kv.free(admitted(kv, "a", BASE))
+    request = make_request("b", BASE)
+    request.num_cached_tokens, request.num_preemptions = 4, 1  # of an earlier admission
+    before = {name: value for name, value in vars(request).items() if name != "block_hashes"}
+    assert len(list(kv.find_prefix(request))) == 2
+    changed = [name for name, value in before.items() if getattr(request, name) != value]
+    assert not changed, f"find_prefix changed {changed[0]} of the request"
+    assert (kv.num_free_blocks, kv.num_cached_blocks, list(kv.block_table(request))) == (8, 2, [])
 
 
 def test_looking_is_not_using(lab):
@@ -330,12 +345,17 @@ def test_progress_begins_behind_the_hit(lab):
     kv.free(admitted(kv, "a", BASE))
     second = make_request("b", BASE)
     assert kv.admit(second)
-    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (8, 8, 1)
+    progress = "num_computed_tokens, num_cached_tokens, num_new_tokens"
+    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (8, 8, 1), (
+        progress
+    )
     kv.free(second)  # preempted, and everything it knew is evicted
     second.num_preemptions = 1
     kv.free(admitted(kv, "c", list(range(32)), computed=0))
     assert kv.admit(second)
-    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (0, 0, 9)
+    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (0, 0, 9), (
+        progress
+    )
 
 
 def test_a_hit_on_a_free_block_takes_it(lab):
@@ -357,7 +377,8 @@ def test_an_admission_that_fails_changes_nothing(lab):
     second = make_request("b", [*BASE, *range(8)])
     assert refused(kv, second)
     assert (kv.num_free_blocks, kv.num_cached_blocks) == (1, 2)
-    assert (second.num_computed_tokens, second.num_cached_tokens, len(kv.block_table(second))) == (0, 0, 0)
+    assert (second.num_computed_tokens, second.num_cached_tokens) == (0, 0), "the request was refused"
+    assert len(kv.block_table(second)) == 0, "the request was refused"
     kv.free(first)
     assert kv.num_free_blocks == 4
     assert kv.reset_prefix_cache(), "no request holds anything, least of all the one that was never admitted"
@@ -433,7 +454,8 @@ def test_least_recently_used_goes_first(lab):
         kv.free(admitted(kv, name, prompt))
     kv.free(admitted(kv, "again", [1] * 5))
     admitted(kv, "c", [3] * 12, computed=0)
-    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (4, 0)
+    found = {"freed last": cached_for(kv, [1] * 5), "freed before": cached_for(kv, [2] * 5)}
+    assert found == {"freed last": 4, "freed before": 0}
 
 
 def test_used_means_until_it_was_freed(lab):
@@ -443,7 +465,8 @@ def test_used_means_until_it_was_freed(lab):
     kv.free(admitted(kv, "goes", [2] * 9))
     kv.free(stays)
     admitted(kv, "c", [3] * 16, computed=0)  # two empty blocks, and two more
-    assert (cached_for(kv, [1] * 9), cached_for(kv, [2] * 9)) == (8, 0)
+    found = {"stays": cached_for(kv, [1] * 9), "goes": cached_for(kv, [2] * 9)}
+    assert found == {"stays": 8, "goes": 0}
 
 
 def test_an_evicted_block_is_found_no_more(lab):
@@ -451,7 +474,8 @@ def test_an_evicted_block_is_found_no_more(lab):
     kv = make(lab, 3, 4)
     kv.free(admitted(kv, "a", BASE))
     newcomer = admitted(kv, "b", list(range(12)), computed=0)
-    assert (cached_for(kv, BASE), kv.num_cached_blocks) == (0, 0)
+    assert cached_for(kv, BASE) == 0, "its blocks belong to b now"
+    assert kv.num_cached_blocks == 0
     newcomer.num_computed_tokens = 12
     kv.publish(newcomer)
     assert cached_for(kv, list(range(12))) == 8
@@ -462,15 +486,19 @@ def test_an_evicted_block_is_found_no_more(lab):
 
 
 def test_a_shared_block_survives_one_owner(lab):
-    """When the first owner goes, the second still holds the block, and no other request can get it."""
-    kv = make(lab, 4, 4)
-    first = admitted(kv, "a", BASE)
-    second = admitted(kv, "b", BASE)
-    table = list(kv.block_table(second))
-    kv.free(first)
-    assert kv.num_free_blocks == 1
-    third = admitted(kv, "c", [7, 7], computed=0)
-    assert not set(kv.block_table(third)) & set(table)
+    """When one owner goes, the others still hold the block, and no other request can get it."""
+    kv = make(lab, 6, 4)
+    owners = [admitted(kv, name, BASE) for name in "abc"]
+    assert kv.num_free_blocks == 1, "two blocks that are shared, and one more for each"
+    table = list(kv.block_table(owners[2]))
+    kv.free(owners[0])
+    kv.free(owners[1])
+    assert kv.num_free_blocks == 3, "the two shared blocks are still held"
+    newcomer = admitted(kv, "d", [7] * 12, computed=0)
+    assert not set(kv.block_table(newcomer)) & set(table)
+    kv.free(newcomer)
+    kv.free(owners[2])
+    assert kv.num_free_blocks == 6, "the last owner has gone"
 
 
 def test_freed_content_can_still_be_found(lab):
