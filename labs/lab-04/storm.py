@@ -181,9 +181,10 @@ class Play:
     # -------------------------------------------------------------------------------------- seen
 
     def seen(self):
+        texts = {n: [r.prompt_token_ids, r.output_token_ids] for n, r in self.requests.items()}
         seen = {
             "num_computed_tokens": {n: r.num_computed_tokens for n, r in self.requests.items()},
-            "prompt and output": {n: [r.prompt_token_ids, r.output_token_ids] for n, r in self.requests.items()},
+            "prompt and output": texts,
             "tokens in the cache": {name: len(self.caches[name]) for name in self.requests},
         }
         made, self.made = self.made, {}
