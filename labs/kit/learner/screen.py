@@ -85,7 +85,8 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, " ".join((command.help or "").split())) for name, command in commands if command]
+        shown = [(name, command) for name, command in commands if command and not command.hidden]
+        rows = [(name, " ".join((command.help or "").split())) for name, command in shown]
         formatter.write(f"{_help(self, ctx)}\n\ncommands:\n{pairs(rows)}")
 
 
