@@ -8,11 +8,16 @@ from typer.testing import CliRunner
 
 from labs.kit.judge import loading
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.judge.result import Result
+from labs.kit.learner import texts
 from labs.kit.learner.commands import app
-from labs.kit.learner.parts import LearnerParts
+from labs.kit.learner.parts import LearnerParts, why_not
+from labs.kit.learner.progress import Progress
 from mini_engine.engine import Engine
+from mini_engine.loading.checkpoint import load
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import SamplingParams
+from mini_engine.show.demo import Answer
 
 CONFIG = ModelConfig("qwen3", 50, 32, 48, 2, 4, 2, 8, 128, tie_word_embeddings=True, qk_norm=True)
 
@@ -63,6 +68,39 @@ def test_the_table_names_no_part_that_nothing_calls():
     assert whose["attend_backend"] == "lab-04, yours"
     assert whose["next_chunk"] == "the engine's own"
     assert dict(LearnerParts.from_labs("2,4,5", impl="solution").table())["next_chunk"] == "lab-02, yours"
+
+
+@pytest.mark.parametrize(
+    ("labs", "unused"),
+    [
+        ("lab-01,lab-03", []),
+        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's takes its place"]),
+        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's takes its place"]),
+        (
+            "lab-02,lab-04",
+            [
+                "lab-02's next_chunk: lab-04's fused_step calls the engine's",
+                "lab-02's prefill_budget: no part of this engine calls it",
+            ],
+        ),
+    ],
+)
+def test_what_is_not_used_and_why(labs, unused):
+    assert LearnerParts.from_labs(labs, impl="solution").unused == unused
+
+
+def test_why_a_lab_is_not_used():
+    lab = find_lab("lab-02")
+    names = [task.name for task in lab.tasks]
+    results = [Result(test, passed=test not in lab.tasks[1].tests) for test in lab.tests]
+    failed = [result.test for result in results if not result.passed]
+    assert why_not(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
+    assert why_not(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
+    more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
+    assert why_not(Progress(lab, results, unwritten=names[1:])) == more
+    assert why_not(Progress(lab, results)) == f"lab-02: {failed[0]} fails, and {len(failed) - 1} more tests"
+    problem = "lab-02: starter.py does not parse, line 3: invalid syntax"
+    assert why_not(Progress(lab, [], unwritten=names, problem=problem)) == problem
 
 
 def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
@@ -144,3 +182,110 @@ def test_an_unwritten_starter_is_told_kindly():
 def test_an_unknown_lab_is_refused(labs, message):
     with pytest.raises(ValueError, match=message):
         LearnerParts.from_labs(labs)
+
+
+# ------------------------------------------------------------------- beside the engine's own answers
+
+
+@pytest.fixture(scope="module")
+def plays():
+    return load("shakespeare")
+
+
+@pytest.fixture(scope="module")
+def expected(plays):
+    return texts.answered(None, *plays, None)
+
+
+def shown(monkeypatch, plays, expected, lab_id, task, body) -> str:
+    """What is said of the demo's answers on a lab whose solution has another body in one place."""
+    learner = broken(monkeypatch, lab_id, task, body)
+    departure = texts.first_departure(texts.answered(learner, *plays, None), expected)
+    assert departure, "no answer shows it"
+    return "\n".join(departure.lines())
+
+
+def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
+    assert [answer.finish_reason for answer in expected.values()] == [
+        *["length"] * 3, "stop", *["length"] * 4, "abort"
+    ]  # fmt: skip
+    assert "" in expected["r3"].pieces, "text is held back that might be a stop string"
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "words"),
+    [
+        ("OutputText.append", "self.text += text", ["r3 ", "from token 47 (character 46) on"]),
+        (
+            "OutputText.take",
+            "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
+            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''", "1 more answer is"],
+        ),
+        (
+            "Stream.__next__",
+            """
+            if self.closed:
+                raise StopIteration
+            while not self.inbox:
+                self.engine.step()
+            delta = self.inbox.pop()
+            if delta.finish_reason:
+                self.close()
+            return delta
+            """,
+            ["r2 ", "from token 2 (character 2) on", "yours: ", "the engine's: won.\u21b5\u21b5HAMLET"],
+        ),
+        (
+            "Stream.close",
+            "self.closed = True\nself.unsubscribe()",
+            ["r8 ", "the text is the same, but the request ends by 'length' instead of 'abort'"],
+        ),
+    ],
+)
+def test_a_wrong_text_or_stream_shows(monkeypatch, plays, expected, task, body, words):
+    said = shown(monkeypatch, plays, expected, "lab-07", task, body)
+    assert [word for word in words if word not in said] == [], said
+    assert len(said.splitlines()) <= 4
+
+
+def test_a_stream_that_does_not_end_is_named(monkeypatch, plays):
+    body = "while not self.inbox:\n    self.engine.step()\nreturn self.inbox.popleft()"
+    learner = broken(monkeypatch, "lab-07", "Stream.__next__", body)
+    with pytest.raises(Exception) as raised:
+        texts.answered(learner, *plays, None)
+    assert "lab-07: __next__ stopped the run" in str(learner.explain(raised.value, 3))
+
+
+def test_right_parts_give_the_engine_s_own_answers(plays, expected):
+    learner = LearnerParts.from_labs(",".join(lab_ids()), impl="solution")
+    right, lines = texts.compared(learner, expected, *plays)
+    assert (right, lines) == (True, ["All answers are those that the engine's own parts give."])
+    assert texts.first_departure(texts.answered(learner, *plays, None), expected) is None
+
+
+def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
+    body = "return mini_engine.attention.paged_attention(q * 2, k_cache, v_cache, batch)"
+    lab = find_lab("lab-05")
+    source = "import mini_engine.attention\n" + lab.file("solution.py").read_text()
+    wrong = loading.execute(replace_body(source, "paged_attention", body), "wrong", lab.file("starter.py"))
+    real = loading.namespace
+    monkeypatch.setattr(
+        "labs.kit.learner.parts.namespace",
+        lambda lab_id, impl: wrong if lab_id == "lab-05" else real(lab_id, "solution"),
+    )
+    learner = LearnerParts.from_labs("lab-02,lab-05")
+    right, lines = texts.compared(learner, texts.answered(learner, *plays, 0), *plays, temperature=0)
+    assert not right and len(lines) <= 6
+    assert lines[-2:] == [
+        "The parts of lab-05 do that by themselves. What the tests say of them:",
+        "  python -m labs test lab-05",
+    ]
+
+
+def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
+    monkeypatch.setattr(texts, "departs", lambda *_: False)
+    learner = LearnerParts.from_labs("lab-05", impl="solution")
+    other = expected | {"r0": Answer("O Romeo, ", ["x", *expected["r0"].pieces[1:]], finish_reason="length")}
+    right, lines = texts.compared(learner, other, *plays)
+    assert right and "from token 1 (character 1) on" in lines[0]
+    assert lines[-1] == "In float64 all are the same: this is rounding in torch.float32."
