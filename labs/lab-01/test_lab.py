@@ -105,7 +105,7 @@ def test_nobody_is_admitted_without_budget(lab):
 
 
 def test_who_computes_nothing_is_left_out(lab):
-    """A running request that finds the budget spent is left out: no row of 0, no decode on credit, no room."""
+    """A running request that finds the budget spent is left out: no row of 0, no decode on credit."""
     kv = FakeKV(25)
     running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, computed=5)]
     running[1].output_token_ids.append(7)
