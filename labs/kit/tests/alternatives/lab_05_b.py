@@ -32,6 +32,8 @@ class BlockManager:
         return (missing + self.block_size - 1) // self.block_size if missing > 0 else 0
 
     def _give(self, request, count):
+        if not count:
+            return
         table = self.tables.setdefault(request.request_id, Table())
         for _ in range(count):
             block, self.head = self.head, self.next_free[self.head]

@@ -40,8 +40,9 @@ class BlockManager:
         except MemoryError:
             self.recycled += taken
             return False
-        # A new list: who asked for the table before keeps what they got.
-        self.tables[request.request_id] = self.tables.get(request.request_id, []) + taken
+        # A new list: the caller that asked for the table before keeps what it got.
+        if taken:
+            self.tables[request.request_id] = self.tables.get(request.request_id, []) + taken
         return True
 
     def admit(self, request):
