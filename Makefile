@@ -42,7 +42,7 @@ test-fast: $(VENV)/installed
 OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
 STRICT = $(if $(LEARNING),,--strict)
 
-SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives check cli diagnose panel plugin) \
+SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives check cli diagnose edition panel plugin) \
 	$(patsubst %,mini_engine/tests/test_%.py,oracle_engine oracle_model player)
 
 check: $(VENV)/installed
