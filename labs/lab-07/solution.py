@@ -9,25 +9,39 @@ from mini_engine.text.detokenizer import Detokenizer
 
 
 def step(engine):
-    """One turn of the engine: decide, compute, choose, take back, hand out. The Deltas of this step.
+    """One turn of the engine: serve what the scheduler chooses, and return a list of this step's Deltas.
 
-    What the engine gives you: engine.has_work, engine.requests (by id), engine.scheduler,
-    engine.backend, engine.sample, engine.collect.
+    What the engine offers; each is called at most once in a step. In which order is for you to find.
 
-    1. With no work, raise NoWorkError (of mini_engine.parts): the caller would otherwise call for ever.
-    2. scheduled = engine.scheduler.schedule(), once: {request_id: num_tokens}, in row order.
-    3. rows = a list of Row(request, num_tokens, is_last), in that order (of mini_engine.interfaces).
-       is_last: num_tokens is all that the request has left (num_new_tokens). Look now: step 6 changes
-       the counters. If the list is empty although there is work, raise a RuntimeError that says how
-       many requests are waiting and how many are running.
-    4. ending = the requests of the rows with is_last, in row order. Only these get a token; a partial
-       chunk gives none.
-    5. logits = engine.backend.forward(rows), once, for all rows; it returns a row for each of the
-       ending. sampled, stopped = engine.sample(logits, ending): {request_id: [token_id]}, and of the
-       requests whose text has reached a stop string {request_id: that string}.
-    6. engine.scheduler.update(scheduled, sampled, stopped): all rows advance, the sampled tokens are
-       appended, and the finished leave, so that their blocks are free for the very next step.
-    7. Return engine.collect(ending, stopped): what each has just said, and whether it was the last.
+    engine.has_work: is any request waiting or running?
+    engine.requests: {request_id: Request}, all that are not finished.
+    engine.scheduler.schedule(): decides the step: {request_id: num_tokens}, in row order. It admits,
+        preempts and claims memory. The scheduler's `waiting` and `running` have a length.
+    engine.backend.forward(rows): one pass of the model over a list of Row(request, num_tokens, is_last)
+        (of mini_engine.interfaces). A row's tokens are those from the request's num_computed_tokens on;
+        is_last says that they are all that it has left (num_new_tokens). Returns logits (S, vocab_size),
+        a row for each of the S rows with is_last, in their order.
+    engine.sample(logits, requests): chooses a token for each row of logits; `requests` are their owners.
+        Returns two dicts: {request_id: [token_id]}, and of the requests whose text has now reached a
+        stop string {request_id: that string}. It writes nothing into a Request.
+    engine.scheduler.update(scheduled, sampled, stopped): takes the step back, from the schedule and the
+        two dicts of sample: num_computed_tokens moves on, tokens are appended, finished requests get
+        their finish_reason, leave, and free their blocks.
+    engine.collect(requests, stopped): a list with the Delta of each of these requests: the newest of its
+        outputs, and its finish_reason if that was the last. The engine forgets the finished.
+
+    What must hold:
+
+    - All that is scheduled goes through the model, in one pass, in the schedule's order.
+    - A request gets a token, and a Delta, if this step computes all that it has left, and only then.
+      A chunk that leaves something gives neither, and is progress all the same.
+    - When step returns, all books are closed: every scheduled token is counted, the finished hold no
+      block and are not in engine.requests. The Deltas stand in row order.
+    - step itself changes no Request, and not the schedule.
+
+    Raises NoWorkError (mini_engine.parts) when there is no work, and a RuntimeError that says how many
+    requests are waiting and how many are running when there is work but nothing was scheduled: the model
+    is not called then. An error of a part is not caught.
     """
     if not engine.has_work:
         raise NoWorkError("step() was called, but no request is waiting or running; add one first")
@@ -49,9 +63,9 @@ def step(engine):
 
 
 class Stream(Iterator):
-    """The Deltas of one request, in order, each when it is there; the engine is driven by whoever reads.
+    """The Deltas of one request, in order, each as soon as it exists; the engine is driven by its readers.
 
-    `engine.step()` puts every Delta of this request into the stream's inbox, whoever called it.
+    `engine.step()` puts each Delta into the inbox of its request's stream, whichever reader called it.
     """
 
     def __init__(self, engine, request):
@@ -63,11 +77,11 @@ class Stream(Iterator):
     def __next__(self):
         """The next Delta of this request.
 
-        1. A closed stream is over: raise StopIteration.
-        2. While the inbox is empty, self.engine.step(). That serves everybody, and the others' Deltas
-           go to their own inboxes.
-        3. Take the oldest Delta from the inbox. If it has a finish_reason it is the last: close().
-        4. Return it.
+        self.engine.step() is called while there is no Delta to give, and only then.
+        The last Delta is the one with a finish_reason: the stream has been closed when it is returned.
+        A closed stream raises StopIteration, however often it is asked, and takes no step.
+        An error of the engine goes through to the reader. It does not end the stream: the next call
+        tries again.
         """
         if self.closed:
             raise StopIteration
@@ -80,12 +94,12 @@ class Stream(Iterator):
         return delta
 
     def close(self):
-        """Stop listening; a reader who goes away must not be computed for.
+        """Stop listening: nothing is computed for a reader that has left.
 
-        1. The stream is closed.
-        2. unsubscribe().
-        3. If the request is not finished (finish_reason is None), engine.abort its id.
-        Closing twice, or a stream that is at its end, does nothing: the id may be somebody else's by now.
+        Afterwards the stream is over, what lay unread in the inbox is dropped, the engine keeps no inbox
+        for it (unsubscribe), and the request has been aborted (engine.abort takes its id) if it was not
+        finished. Closing again does nothing. Closing the stream of a finished request aborts nothing:
+        its id may be another request's by now.
         """
         self.closed = True
         self.unsubscribe()
@@ -125,7 +139,8 @@ class OutputText:
         """Put new text behind the old. If a stop string is there now, cut the text before it.
 
         Returns the stop string, or None. It may have begun in an earlier piece of text. When there
-        are several, the one that begins first in the text counts.
+        are several, the one that begins first in the text counts; of two that begin at the same place
+        the shorter one, for it was complete first.
         """
         self.text += text
         # What was given out holds no beginning of a stop string, so the search may start behind it.
@@ -133,6 +148,7 @@ class OutputText:
         found = [(at, stop) for at, stop in places if at >= 0]
         if not found:
             return None
+        # At one place the shorter is the smaller, being the beginning of the other.
         at, stop = min(found)
         self.text = self.text[:at]
         return stop
@@ -140,8 +156,8 @@ class OutputText:
     def take(self, finished):
         """What may be given out now, and was not given out before.
 
-        finished: everything. Otherwise hold back the end of the text for as long as it might be the
-        beginning of a stop string: the longest such end, and nothing when there is none.
+        finished: everything. Otherwise the end of the text is held back while it might be the beginning
+        of a stop string: the longest such end, and nothing when there is none.
         """
         end = len(self.text)
         if not finished:

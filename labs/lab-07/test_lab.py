@@ -1,15 +1,16 @@
-"""What the engine's loop must do: one step, the room between two steps, whole runs; then what a reader
+"""What the engine's loop must do: one step, the time between two steps, whole runs; then what a reader
 gets to see, a stream and its text."""
 
 import re
 from dataclasses import fields, replace
 from functools import cache
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
 import tokenizers
 
-from labs.kit import assert_drained, load
+from labs.kit import assert_drained, judge_storm, load
 from labs.kit.judge.manifest import find_lab
 from labs.kit.learner.parts import LearnerParts
 from labs.kit.toys.driver import RUNS
@@ -34,13 +35,13 @@ def engine_with(lab, *requests, **config):
     return engine
 
 
-def heard(deltas):
+def tokens_of(deltas):
     """Deltas as {request_id: [tokens]}, in their order."""
     return {delta.request_id: delta.token_ids for delta in deltas}
 
 
 def turns(engine, most=60):
-    """The Deltas of each step, until nobody is left."""
+    """The Deltas of each step, until no request is left."""
     for _ in range(most):
         if not engine.has_work:
             return
@@ -49,7 +50,7 @@ def turns(engine, most=60):
 
 
 def drain(engine):
-    """All that is said until nobody is left, as {request_id: tokens}."""
+    """All tokens until no request is left, as {request_id: tokens}."""
     said = {}
     for deltas in turns(engine):
         for delta in deltas:
@@ -75,7 +76,7 @@ class Forwards:
 
 
 def test_nothing_to_do_has_a_name(lab):
-    """A step with nobody there raises NoWorkError, before the first request and after the last."""
+    """A step without any request raises NoWorkError, before the first request and after the last."""
     engine = engine_with(lab)
     with pytest.raises(NoWorkError):
         engine.step()
@@ -85,15 +86,15 @@ def test_nothing_to_do_has_a_name(lab):
         engine.step()
 
 
-def test_who_waits_is_work(lab):
-    """With nobody running and one who waits, step admits, computes, and gives the first token at once."""
+def test_a_waiting_request_is_work(lab):
+    """With nothing running and one request waiting, step admits it, computes, and gives its first token."""
     engine = engine_with(lab, request("A", 5))
-    assert heard(engine.step()) == {"A": scenarios.alone(request("A", 5))[:1]}
+    assert tokens_of(engine.step()) == {"A": scenarios.alone(request("A", 5))[:1]}
     assert [r.request_id for r in engine.scheduler.running] == ["A"]
 
 
 def test_an_empty_schedule_is_an_error_in_words(lab):
-    """Work, but nothing scheduled, is a scheduler's bug: a RuntimeError that counts who is left."""
+    """Work, but nothing scheduled, is a scheduler's bug: a RuntimeError that counts the requests left."""
     engine = scenarios.make_engine(lab.step, learner=only(schedule_step=lambda *_, **__: {}))
     scenarios.add(engine, request("A", 5))
     scenarios.add(engine, request("B", 5))
@@ -108,13 +109,9 @@ def test_an_empty_schedule_is_an_error_in_words(lab):
 
 
 def test_an_error_of_a_part_is_not_hidden(lab):
-    """When a part fails, step fails: an empty list would look like a step in which nobody has spoken."""
+    """When a part fails, step fails: an empty list would look like a step that gave no token."""
     engine = engine_with(lab, request("A", 5))
-
-    def forward(rows):
-        raise ZeroDivisionError
-
-    engine.backend.forward = forward
+    engine.backend.forward = raises(ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         engine.step()
 
@@ -152,10 +149,110 @@ def test_one_decision_a_step(lab):
     assert not engine.has_work
 
 
+def in_a_step(lab):
+    """What was there when each part was called, in a step with a decode, a prompt that ends and a chunk.
+
+    For each part its arguments, and of each request the outputs and the computed tokens at that moment.
+    """
+    engine = engine_with(lab, request("decode", 4, 2))
+    engine.step()
+    scenarios.add(engine, request("prompt", 3, 4))
+    scenarios.add(engine, request("chunk", 40, 4))
+    requests, found = list(engine.requests.values()), {}
+
+    def watch(owner, name):
+        call = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            state = {r.request_id: (len(r.output_token_ids), r.num_computed_tokens) for r in requests}
+            found[name] = SimpleNamespace(state=state, arguments=signature(call).bind(*args, **kwargs).args)
+            found[name].returned = call(*args, **kwargs)
+            return found[name].returned
+
+        setattr(owner, name, watched)
+
+    for owner, name in (
+        (engine.scheduler, "schedule"),
+        (engine.backend, "forward"),
+        (engine, "sample"),
+        (engine.scheduler, "update"),
+        (engine, "collect"),
+    ):
+        watch(owner, name)
+    deltas = engine.step()
+    return SimpleNamespace(**found, deltas=deltas, requests=requests)
+
+
+BEFORE = {"decode": (1, 4), "prompt": (0, 0), "chunk": (0, 0)}
+AFTER = {"decode": (2, 5), "prompt": (1, 3), "chunk": (0, 12)}
+
+
+def test_forward_finds_the_counters_unmoved(lab):
+    """num_computed_tokens says where a row's tokens begin, so it has not moved when the model is called."""
+    seen = in_a_step(lab)
+    assert seen.forward.state == BEFORE
+    (rows,) = seen.forward.arguments
+    assert [(row.request.request_id, row.num_tokens, bool(row.is_last)) for row in rows] == [
+        ("decode", 1, True),
+        ("prompt", 3, True),
+        ("chunk", 12, False),
+    ]
+
+
+def test_sample_finds_no_token_of_this_step(lab):
+    """A penalty or a stop string looks at the outputs so far: nothing is appended before sample is called."""
+    seen = in_a_step(lab)
+    assert seen.sample.state == BEFORE
+    logits, requests = seen.sample.arguments
+    assert [one.request_id for one in requests] == ["decode", "prompt"]
+    assert logits.equal(seen.forward.returned)
+
+
+def test_update_gets_the_whole_step(lab):
+    """update gets all that was scheduled and all that sample returned; until then nothing was written."""
+    seen = in_a_step(lab)
+    assert seen.update.state == BEFORE
+    scheduled, sampled, stopped = seen.update.arguments
+    assert scheduled == {"decode": 1, "prompt": 3, "chunk": 12} == seen.schedule.returned
+    assert (sampled, set(stopped)) == (seen.sample.returned[0], set())
+
+
+def test_collect_finds_the_books_closed(lab):
+    """A Delta says what the newest output is, and whether it was the last: update has written both."""
+    seen = in_a_step(lab)
+    assert seen.collect.state == AFTER
+    requests, stopped = seen.collect.arguments
+    assert [one.request_id for one in requests] == ["decode", "prompt"]
+    assert (dict(stopped), list(seen.deltas)) == ({}, seen.collect.returned)
+    assert seen.requests[0].finish_reason == "length"
+
+
+def test_a_failed_pass_counts_nothing(lab):
+    """When the model fails, nothing has been counted or said yet: the next step computes the same again."""
+    engine = engine_with(lab, request("A", 5, 3), request("B", 4, 3))
+    engine.step()
+    forward, engine.backend.forward = engine.backend.forward, raises(ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    engine.backend.forward = forward
+    assert drain(engine) == {
+        name: scenarios.alone(request(name, n, 3))[1:] for name, n in (("A", 5), ("B", 4))
+    }
+
+
+def raises(error):
+    """What fails with this error, whatever it is called with."""
+
+    def failing(*_, **__):
+        raise error
+
+    return failing
+
+
 def test_a_partial_chunk_says_nothing(lab):
     """A 30-token prompt under a budget of 7: four silent steps, then its first token."""
     engine = engine_with(lab, request("A", 30, 2), max_num_batched_tokens=7)
-    turns = [heard(engine.step()) for _ in range(6)]
+    turns = [tokens_of(engine.step()) for _ in range(6)]
     first, second = scenarios.alone(request("A", 30, 2))
     assert turns == [{}, {}, {}, {}, {"A": [first]}, {"A": [second]}]
 
@@ -165,11 +262,11 @@ def test_a_chunk_of_one_is_no_decode(lab):
     engine = engine_with(lab, request("A", 2, 9), max_num_batched_tokens=2)
     engine.step()
     scenarios.add(engine, request("B", 4))
-    assert [list(heard(engine.step())) for _ in range(4)] == [["A"], ["A"], ["A"], ["A", "B"]]
+    assert [list(tokens_of(engine.step())) for _ in range(4)] == [["A"], ["A"], ["A"], ["A", "B"]]
 
 
 def test_silent_and_loud_in_one_step(lab):
-    """Beside a decode and a prompt that ends, the chunk of a long prompt gets no Delta, and no token."""
+    """Beside a decode and a prompt that ends, the chunk of a long prompt gets no Delta and no token."""
     engine = engine_with(lab, request("chat", 4, 9))
     engine.step()
     scenarios.add(engine, request("short", 3))
@@ -177,7 +274,7 @@ def test_silent_and_loud_in_one_step(lab):
     said = engine.step()
     chat, short = scenarios.alone(request("chat", 4, 9)), scenarios.alone(request("short", 3))
     assert [delta.request_id for delta in said] == ["chat", "short"]
-    assert heard(said) == {"chat": chat[1:2], "short": short[:1]}
+    assert tokens_of(said) == {"chat": chat[1:2], "short": short[:1]}
     assert engine.requests["essay"].num_computed_tokens == 12
     assert engine.requests["essay"].output_token_ids == []
 
@@ -187,11 +284,11 @@ def test_a_delta_is_the_token_of_this_step(lab):
     engine = engine_with(lab, request("A", 5, 3), request("B", 4, 3))
     expected = {name: scenarios.alone(request(name, n, 3)) for name, n in (("A", 5), ("B", 4))}
     for i in range(3):
-        assert heard(engine.step()) == {name: [tokens[i]] for name, tokens in expected.items()}
+        assert tokens_of(engine.step()) == {name: [tokens[i]] for name, tokens in expected.items()}
 
 
 def test_max_tokens_1_gives_one(lab):
-    """Three who want a single token get one each, with the reason, in the step that ends their prompt."""
+    """Three requests for a single token get one each, with the reason, in the step that ends their prompt."""
     played = scenarios.play(lab, SCENARIOS["one token is all they want"])
     assert_drained(played.trace)
     for name in "ABC":
@@ -199,7 +296,7 @@ def test_max_tokens_1_gives_one(lab):
 
 
 @pytest.mark.parametrize("why", ["length", "stop token", "eos", "eos ignored"])
-def test_every_end_is_told_with_the_last_token(lab, why):
+def test_every_end_is_reported_with_the_last_token(lab, why):
     """Length, stop token and end-of-sequence finish alike: the last Delta has the reason, no other one."""
     entry = request("A", 5, 8)
     text = scenarios.alone(entry)
@@ -245,14 +342,14 @@ def test_room_of_the_finished_is_free_when_step_returns(lab):
 
 
 def test_it_serves_the_very_next_step(lab):
-    """B, for whom there was no room, is admitted in the step right after A's last."""
+    """B, for which there was no room, is admitted in the step right after A's last."""
     trace = scenarios.run(lab, SCENARIOS["no room for B until A is done"])
     assert_drained(trace)
     assert step_of(trace, "SCHEDULED", "B") == step_of(trace, "FINISHED", "A") + 1
 
 
 def test_the_finished_are_forgotten(lab):
-    """Nobody who is done is left in engine.requests, and the id may be used again."""
+    """No finished request is left in engine.requests, and its id may be used again."""
     engine = engine_with(lab, request("A", 5, 2), request("B", 5, 6))
     engine.step()
     engine.step()
@@ -264,7 +361,7 @@ def test_the_finished_are_forgotten(lab):
 
 @pytest.mark.parametrize("state", ["waiting", "in mid-prompt", "decoding", "preempted"])
 def test_abort_frees_in_every_state(lab, state):
-    """Whoever is aborted gives back all room at once and is not heard of again; the others go on."""
+    """An aborted request gives back all room at once and gets no Delta again; the others go on."""
     scenario = {
         "waiting": ("C", 1, [request("A", 8, 9), request("B", 8, 9), request("C", 12, 9)], {}),
         "in mid-prompt": ("C", 2, [request("A", 4, 9), request("C", 40, 9)], {"num_blocks": 20}),
@@ -303,7 +400,7 @@ def state_of(one):
 
 
 def check_texts(scenario, played):
-    """Everybody's tokens are those of a run alone (of the aborted, as far as they came)."""
+    """Each request's tokens are those of a run alone (of an aborted one, as far as it came)."""
     assert_drained(played.trace)
     gone = {abort["id"] for abort in scenario["aborts"]}
     for entry in scenario["requests"]:
@@ -350,7 +447,7 @@ def reference_traces():
 
 
 def test_a_neighbour_does_not_shift_the_draws(lab):
-    """Twins who draw from one seed say the same, side by side and alone: they share no generator."""
+    """Two requests with one seed draw the same tokens, side by side and alone: they share no generator."""
     twins = [request(name, list(range(9)), 8, temperature=1.0, seed=0) for name in "AB"]
     text = scenarios.alone(twins[0])
     assert drain(engine_with(lab, twins[0])) == {"A": text}
@@ -384,9 +481,7 @@ def test_the_embedded_model_speaks(lab):
 def test_the_parts_of_all_labs_fit_together(lab, name):
     """Among the parts of labs 01 to 06 in place of the engine's, step gives the same decisions and texts."""
     earlier = find_lab("lab-07").prerequisites
-    solved = all(find_lab(lab_id).file("solution.py").exists() for lab_id in earlier)
-    # The student edition has no solutions; there the labs' parts are the engine's.
-    learner = LearnerParts.from_labs(",".join(earlier), impl="solution" if solved else "engine")
+    learner = LearnerParts.from_labs(",".join(earlier), impl="solution")
     played = scenarios.play(lab, SCENARIOS[name], learner=learner)
     check_texts(SCENARIOS[name], played)
     assert set(played.trace.header.parts) == {part.name for part in fields(Parts)} - {"OutputText", "Stream"}
@@ -394,7 +489,7 @@ def test_the_parts_of_all_labs_fit_together(lab, name):
 
 
 def test_a_stop_string_ends_the_request(lab):
-    """A stop string ends a request before max_tokens: it is in the tokens that are told, not in the text."""
+    """A stop string ends a request before max_tokens: it is in the tokens, not in the text, and reported."""
     entry = request("king", "KING HENRY:\nMy lord of ", 25)
     tokens = scenarios.alone(entry, "shakespeare")
     text = scenarios.tokenizer("shakespeare").decode(tokens)
@@ -404,7 +499,8 @@ def test_a_stop_string_ends_the_request(lab):
     assert_drained(played.trace)
     assert played.text("king") == text[: text.index(stop)]
     assert played.tokens("king") == tokens[: text.index(stop) + len(stop)]  # a token is a character
-    assert played.deltas("king")[-1].finish_reason == "stop"
+    last = played.deltas("king")[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", stop)
 
 
 # --------------------------------------------------------------------------------------- a stream
@@ -421,7 +517,7 @@ def count_steps(engine):
 
 
 def test_a_stream_has_the_deltas_of_one_in_order(lab):
-    """One request's Deltas, all of them, in order, and nobody else's."""
+    """One request's Deltas, all of them, in order, and no other request's."""
     engine, (stream,) = streams(lab, request("A", 5, 6))
     scenarios.add(engine, request("B", 3, 9))
     deltas = list(stream)
@@ -465,7 +561,7 @@ def test_two_read_in_turn(lab):
 
 
 def test_a_stream_that_is_over_stays_over(lab):
-    """After the last Delta comes StopIteration, again and again, and nobody else is served by it."""
+    """After the last Delta comes StopIteration, again and again, and no step is taken for it."""
     engine, (stream,) = streams(lab, request("A", 5, 2))
     scenarios.add(engine, request("B", 5, 9))
     list(stream)
@@ -476,8 +572,8 @@ def test_a_stream_that_is_over_stays_over(lab):
     assert count_steps(engine) == steps
 
 
-def test_who_stops_reading_is_not_computed_for(lab):
-    """A stream that is closed half-way, or never read, aborts its request: its room is free, others go on."""
+def test_closing_aborts(lab):
+    """Closing a stream half-way, or before it is read, aborts its request: its room is free, others go on."""
     engine, (stream, unread) = streams(lab, request("A", 9, 30), request("C", 9, 30))
     scenarios.add(engine, request("B", 5, 6))
     unread.close()
@@ -490,7 +586,7 @@ def test_who_stops_reading_is_not_computed_for(lab):
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
 
 
-def test_closing_at_the_end_harms_nobody(lab):
+def test_closing_at_the_end_aborts_nothing(lab):
     """A stream that was read to its end is closed; by then its id is another request's, which goes on."""
     engine, (first,) = streams(lab, request("A", 5, 2))
     list(first)
@@ -509,24 +605,49 @@ def test_closing_before_the_last_delta_is_read(lab):
     assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
 
 
-def test_nobody_listens_at_the_end(lab):
-    """A stream that is read to its end, or closed, leaves no inbox behind that fills, or stays, for ever."""
+def test_closing_again_does_nothing(lab):
+    """A stream is closed half-way, its id taken by another request, and closed again: the new one goes on."""
+    engine, (first,) = streams(lab, request("A", 5, 9))
+    next(first)
+    first.close()
+    second = lab.Stream(engine, scenarios.add(engine, request("A", 7, 5)))
+    first.close()
+    assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
+
+
+def test_no_inbox_is_left_behind(lab):
+    """A stream that is closed, or has returned its last Delta, leaves no inbox in the engine."""
     engine, (read, closed) = streams(lab, request("A", 5, 2), request("B", 5, 9))
-    list(read)
+    assert [next(read).finish_reason for _ in range(2)] == [None, "length"]
+    assert list(engine.inboxes) == ["B"]
     closed.close()
     assert engine.inboxes == {}
 
 
-def test_an_error_is_not_the_end(lab):
-    """When the engine fails, the reader is told: a text that just ends would look complete."""
-    engine = scenarios.make_engine(learner=only(schedule_step=lambda *_, **__: {}))
-    stream = lab.Stream(engine, scenarios.add(engine, request("A", 5)))
-    with pytest.raises(RuntimeError, match="waiting"):
+@pytest.mark.parametrize("error", [RuntimeError, NoWorkError, KeyError])
+def test_an_error_is_not_the_end(lab, error):
+    """When the engine fails, the reader gets the error: a text that just ends would look complete."""
+    engine, (stream,) = streams(lab, request("A", 5))
+    engine.scheduler.schedule = raises(error)
+    with pytest.raises(error):
         next(stream)
 
 
+def test_after_an_error_the_stream_goes_on(lab):
+    """An error closes nothing: when the engine works again, the next read gives the next Delta."""
+    engine, (stream,) = streams(lab, request("A", 5, 4))
+    said = [next(stream)]
+    forward, engine.backend.forward = engine.backend.forward, raises(MemoryError)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            next(stream)
+    engine.backend.forward = forward
+    said += stream
+    assert [token for delta in said for token in delta.token_ids] == scenarios.alone(request("A", 5, 4))
+
+
 def test_an_abort_ends_the_stream(lab):
-    """When somebody else aborts the request, its reader gets a last Delta that says so."""
+    """When the request is aborted from elsewhere, its reader gets a last Delta that says so."""
     engine, (stream,) = streams(lab, request("A", 5, 9))
     next(stream)
     engine.abort("A")
@@ -544,7 +665,7 @@ def output_text(lab, pieces, stop):
     return lab.OutputText(Tokenizer(backend, source="pieces"), tuple(stop)), [vocabulary[p] for p in pieces]
 
 
-def told(lab, pieces, stop):
+def given_out(lab, pieces, stop):
     """What is given out token by token until a stop string is reached (or the tokens end), and which."""
     text, tokens = output_text(lab, pieces, stop)
     given, reached = [], None
@@ -573,16 +694,23 @@ def told(lab, pieces, stop):
 )
 def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
     """In one token, across several, or after a false start: the text ends just before it."""
-    given, reached = told(lab, pieces, stop)
+    given, reached = given_out(lab, pieces, stop)
     assert ("".join(given), reached) == (text, stop[0])
 
 
 def test_the_first_in_the_text_counts(lab):
     """Of two stop strings in one token, the one that begins first cuts the text: not the first named, nor
     the longer, nor the one that ends first."""
-    assert told(lab, ["go ", "on stop end"], ["end", "stop"]) == (["go ", "on "], "stop")
-    assert told(lab, ["go ", "to end stop"], ["stop", "end"]) == (["go ", "to "], "end")
-    assert told(lab, ["go ", "to end stop"], ["d s", "end stop"]) == (["go ", "to "], "end stop")
+    assert given_out(lab, ["go ", "on stop end"], ["end", "stop"]) == (["go ", "on "], "stop")
+    assert given_out(lab, ["go ", "to end stop"], ["stop", "end"]) == (["go ", "to "], "end")
+    assert given_out(lab, ["go ", "to end stop"], ["d s", "end stop"]) == (["go ", "to "], "end stop")
+
+
+@pytest.mark.parametrize("stop", [["end", "ending"], ["ending", "end"]])
+def test_of_two_at_one_place_the_shorter_counts(lab, stop):
+    """When two stop strings begin at the same place, the shorter was complete first: that one is reported."""
+    assert given_out(lab, ["the ", "ending"], stop) == (["the ", ""], "end")
+    assert given_out(lab, ["the ", "e", "n", "ding"], stop) == (["the ", "", "", ""], "end")
 
 
 def test_no_part_of_a_stop_string_is_shown(lab):
@@ -590,31 +718,31 @@ def test_no_part_of_a_stop_string_is_shown(lab):
     whole, stop = "ababac, and so on", ["abac", "c, a"]
     for size in (1, 2, 3, 4, 5):
         pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
-        assert "".join(told(lab, pieces, stop)[0]) == "ab"
+        assert "".join(given_out(lab, pieces, stop)[0]) == "ab"
 
 
 @pytest.mark.parametrize("stop", [["bX", "abY"], ["abY", "bX"]])
 def test_the_longest_doubt_counts(lab, stop):
     """When the end of the text may begin several stop strings, the one with most of it decides."""
-    assert told(lab, ["c", "ab", "Y"], stop) == (["c", "", ""], "abY")
-    assert told(lab, ["c", "ab", "X"], stop) == (["c", "", "a"], "bX")
-    assert told(lab, ["c", "ab", "Z"], stop) == (["c", "", "abZ"], None)
+    assert given_out(lab, ["c", "ab", "Y"], stop) == (["c", "", ""], "abY")
+    assert given_out(lab, ["c", "ab", "X"], stop) == (["c", "", "a"], "bX")
+    assert given_out(lab, ["c", "ab", "Z"], stop) == (["c", "", "abZ"], None)
 
 
 def test_without_stop_strings_nothing_is_held_back(lab):
     """Most requests have none: each token's text is given out with it."""
-    assert told(lab, ["a", "E", "N"], []) == (["a", "E", "N"], None)
+    assert given_out(lab, ["a", "E", "N"], []) == (["a", "E", "N"], None)
 
 
 def test_text_is_given_when_it_is_decided(lab):
     """Only what may begin a stop string is held back, and only until the next token decides."""
-    assert told(lab, ["a", "E", "N", "x", "b"], ["END"]) == (["a", "", "", "ENx", "b"], None)
+    assert given_out(lab, ["a", "E", "N", "x", "b"], ["END"]) == (["a", "", "", "ENx", "b"], None)
 
 
 def test_at_the_end_nothing_is_held_back(lab):
     """A text that ends in half a stop string is given out whole when the request is finished."""
-    assert told(lab, ["a", " E", "N"], ["END"]) == (["a", " ", "EN"], None)
-    assert told(lab, ["a", " E"], ["END"]) == (["a", " E"], None)
+    assert given_out(lab, ["a", " E", "N"], ["END"]) == (["a", " ", "EN"], None)
+    assert given_out(lab, ["a", " E"], ["END"]) == (["a", " E"], None)
 
 
 def only(**parts):
@@ -628,3 +756,11 @@ def step_of(trace, kind, request_id):
             if (event.type, event.id) == (kind, request_id):
                 return record.step
     raise AssertionError(f"{request_id} was never {kind}")
+
+
+# --------------------------------------------------------------------------------------- at random
+
+
+def test_storm(lab):
+    """Steps, readers and texts in random scripts: arrivals, aborts, errors, ids used again, stop strings."""
+    judge_storm("lab-07", lab)

@@ -17,20 +17,17 @@ class OutputText:
 
     def feed(self, token_id: int) -> str | None:
         """Take a token; the stop string that the text has now reached, or None."""
-        return self._append(self.detokenizer.feed(token_id)) if self.detokenizer else None
+        return self.append(self.detokenizer.feed(token_id)) if self.detokenizer else None
 
     def flush(self) -> str | None:
         """Decode what was waiting for the rest of a character; may complete a stop string too."""
-        return self._append(self.detokenizer.flush()) if self.detokenizer else None
+        return self.append(self.detokenizer.flush()) if self.detokenizer else None
 
-    def take(self, finished: bool) -> str:
-        """What may be given out now and was not before."""
-        doubts = (n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n]))
-        end = len(self.text) - (0 if finished else max(doubts, default=0))
-        given, self._num_given = self.text[self._num_given : end], max(end, self._num_given)
-        return given
+    def append(self, text: str) -> str | None:
+        """Take more text; the stop string that it has now reached, or None. The text ends before it.
 
-    def _append(self, text: str) -> str | None:
+        The one that begins first in the text counts; of two that begin at the same place, the shorter.
+        """
         self.text += text
         # A stop string may begin in what was decoded before, but not before what was given out.
         found = [(at, s) for s in self.stop if (at := self.text.find(s, self._num_given)) >= 0]
@@ -39,3 +36,10 @@ class OutputText:
         at, stop = min(found)
         self.text = self.text[:at]
         return stop
+
+    def take(self, finished: bool) -> str:
+        """What may be given out now and was not before."""
+        doubts = (n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n]))
+        end = len(self.text) - (0 if finished else max(doubts, default=0))
+        given, self._num_given = self.text[self._num_given : end], max(end, self._num_given)
+        return given

@@ -32,21 +32,23 @@ class Stream(Iterator):
     def __init__(self, engine, request):
         self.engine, self.request = engine, request
         self.inbox = engine.inboxes[request.request_id] = deque()
-        self.rest = self.read()
+        self.rest = self.unread()
 
-    def read(self):
+    def unread(self):
         while True:
-            if not self.inbox:
-                self.engine.step()
-                continue
-            delta = self.inbox.popleft()
-            yield delta
-            if delta.finish_reason:
-                break
-        self.unsubscribe()
+            while self.inbox:
+                delta = self.inbox.popleft()
+                if delta.finish_reason:
+                    self.unsubscribe()
+                yield delta
+                if delta.finish_reason:
+                    return
+            yield None  # a generator that raises is over, so the step is not taken in it
 
     def __next__(self):
-        return next(self.rest)
+        while (delta := next(self.rest)) is None:
+            self.engine.step()
+        return delta
 
     def close(self):
         self.rest = iter(())
@@ -76,7 +78,7 @@ class OutputText:
     def append(self, text):
         self.pending += text
         for start in range(len(self.pending)):
-            for stop in self.stop:
+            for stop in sorted(self.stop):
                 if self.pending.startswith(stop, start):
                     self.pending = self.pending[:start]
                     return stop

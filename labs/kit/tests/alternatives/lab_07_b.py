@@ -59,7 +59,7 @@ class OutputText:
     def __init__(self, tokenizer, stop, prompt=()):
         self.detokenizer = Detokenizer(tokenizer, prompt) if tokenizer else None
         self.text, self.num_given = "", 0
-        self.whole = re.compile("|".join(map(re.escape, stop))) if stop else None
+        self.whole = re.compile("|".join(map(re.escape, sorted(stop, key=len)))) if stop else None
         starts = sorted({s[:n] for s in stop for n in range(1, len(s))}, key=len, reverse=True)
         self.beginning = re.compile(f"(?:{'|'.join(map(re.escape, starts))})\\Z") if starts else None
 
