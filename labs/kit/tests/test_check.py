@@ -46,13 +46,13 @@ def test_an_untouched_copy_has_no_problem(copied_lab):
 
 
 FAULTS = {
-    "a test the README forgets": (
-        ("README.md", "test_head_of_line_blocks", "that test"),
-        "README.md does not mention test_head_of_line_blocks",
+    "a picture that is not there": (
+        ("README.md", "images/turn.png", "images/gone.png"),
+        "README.md links images/gone.png, which is not there",
     ),
-    "a test that README invents": (
-        ("README.md", "## Going further", "`test_invented` ## Going further"),
-        "README.md mentions test_invented, which does not exist",
+    "a test listed twice": (
+        ("lab.toml", '"test_storm"', '"test_storm", "test_storm"'),
+        "task schedule_step lists a test twice",
     ),
     "a test of no task": (
         ("lab.toml", '    "test_nobody_there",\n', ""),
@@ -125,6 +125,24 @@ find = "len(running) < max_num_seqs"
 replace = "not len(running) > max_num_seqs"
 
 [[bugs]]
+id = "off-by-one-once-more"
+title = "another name for the same"
+misconception = "<="
+hint = "<"
+caught_by = "test_slots_cap_the_running_set"
+find = "len(running) < max_num_seqs"
+replace = "len(running) - 1 < max_num_seqs"
+
+[[bugs]]
+id = "only-a-test-sees-it"
+title = "an attribute too many"
+misconception = "nobody looks"
+hint = "look"
+caught_by = "test_nobody_there"
+find = "    scheduled = {}\\n"
+replace = "    scheduled = {}\\n    schedule_step.seen = True\\n"
+
+[[bugs]]
 id = "cannot-be-made"
 title = "its snippet is gone"
 misconception = "it is there"
@@ -141,18 +159,22 @@ def test_behaviour_is_judged_in_a_process_of_its_own(course):
     course.edit(
         "test_lab.py",
         "    assert step(lab, queue(), [], FakeKV(8)) == {}\n",
-        "    assert True\n",
+        "    assert not hasattr(lab.schedule_step, 'seen')\n",
     )
     course.edit("test_lab.py", '{"long": 64}', '{"long": 65}')
     result = course.run("labs", "check", "lab-01")
     text = result.stdout
     assert result.returncode == 1
-    assert "the zoo has 3 bugs; it needs 12" in text
+    assert "the zoo has 5 bugs; it needs 12" in text
     assert "the starter passes test_nobody_there" in text
     assert "solution fails test_long_prompt_alone_may_use_the_whole_budget" in text
     assert "engine fails test_long_prompt_alone_may_use_the_whole_budget" in text
     assert "bug off-by-one-again is not caught by test_head_of_line_blocks" in text
     assert "bugs off-by-one and off-by-one-again behave alike in every test" in text
+    alike = "bug off-by-one-once-more does what 'one slot too many' does in all tests of schedule_step"
+    assert f"{alike}: give both one title and one hint" in text
+    assert "the storm misses bug only-a-test-sees-it, and no reason is given" in text
+    assert "fingerprints.json does not name the bugs as they are: python -m labs check lab-01 --write" in text
     assert "bug cannot-be-made cannot be made" in text and "occurs 0 times" in text
     assert "caught  off-by-one  " in text and "MISSED  off-by-one-again" in text
 

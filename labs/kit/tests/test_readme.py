@@ -29,7 +29,10 @@ def test_the_map_and_the_lab_lead_to_each_other_to_the_notebook_and_to_the_playe
     assert re.search(rf"python -m labs test {lab.id} --open +# .*player", own)
 
 
-@pytest.mark.parametrize("path", ["README.md", *(f"labs/{lab.id}/README.md" for lab in LABS)])
+PAGES = [f"labs/{lab.id}/{page}.md" for lab in LABS for page in ("README", "AFTER")]
+
+
+@pytest.mark.parametrize("path", ["README.md", *PAGES])
 def test_links_lead_to_files_and_references_have_addresses(path):
     file = ROOT / path
     text = re.sub(r"^```.*?^```", "", file.read_text("utf-8"), flags=re.M | re.S)
@@ -37,8 +40,20 @@ def test_links_lead_to_files_and_references_have_addresses(path):
         assert (file.parent / target.partition("#")[0]).exists(), target
     for name in re.findall(r"\]\[([\w-]+)\]", text):
         assert re.search(rf"^\[{name}\]: https://", text, re.M), name
-    references = re.split(r"\n(?=- )", text.partition("\n## References\n\n")[2].partition("\n\n")[0])
-    assert references and all("](https://" in reference for reference in references)
+    if not path.endswith("/README.md"):  # a lab's sources stand in its AFTER.md
+        references = re.split(r"\n(?=- )", text.partition("\n## References\n\n")[2].partition("\n\n")[0])
+        assert references and all("](https://" in reference for reference in references)
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.id)
+def test_a_lab_s_page_is_short_has_pictures_and_leads_on(lab):
+    """It is read before writing: the question, two or three figures, what to write, how to be stuck."""
+    text = lab.file("README.md").read_text("utf-8")
+    assert len(text.split()) <= 2200
+    assert 2 <= len(re.findall(r"!\[[^\]]{20,}\]\(images/[\w-]+\.png\)", text)) <= 3
+    assert "(AFTER.md)" in text and f"python -m labs hint {lab.id}" in text
+    for said in ("solution.py", "bugs.toml", "kit/tests"):  # the student edition has none of these
+        assert said not in text + lab.file("AFTER.md").read_text("utf-8")
 
 
 def test_pictures_are_small_and_stand_before_the_first_heading():
