@@ -137,12 +137,13 @@ def wrong(lab: Lab) -> list[str]:
 
 
 def tasks_of(lab: Lab, bug: Bug) -> list[str]:
-    """The tasks whose code a bug changes."""
+    """The tasks whose code a bug changes; none if it cannot be made."""
     source = lab.file("solution.py").read_text(encoding="utf-8")
-    right_one, wrong_one = (
-        {name: ast.dump(node) for name, node in functions(text).items()}
-        for text in (source, bug.apply(source))
-    )
+    try:
+        texts = (source, bug.apply(source))
+    except LabError:
+        return []
+    right_one, wrong_one = ({k: ast.dump(node) for k, node in functions(text).items()} for text in texts)
     changed = [name for name in {*right_one, *wrong_one} if right_one.get(name) != wrong_one.get(name)]
     return [t.name for t in lab.tasks if any(f"{name}.".startswith(f"{t.name}.") for name in changed)]
 
