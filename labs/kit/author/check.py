@@ -176,9 +176,7 @@ def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bo
     verdict.require(kept == text, f"fingerprints.json does not name the bugs as they are: {again}")
     for bug in lab.bugs:
         caught = matrix.STORM in outcomes.failed(f"bug:{bug.id}")
-        verdict.require(
-            caught or bool(bug.storm), f"the storm does not catch bug {bug.id}, and no reason is given"
-        )
+        verdict.require(caught or bool(bug.storm), f"the storm misses bug {bug.id}, and no reason is given")
 
 
 def right(lab: Lab) -> list[str]:
