@@ -138,7 +138,7 @@ class Ledger:
     def __init__(self, kv, caching=True):
         self.kv, self.caching = kv, caching
         self.requests = {}
-        self.live = set()  # names of those who hold blocks
+        self.live = set()  # the names of the requests that hold blocks
         self.written = {}  # slot: what was computed into it
 
     def admit(self, name, prompt, salt=""):
