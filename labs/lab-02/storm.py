@@ -17,10 +17,10 @@ FIELDS = (
 
 def draw(rng):
     """A few requests, and steps in which some of them advance, by themselves or all together."""
-    config = {"calls": "add(id, prompt, outputs, computed), clamp(num_new, budget, threshold)"}
+    config = {"calls": "add(id, prompt, outputs, computed), preempt(id, cached), step(budget, threshold)"}
     names, calls = [f"r{i}" for i in range(rng.randint(1, 5))], []
     for name in names:
-        prompt, outputs = rng.choice((1, 2, 3, 6, 16, 17, 20, 33)), rng.choice((0, 0, 1, 2, 5, 17))
+        prompt, outputs = rng.choice((1, 2, 3, 5, 8, 16, 17)), rng.choice((0, 0, 1, 2, 5, 9))
         left = rng.choice((1, 1, 2, rng.randint(1, prompt + outputs)))
         calls.append(["add", name, prompt, outputs, max(0, prompt + outputs - left)])
     for _ in range(rng.randint(4, 12)):
@@ -82,7 +82,8 @@ class Play:
         request = self.find(name)
         size = min(size, request.num_new_tokens)
         chunk = self.watching("next_chunk", request, size)
-        answer = [list(chunk.token_ids), list(chunk.positions), bool(chunk.is_last)]
+        tokens, positions = list(chunk.token_ids), list(chunk.positions)
+        answer = {"token_ids": tokens, "positions": positions, "is_last": bool(chunk.is_last)}
         request.num_computed_tokens += size
         if request.num_new_tokens == 0:
             request.output_token_ids.append(9000 + len(request.output_token_ids) % 3)
@@ -104,7 +105,8 @@ class Play:
             size = 1 if request.is_decode else self.clamp(request.num_new_tokens, left, threshold)
             left -= 0 if request.is_decode else size
             if size > 0:
-                rows.append([request.request_id, start, size, self.next_chunk(request.request_id, size)[2]])
+                chunk = self.next_chunk(request.request_id, size)
+                rows.append([request.request_id, start, size, chunk["is_last"]])
         return [left, rows]
 
     def seen(self):
