@@ -7,6 +7,7 @@ Logs of operations (labs 05 and 06) are compared whole.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from labs.kit.toys.driver import OpLog, OpStep, Scenario
@@ -61,17 +62,36 @@ def fingerprint(trace: Run) -> str:
 
 def show(scenario: dict[str, Any], trace: Run, reference: Run, found: Departure, columns: int = 88) -> str:
     """The departure as text for a terminal: both rows, with queues and budget as bars."""
-    width = max(20, min(36, (columns - 16) // 2))
     name = f" of scenario {scenario['name']!r}" if scenario.get("name") else ""
     yours, theirs = _row(trace, found.index), _row(reference, found.index)
-    lines = [f"step {found.index}{name} is the first that differs", ""]
-    lines.append(f"{'':14}{'yours':{width + 2}}reference")
-    for key in dict.fromkeys([*yours, *theirs]):
-        left, right = yours.get(key, ""), theirs.get(key, "")
+    lines = [*_wrapped(f"step {found.index}{name} is the first that differs", columns), ""]
+    rows = [(key, yours.get(key, ""), theirs.get(key, "")) for key in dict.fromkeys([*yours, *theirs])]
+    return "\n".join(lines + (_beside(rows, columns) if columns >= 60 else _below(rows, columns)))
+
+
+def _beside(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
+    width = min(36, (columns - 16) // 2)
+    lines = [f"{'':14}{'yours':{width + 2}}reference"]
+    for key, left, right in rows:
         mark = " " if left == right else ">"
         for number, (a, b) in enumerate(_pair(left, right, width)):
             lines.append(f"{mark} {key if number == 0 else '':12}{a:{width + 2}}{b}".rstrip())
-    return "\n".join(lines)
+    return lines
+
+
+def _below(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
+    """For a terminal that is too narrow for two columns."""
+    lines = []
+    for key, left, right in rows:
+        both = [("", left)] if left == right else [("yours: ", left), ("reference: ", right)]
+        lines.append(f"{' ' if left == right else '>'} {key}")
+        lines += [line for whose, text in both for line in _wrapped(f"    {whose}{text}", columns)]
+    return lines
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    inset = " " * (len(text) - len(text.lstrip()) + 2)
+    return wrap(text, columns, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
 
 
 def _row(trace: Run, index: int) -> dict[str, str]:
@@ -138,8 +158,6 @@ def _short(value: object) -> str:
 
 def _pair(left: str, right: str, width: int) -> Iterator[tuple[str, str]]:
     """Two texts wrapped to columns, padded to the same number of lines."""
-    from textwrap import wrap
-
     a, b = (wrap(text, width) or [""] for text in (left, right))
     height = max(len(a), len(b))
     return zip(a + [""] * (height - len(a)), b + [""] * (height - len(b)), strict=True)

@@ -104,7 +104,7 @@ def played(
             reference = Outcome(())
     first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
     line = page.write(lab, yours.runs, reference.runs, may_write=first_worker)
-    columns = item.config.get_terminal_writer().fullwidth
+    columns = shutil.get_terminal_size().columns
     return [fill(line, columns, break_long_words=False, break_on_hyphens=False)] if line else []
 
 
@@ -114,7 +114,7 @@ def departures(item: pytest.Function, yours: Outcome, reference: Outcome) -> lis
     if apart is None:
         return []
     number, found = apart
-    columns = item.config.get_terminal_writer().fullwidth
+    columns = shutil.get_terminal_size().columns
     return [compare.show(*yours.runs[number], reference.runs[number][1], found, columns)]
 
 

@@ -9,6 +9,7 @@ by side and nothing a wrong solution does reaches the caller. Variants are `star
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,8 +75,9 @@ def run_apart(module: str, lab: Lab, arguments: list[str], out: Path | None = No
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
+        wide = environment(COLUMNS=str(shutil.get_terminal_size().columns))  # of what it has to report
         code = subprocess.run(
-            line, cwd=LABS_DIR.parent, env=environment(), stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            line, cwd=LABS_DIR.parent, env=wide, stdin=subprocess.DEVNULL, stdout=said, stderr=said
         ).returncode
         said.seek(max(0, said.tell() - 10_000))
         return read_outcomes(lab, out, code, said.read().decode("utf-8", errors="replace").strip())

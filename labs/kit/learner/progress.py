@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labs.kit.judge import isolate, matrix
+from labs.kit.judge import isolate, matrix, page
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.result import Result
@@ -44,10 +44,13 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         return Progress(lab, [], unwritten=[task.name for task in lab.tasks], started=False)
     unwritten, key = isolate.unwritten(lab, text), digest(lab)
     kept = read_state("results.json").get(lab.id, {})
-    if kept.get("key") == key and (kept["report"] or not report):
+    columns = shutil.get_terminal_size().columns  # of what it says, as it was kept
+    if kept.get("key") == key and (not report or (kept["report"] and kept.get("columns") == columns)):
         by_task = {task: [Result(**row) for row in rows] for task, rows in kept["alone"].items()}
         results = [Result(**row) for row in kept["results"]]
         return Progress(lab, results, by_task, unwritten, kept["problem"], report=kept["report"])
+    with contextlib.suppress(OSError):
+        page.path_of(lab).unlink()  # of another starter
     outcomes = matrix.run_apart("labs.kit.judge.examine", lab, ["report"] if report else [])
     if outcomes.trouble:  # not kept: it may have come from outside
         return Progress(lab, [], unwritten=unwritten, problem=outcomes.trouble)
@@ -64,6 +67,7 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         "key": key,
         "problem": problem,
         "report": now.report,
+        "columns": columns,
         "results": [vars(result) for result in results],
         "alone": {task: [vars(result) for result in rows] for task, rows in alone.items()},
     }

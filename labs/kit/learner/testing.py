@@ -2,7 +2,7 @@
 
 import sys
 import webbrowser
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import typer
@@ -11,6 +11,7 @@ from rich.console import Console
 from labs.kit.judge import page
 from labs.kit.judge.manifest import Lab, Task, find_lab
 from labs.kit.learner.progress import Progress, first_open, progress
+from labs.kit.learner.screen import filled, say
 
 
 def testing() -> AbstractContextManager[object]:
@@ -23,34 +24,32 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
     with testing():
         opened = None if lab_id else first_open()
         if not lab_id and not opened:
-            typer.echo("all labs are done")
+            say("all labs are done")
             return True
         lab = opened.lab if opened else find_lab(str(lab_id))
-        with suppress(OSError):
-            page.path_of(lab).unlink()  # one of an earlier run
         now = progress(lab, report=True)
     if not now.started:
-        typer.echo(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
-        typer.echo(f"a hint: python -m labs hint {lab.id}")
+        say(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
+        say(f"a hint: python -m labs hint {lab.id}")
         return False
     if now.problem:
-        typer.echo(now.problem)
+        say(now.problem)
         return False
     for task in lab.tasks:
-        typer.echo(f"{lab.id} {task.name}: {stands(now, task)}")
+        typer.echo(filled(f"{lab.id} {task.name}: {stands(now, task)}", hang=2))
     if now.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if lab.has_solution else ""
-        typer.echo(f"{lab.id} is done: {now.points} points.{reference}")
+        say(f"{lab.id} is done: {now.points} points.{reference}")
         return True
     if not now.report:
         following = now.next_task or lab.tasks[0]
-        typer.echo(
-            f"next: {following.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}"
-        )
+        say(f"next: {following.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}")
         return False
-    typer.echo("\nthe failure that says most:")
+    say()
+    say("the failure that says most:")
     for line in now.report.splitlines():
-        typer.secho(line, fg="red" if line.startswith(("E  ", "> ")) else None)
+        hang = 4 if line.startswith((" ", "E")) else 0
+        typer.secho(filled(line, hang=hang), fg="red" if line.startswith(("E  ", "> ")) else None)
     if page.path_of(lab).exists():
         show_page(lab, page.path_of(lab), open_page)
     return False
@@ -74,6 +73,6 @@ def stands(now: Progress, task: Task) -> str:
 def show_page(lab: Lab, path: Path, open_page: bool) -> None:
     """Say how to see the failing run in the player, or open it there."""
     if not open_page:
-        typer.echo(f"see your run in the player: python -m labs test {lab.id} --open")
+        say(f"see your run in the player: python -m labs test {lab.id} --open")
     elif not webbrowser.open(path.as_uri()):
-        typer.echo(f"no browser was found; open {path}")
+        say(f"no browser was found; open {path}")

@@ -215,8 +215,18 @@ def test_a_task_may_be_named_by_a_part_of_it():
 
 
 # What is said with these does not depend on the width, but for where its lines end.
-SAID = (["--help"], ["hint", "--help"], ["demo", "--help"], ["hint", "2", "clamp"], ["hint", "2", "next_chunk"],
-        ["hint", "2", "--again", "1"], ["reset", "1", "--yes"])  # fmt: skip
+SAID = [
+    line.split()
+    for line in (
+        "--help",
+        "hint --help",
+        "demo --help",
+        "hint 2 clamp",
+        "hint 2 next_chunk",
+        "hint 2 --again 1",
+        "reset 1 --yes",
+    )
+]
 
 
 @pytest.mark.parametrize("columns", [36, 50, 80, 120])
@@ -234,6 +244,23 @@ def test_no_word_is_broken_at_any_width(two, monkeypatch, columns):
         text = said(columns, line)
         assert text.split() == said(1000, line).split()
         assert max(map(len, text.splitlines())) <= columns, line
+
+
+@pytest.mark.parametrize("columns", [36, 50, 80])
+def test_a_failure_is_shown_at_any_width(course, monkeypatch, columns):
+    wide = course.environment()
+    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+
+    def said(width):
+        monkeypatch.setattr(course, "environment", lambda: wide | {"COLUMNS": str(width)})
+        return labs(course, "test").stdout
+
+    lines, words = said(columns).splitlines(), said(120).split()
+    assert max(map(len, lines)) <= columns
+    assert {*words} - {"yours", "reference"} <= {*" ".join(lines).split()}
+    shown = " ".join(" ".join(lines).split())
+    assert ("reference: r0: 8, r1: 2" in shown) is (columns < 60), "one below the other"
+    assert "see your run in the player" in said(120), "what was kept can still be played"
 
 
 @pytest.mark.parametrize("columns", [36, 50, 80, 120])
