@@ -46,6 +46,9 @@ def judge(lab_id: str, part: Any) -> None:
         if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
             script = script if quick else cut(lab_id, part, script)
             yours, model = run(lab_id, part, script), run(lab_id, None, script)
+            if departure(yours, model) is None:
+                again = "look for state that your code keeps between calls"
+                raise AssertionError(f"script {number + 1} departs, but not when it is played again: {again}")
             RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
             EXPECTED.append(({"config": script["config"]}, as_log(script, model)))
             raise AssertionError(story(number, storm.SCRIPTS, script, yours, model))
