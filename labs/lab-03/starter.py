@@ -54,7 +54,7 @@ class RequestQueue:
 
 
 def pick_victim(running, policy):
-    """Whom to preempt: the last in policy order. So the newest, or the newest of the least important."""
+    """The request to preempt: the last in policy order: the newest (of the least important)."""
     raise NotImplementedError("lab-03: pick_victim is not written yet")
 
 
@@ -96,19 +96,22 @@ class Scheduler:
 
     @property
     def has_work(self):
-        """Given: whether anybody waits or runs."""
+        """Given: whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
     def add(self, request):
         """Queue a new request, or refuse it with a ValueError that names it.
 
-        1. Refuse an id that somebody who waits or runs has already.
-        2. Refuse who could not finish even alone: it needs room for prompt + request.max_tokens - 1
-           tokens (the last token is sampled, but never computed), and at least for its prompt. The
-           whole pool has num_blocks * block_size. request.max_tokens None means as far as the pool
-           goes: write that number into it.
-        3. Set request.arrival to the number of requests that came before (self.num_arrivals), count
-           this one, and push it to the queue.
+        1. Refuse an id that a waiting or running request has already.
+        2. Refuse a request that could not finish even alone. It needs room for prompt + max_tokens - 1
+           tokens (the last token is sampled, but never computed), and at least for its prompt, however
+           small max_tokens is. The whole pool has room for num_blocks * block_size.
+        3. request.max_tokens None means as far as the pool goes: write that number into it. It is the
+           room of the whole pool + 1 - prompt.
+        4. Set request.arrival to the number of requests that were taken before (self.num_arrivals),
+           count this one, and push it to the queue.
+
+        A refusal leaves no trace: the request is as it was, and no number is used up.
         """
         raise NotImplementedError("lab-03: Scheduler.add is not written yet")
 
@@ -118,12 +121,12 @@ class Scheduler:
         1. Make room (make_room).
         2. Call self.schedule_step(waiting, running, kv, max_num_batched_tokens=...,
            max_num_seqs=..., long_prefill_token_threshold=..., clamp=...) and return what it says.
-           If room had to be made, hand it an empty queue, so that nobody is admitted in this step.
+           If room had to be made, hand it an empty queue, so that none is admitted in this step.
         """
         raise NotImplementedError("lab-03: Scheduler.schedule is not written yet")
 
     def make_room(self):
-        """See to it that every running request can compute a token; True if anybody had to go for it.
+        """See to it that every running request can compute a token; True if one had to go for it.
 
         kv.num_new_blocks(request, 1) says how many blocks a request would take for one token more
         (none, while it computes what admission has claimed). As long as all running requests
@@ -145,13 +148,14 @@ class Scheduler:
 
         scheduled: what schedule() returned. sampled: {request_id: [tokens]} of those that reached
         num_tokens; one token each, until a step can yield more. stopped: ids of requests whose text
-        has reached a stop string. All three are the caller's: take nothing out. For each running
+        has reached a stop string. All three are the caller's: leave them as they are. For each running
         request that was scheduled (one aborted meanwhile is in both dicts, but runs no more):
 
         1. Advance num_computed_tokens by its number of tokens, then kv.publish(request).
         2. If tokens were sampled for it: should it still have new tokens, the chunk was a partial
-           one, and they mean nothing: raise a ValueError that names the request. Otherwise append
-           token after token to output_token_ids, and after each set finish_reason to
+           one, and they mean nothing: raise a ValueError that names the request, and append none
+           of them (what becomes of the other rows is open: the step is lost). Otherwise append token
+           after token to output_token_ids, and after each set finish_reason to
            request.check_stop(); what follows a stop is dropped.
         3. If its id is in stopped, the finish_reason is "stop", whatever check_stop() has said.
         4. If there is a finish_reason, it leaves running, gives its room back, and is FINISHED.
@@ -159,8 +163,9 @@ class Scheduler:
         raise NotImplementedError("lab-03: Scheduler.update is not written yet")
 
     def abort(self, request_id):
-        """Drop a request, wherever it is: True. False if nobody of that name waits or runs.
+        """Drop a request, wherever it is: True. False if no request of this id waits or runs.
 
-        It leaves its list and gives its room back; finish_reason is "abort", the status FINISHED.
+        It leaves its list and gives its room back (kv.free does nothing for a request that holds
+        nothing); finish_reason is "abort", the status FINISHED.
         """
         raise NotImplementedError("lab-03: Scheduler.abort is not written yet")

@@ -27,7 +27,7 @@ def draw_queue(rng):
     arrivals = rng.sample(range(40), rng.randint(6, 24))
     pushes = [["push", f"r{arrival}", arrival, rng.randint(0, 2)] for arrival in arrivals]
     calls = [*pushes]
-    for _ in range(rng.randint(4, 12)):
+    for _ in range(rng.randint(4, 16)):
         one = rng.choice(pushes)
         calls += rng.choice(
             [[["pop"]], [["remove", one[1]]], [["remove", one[1]]], [["remove", one[1]], one]]
@@ -43,18 +43,19 @@ def draw_queue(rng):
 
 def draw_tight(rng):
     """Requests that are all admitted at once, and then grow: preemptions, several in a step."""
-    block_size, max_num_seqs = rng.choice([1, 1, 1, 2, 3]), rng.randint(2, 5)
+    block_size, first = rng.choice([1, 1, 1, 2, 3]), rng.randint(2, 4)
     sizes = rng.choice([[1], [1, 2, 4], [2, 3, 4, 5]])
-    prompts = [rng.choice(sizes) for _ in range(max_num_seqs)]
-    blocks = sum(-(-prompt // block_size) for prompt in prompts) + rng.randint(0, max_num_seqs)
-    config = drawn_config(rng, blocks * block_size, block_size, max_num_seqs)
+    prompts = [rng.choice(sizes) for _ in range(first)]
+    spare = rng.choice([0, rng.randint(0, first)])
+    blocks = sum(-(-prompt // block_size) for prompt in prompts) + spare
+    config = drawn_config(rng, blocks * block_size, block_size, first + rng.choice([0, 0, 1]))
     config |= {
         "max_num_batched_tokens": rng.randint(6, 20),
         "policy": rng.choice(["fcfs", *["priority"] * 2]),
     }
     script = Script(rng, blocks * block_size, prompts=sizes, busy=0.25, is_long=True)
     calls = [script.add(name, prompt) for name, prompt in zip(NAMES, prompts, strict=False)]
-    calls += [["schedule"], script.update(), *map(script.add, NAMES[max_num_seqs:])]
+    calls += [["schedule"], script.update(), *map(script.add, NAMES[first:])]
     return script.drawn(config, rng.randint(4, 10), calls)
 
 
@@ -239,6 +240,7 @@ class Play:
         self.is_roomy = config["num_blocks"] == 200
         self.scheduled, self.rows, self.ends = None, {}, []  # of the step that is being computed
         self.changed = []  # arguments that were not left as they were
+        self.lent = []  # those of the latest updates, each with its name and a copy
 
     def label(self, request):
         known = (label for label, other in self.requests.items() if other is request)
@@ -323,9 +325,10 @@ class Play:
             if too_early:
                 self.give_up(rows[early[0]])
             raise
-        names = ("scheduled", "sampled", "stopped")
-        self.changed += [n for n, a, b in zip(names, arguments, before, strict=False) if a != b]
-        return {"sampled": sampled, "finished": self.labels(finished)}
+        self.lent = [*zip(("scheduled", "sampled", "stopped"), arguments, before, strict=False), *self.lent][
+            :6
+        ]
+        return {"sampled": before[1], "finished": self.labels(finished)}
 
     def fitting(self, request, tokens):
         """Several tokens of one step need room for each, unless they are the request's last."""
@@ -399,6 +402,7 @@ class Play:
             "has_work": self.scheduler.has_work,
             "published (id, num_computed_tokens, blocks)": sorted(kv.published),
             "arguments that were changed": self.changed
+            + [name for name, argument, copy in self.lent if argument != copy]
             + [label for label, request in self.requests.items() if given(request) != self.came[label]],
         }
         kv.published, self.changed = [], []
@@ -424,7 +428,7 @@ def look(queue, labels, name):
 def fields(request, kv):
     """Of a request, all that a scheduler answers for."""
     seen = {
-        "status": request.status.value,
+        "status": getattr(request.status, "value", request.status),
         "finish_reason": request.finish_reason,
         "output_token_ids": request.output_token_ids,
     }
