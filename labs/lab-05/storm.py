@@ -7,7 +7,7 @@ by the tensor calls only. Any free block will do, so blocks are renamed: 0 is th
 from labs.kit import Skip, make_request
 
 SCRIPTS = 60
-NAMES = [f"r{i}" for i in range(5)]
+NAMES = ["r0", "r1", "r2", "r3"]
 SENSELESS = [[0, 4, 0], [-1, 4, None], [4, 0, None], [4, -2, 0], [4, 4, 4], [4, 4, -1], [1, 1, 1]]
 POOLS = [[99, 4, None], [100, 4, None], [250, 1, None], [1, 1, None], [1, 1, 0], [8, 3, 7], [300, 2, 0]]
 GARBAGE = 1e4  # lies in all slots that nothing was written to
@@ -22,8 +22,8 @@ def draw(rng):
 
 def draw_books(rng):
     size = rng.choice((1, 2, 3, 4, 4, 5, 16))
-    num_blocks = rng.choice((1, 3, 5, 6, 8, 10, 14, 120))
-    watermark = rng.choice((0, 0, 0, 1, 2, None))
+    num_blocks = rng.choice((1, 4, 6, 8, 10, 12, 15, 120))
+    watermark = rng.choice((0, 0, 1, 2, 3, None))
     if watermark is not None:
         watermark = min(watermark, num_blocks - 1)
     most = num_blocks * size
@@ -32,43 +32,54 @@ def draw_books(rng):
         near_an_edge = rng.randint(1, 3) * size + rng.choice((-1, 0, 0, 1))
         return max(1, rng.choice((near_an_edge, near_an_edge, rng.randint(1, most // 2 + 1), most + 1)))
 
-    def call():
-        name = rng.choice(NAMES)
-        kind = rng.choices(
-            ["admit", "admit_all", "admit_again", "decode", "compute", "allocate", "num_new_blocks"]
-            + ["slot_mapping", "last_slots", "free", "preempt", "BlockManager"],
-            [6, 1, 2, 8, 3, 3, 2, 2, 2, 5, 2, 0.5],
-        )[0]
-        if kind == "admit":
-            return [kind, name, length(), rng.choice((0, 0, 0, 1, 2, size))]
-        if kind == "admit_all":
-            return [kind, name, rng.choice((0, 0, 0, -1, 1))]
-        if kind in ("allocate", "num_new_blocks"):
-            return [kind, name, rng.choice((0, 0, 1, size, size + 1, 2 * size, 3 * size + 1, most))]
-        if kind == "compute":
-            return [kind, name, rng.randint(1, 2 * size)]
-        if kind == "slot_mapping":
-            start = rng.choice((-1, 0, 0, 0, 1, size - 1, size))
-            return [kind, name, start, max(start, 0) + rng.randint(0, 2 * size + 1)]
-        if kind == "last_slots":
-            return [kind, name, rng.choice((1, 2, size + 1)), rng.choice((0, 0, 0, 1, 2))]
-        if kind == "BlockManager":
-            return [kind, *rng.choice(SENSELESS + POOLS)]
-        return [kind, name]
+    def few():
+        return rng.choice((0, 0, 1, size, size + 1, 2 * size, 3 * size + 1, most))
 
+    def comes(name):
+        calls = [["admit", name, length(), rng.choice((0, 0, 0, 1, 2, size))]]
+        return calls + [["compute", name, rng.randint(1, 2 * size)] for _ in range(rng.randint(0, 2))]
+
+    def fills(name):
+        return [["admit_all", name, rng.choice((0, 0, -1, -2, -3, 1))]]
+
+    def decodes(name):
+        other = rng.choice(NAMES)  # in turn with another, so that their blocks lie in between one another
+        return [["decode", one] for _ in range(rng.randint(1, size + 1)) for one in {name: 0, other: 0}]
+
+    def goes(name):
+        return rng.choice(([["free", name]], [["free", name]], [["free", name]] * 2, [["preempt", name]]))
+
+    def comes_again(name):
+        return [["preempt", name], *fills(rng.choice(NAMES))][: rng.randint(0, 2)] + [["admit_again", name]]
+
+    def asks(name):
+        start = rng.choice((-1, 0, 0, 0, 1, size - 1, size))
+        return [
+            rng.choice(
+                (
+                    ["num_new_blocks", name, few()],
+                    ["slot_mapping", name, start, max(start, 0) + rng.randint(0, 2 * size + 1)],
+                    ["last_slots", name, rng.choice((1, size + 1, most)), rng.choice((0, 0, 0, 1, 2))],
+                )
+            )
+        ]
+
+    def takes(name):
+        return [["allocate", name, few()], *fills(name)][: rng.randint(1, 2)]
+
+    moves = [comes] * 5 + [fills, takes] + [decodes] * 3 + [goes] * 3 + [comes_again] * 2 + [asks] * 3
     calls = []
-    for _ in range(40):
-        calls += [call()] * rng.choice((1, 1, 1, 2)) if rng.random() < 0.9 else grows(rng, size)
+    for _ in range(32):
+        name = rng.choice(NAMES)
+        calls += rng.choice(moves)(name)
+        if rng.random() < 0.25:
+            calls.append(["last_slots", name, most, 0])
+    if rng.random() < 0.4:
+        calls.insert(rng.randint(0, 30), ["BlockManager", *rng.choice(SENSELESS + POOLS)])
     # At the end all are gone, and a request that comes alone may have the whole pool.
     calls += [["free", name] for name in rng.sample(NAMES, len(NAMES))]
-    calls += [["admit_all", "r0", 0], ["last_slots", "r0", size, 0]]
+    calls += [["admit_all", "r0", 0], ["last_slots", "r0", most, 0]]
     return {"config": {"num_blocks": num_blocks, "block_size": size, "watermark": watermark}, "calls": calls}
-
-
-def grows(rng, size):
-    """Decodes of two requests in turn, so that their blocks lie in between one another."""
-    pair = rng.sample(NAMES, 2)
-    return [["decode", name] for _ in range(rng.randint(1, size + 1)) for name in pair]
 
 
 # --------------------------------------------------------------------------------------- the tensors
@@ -83,7 +94,7 @@ def draw_tensors(rng):
         "num_heads": kv_heads * rng.choice((1, 2, 2, 3)),
         "num_kv_heads": kv_heads,
         "head_dim": rng.choice((1, 2, 4, 6)),
-        "dtype": rng.choice(("float64", "float64", "float64", "float32")),
+        "dtype": rng.choice(("float64", "float64", "float32")),
     }
     calls = []
     for _ in range(8):

@@ -624,19 +624,21 @@ def test_any_block_size(lab, block_size):
 def test_a_result_is_of_the_dtype_of_its_queries(lab):
     """A model in float32, as most are, gets float32 back, and right to 1e-4."""
     q, k_cache, v_cache, batch, expected = scenarios.step_tensors(STEPS["a mixture"], num_kv_heads=4)
+    owners = owners_of(batch)
     ours = lab.paged_attention(q.float(), k_cache.float(), v_cache.float(), batch)
     assert str(ours.dtype) == "torch.float32", f"float32 went in and {ours.dtype} came out"
-    assert_rows(ours, expected, "attention in float32", owners_of(batch), atol=1e-4)
+    assert_rows(ours, expected, "attention in float32", owners, atol=1e-4)
 
 
 def test_only_the_own_slots_are_read(lab):
     """Whatever lies in freed blocks and after a sequence's end, the result does not move by a bit."""
     q, k_cache, v_cache, batch, _ = scenarios.step_tensors(STEPS["a mixture"])
+    owners = owners_of(batch)
     clean = lab.paged_attention(q.clone(), k_cache.clone(), v_cache.clone(), batch)
     foreign = k_cache == scenarios.POISON
     k_cache[foreign], v_cache[foreign] = -3.0, 5.0
     ours = lab.paged_attention(q, k_cache, v_cache, batch)
-    assert_rows(ours, clean, "attention, with other numbers in the slots of others", owners_of(batch), atol=0)
+    assert_rows(ours, clean, "attention, with other numbers in the slots of others", owners, atol=0)
 
 
 def test_attention_only_reads(lab):
