@@ -51,7 +51,7 @@ def compute(token_ids: Sequence[int], store: DenseCache) -> torch.Tensor:
 
 
 def alone(token_ids: list[int]) -> tuple[torch.Tensor, DenseCache]:
-    """The logits behind the last token, and the cache, with nobody beside it and nothing cut."""
+    """The logits behind the last token, and the cache, of a run alone in which nothing is cut."""
     logits, store = _alone(tuple(token_ids))
     return logits, deepcopy(store)
 
@@ -64,7 +64,7 @@ def _alone(token_ids: tuple[int, ...]) -> tuple[torch.Tensor, DenseCache]:
 
 @cache
 def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
-    """The greedy text of one request with nobody beside it."""
+    """The greedy text of one request alone."""
     tokens = make_request(request_id, prompt).prompt_token_ids
     store = empty_cache()
     hidden, text = compute(tokens, store), []
@@ -102,8 +102,8 @@ def fleet(shapes: list[tuple[int, int]]):
 
 
 def worked_example():
-    """Rows and caches of the README's step: three decodes, and the first 8 tokens of a prompt of 20."""
-    rows, caches = fleet([*SHAPES["the worked example"][:3], (0, 20)])
+    """Rows and caches of the README's step: three decodes, and the first 8 tokens of a prompt of 13."""
+    rows, caches = fleet([*SHAPES["the worked example"][:3], (0, 13)])
     return [*rows[:3], row(rows[3].request, 8)], caches
 
 

@@ -33,7 +33,7 @@ def pad_left(tensors) -> torch.Tensor:
 
 
 def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torch.Tensor:
-    """Who may look at whom: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
+    """Which query may look at which key: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
 
     past_lens and num_new (B,) count each row's real tokens; P_max and T_max are their maxima. The
     columns are keys: P_max of the past, then T_max new ones. Both parts are padded on the left, so

@@ -153,7 +153,7 @@ def test_the_mask_is_made_where_the_counts_are(lab):
 
 
 def test_the_worked_example(lab):
-    """Decodes of 22, 15 and 9 tokens and 8 of a prompt's 20: 11 tokens, four rows, eight columns."""
+    """Decodes of 22, 15 and 9 tokens and 8 of a prompt's 13: 11 tokens, four rows, eight columns."""
     rows, caches = scenarios.worked_example()
     batch = lab.assemble_fused_batch(rows, caches)
     last = [request.output_token_ids[0] for request, *_ in rows[:3]]
@@ -392,7 +392,7 @@ def test_a_partial_chunk_is_not_sampled(lab):
     assert_alone(lab.fused_step(scenarios.model(), rows, {"long": cache}), rows)
 
 
-def test_a_step_that_samples_nobody(lab):
+def test_a_step_that_samples_no_request(lab):
     """Nothing but partial chunks: the caches grow, and the result is empty."""
     request, cache = scenarios.mid_flight("long", 0, 12)
     assert lab.fused_step(scenarios.model(), [scenarios.row(request, 5)], {"long": cache}) == {}
