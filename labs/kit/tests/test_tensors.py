@@ -58,6 +58,11 @@ def test_a_row_of_another_request_is_recognized():
     assert said(changed(0, 2, to=[7.0, 7.0, 0.0]))[-1] == "c holds the same as a"
 
 
+def test_a_row_that_belongs_nowhere_here_is_recognized():
+    stranger = torch.tensor([5.0, 5.0, 5.0])
+    assert said(changed(1, to=stranger), others={"e": stranger})[-1] == "b holds what belongs to e"
+
+
 def test_nan_and_zeros_are_called_so():
     lines = said(changed(0, to=float("nan")))
     assert lines[1] == "wrong: a (21 in the past, 7 pads): NaN"

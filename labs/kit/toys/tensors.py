@@ -6,7 +6,7 @@ are, and what they have in common. `assert_close` is for a tensor that is one th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -68,6 +68,7 @@ def assert_rows(
     what: str,
     owners: Sequence[Owner | str],
     *,
+    others: Mapping[str, Tensor] | None = None,
     pool: tuple[Tensor, Tensor] | None = None,
     atol: float = 1e-9,
 ) -> None:
@@ -75,6 +76,7 @@ def assert_rows(
 
     An owner may be a word, as for a slot that nothing may be written to. `pool` is a memory that the
     call was to write or to read, (as it was before, as it is now): the message says whether it changed.
+    `others` are rows that belong nowhere in `actual`, by owner: a wrong row may be one of them.
 
     The AssertionError says which rows are wrong and which are right, whether the wrong ones have a past
     or pads, and whether one of them is the row of another.
@@ -97,7 +99,7 @@ def assert_rows(
         *_one_by_one(wrong, owners, ours, theirs, off),
         f"right: {_names(right, owners)}" if right else "right: no row",
         *_in_common(wrong, right, owners),
-        *_of_another(wrong, owners, ours, theirs, atol),
+        *_of_another(wrong, owners, ours, theirs, others or {}, atol),
         *_of_pool(pool),
     ]
     raise AssertionError("\n".join(lines))
@@ -143,20 +145,25 @@ def _in_common(wrong: list[int], right: list[int], owners: Sequence[Owner | str]
 
 
 def _of_another(
-    wrong: list[int], owners: Sequence[Owner | str], ours: Tensor, theirs: Tensor, atol: float
+    wrong: list[int],
+    owners: Sequence[Owner | str],
+    ours: Tensor,
+    theirs: Tensor,
+    others: Mapping[str, Tensor],
+    atol: float,
 ) -> Iterable[str]:
     """Wrong rows that hold what another row should hold, or what another wrong row holds."""
-    said = 0
-    for row in wrong:
-        if said == SHOWN or ours[row].isnan().any():
-            break
-        for what, rows in (("what belongs to", theirs), ("the same as", ours)):
-            others = ((rows - ours[row]).abs().amax(dim=1) <= atol).nonzero().flatten().tolist()
-            others = [other for other in others if other != row and (rows is theirs or ours[row].any())]
-            if others:
-                yield f"{owners[row]} holds {what} {owners[others[0]]}"
-                said += 1
-                break
+    found = []
+    for row in wrong[: 2 * SHOWN]:
+        candidates = [
+            *((f"what belongs to {owners[other]}", theirs[other]) for other in range(len(owners))),
+            *((f"what belongs to {name}", other.double().flatten()) for name, other in others.items()),
+            *((f"the same as {owners[other]}", ours[other]) for other in wrong if ours[row].any()),
+        ]
+        own = (f"what belongs to {owners[row]}", f"the same as {owners[row]}")
+        equal = [what for what, other in candidates if bool(((other - ours[row]).abs() <= atol).all())]
+        found += [f"{owners[row]} holds {what}" for what in equal if what not in own][:1]
+    return found[:SHOWN]
 
 
 def _of_pool(pool: tuple[Tensor, Tensor] | None) -> Iterable[str]:
