@@ -3,6 +3,7 @@
 In a pipe, and on stderr where that is one, a line stays a line, for whatever reads it there.
 """
 
+import re
 import shutil
 import sys
 import textwrap
@@ -16,6 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 WIDEST = 100  # of what is read as a text, however wide the terminal is
 NARROWEST = 24  # beside another column; what has less room goes below it
+COMMAND = re.compile(r"python -m labs( [a-z]+( (lab-\d\d|--?[a-z]+|auto\b))*)?")
+GLUE = "\0"
 
 
 def width() -> int:
@@ -66,8 +69,11 @@ def complain(text: str) -> None:
 
 
 def _fill(line: str, inset: str, most: int) -> list[str]:
-    # A hyphen is no place to break either: lab-01 and --spoil are words.
-    return textwrap.wrap(line, most, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
+    # A hyphen is no place to break either: lab-01 and --spoil are words. A command is better copied whole.
+    room = most - len(inset)
+    line = COMMAND.sub(lambda found: found[0].replace(" ", GLUE) if len(found[0]) <= room else found[0], line)
+    lines = textwrap.wrap(line, most, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
+    return [one.replace(GLUE, " ") for one in lines]
 
 
 # ----------------------------------------------------------------------------------- python -m labs --help

@@ -473,12 +473,15 @@ def test_watch_tests_on_save_and_obeys_keys(course):
 
     try:
         read_until("watching labs/lab-01/starter.py")
+        process.stdin.write("h\n")
+        process.stdin.flush()
+        read_until("hint 1 of 3")
         course.solve()
         read_until(f"{TESTS} of {TESTS} tests pass")
         read_until("watching")
         process.stdin.write("h\n")
         process.stdin.flush()
-        read_until("hint 1 of 3")
+        read_until("lab-01 is done; the hints are still there")
         process.stdin.write("q\n")
         process.stdin.flush()
         assert process.wait(60) == 0
