@@ -397,7 +397,7 @@ class Play:
         if self.early is not None:
             return seen | {"its output_token_ids": self.early.output_token_ids}
         if self.is_over:
-            return {}  # whoever has popped all of the queue has seen it
+            return {}  # all of the queue has been popped, and seen
         seen |= {
             "has_work": self.scheduler.has_work,
             "published (id, num_computed_tokens, blocks)": sorted(kv.published),

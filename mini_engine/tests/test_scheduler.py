@@ -118,6 +118,19 @@ def test_a_duplicate_id_is_refused_while_it_is_in_use():
     assert engine.requests["a"].arrival == 1, "what was refused has not used up a number"
 
 
+@pytest.mark.parametrize("max_tokens", [None, 0, 1])
+def test_a_prompt_beyond_the_pool_is_refused_and_left_as_it_was(max_tokens):
+    """Whatever max_tokens says, the prompt itself needs room; the next one gets the number."""
+    scheduler = Scheduler(BlockManager(2, 4), max_num_batched_tokens=8, max_num_seqs=2)
+    request = make_request("a", 9, None)
+    request.max_tokens = max_tokens
+    with pytest.raises(ValueError, match="'a' needs KV room for 9 tokens"):
+        scheduler.add(request)
+    assert (request.max_tokens, request.arrival, scheduler.has_work) == (max_tokens, -1, False)
+    scheduler.add(fits := make_request("a", 8, None))
+    assert (fits.max_tokens, fits.arrival) == (1, 0)
+
+
 def test_a_short_running_request_means_that_room_was_not_made():
     """schedule_step never skips a running request in silence."""
     kv = BlockManager(1, 4)
