@@ -155,13 +155,21 @@ def story(number: int, count: int, script: Script, yours: list[Step], model: lis
         return "\n".join(lines)
     a, b = yours[at], model[at]
     for key in dict.fromkeys([*b.seen, *a.seen]):
-        left, right = a.seen.get(key, "nothing"), b.seen.get(key, "nothing")
-        if not same(left, right):
-            lines.append(f"{key}: {shown(left)}, but should be {shown(right)}")
+        for where, left, right in apart(key, a.seen.get(key, "nothing"), b.seen.get(key, "nothing")):
+            lines.append(f"{where}: {shown(left)}, but should be {shown(right)}")
     if a.error is not None and "raised" not in b.seen:
         line = loading.line_in_starter(a.error)
         lines.append(f"raised{f' in starter.py, line {line}' if line else ''}: {describe(a.error)}")
     return "\n".join(lines)
+
+
+def apart(where: str, yours: Any, model: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The places at which two things that were seen differ: of dicts, the entries that do."""
+    if isinstance(yours, dict) and isinstance(model, dict):
+        for key in dict.fromkeys([*model, *yours]):
+            yield from apart(f"{where}, {key}", yours.get(key, "nothing"), model.get(key, "nothing"))
+    elif not same(yours, model):
+        yield where, yours, model
 
 
 def said(step: Step) -> str:
@@ -171,7 +179,15 @@ def said(step: Step) -> str:
 
 
 def shown(value: Any) -> str:
-    return shorten(repr(value), 200, placeholder=" ...")
+    return shorten(repr(rounded(value)), 200, placeholder=" ...")
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return {key: rounded(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def as_log(script: Script, steps: list[Step]) -> OpLog:
