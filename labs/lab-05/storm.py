@@ -371,7 +371,8 @@ class Play:
 
         heads, width = self.config["num_kv_heads"], self.config["head_dim"]
         place = torch.arange(heads * width).view(1, heads, width)
-        rows = ((tokens[:, None, None] * 37 + place * 101) % 257 - 128) / 64
+        whole = (tokens[:, None, None] * 37 + place * 101) % 257 - 128
+        rows = whole.double() / 61  # which float32 would round
         rows[:, 0, 0] = (tokens + 1) / 1024
         return rows.to(getattr(torch, self.config["dtype"]))
 
