@@ -222,7 +222,7 @@ class EnginePlay:
         parts = replace(Parts(), **mine | {"attend_backend": ToyBackend, "step": self.step_watched})
         self.engine = Engine(TOY, ToyTokenizer(), parts=parts, watermark=0, **settings)
         self.requests, self.streams = [], {}
-        self.inside, self.state, self.lent = False, [], []
+        self.inside, self.served, self.state, self.lent = False, [], [], []
         self.fault, self.num_steps, self.calls, self.deltas = NO_FAULT, 0, [], []
         scheduler = self.engine.scheduler
         self.watch(scheduler, "schedule", lambda: [])
@@ -280,7 +280,7 @@ class EnginePlay:
     def seen(self):
         engine, renamed = self.engine, {}
         seen = {
-            "calls in it": self.calls,
+            "calls in a step": self.calls,
             "Deltas": self.deltas,
             "waiting": names(engine.scheduler.waiting),
             "running": names(engine.scheduler.running),
@@ -291,15 +291,19 @@ class EnginePlay:
         }
         for number, request in enumerate(self.requests):
             table = engine.scheduler.kv.block_table(request) if request.finish_reason is None else []
-            table = [renamed.setdefault(block, len(renamed)) for block in table]
-            seen[f"{request.request_id}, request {number}"] = [*state_of(request), table]
+            state = state_of(request) | {
+                "block_table": [renamed.setdefault(block, len(renamed)) for block in table]
+            }
+            name = f"request {number}, {request.request_id}: "
+            seen |= {name + field: value for field, value in state.items() if value}
         self.calls, self.deltas, self.num_steps = [], [], 0
         return seen
 
     # ---- what is called in a step
 
     def step_watched(self, engine):
-        self.inside, self.state, self.lent = True, self.states(), []
+        self.inside, self.served, self.lent = True, list(engine.requests.values()), []
+        self.state = self.states()
         try:
             deltas = self.step_of_part(engine)
             self.untouched("the end")
@@ -317,7 +321,7 @@ class EnginePlay:
                 return call(*args, **kwargs)
             said = in_words(*args, **kwargs)
             self.untouched(name)
-            if said or name not in ("sample", "collect"):  # need not be called for nobody
+            if said or name not in ("sample", "collect"):  # without a request they may be left out
                 self.calls.append(" ".join([name, *said]))
                 if self.fault[0] == name:
                     error, self.fault = self.fault[1], NO_FAULT
@@ -340,7 +344,7 @@ class EnginePlay:
         return call()
 
     def states(self):
-        return [state_of(request) for request in self.requests]
+        return [state_of(request) for request in self.served]
 
     def untouched(self, name):
         """Write down what the step itself has changed since the call before: there should be nothing."""
@@ -352,16 +356,15 @@ class EnginePlay:
 
 
 def state_of(request):
-    return [
-        request.status.value,
-        request.num_computed_tokens,
-        request.num_cached_tokens,
-        request.num_preemptions,
-        list(request.output_token_ids),
-        request.finish_reason,
-        request.num_prompt_tokens,
-        request.max_tokens,
-    ]
+    return {
+        "status": request.status.value,
+        "num_computed_tokens": request.num_computed_tokens,
+        "num_cached_tokens": request.num_cached_tokens,
+        "num_preemptions": request.num_preemptions,
+        "output_token_ids": list(request.output_token_ids),
+        "finish_reason": request.finish_reason,
+        "max_tokens": request.max_tokens,
+    }
 
 
 def names(requests):
