@@ -328,7 +328,8 @@ class Play:
         self.lent = [*zip(("scheduled", "sampled", "stopped"), arguments, before, strict=False), *self.lent][
             :6
         ]
-        return {"sampled": before[1], "finished": self.labels(finished)}
+        said = {"stopped": before[2]} if stopped else {}
+        return {"sampled": before[1], **said, "finished": self.labels(finished)}
 
     def fitting(self, request, tokens):
         """Several tokens of one step need room for each, unless they are the request's last."""
