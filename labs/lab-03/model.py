@@ -55,12 +55,20 @@ def comes_before(a, b, policy):
 
 def first_of(requests, policy):
     """The one that none of the others comes before."""
-    return next(r for r in requests if not any(comes_before(other, r, policy) for other in requests))
+    first = requests[0]
+    for request in requests:
+        if comes_before(request, first, policy):
+            first = request
+    return first
 
 
 def last_of(requests, policy):
     """The one that comes before none of the others."""
-    return next(r for r in requests if not any(comes_before(r, other, policy) for other in requests))
+    last = requests[0]
+    for request in requests:
+        if comes_before(last, request, policy):
+            last = request
+    return last
 
 
 def policy_key(request, policy):

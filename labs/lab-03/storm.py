@@ -243,11 +243,11 @@ class Play:
         self.lent = []  # those of the latest updates, each with its name and a copy
 
     def label(self, request):
-        known = (label for label, other in self.requests.items() if other is request)
-        return next(known, f"<{type(request).__name__}>")
+        return self.labels([request])[0]
 
     def labels(self, requests):
-        return [self.label(request) for request in requests]
+        known = {id(request): label for label, request in self.requests.items()}
+        return [known.get(id(request), f"<{type(request).__name__}>") for request in requests]
 
     # ------------------------------------------------------------------- calls of a script: the queue
 
