@@ -539,8 +539,7 @@ def test_loading_needs_no_torch(lab):
     import torch
 
     lab.write_kv(*torch.zeros(2, 1, 1, 1, 1), torch.tensor([0]), *torch.ones(2, 1, 1, 1))  # it is written
-    module = sys.modules[lab.BlockManager.__module__]
-    source = getattr(module, "__source__", None) or inspect.getsource(module)
+    source = getattr(lab, "__source__", None) or inspect.getsource(inspect.getmodule(lab.BlockManager))
     command = [sys.executable, "-X", "utf8", "-c", NO_TORCH, *sys.path]
     ran = subprocess.run(
         command, input=source, capture_output=True, encoding="utf-8", timeout=20, check=False

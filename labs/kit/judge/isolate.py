@@ -1,11 +1,14 @@
 """One task of a file among the reference's others: what fails then is the fault of this task alone.
 
 The other tasks' functions and methods are replaced by the reference's, which run in the file's own module.
+A class that keeps other attributes than the reference's is left whole: no method of either fits the other.
 """
 
 import ast
+import dis
+from collections.abc import Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from labs.kit.judge import loading
@@ -20,15 +23,46 @@ def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
     replaced = {}
-    for other in lab.tasks:
-        if other.name != task.name:
-            old, new = transplanted(reference, module, other.name)
+    apart = keeping_books_of_their_own(lab, module, reference, unwritten(lab, source))
+    for name in dict.fromkeys(class_of(t) if class_of(t) in apart else t.name for t in lab.tasks):
+        if name not in (task.name, class_of(task)):
+            old, new = transplanted(reference, module, name)
             replaced[id(old)] = new
     for function in defined_in(module):  # hash_block=hash_block, say, was bound before
         function.__defaults__ = tuple(replaced.get(id(v), v) for v in function.__defaults__ or ()) or None
         defaults = (function.__kwdefaults__ or {}).items()
         function.__kwdefaults__ = {key: replaced.get(id(value), value) for key, value in defaults}
     return module
+
+
+def class_of(task: Task) -> str:
+    return task.name.partition(".")[0]
+
+
+def keeping_books_of_their_own(
+    lab: Lab, module: ModuleType, reference: ModuleType, left: Sequence[str]
+) -> set[str]:
+    """The classes whose __init__ makes other attributes than the reference's does; `left` is not written."""
+    tasks, found = {task.name for task in lab.tasks}, set()
+    for name in {class_of(task) for task in lab.tasks if "." in task.name}:
+        yours, theirs = getattr(module, name), getattr(reference, name)
+        made, expected = attributes(yours.__init__), attributes(theirs.__init__)
+        anywhere = {attribute for member in vars(yours).values() for attribute in attributes(member)}
+        # An __init__ that is given, and that the learner added to, stays when one method is judged.
+        more = made - expected if f"{name}.__init__" in tasks else set()
+        if f"{name}.__init__" not in left and (more or expected - anywhere):
+            found.add(name)
+    return found
+
+
+def attributes(member: Any) -> set[str]:
+    """The attributes that a method assigns to. They are read from its code: the source may be packed."""
+    names, codes = set(), [getattr(member, "__code__", None)]
+    while codes:
+        if isinstance(code := codes.pop(), CodeType):
+            codes += code.co_consts
+            names |= {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return names
 
 
 def transplanted(reference: ModuleType, module: ModuleType, name: str) -> tuple[Any, Any]:

@@ -79,7 +79,13 @@ class Standing:
             wrong = [t for t in others if t.name not in self.unwritten and self.failures(t)]
             return next((t for t in [*found, *wrong, *others] if t), None)
         needed = [self._needed(task, result) for result in failures]
-        return needed[0] if all(needed) else None
+        return needed[0] if all(needed) else self._told_better(task, failures)
+
+    def _told_better(self, task: Task, failures: Sequence[Result]) -> Task | None:
+        """The task that fails all of these tests in the same words, and others of its own besides."""
+        mine = {(result.test, result.said) for result in failures}
+        others = (t for t in self.lab.tasks if t is not task and t.name not in self.unwritten)
+        return next((t for t in others if mine < {(r.test, r.said) for r in self.failures(t)}), None)
 
     @cached_property
     def wrong(self) -> list[Task]:

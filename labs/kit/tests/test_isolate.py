@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from labs.kit.judge import isolate, loading
-from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 
 
@@ -42,6 +42,27 @@ def test_a_default_that_was_bound_before_is_the_reference_s_too():
     module = alone("lab-06", "BlockManager.free", pristine_source(find_lab("lab-06")))
     bound = module.BlockManager.__init__.__kwdefaults__["hash_block"]
     assert bound is module.hash_block and bound(b"", (1,))
+
+
+@pytest.mark.parametrize("letter", "abc")
+def test_a_class_with_books_of_its_own_is_left_whole(letter):
+    """A reference's method would look for attributes that it does not have, and the other way round."""
+    path = LABS_DIR / "kit" / "tests" / "alternatives" / f"lab_05_{letter}.py"
+    source = path.read_text(encoding="utf-8")
+    method = alone("lab-05", "BlockManager.free", source)
+    assert method.BlockManager.admit.__code__.co_filename == "starter.py"
+    assert method.write_kv.__code__.co_filename != "starter.py"
+    function = alone("lab-05", "write_kv", source)
+    assert function.write_kv.__code__.co_filename == "starter.py"
+    assert function.BlockManager.__init__.__code__.co_filename != "starter.py"
+
+
+def test_another_container_of_the_same_name_is_no_book_of_its_own():
+    lab = find_lab("lab-05")
+    source = lab.file("solution.py").read_text(encoding="utf-8")
+    source = source.replace("list(reversed(range(num_blocks)))", "deque(range(num_blocks))")
+    method = alone("lab-05", "BlockManager.free", f"from collections import deque\n{source}")
+    assert method.BlockManager.admit.__code__.co_filename != "starter.py"
 
 
 def test_what_only_the_tasks_needed_is_imported():

@@ -81,6 +81,15 @@ def test_books_kept_in_another_way_are_judged_whole():
     assert [r.function for r in now.failures(publish)] == ["test_storm"]
 
 
+def test_of_two_that_fail_alike_the_one_that_says_more_is_wrong():
+    """Where no task can be judged alone, all that the storm looks at fail in it, and one in its own tests."""
+    now = standing({TAKE: WRONG})
+    storm = now.results[[r.function for r in now.results].index("test_storm")]
+    storm.passed, storm.said = False, WRONG
+    assert now.waits_for(now.lab.task(FIND)).name == TAKE
+    assert now.wrong == [now.lab.task(TAKE)]
+
+
 @pytest.mark.parametrize(
     "said", [unwritten("BlockManager.find_prefixes"), "NotImplementedError: lab-05: take is not written yet"]
 )
