@@ -93,14 +93,17 @@ def draw_engine(rng, parts):
     engine = {
         "policy": rng.choice(("fcfs", "priority")),
         "max_num_batched_tokens": budget,
-        "max_num_seqs": min(rng.choice((2, 3, 4) if crowded else (1, 2, 3)), budget),
+        "max_num_seqs": min(rng.choice((3, 4) if crowded else (1, 2, 3)), budget),
         "long_prefill_token_threshold": rng.choice((0, 0, 0, 2, 3)),
-        "num_blocks": largest + rng.choice((0, 0, 1, 2) if crowded else (0, 2, 8)),
+        "num_blocks": largest + rng.choice((0, 0, 1) if crowded else (0, 2, 8)),
         "block_size": size,
         "enable_prefix_caching": rng.random() < 0.4,
     }
     read = "Stream" in parts
     rest = [arrival(rng, number, *length, read) for number, length in enumerate(lengths)]
+    if rng.random() < 0.2:  # all alike, so that they end side by side
+        stop = {"stop": rng.sample(STOPS, 3)}
+        rest = [[*call[:-3], *rest[0][-3:-1], rest[0][-1] | stop] for call in rest]
     calls = [rest.pop(0) for _ in range(rng.randint(2, 3))]
     for _ in range(rng.randint(8, 26)):
         kind = rng.choices(("turn", "arrive", "close", "abort", "fault"), (24, 5, read, 1, 2))[0]
