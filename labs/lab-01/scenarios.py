@@ -51,7 +51,7 @@ SCENARIOS = [
         "requests": _requests(("A", 16, 8, 0), ("large", 20, 3, 1), ("small", 2, 2, 1)),
     },
     {
-        "name": "one who leaves",
+        "name": "one that leaves",
         "config": _config(12, 2, 40),
         "requests": _requests(("r0", 6, 30, 0), ("r1", 6, 4, 0), ("r2", 6, 4, 0)),
         "aborts": [{"step": 3, "id": "r0"}],

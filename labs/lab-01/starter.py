@@ -38,7 +38,7 @@ def schedule_step(
        running, and set request.status to RequestStatus.RUNNING (from mini_engine.request import
        RequestStatus). Then n = clamp(...) as in 2, write n into the result and pay for it. There is
        no allocate here: admit has claimed the room.
-    4. Return the result. Of a request, only status and num_computed_tokens change here, and only at
-       admission; the caller counts what has been computed, after the step.
+    4. Return the result, a new dict in each step. Of a request you set the status and nothing else, and
+       only after its admission; the caller counts what has been computed, after the step.
     """
     raise NotImplementedError("lab-01: schedule_step is not written yet")

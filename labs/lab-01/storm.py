@@ -13,6 +13,7 @@ KEPT = ("prompt_token_ids", "output_token_ids", "arrival", "priority", "max_toke
 CLAMPS = {  # other than the one that a step uses by itself
     "half": lambda num_new, budget, threshold: max(0, min((num_new + 1) // 2, budget)),
     "one": lambda num_new, budget, threshold: max(0, min(num_new, budget, 1)),
+    "half of the budget": lambda num_new, budget, threshold: max(0, min(num_new, (budget + 1) // 2)),
     "threshold + 1": lambda num_new, budget, threshold: max(0, min(num_new, budget, threshold + 1)),
 }
 
@@ -20,7 +21,7 @@ CLAMPS = {  # other than the one that a step uses by itself
 def draw(rng):
     """Two to eight requests, some with outputs, on memory that is now short and now plentiful."""
     lengths = {f"r{i}": rng.choice((1, 2, 3, 5, 8, 12, 20)) for i in range(rng.randint(2, 8))}
-    config = {"calls": "add(id, prompt, outputs), step(budget, slots, threshold, clamp)"}
+    config = {"calls": "add(id, prompt, outputs), step(budget, slots, threshold, clamp), update(late)"}
     config |= {"queue": rng.choice(("deque", "fcfs", "priority")), "block_size": rng.choice((1, 1, 2, 4))}
     config["num_blocks"] = rng.randint(max(lengths.values()), sum(lengths.values()) + rng.choice((1, 12)))
     config["num_blocks"] = -(-config["num_blocks"] // config["block_size"])
@@ -48,7 +49,7 @@ def draw(rng):
         clamp = [rng.choice(list(CLAMPS))] if rng.random() < 0.15 else []
         calls.append(["step", *(settings if settings[2] or clamp else settings[:2]), *clamp])
         if rng.random() < 0.85:
-            calls.append(["update"])
+            calls.append(["update"] + ([rng.choice(list(lengths)[:4])] if rng.random() < 0.3 else []))
     return {"config": config, "calls": calls}
 
 
@@ -66,6 +67,7 @@ class Play:
         else:
             self.kv = BlockManager(blocks, config["block_size"], watermark=watermark)
         self.scheduled, self.changed, self.refused = {}, [], None
+        self.handed_out = []  # the last result, and a copy of it
         self.allocate, self.kv.allocate = self.kv.allocate, self.watched
 
     def watched(self, request, *args, **kwargs):
@@ -117,20 +119,23 @@ class Play:
                 for request, fields in before.items()
                 for name, value in kept(request).items()
                 if value != fields[name]
-            ]
+            ] + ["the result of the step before" for result, was in self.handed_out if result != was]
         if not isinstance(scheduled, dict):
             return f"a {type(scheduled).__name__}, where a dict should be"
-        self.scheduled = scheduled
+        self.scheduled, self.handed_out = dict(scheduled), [(scheduled, dict(scheduled))]
         return [[name, tokens] for name, tokens in scheduled.items()]
 
-    def update(self):
-        """What the last step scheduled is computed, and a sequence that is computed grows by a token."""
-        if not self.scheduled:
+    def update(self, late=""):
+        """What the last step scheduled is computed, and a sequence that is computed grows by a token.
+
+        The token of the request that is `late` comes with a later update: until then nothing is left of it.
+        """
+        if not self.scheduled and all(request.num_new_tokens for request in self.running):
             raise Skip
         for request in self.running:
             request.num_computed_tokens += self.scheduled.get(request.request_id, 0)
             self.kv.publish(request)
-            if request.num_new_tokens == 0:
+            if request.num_new_tokens == 0 and request.request_id != late:
                 request.output_token_ids.append(100 + len(request.output_token_ids))
         self.scheduled = {}
 

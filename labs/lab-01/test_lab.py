@@ -93,7 +93,7 @@ def test_threshold_is_per_request(lab):
     assert scheduled == {"old": 16, "back": 16, "a": 16, "b": 8}
 
 
-def test_nobody_is_admitted_without_budget(lab):
+def test_no_admission_without_budget(lab):
     """When the running requests use up the budget, the queue and its KV memory are left alone."""
     kv = FakeKV(64)
     running = [make_running(kv, "long", 40, computed=0)]
@@ -104,13 +104,21 @@ def test_nobody_is_admitted_without_budget(lab):
     assert kv.num_free_blocks == free
 
 
-def test_who_computes_nothing_is_left_out(lab):
+def test_a_row_of_0_is_left_out(lab):
     """A running request that finds the budget spent is left out: no row of 0, no decode on credit."""
     kv = FakeKV(25)
     running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, computed=5)]
     running[1].output_token_ids.append(7)
     assert step(lab, queue(), running, kv, budget=16) == {"old": 16}
     assert names(running) == ["old", "late"]
+
+
+def test_nothing_left_to_compute(lab):
+    """A running request that has 0 tokens left is left out, keeps its slot, and ends nothing."""
+    kv = FakeKV(64)
+    running = [make_running(kv, "idle", 5, computed=5), make_running(kv, "next", 5, outputs=1)]
+    assert step(lab, queue(a=4, b=4), running, kv, slots=3) == {"next": 1, "a": 4}
+    assert names(running) == ["idle", "next", "a"]
 
 
 # --------------------------------------------------------------------------- running before waiting
@@ -158,13 +166,14 @@ def test_admitted_means_running(lab):
 
 
 def test_slots_cap_the_running_set(lab):
-    """Ten short prompts and four slots: four are admitted, though budget and memory are plenty."""
-    waiting, running = queue(**{f"r{i}": 2 for i in range(10)}), []
-    assert step(lab, waiting, running, FakeKV(64), slots=4) == {f"r{i}": 2 for i in range(4)}
+    """Ten short prompts and four slots: four are admitted and claim room, though there is plenty of it."""
+    waiting, running, kv = queue(**{f"r{i}": 2 for i in range(10)}), [], FakeKV(64)
+    assert step(lab, waiting, running, kv, slots=4) == {f"r{i}": 2 for i in range(4)}
     assert len(waiting) == 6
+    assert kv.num_free_blocks == 56
 
 
-def test_slots_are_taken_by_who_runs_already(lab):
+def test_running_requests_take_slots(lab):
     """Three of four slots are taken by earlier steps' requests, so one waiter gets in, not four."""
     kv = FakeKV(64)
     running = [make_running(kv, f"old{i}", 3, outputs=1) for i in range(3)]
@@ -217,7 +226,7 @@ def test_an_exact_fit_is_admitted(lab):
     assert kv.num_free_blocks == 0
 
 
-def test_a_full_pool_serves_who_runs(lab):
+def test_a_full_pool_serves_the_running(lab):
     """With no slot free a half prompt and a decode go on: their room was claimed when they were admitted."""
     kv = FakeKV(25)
     running = [make_running(kv, "half", 20, computed=8), make_running(kv, "decode", 4, outputs=1)]
@@ -274,7 +283,7 @@ def test_preempted_request_recomputes_its_outputs_too(lab):
     assert step(lab, waiting, [], FakeKV(64), budget=16) == {"back": 11, "new": 5}
 
 
-def test_preempted_requests_wait_like_everybody(lab):
+def test_preempted_requests_wait_like_all(lab):
     """Among new waiters the preempted ones get what all get: their turn, the uncached part, a cut, a slot."""
 
     def kept(requests):
@@ -303,11 +312,23 @@ def test_the_clamp_it_is_given(lab):
     assert scheduled == {"old": 8, "new": 10}
 
 
+def test_clamp_knows_what_is_left(lab):
+    """A clamp that gives half of what is left sees the budget shrink: 12 of 24, then 6, 3 and 2."""
+    kv = FakeKV(128)
+    running = [make_running(kv, "old", 20, computed=4), make_running(kv, "back", 9, outputs=6, computed=4)]
+
+    def half_of_the_rest(num_new, budget, threshold):
+        return min(num_new, (budget + 1) // 2)
+
+    scheduled = step(lab, queue(a=20, b=20), running, kv, budget=24, slots=4, clamp=half_of_the_rest)
+    assert scheduled == {"old": 12, "back": 6, "a": 3, "b": 2}
+
+
 # -------------------------------------------------------------------------------------- whole runs
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_everybody_finishes(lab, name):
+def test_every_request_finishes(lab, name):
     """Every scenario drains: all requests finish with the text they would have got alone."""
     scenario = SCENARIOS[name]
     trace = scenarios.run(lab, scenario)
@@ -347,11 +368,12 @@ def test_limits_hold_in_every_step(lab):
         assert trace.end.num_free_blocks == config["num_blocks"]
 
 
-def test_nobody_waits_without_a_reason(lab):
+def test_no_request_waits_without_a_reason(lab):
     """On 20 random workloads, a request waits for want of budget, a slot or memory only."""
     for scenario in scenarios.draw(seed=2, count=20):
         for record in scenarios.run(lab, scenario).steps:
-            assert record.blocked.reason in ("budget", "slots", "memory", "empty")
+            waits = f"step {record.step} has budget, a slot and memory for {record.blocked.id}, and it waits"
+            assert record.blocked.reason in ("budget", "slots", "memory", "empty"), waits
 
 
 def text(trace, request_id):

@@ -34,5 +34,6 @@ def schedule_step(
         count = clamp(request.num_new_tokens, left, long_prefill_token_threshold)
         if is_running and not kv.allocate(request, count):
             raise RuntimeError(f"{request.request_id}: the pool is exhausted, make room before the step")
-        scheduled[request.request_id] = count
+        if count:
+            scheduled[request.request_id] = count
     return scheduled

@@ -26,7 +26,8 @@ def schedule_step(
         left = max_num_batched_tokens - rows.total()
         if requests and left > 0:
             first, *rest = requests
-            rows[first.request_id] = clamp(first.num_new_tokens, left, long_prefill_token_threshold)
+            if count := clamp(first.num_new_tokens, left, long_prefill_token_threshold):
+                rows[first.request_id] = count
             # A prompt's room was claimed at its admission, so only a decode can ask for more.
             if first.is_decode and not kv.allocate(first, 1):
                 raise NoRoom(f"{first!r}")
