@@ -210,7 +210,7 @@ class Play:
         with named(request):
             slots = list(self.kv.slot_mapping(request, start, end))
         self._rename()
-        return [self.names.get(slot // self.size, "?") * self.size + slot % self.size for slot in slots]
+        return in_runs([self.names.get(s // self.size, -1) * self.size + s % self.size for s in slots])
 
     def last_slots(self, name, before, behind):
         """The slots from `before` positions before the end of the room to `behind` behind it."""
@@ -291,11 +291,7 @@ class Play:
             },
             "the pool": [kv.num_blocks, kv.block_size, kv.watermark],
             "num_computed_tokens": {name: r.num_computed_tokens for name, r in self.requests.items()},
-            "requests": {
-                name: [len(r.prompt_token_ids), r.output_token_ids, r.status.value, r.num_cached_tokens]
-                + [r.num_preemptions, r.arrival, r.max_tokens, r.finish_reason]
-                for name, r in self.requests.items()
-            },
+            "requests": {name: in_words(request) for name, request in self.requests.items()},
         }
 
     def _seen_of_the_memory(self):
@@ -326,7 +322,9 @@ class Play:
     # ------------------------------------------------------------------------------------ helpers
 
     def _any(self, name):
-        return self.requests.setdefault(name, make_request(name, 3))
+        if name not in self.requests:
+            self.requests[name] = make_request(name, 3)
+        return self.requests[name]
 
     def _known(self, name):
         if name not in self.requests:
@@ -343,12 +341,11 @@ class Play:
 
     def _rename(self):
         """The blocks that are held are called 0, 1, 2 ..., and keep their name while they are held."""
-        held = [block for name in NAMES for block in self._table(name)]
+        held = list(dict.fromkeys(block for name in NAMES for block in self._table(name)))
         self.names = {block: name for block, name in self.names.items() if block in held}
         for block in held:
             if block not in self.names:
-                taken = self.names.values()
-                self.names[block] = next(n for n in range(len(taken) + 1) if n not in taken)
+                self.names[block] = min(set(range(len(held) + 1)) - set(self.names.values()))
 
     def _layer(self, number):
         import torch
@@ -381,6 +378,26 @@ class Play:
 
         generator = torch.Generator().manual_seed(self.tokens)
         return torch.randn(*shape, generator=generator, dtype=getattr(torch, self.config["dtype"]))
+
+
+def in_runs(numbers):
+    """As "0..3, 8, 4..6"; shorter to read, and to compare."""
+    runs = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{first}" if first == last else f"{first}..{last}" for first, last in runs)
+
+
+def in_words(request):
+    """What no call on the books may change."""
+    return (
+        f"{len(request.prompt_token_ids)} + {len(request.output_token_ids)} tokens, {request.status.value}, "
+        f"{request.num_cached_tokens} cached, {request.num_preemptions} preemptions, at most "
+        f"{request.max_tokens}, arrival {request.arrival}, finish_reason {request.finish_reason}"
+    )
 
 
 class named:  # noqa: N801

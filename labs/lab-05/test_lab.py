@@ -23,7 +23,8 @@ def pool(lab, num_blocks, block_size, watermark=0):
 def admitted(kv, request_id, num_tokens):
     """A request that has just been admitted."""
     request = make_request(request_id, num_tokens)
-    assert kv.admit(request) is True, f"{request_id} with {num_tokens} tokens was not admitted"
+    answer = kv.admit(request)
+    assert answer is True, f"{request_id} with {num_tokens} tokens was not admitted"
     return request
 
 
@@ -544,7 +545,8 @@ def test_loading_needs_no_torch(lab):
     ran = subprocess.run(
         command, input=source, capture_output=True, encoding="utf-8", timeout=20, check=False
     )
-    assert not ran.stdout, f"{ran.stdout.strip()}; import torch inside write_kv and paged_attention"
+    if ran.stdout:
+        raise AssertionError(f"{ran.stdout.strip()}; import torch inside write_kv and paged_attention")
 
 
 # Loads the file on its standard input in a process of its own, in which torch cannot be found.
