@@ -13,15 +13,11 @@ def step(engine):
         raise NoWorkError
     plan = sched.schedule()
     if len(plan) < 1:
-        raise RuntimeError("waiting %d, running %d" % (len(sched.waiting), len(sched.running)))
-    rows = list(
-        map(
-            lambda item: Row(
-                engine.requests[item[0]], item[1], engine.requests[item[0]].num_new_tokens <= item[1]
-            ),
-            plan.items(),
-        )
-    )
+        raise RuntimeError(f"waiting {len(sched.waiting)}, running {len(sched.running)}")
+    rows = []
+    for name in plan:
+        request = engine.requests[name]
+        rows.append(Row(request, plan[name], request.num_new_tokens <= plan[name]))
     done = tuple(r.request for r in rows if r.is_last)
     logits = engine.backend.forward(rows=rows)
     tokens, stops = engine.sample(logits=logits, requests=list(done))
@@ -42,8 +38,7 @@ class Stream:
             raise StopIteration
         while len(self.inbox) == 0:
             self.engine.step()
-        delta, *rest = self.inbox
-        self.inbox.popleft()
+        delta = self.inbox.popleft()
         if delta.finish_reason is not None:
             self.unsubscribe()
             self.inbox = None
