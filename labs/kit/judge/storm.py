@@ -71,11 +71,11 @@ def run(lab_id: str, part: Any, script: Script) -> list[Step]:
 
     An error of a call is something seen, and the script goes on; only a task that is not written ends it.
     """
-    return list(_steps(loading.load(lab_id, "storm"), part or loading.load(lab_id, "model"), script))
+    return list(steps(lab_id, part or loading.load(lab_id, "model"), script))
 
 
-def _steps(storm: Any, part: Any, script: Script) -> Iterator[Step]:
-    play = storm.Play(part, script["config"])
+def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
+    play = loading.load(lab_id, "storm").Play(part, script["config"])
     for name, *arguments in script["calls"]:
         PULSE[0] += 1
         step = Step([name, *arguments], {})

