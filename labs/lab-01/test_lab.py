@@ -106,7 +106,7 @@ def test_no_admission_without_budget(lab):
 
 def test_a_row_of_0_is_left_out(lab):
     """A running request that finds the budget spent is left out: no row of 0, no decode on credit."""
-    kv = FakeKV(25)
+    kv = FakeKV(64)
     running = [make_running(kv, "old", 20, computed=0), make_running(kv, "late", 5, computed=5)]
     running[1].output_token_ids.append(7)
     assert step(lab, queue(), running, kv, budget=16) == {"old": 16}
@@ -154,9 +154,9 @@ def test_admission_order(lab):
 
 
 def test_admitted_means_running(lab):
-    """An admitted request leaves the queue, is in running once, and has the status RUNNING."""
+    """An admitted request leaves the queue, is in running once, and is RUNNING, though its prompt was cut."""
     waiting, running = queue(r0=3, r1=3), []
-    step(lab, waiting, running, FakeKV(64))
+    step(lab, waiting, running, FakeKV(64), budget=5)
     assert len(waiting) == 0
     assert names(running) == ["r0", "r1"]
     assert [request.status for request in running] == [RequestStatus.RUNNING] * 2
@@ -372,8 +372,9 @@ def test_no_request_waits_without_a_reason(lab):
     """On 20 random workloads, a request waits for want of budget, a slot or memory only."""
     for scenario in scenarios.draw(seed=2, count=20):
         for record in scenarios.run(lab, scenario).steps:
-            waits = f"step {record.step} has budget, a slot and memory for {record.blocked.id}, and it waits"
-            assert record.blocked.reason in ("budget", "slots", "memory", "empty"), waits
+            reason, name = record.blocked.reason, record.blocked.id
+            waits = f"step {record.step} has budget, a slot and memory for {name}, and it waits"
+            assert reason in ("budget", "slots", "memory", "empty"), waits
 
 
 def text(trace, request_id):

@@ -227,7 +227,8 @@ class Play:
     def _watched(self, rows, call):
         """The list of rows is the schedule's own, and the caches are found by these names."""
         before = list(rows), sorted(self.caches)
-        returned = call()
+        with torch.inference_mode():  # a part may use it, and its caches would then not grow outside of it
+            returned = call()
         if (rows, sorted(self.caches)) != before:
             raise AssertionError("the rows or the names of the caches were changed")
         return returned

@@ -9,7 +9,7 @@ from functools import cache
 from labs.kit import ToyModel, drive, log_ops, make_request
 from mini_engine.scheduler import Scheduler
 
-POISON = 1e4  # what lies in slots that nobody may read
+POISON = 1e4  # what lies in slots that no request may read
 SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 
 # ---------------------------------------------------------------------------------- bookkeeping
@@ -18,7 +18,7 @@ SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_thresh
 class Pool:
     """A BlockManager under watch: the same methods, and `check` compares its books with the requests.
 
-    It looks at public things only: who holds which blocks, and how many are free.
+    It looks at public things only: which request holds which blocks, and how many are free.
     """
 
     enable_prefix_caching = False  # there is no prefix cache before lab-06
@@ -44,7 +44,7 @@ class Pool:
         """Nothing is published."""
 
     def check(self):
-        """Every block is free or has one owner, and nobody holds a block too many or too few."""
+        """Every block is free or has one owner, and no request holds a block too many or too few."""
         owner = {}
         for request_id, request in self.held.items():
             table = self.kv.block_table(request)

@@ -42,7 +42,7 @@ class BlockManager:
     def block_table(self, request) -> list[int]:
         """A list of the ids of the request's blocks, in order of position; [] if it holds none.
 
-        The list may be your own or a copy: whoever gets it only reads it.
+        The list may be your own or a copy: the caller only reads it.
         """
         return self._tables.get(request.request_id, [])
 

@@ -36,7 +36,7 @@ class BlockManager:
     def block_table(self, request) -> list[int]:
         """A list of the ids of the request's blocks, in order of position; [] if it holds none.
 
-        The list may be your own or a copy: whoever gets it only reads it.
+        The list may be your own or a copy: the caller only reads it.
         """
         raise NotImplementedError("lab-05: BlockManager.block_table is not written yet")
 

@@ -396,7 +396,7 @@ def test_no_block_is_searched_for(lab):
 def seconds_a_call(lab, num_blocks):
     """The best of some measurements, beside others: admit 8 blocks, count, take 16 more, free them."""
     kv = lab.BlockManager(num_blocks, 1, watermark=0)
-    kv.admit(make_request("others", num_blocks // 25))  # few: who searches must fail here, not time out
+    kv.admit(make_request("others", num_blocks // 25))  # few: a search must fail here, not time out
     request = make_request("a", 8)
     calls = {
         "admit": lambda: kv.admit(request),
