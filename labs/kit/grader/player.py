@@ -1,19 +1,28 @@
 """Plays scripts on a submission, inside a sandbox. What it answers is a claim, and checked outside."""
 
+import json
 import types
-from typing import Any
+from typing import Any, BinaryIO
 
-from labs.kit.judge import storm
+from labs.kit.judge import isolate, storm
+from labs.kit.judge.manifest import find_lab
 
 
-def played(request: dict[str, Any]) -> dict[str, Any]:
-    """{"logs": of each script [{"call", "seen"}, ...]}, or {"broken": why the file does not load}."""
+def play(request: dict[str, Any], out: BinaryIO) -> None:
+    """A line of JSON for each script that came to an end: its log; {"broken": why} if the file does not load."""
     module = types.ModuleType("submission")
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
+        if request["others"]:  # the other tasks' code, for a task that is judged by itself
+            reference = types.ModuleType("others")
+            exec(compile(request["others"], "others.py", "exec"), reference.__dict__)
+            lab = find_lab(request["lab"])
+            isolate.filled_in(lab, lab.task(request["task"]), module, reference, request["left"])
     except BaseException as error:  # sys.exit() too
-        return {"broken": f"{type(error).__name__}: {error}"[:300]}
-    return {"logs": [log(request["lab"], module, script) for script in request["scripts"]]}
+        say(out, {"broken": f"{type(error).__name__}: {error}"[:300]})
+        return
+    for script in request["scripts"]:
+        say(out, log(request["lab"], module, script))
 
 
 def log(lab_id: str, module: types.ModuleType, script: storm.Script) -> list[dict[str, Any]]:
@@ -21,6 +30,11 @@ def log(lab_id: str, module: types.ModuleType, script: storm.Script) -> list[dic
     try:
         for step in storm.steps(lab_id, module, script):
             steps.append({"call": step.call, "seen": step.seen})
-    except BaseException as error:  # what is not written, or ends the script by another way
+    except BaseException as error:  # what is not written, or leaves the script in another way
         steps.append({"call": [], "seen": {"ended": f"{type(error).__name__}: {error}"[:300]}})
     return steps
+
+
+def say(out: BinaryIO, value: Any) -> None:
+    out.write(json.dumps(value, allow_nan=False).encode() + b"\n")
+    out.flush()

@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +21,10 @@ from typing import Any, Self
 
 from labs.kit.grader import frames
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
+from labs.kit.toys.storms import Script
 
 ROOT = LABS_DIR.parent
-LIMIT, MEMORY, START = 64 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
+LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
 COPIED = ("labs/__init__.py", "labs/kit/__init__.py", "labs/kit/toys", "labs/kit/judge")
 INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py")
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
@@ -129,23 +132,28 @@ class Sandbox:
             "--chdir", "/course",
         ]  # fmt: skip
 
-    def run(self, source: str, scripts: list[dict[str, Any]]) -> dict[str, Any]:
-        """What the scripts let be seen: {"logs": [...]}, {"broken": why} or {"ended": how}."""
+    def run(
+        self, source: str, scripts: list[Script], task: str = "", others: str = "", left: Sequence[str] = ()
+    ) -> "Answer":
+        """Play scripts on a submission; with `task` on that alone: all others are in the source `others`.
+
+        `left` names the tasks that the submission has not written.
+        """
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)
-        request = {"id": token, "lab": self.lab.id, "source": source, "scripts": scripts}
-        limits = {"seconds": self.seconds, "limit": LIMIT, "memory": MEMORY}
+        request = {"id": token, "lab": self.lab.id, "source": source, "scripts": scripts, "others": others}
+        request |= {"task": task, "left": list(left), "seconds": self.seconds, "limit": LIMIT, "memory": MEMORY}
         try:
-            frames.send(self.requests, request | limits)
-            reply = frames.receive(self.replies, LIMIT + (1 << 20), self.seconds + 30)
+            frames.send(self.requests, request)
+            reply = frames.receive(self.replies, 2 * LIMIT, self.seconds + 30)
         except (frames.BadFrame, TimeoutError, OSError) as error:
             self.stop()
-            return {"ended": f"the sandbox gave no answer: {type(error).__name__}"}
+            return Answer([], ended=f"the sandbox gave no answer: {type(error).__name__}")
         if not isinstance(reply, dict) or reply.get("id") != token:
             self.stop()
-            return {"ended": "the answer is not to what was asked"}
-        return believed(reply, len(scripts))
+            return Answer([], ended="the answer is not to what was asked")
+        return believed(str(reply.get("answer", "")), str(reply.get("ended", "no end"))[:200], len(scripts))
 
     def stop(self) -> None:
         if self.process is None:
@@ -160,20 +168,34 @@ class Sandbox:
 BOOT = "import sys; sys.path.insert(0, '/course'); from labs.kit.grader.inside import main; main()"
 
 
-def believed(reply: dict[str, Any], count: int) -> dict[str, Any]:
+@dataclass
+class Answer:
+    """What a submission claims: the logs of the scripts that came to an end, and why the others did not."""
+
+    logs: list[list[dict[str, Any]]]
+    broken: str = ""  # the file does not load
+    ended: str = ""
+
+
+def believed(text: str, ended: str, count: int) -> Answer:
     """The form of an answer, judged; its content is only ever compared."""
-    if isinstance(ended := reply.get("ended"), str):
-        return {"ended": ended[:200]}
-    try:
-        answer = frames.parsed(str(reply["answer"]).encode())
-    except (KeyError, frames.BadFrame) as error:
-        return {"ended": f"no answer that can be read: {error}"[:200]}
-    if isinstance(answer, dict) and isinstance(broken := answer.get("broken"), str):
-        return {"broken": broken[:300]}
-    logs = answer.get("logs") if isinstance(answer, dict) else None
-    if not isinstance(logs, list) or len(logs) != count or not all(map(is_log, logs)):
-        return {"ended": "an answer of another form than was asked for"}
-    return {"logs": logs}
+    *lines, rest = text.split("\n")
+    answer = Answer([], ended=ended)
+    for line in lines:
+        try:
+            value = frames.parsed(line.encode())
+        except frames.BadFrame as error:
+            return Answer(answer.logs, ended=f"an answer that cannot be read: {error}"[:200])
+        if not answer.logs and isinstance(value, dict) and isinstance(value.get("broken"), str):
+            return Answer([], broken=value["broken"][:300])
+        if not is_log(value):
+            return Answer(answer.logs, ended="an answer of another form than was asked for")
+        answer.logs.append(value)
+    if len(answer.logs) > count or rest:
+        return Answer([], ended="more was answered than was asked for" if not rest else "half an answer")
+    if len(answer.logs) < count and not ended:
+        answer.ended = "it ended before all scripts were played"
+    return answer
 
 
 def is_log(log: object) -> bool:

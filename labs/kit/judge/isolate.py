@@ -19,11 +19,17 @@ from labs.kit.judge.pristine import pristine_source
 def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
     """A module of `source` in which every task but `task` is the reference's."""
     module = loading.execute(source, f"{lab.id}_{path.stem}".replace("-", "_"), path)
-    reference = loading.load(lab.id, "solution")
+    return filled_in(lab, task, module, loading.load(lab.id, "solution"), unwritten(lab, source))
+
+
+def filled_in(
+    lab: Lab, task: Task, module: ModuleType, reference: ModuleType, left: Sequence[str]
+) -> ModuleType:
+    """The module with every task but `task` from the reference; `left` are those that it does not have."""
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
     replaced = {}
-    apart = keeping_books_of_their_own(lab, module, reference, unwritten(lab, source))
+    apart = keeping_books_of_their_own(lab, module, reference, left)
     for name in dict.fromkeys(class_of(t) if class_of(t) in apart else t.name for t in lab.tasks):
         if name not in (task.name, class_of(task)):
             old, new = transplanted(reference, module, name)
