@@ -14,7 +14,7 @@ from pathlib import Path
 from labs.kit.judge import matrix
 from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab, functions
 from labs.kit.judge.pristine import interface, starter_source
-from labs.kit.judge.standing import fingerprint
+from labs.kit.judge.standing import fingerprint, storm_fingerprint
 
 MIN_BUGS = 12
 FILES = (
@@ -151,6 +151,7 @@ def tasks_of(lab: Lab, bug: Bug) -> list[str]:
 def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
     """What fingerprints.json is to hold: of each task the known mistakes, by the digest of what they do."""
     found: dict[str, dict[str, list[str]]] = {task.name: {} for task in lab.tasks}
+    by_storm: dict[tuple[str, str], list[list[str]]] = {}
     for bug in lab.bugs:
         touched = tasks_of(lab, bug)
         for task in lab.tasks:
@@ -160,8 +161,14 @@ def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, di
                 continue
             name = [bug.title, bug.hint.strip(), bug.caught_by]
             other = found[task.name].setdefault(digest, name)
+            for result in outcomes.results[variant]:
+                if result.test == matrix.STORM and not result.passed:
+                    by_storm.setdefault((task.name, storm_fingerprint(result.runs)), []).append(name)
             alike = f"bug {bug.id} does what {other[0]!r} does in all tests of {task.name}"
             verdict.require(other[:2] == name[:2], f"{alike}: give both one title and one hint")
+    for (task_name, seen), alike in by_storm.items():
+        if all(one[:2] == alike[0][:2] for one in alike):  # else only a test tells them apart
+            found[task_name][seen] = alike[0]
     return {task: dict(sorted(digests.items())) for task, digests in found.items()}
 
 

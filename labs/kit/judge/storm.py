@@ -51,7 +51,8 @@ def judge(lab_id: str, part: Any) -> None:
                 raise AssertionError(f"script {number + 1} departs, but not when it is played again: {again}")
             RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
             EXPECTED.append(({"config": script["config"]}, as_log(script, model)))
-            raise AssertionError(story(number, storm.SCRIPTS, script, yours, model))
+            opening = f"script {number + 1} of {storm.SCRIPTS} departs; cut to the calls that it needs, it is"
+            raise AssertionError(story(opening, script, yours, model))
 
 
 @cache
@@ -142,11 +143,11 @@ def cut(lab_id: str, part: Any, script: Script) -> Script:
     return script | {"calls": calls}
 
 
-def story(number: int, count: int, script: Script, yours: list[Step], model: list[Step]) -> str:
+def story(opening: str, script: Script, yours: list[Step], model: list[Step]) -> str:
     """The calls of a failing script, and what the last one should have let be seen."""
     at = departure(yours, model)
     assert at is not None
-    lines = [f"script {number + 1} of {count} departs; cut to the calls that it needs, it is"]
+    lines = [opening]
     lines += [f"    {key} = {value}" for key, value in script["config"].items()]
     for step in yours[: at + 1]:
         lines.append(f"    {shorten(said(step), WIDTH, placeholder=' ...')}")
@@ -201,20 +202,23 @@ def as_log(script: Script, steps: list[Step]) -> OpLog:
 
 
 def fingerprint(lab_id: str, part: Any) -> list[str]:
-    """Of each script, all that was seen in it: equal for two parts that the storm cannot tell apart.
+    """Of each script, a digest of all that was seen: equal for two parts that the storm cannot tell apart."""
+    numbers = range(count(lab_id))
+    return [digest(run(lab_id, part, drawn(lab_id, n)), expected(lab_id, n)) for n in numbers]
 
-    Floats differ by platform: of what holds them it counts only which of its rows are the model's.
-    """
-    digests = []
-    for number in range(loading.load(lab_id, "storm").SCRIPTS):
-        steps, model = run(lab_id, part, drawn(lab_id, number)), expected(lab_id, number)
-        rows = []
-        for yours, theirs in zip_longest(steps, model, fillvalue=Step([], {})):
-            seen = {key: canonical(value, theirs.seen.get(key)) for key, value in yours.seen.items()}
-            rows.append([yours.call, seen])
-        text = json.dumps(rows, sort_keys=True)
-        digests.append(hashlib.sha256(text.encode()).hexdigest()[:12])
-    return digests
+
+def count(lab_id: str) -> int:
+    """How many scripts the lab's test plays."""
+    return int(loading.load(lab_id, "storm").SCRIPTS)
+
+
+def digest(steps: list[Step], model: list[Step]) -> str:
+    """Floats differ by platform: of what holds them it counts only which of its rows are the model's."""
+    rows = []
+    for yours, theirs in zip_longest(steps, model, fillvalue=Step([], {})):
+        seen = {key: canonical(value, theirs.seen.get(key)) for key, value in yours.seen.items()}
+        rows.append([yours.call, seen])
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def canonical(value: Any, model: Any) -> Any:
