@@ -166,9 +166,9 @@ def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, di
                     by_storm.setdefault((task.name, storm_fingerprint(result.runs)), []).append(name)
             alike = f"bug {bug.id} does what {other[0]!r} does in all tests of {task.name}"
             verdict.require(other[:2] == name[:2], f"{alike}: give both one title and one hint")
-    for (task_name, seen), alike in by_storm.items():
-        if all(one[:2] == alike[0][:2] for one in alike):  # else only a test tells them apart
-            found[task_name][seen] = alike[0]
+    for (task_name, seen), those in by_storm.items():
+        if all(one[:2] == those[0][:2] for one in those):  # else only a test tells them apart
+            found[task_name][seen] = those[0]
     return {task: dict(sorted(digests.items())) for task, digests in found.items()}
 
 
