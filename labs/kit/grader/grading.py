@@ -15,11 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labs.kit.grader.results import MISSING, NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
+from labs.kit.grader.results import (
+    MISSING,
+    NOT_WRITTEN,
+    RIGHT,
+    WAITS,
+    WRONG,
+    Case,
+    Grade,
+    LabGrade,
+    TaskGrade,
+)
 from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, bubblewrap, probe, without
-from labs.kit.judge import isolate, loading, storm
+from labs.kit.judge import isolate, storm
 from labs.kit.judge.manifest import Lab, Task, find_lab
-from labs.kit.judge.standing import known_by_storm
+from labs.kit.judge.standing import known, storm_fingerprint
 from labs.kit.toys.driver import OpLog
 from labs.kit.toys.storms import Script
 
@@ -75,7 +85,7 @@ def grade(submission: Submission, settings: Settings) -> Grade:
 
 @cache
 def isolation() -> str:
-    """"namespaces", or "limits" where the kernel, or its settings, refuses them."""
+    """ "namespaces", or "limits" where the kernel, or its settings, refuses them."""
     try:
         bubblewrap()
     except WeakIsolation:
@@ -101,7 +111,9 @@ def course(lab_id: str) -> str:
     """Changes with what judges a lab."""
     lab, total = find_lab(lab_id), hashlib.blake2b(digest_size=16)
     kit = lab.path.parent / "kit"
-    files = [lab.file(name) for name in ("solution.py", "model.py", "storm.py", "lab.toml", "fingerprints.json")]
+    files = [
+        lab.file(name) for name in ("solution.py", "model.py", "storm.py", "lab.toml", "fingerprints.json")
+    ]
     files += sorted(path for room in ("toys", "judge", "grader") for path in (kit / room).rglob("*.py"))
     for path in files:
         total.update(path.read_bytes() if path.exists() else b"")
@@ -110,7 +122,9 @@ def course(lab_id: str) -> str:
 
 def cases(lab: Lab, settings: Settings) -> list[Scripted]:
     """The public ones, which are those of `labs test`, and the hidden ones, which follow from the seed."""
-    public = [Scripted(f"public {n}", False, said(storm.drawn(lab.id, n))) for n in range(storm.count(lab.id))]
+    public = [
+        Scripted(f"public {n}", False, said(storm.drawn(lab.id, n))) for n in range(storm.count(lab.id))
+    ]
     seeds = [(f"hidden {n}", f"{settings.seed} {n}") for n in range(settings.hidden)]
     hidden = [Scripted(name, True, said(storm.drawn(lab.id, seed))) for name, seed in seeds]
     return [*public, *hidden, *own_cases(lab.id, settings.own)]
@@ -188,7 +202,7 @@ def judged(lab: Lab, case: Scripted, number: int, answer: Answer) -> Case:
     yours, model = steps(answer.logs[number]), expected(lab.id, case.script)
     if storm.departure(yours, model) is None:
         return Case(case.name, case.hidden, True)
-    text = storm.story(json.loads(case.script), yours, model)
+    text = storm.story(f"{case.name} departs:", json.loads(case.script), yours, model)
     return Case(case.name, case.hidden, False, text)
 
 
@@ -228,7 +242,8 @@ def grade_task(
     logs = [steps(log) for log in alone.logs[:public]]
     models = [expected(lab.id, case.script) for case in played[:public]]
     if len(logs) == public and not alone.ended:
-        name = known_by_storm(lab).get(task.name, {}).get(storm.digest_of(logs, models))
+        digests = [storm.digest(log, model) for log, model in zip(logs, models, strict=True)]
+        name = known(lab).get(task.name, {}).get(storm_fingerprint(json.dumps(digests)))
         if name:
             grade.name, grade.hint = name.title, name.hint
     return grade
@@ -264,6 +279,3 @@ def replayed(lab_id: str, name: str, settings: Settings, submission: Submission)
     if problem:
         return Case(name, case.hidden, False, problem)
     return judged(lab, case, 0, box(lab, settings).run(source, [json.loads(case.script)]))
-
-
-assert loading  # the model is loaded through it

@@ -100,7 +100,11 @@ def namespaces() -> None:
     user, group = os.getuid(), os.getgid()
     if libc.unshare(NEWUSER | NEWNS | NEWIPC | NEWPID | NEWNET):
         raise OSError(ctypes.get_errno(), "unshare")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)

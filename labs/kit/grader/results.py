@@ -40,7 +40,9 @@ class LabGrade:
     tasks: list[TaskGrade]
     problem: str = ""  # why nothing could be judged: no file, it does not load, it ended its sandbox
     cases: list[Case] = field(default_factory=list)
-    yours: dict[str, Any] | None = None  # {"config", "steps": [{"call", "seen"}]} of the first departing case,
+    yours: dict[str, Any] | None = (
+        None  # {"config", "steps": [{"call", "seen"}]} of the first departing case,
+    )
     expected: dict[str, Any] | None = None  # and what should have been seen; a hidden case only with --reveal
     departs: int | None = None  # the step of it in which the two part
 

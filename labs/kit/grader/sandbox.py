@@ -83,8 +83,34 @@ def without(source: str, names: list[str]) -> str:
     """A module's source in which these functions, and all methods of these classes, are stubs."""
     for name in functions(source):
         if any(f"{name}.".startswith(f"{twin}.") for twin in names):
-            source = replace_body(source, name, 'raise NotImplementedError("not to be had here: it answers the lab")')
+            source = replace_body(
+                source, name, 'raise NotImplementedError("not to be had here: it answers the lab")'
+            )
     return source
+
+
+@cache
+def probe() -> bool:
+    """Whether this machine lets bubblewrap, and a process in it, make namespaces."""
+    code = "import ctypes; print(ctypes.CDLL(None).unshare(0x78020000))"
+    line = [*surroundings(), sys.executable, "-I", "-c", code]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=30, env={})
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.stdout.strip() == "0"
+
+
+def surroundings() -> list[str]:
+    """bubblewrap's command line, but for the course: namespaces, the interpreter, and nothing to write to."""
+    paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
+    binds = [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
+    return [
+        bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv",
+        "--setenv", "OMP_NUM_THREADS", "1", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp",
+        *itertools.chain.from_iterable(("--ro-bind", path, path) for path in binds),
+        "--proc", "/proc", "--dev", "/dev", "--size", str(16 << 20), "--tmpfs", "/tmp",
+    ]  # fmt: skip
 
 
 class Sandbox:
@@ -99,13 +125,26 @@ class Sandbox:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self) -> None:
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        line = [*self.command(), "--", sys.executable, "-I", "-c", BOOT, str(theirs_in), str(theirs_out)]
+        course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course"]
+        line = [
+            *surroundings(),
+            *course,
+            "--",
+            sys.executable,
+            "-I",
+            "-c",
+            BOOT,
+            str(theirs_in),
+            str(theirs_out),
+        ]
         self.process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
@@ -121,17 +160,6 @@ class Sandbox:
         frames.send(self.requests, {"imports": imports})
         frames.receive(self.replies, 1 << 16, START)
 
-    def command(self) -> list[str]:
-        paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
-        binds = [(path, path) for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
-        return [
-            bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv",
-            "--setenv", "OMP_NUM_THREADS", "1", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp",
-            *itertools.chain.from_iterable(("--ro-bind", *bind) for bind in binds),
-            "--ro-bind", str(self.course), "/course", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
-            "--chdir", "/course",
-        ]  # fmt: skip
-
     def run(
         self, source: str, scripts: list[Script], task: str = "", others: str = "", left: Sequence[str] = ()
     ) -> "Answer":
@@ -143,7 +171,13 @@ class Sandbox:
             self.start()
         token = secrets.token_hex(16)
         request = {"id": token, "lab": self.lab.id, "source": source, "scripts": scripts, "others": others}
-        request |= {"task": task, "left": list(left), "seconds": self.seconds, "limit": LIMIT, "memory": MEMORY}
+        request |= {
+            "task": task,
+            "left": list(left),
+            "seconds": self.seconds,
+            "limit": LIMIT,
+            "memory": MEMORY,
+        }
         try:
             frames.send(self.requests, request)
             reply = frames.receive(self.replies, 2 * LIMIT, self.seconds + 30)
