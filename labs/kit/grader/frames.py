@@ -28,7 +28,7 @@ def send(descriptor: int, value: Any) -> None:
 
 
 def receive(descriptor: int, limit: int, seconds: float) -> Any:
-    """The next frame's value. Raises BadFrame if it is too big or malformed, TimeoutError if it does not come."""
+    """The next frame's value. Raises BadFrame if it is too big or malformed, TimeoutError if none comes."""
     end = monotonic() + seconds
     (length,) = HEADER.unpack(_read(descriptor, HEADER.size, end))
     if length > limit:

@@ -6,10 +6,11 @@ from typing import Any, BinaryIO
 
 from labs.kit.judge import isolate, storm
 from labs.kit.judge.manifest import find_lab
+from labs.kit.toys.storms import Script
 
 
 def play(request: dict[str, Any], out: BinaryIO) -> None:
-    """A line of JSON for each script that came to an end: its log; {"broken": why} if the file does not load."""
+    """A line of JSON for each script that came to an end; {"broken": why} if the file does not load."""
     module = types.ModuleType("submission")
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
@@ -25,13 +26,13 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
         say(out, log(request["lab"], module, script))
 
 
-def log(lab_id: str, module: types.ModuleType, script: storm.Script) -> list[dict[str, Any]]:
+def log(lab_id: str, module: types.ModuleType, script: Script) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     try:
         for step in storm.steps(lab_id, module, script):
             steps.append({"call": step.call, "seen": step.seen})
     except BaseException as error:  # what is not written, or leaves the script in another way
-        steps.append({"call": [], "seen": {"ended": f"{type(error).__name__}: {error}"[:300]}})
+        steps.append({"call": ["the script"], "seen": {"ended": f"{type(error).__name__}: {error}"[:300]}})
     return steps
 
 

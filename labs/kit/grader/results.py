@@ -24,7 +24,7 @@ class TaskGrade:
     task: str
     points: float  # that it is worth
     earned: float
-    state: str  # RIGHT, WRONG, NOT_WRITTEN, WAITS (right or not to be judged while `waits_for` is wrong), MISSING
+    state: str  # WAITS: right by itself, while `waits_for` is wrong
     passed: int = 0  # cases that judge it and pass, with the other tasks filled in
     total: int = 0
     waits_for: str = ""

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from labs.kit.grader import frames
@@ -125,9 +124,7 @@ class Sandbox:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -170,9 +167,13 @@ class Sandbox:
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)
-        request = {"id": token, "lab": self.lab.id, "source": source, "scripts": scripts, "others": others}
-        request |= {
+        request: dict[str, Any] = {
+            "id": token,
+            "lab": self.lab.id,
+            "source": source,
+            "scripts": scripts,
             "task": task,
+            "others": others,
             "left": list(left),
             "seconds": self.seconds,
             "limit": LIMIT,
