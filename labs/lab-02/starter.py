@@ -33,7 +33,8 @@ def next_chunk(request, num_tokens: int) -> Chunk:
     chunk. is_last: whether the chunk reaches request.num_tokens, so that the next token can be
     sampled from its last row.
 
-    Changes nothing: the request's counters go on when the model has run, not here.
+    Changes nothing: the request's counters go on when the model has run, not here. The lists are new
+    ones, and the caller's: when they are changed the request is not, nor is any other chunk.
     """
     raise NotImplementedError("lab-02: next_chunk is not written yet")
 

@@ -84,10 +84,21 @@ class Play:
         chunk = self.watching("next_chunk", request, size)
         tokens, positions = list(chunk.token_ids), list(chunk.positions)
         answer = {"token_ids": tokens, "positions": positions, "is_last": bool(chunk.is_last)}
+        self.emptied(chunk)
         request.num_computed_tokens += size
         if request.num_new_tokens == 0:
             request.output_token_ids.append(9000 + len(request.output_token_ids) % 3)
         return answer
+
+    def emptied(self, chunk):
+        """The caller may do with a chunk's lists as it likes; the request is not to be changed by that."""
+        before = {request: state(request) for request in self.running}
+        for part in (chunk.token_ids, chunk.positions):
+            if isinstance(part, list):
+                part.clear()
+        self.changed += [
+            f"{r.request_id}, with a chunk" for r, fields in before.items() if fields != state(r)
+        ]
 
     def prefill_budget(self, budget):
         return self.watching("prefill_budget", self.running, budget)
@@ -98,15 +109,14 @@ class Play:
         request.num_preemptions += 1
 
     def step(self, budget, threshold):
-        """Decodes get one token each, prompts share what is left of the budget: [id, start, size, last]."""
+        """Decodes get one token each, prompts share what is left: [id, first position, size, last]."""
         left, rows = self.prefill_budget(budget), []
         for request in list(self.running):
-            start = request.num_computed_tokens
             size = 1 if request.is_decode else self.clamp(request.num_new_tokens, left, threshold)
             left -= 0 if request.is_decode else size
             if size > 0:
                 chunk = self.next_chunk(request.request_id, size)
-                rows.append([request.request_id, start, size, chunk["is_last"]])
+                rows.append([request.request_id, *chunk["positions"][:1], size, chunk["is_last"]])
         return [left, rows]
 
     def seen(self):

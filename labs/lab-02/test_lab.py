@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from itertools import accumulate, pairwise
+from operator import is_
 from types import SimpleNamespace
 
 import pytest
@@ -56,9 +57,7 @@ def text(trace, request_id):
 # --------------------------------------------------------------------------------------------- clamp
 
 
-@pytest.mark.parametrize(
-    "num_new, budget, threshold", [(100, 10, 0), (100, 50, 0), (100, 10, 16), (11, 10, 10), (2, 1, 0)]
-)
+@pytest.mark.parametrize("num_new, budget, threshold", [(100, 10, 0), (100, 50, 0), (100, 10, 16), (2, 1, 0)])
 def test_clamp_to_the_budget(lab, num_new, budget, threshold):
     """Where the budget is the smallest of the three, the chunk is what is left of it: cut, not refused."""
     assert lab.clamp(num_new, budget, threshold) == budget
@@ -66,7 +65,7 @@ def test_clamp_to_the_budget(lab, num_new, budget, threshold):
 
 @pytest.mark.parametrize(
     "num_new, budget, threshold",
-    [(100, 64, 16), (17, 64, 16), (100, 17, 16), (5, 9, 1), (5000, 4096, 1003)],
+    [(100, 64, 16), (17, 64, 16), (100, 17, 16), (11, 10, 10), (5, 9, 1), (5000, 4096, 1003)],
 )
 def test_clamp_to_the_threshold(lab, num_new, budget, threshold):
     """Where the threshold is the smallest, it caps the chunk, though there is budget to burn."""
@@ -149,6 +148,16 @@ def test_it_goes_on_where_it_stopped(lab):
     assert list(lab.next_chunk(made, 8).token_ids) == made.prompt_token_ids[8:16]
 
 
+def test_whatever_it_has_behind_it(lab):
+    """Preempted, admitted again with 4 tokens cached, 8 computed by now: the chunk begins at token 8."""
+    for size in (1, 8, 14):
+        made = request(20, outputs=2, computed=8)
+        made.num_cached_tokens = 4
+        chunk = lab.next_chunk(made, size)
+        assert list(chunk.token_ids) == made.token_ids(8, 8 + size)
+        assert (list(chunk.positions), chunk.is_last) == (list(range(8, 8 + size)), size == 14)
+
+
 def test_a_decode_is_a_chunk_of_one(lab):
     """22 tokens, 21 computed: the last one sampled is fed at position 21, len - 1, and it samples."""
     made = request(20, outputs=2, computed=21)
@@ -156,7 +165,7 @@ def test_a_decode_is_a_chunk_of_one(lab):
     assert (list(chunk.token_ids), list(chunk.positions), chunk.is_last) == ([1001], [21], True)
 
 
-def test_a_preempted_one_recomputes_its_outputs(lab):
+def test_a_preempted_request_recomputes_its_outputs(lab):
     """Prompt 6 and 5 outputs, nothing computed: 11 tokens, outputs behind the prompt, and then it samples."""
     made = request(6, outputs=5)
     chunk = lab.next_chunk(made, 11)
@@ -188,9 +197,23 @@ def test_asking_changes_nothing(lab):
         first = lab.next_chunk(made, size)
         assert not (said := changes("next_chunk", before, made)), said
         second = lab.next_chunk(made, size)
-        assert list(first.token_ids) == list(second.token_ids) == made.token_ids(8, 8 + size)
-        assert list(first.positions) == list(second.positions) == list(range(8, 8 + size))
+        assert list(first.token_ids) == list(second.token_ids)
+        assert list(first.positions) == list(second.positions)
         assert not (said := changes("next_chunk", before, made)), said
+
+
+def test_a_chunk_belongs_to_the_caller(lab):
+    """Emptying a chunk's lists changes neither the request nor the chunk that comes next."""
+    for made, size in ((request(20), 20), (request(1), 1), (request(6, outputs=2, computed=6), 2)):
+        before, start = asdict(made), made.num_computed_tokens
+        first = lab.next_chunk(made, size)
+        for part in (first.token_ids, first.positions):
+            if isinstance(part, list):  # a tuple or a range cannot be changed
+                part.clear()
+        assert not (said := changes("emptying the chunk's lists", before, made)), said
+        second = lab.next_chunk(made, size)
+        assert list(second.token_ids) == made.token_ids(start, start + size)
+        assert list(second.positions) == list(range(start, start + size))
 
 
 def test_all_cached_still_computes_one(lab):
@@ -211,18 +234,30 @@ def test_decodes_are_paid_first(lab):
     """Three decodes leave 13 of a budget of 16, whatever their lengths."""
     sizes = [(4, 1), (300, 9), (1, 1)]
     decodes = [request(n, outputs, n + outputs - 1, f"d{n}") for n, outputs in sizes]
-    assert lab.prefill_budget(decodes, 16) == 13
+    left = lab.prefill_budget(decodes, 16)
+    assert left == 13
 
 
-def test_nobody_runs_all_is_left(lab):
+def test_without_decodes_all_is_left(lab):
     """With no request running, or none decoding, the prompts have the whole budget."""
-    assert lab.prefill_budget([], 16) == 16
-    assert lab.prefill_budget([request(20), request(20, computed=8, name="r1")], 16) == 16
+    for running in ([], [request(20), request(20, computed=8, name="r1")]):
+        left = lab.prefill_budget(running, 16)
+        assert left == 16
 
 
 def test_decodes_may_take_it_all(lab):
     """As many decodes as budget leave nothing: the prompt waits, no decode does."""
-    assert lab.prefill_budget([request(4, 1, 4, f"d{i}") for i in range(16)], 16) == 0
+    left = lab.prefill_budget([request(4, 1, 4, f"d{i}") for i in range(16)], 16)
+    assert left == 0
+
+
+def test_decodes_in_any_place(lab):
+    """A prompt before, between or behind two decodes changes nothing: 14 of 16 are left."""
+    for place in range(3):
+        running = [request(4, 1, 4, "a"), request(5, 2, 6, "b")]
+        running.insert(place, request(20, computed=8, name="prompt"))
+        left = lab.prefill_budget(running, 16)
+        assert left == 14, f"the prompt stands at {place}"
 
 
 def test_what_is_a_decode(lab):
@@ -231,7 +266,8 @@ def test_what_is_a_decode(lab):
     recomputing = request(20, outputs=5, computed=8, name="in its prompt")
     behind = request(20, outputs=5, computed=23, name="behind its prompt")
     decode = request(20, outputs=5, computed=24, name="decode")
-    assert lab.prefill_budget([one_to_go, recomputing, behind, decode], 16) == 15
+    left = lab.prefill_budget([one_to_go, recomputing, behind, decode], 16)
+    assert left == 15
 
 
 def test_counting_changes_nothing(lab):
@@ -240,16 +276,17 @@ def test_counting_changes_nothing(lab):
     running.append(request(6, outputs=5, computed=2, name="c"))
     before, order = [asdict(made) for made in running], list(running)
     assert [lab.prefill_budget(running, budget) for budget in (16, 16, 4)] == [15, 15, 3]
-    assert running == order, "prefill_budget changed the list of the running requests"
+    assert [made.request_id for made in running] == ["a", "b", "c"], "prefill_budget changed running"
+    assert all(map(is_, running, order)), "prefill_budget put other requests into running"
     for fields, made in zip(before, order, strict=True):
         assert not (said := changes("prefill_budget", fields, made)), said
 
 
 @pytest.mark.parametrize("decodes, budget, left", [(3, 2, -1), (5, 0, -5), (4, 4, 0)])
 def test_more_decodes_than_budget(lab, decodes, budget, left):
-    """Where more decode than the budget can pay, what is left is below 0: the floor is clamp's, not here."""
-    running = [request(4, 1, 4, f"d{i}") for i in range(decodes)]
-    assert lab.prefill_budget(running, budget) == left
+    """With more decodes than budget, what is left is below 0, by as much: the floor is clamp's, not here."""
+    answer = lab.prefill_budget([request(4, 1, 4, f"d{i}") for i in range(decodes)], budget)
+    assert answer == left
 
 
 # --------------------------------------------------------------------------------------- whole runs
@@ -314,7 +351,7 @@ def test_a_long_prompt_never_starves(lab):
     assert len(chats) > 8
 
 
-def test_everybody_advances_in_every_step(lab):
+def test_every_request_advances_in_every_step(lab):
     """On random workloads each running request computes at least one token a step, prompt or decode."""
     for scenario in scenarios.draw(seed=2, count=15):
         trace = scenarios.run(lab, scenario)
