@@ -22,7 +22,11 @@ from pathlib import Path, PurePosixPath
 from labs.kit.grader.grading import Submission
 from labs.kit.judge.manifest import LabError
 
-FILE, UNPACKED, DIRECTORY = 1 << 20, 50 << 20, 4 << 20  # bytes of a file, of a zip's files, of its list of them
+FILE, UNPACKED, DIRECTORY = (
+    1 << 20,
+    50 << 20,
+    4 << 20,
+)  # bytes of a file, of a zip's files, of its list of them
 ENTRIES, DEPTH, LISTED = 10_000, 12, 200  # files a submission, folders in one another, lines of `ignored`
 NESTED = re.compile(r"(?:.*/)?lab[-_]([0-9]{2})/starter\.py")
 FLAT = re.compile(r"(?:.*/)?lab[-_]([0-9]{2})\.py")
@@ -63,7 +67,9 @@ def entries(submissions: Path) -> tuple[list[Entry], list[str]]:
     others = []
     for path in sorted(submissions.iterdir()):
         if LAB_FOLDER.fullmatch(path.name):
-            raise LabError(f"{submissions} holds {path.name} itself; name the folder above it, of all students")
+            raise LabError(
+                f"{submissions} holds {path.name} itself; name the folder above it, of all students"
+            )
         if path.name.startswith(".") or path.name in (*PASSED_BY, *METADATA):
             continue
         is_zip = path.suffix.lower() == ".zip" and not path.is_dir()
@@ -72,7 +78,9 @@ def entries(submissions: Path) -> tuple[list[Entry], list[str]]:
             continue
         entry = Entry(safe(path.stem if is_zip else path.name), path)
         if other := found.get(entry.student.casefold()):
-            raise LabError(f"{shown(other.path.name)} and {shown(path.name)} are one student's: leave one there")
+            raise LabError(
+                f"{shown(other.path.name)} and {shown(path.name)} are one student's: leave one there"
+            )
         found[entry.student.casefold()] = entry
     if not found:
         raise LabError(f"{submissions} holds no submissions: a folder or a zip for each student")
@@ -223,7 +231,9 @@ def of_file(path: Path) -> bytes:
 
 def open_plain(path: Path) -> int:
     """A descriptor of a plain file, which is never one that a link leads to, nor one that blocks."""
-    wanted = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    wanted = (
+        os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )
     descriptor = os.open(path, wanted)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -63,6 +63,7 @@ class Deadlines:
     times: Mapping[tuple[str, str], datetime]  # by student and lab; of all labs where that is ""
     extended: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     alone: datetime | None = None  # of the one submission there is
+    zone: tzinfo = UTC  # in which times are shown; they are counted in UTC, where a day has 24 hours
 
     def submitted(self, student: str, lab: str = "") -> datetime | None:
         return self.times.get((student, lab)) or self.times.get((student, "")) or self.alone
@@ -71,7 +72,10 @@ class Deadlines:
         """The time of a student's submission as a report has it; of several, the last."""
         times = [time for (one, _), time in self.times.items() if one == student]
         times = times or ([self.alone] if self.alone else [])
-        return max(times).isoformat() if times else ""
+        return self.shown(max(times)) if times else ""
+
+    def shown(self, time: datetime) -> str:
+        return time.astimezone(self.zone).isoformat(timespec="seconds")
 
     def applied(self, grade: Grade) -> Grade:
         """The grade with what lateness costs. A grade that had it already comes out the same."""
@@ -95,7 +99,7 @@ class Deadlines:
         if time <= due + deadline.grace:
             return "", 0.0
         days = ceil((time - due) / DAY)
-        late = f"{days} day{'s' * (days != 1)} late (due {due.isoformat()}, handed in {time.isoformat()})"
+        late = f"{days} day{'s' * (days != 1)} late (due {self.shown(due)}, handed in {self.shown(time)})"
         if until and time > until:
             return f"{late}, after the last day: nothing of {lab.earned:g} points", lab.earned
         lost = round(min(lab.earned, days * (deadline.points + deadline.fraction * lab.earned)), 2)
@@ -120,7 +124,9 @@ def read(path: Path, students: int = 0) -> Deadlines:
     labs = {}
     for name, section in data.items():
         if not isinstance(section, dict):
-            raise LabError(f"{path}: {name!r} is not known here; it may be zone, times, {', '.join(POLICY)} or a lab")
+            raise LabError(
+                f"{path}: {name!r} is not known here; it may be zone, times, {', '.join(POLICY)} or a lab"
+            )
         labs[find_lab(name).id] = deadline(f"{path}: [{name}]", common, section, zone)
     extended = {
         (safe(student), find_lab(lab).id): moment(due, zone, f"{path}: students.{student}")
@@ -130,12 +136,16 @@ def read(path: Path, students: int = 0) -> Deadlines:
     times, alone = read_times(path.parent / source, zone)
     if alone and students > 1:
         raise LabError(f"{source} has the time of one submission, but {students} are graded")
-    return Deadlines(labs, times, extended, alone)
+    return Deadlines(labs, times, extended, alone, zone or UTC)
 
 
-def deadline(where: str, common: Mapping[str, Any], section: Mapping[str, Any], zone: tzinfo | None) -> Deadline:
+def deadline(
+    where: str, common: Mapping[str, Any], section: Mapping[str, Any], zone: tzinfo | None
+) -> Deadline:
     if unknown := section.keys() - {*POLICY, "due", "until"}:
-        raise LabError(f"{where}: {sorted(unknown)[0]!r} is not known; there are due, until, {', '.join(POLICY)}")
+        raise LabError(
+            f"{where}: {sorted(unknown)[0]!r} is not known; there are due, until, {', '.join(POLICY)}"
+        )
     if "due" not in section:
         raise LabError(f"{where} needs a due date")
     if "points_per_day" in section or "fraction_per_day" in section:  # one rule in place of the other
@@ -159,7 +169,7 @@ def deadline(where: str, common: Mapping[str, Any], section: Mapping[str, Any], 
 
 
 def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
-    """A time with its offset. Raises LabError for one that might be meant in several zones."""
+    """A time, in UTC. Raises LabError for one that might be meant in several zones."""
     if isinstance(value, str):
         match = TIME.fullmatch(value.strip())
         if not match:
@@ -176,7 +186,7 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
         if zone is None:
             raise LabError(f"{where}: {value.isoformat()} has no offset from UTC; add one, or say zone = ...")
         value = value.replace(tzinfo=zone)
-    return value.astimezone(UTC) if zone is None else value.astimezone(zone)
+    return value.astimezone(UTC)
 
 
 # ------------------------------------------------------------------------------------ times of submission
