@@ -19,6 +19,11 @@ def main() -> None:
 
         for command in (check, generate, export):
             app.command()(command)
+    if find_spec("labs.kit.grader"):  # nor this
+        from labs.kit.grader.commands import COMMANDS
+
+        for command in COMMANDS:
+            app.command()(command)
     try:
         app(prog_name="python -m labs")
     except (LabError, OSError) as error:

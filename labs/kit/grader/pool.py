@@ -10,8 +10,15 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
@@ -48,7 +55,7 @@ class Work:
 class Pool(Protocol):
     """Workers, wherever they are."""
 
-    lost: tuple[type[BaseException], ...]  # what a future raises whose worker has gone
+    lost: tuple[type[Exception], ...]  # what a future raises whose worker has gone
 
     def submit(self, *call: Any) -> Future[str]: ...
     def width(self) -> int: ...  # submissions that may be out at once
@@ -91,7 +98,7 @@ def grade_class(
         for future in done:
             work = out.pop(future)
             try:
-                outcome = result(future, work, folder, finish)
+                outcome = result(future, work, folder, finish, pool.lost)
             except pool.lost as error:
                 work.tries += 1
                 if work.tries < TRIES:
@@ -109,15 +116,21 @@ def submitted(pool: Pool, work: Work, settings: Settings, grading: Grading) -> F
         return pool.submit(graded, grading, work.submission, settings)
 
 
-def result(future: Future[str], work: Work, folder: Path, finish: Callable[[Grade], Grade]) -> Outcome:
+def result(
+    future: Future[str],
+    work: Work,
+    folder: Path,
+    finish: Callable[[Grade], Grade],
+    lost: tuple[type[Exception], ...],
+) -> Outcome:
     """Store what a worker answered. Raises what says that the worker is lost, or that none can work."""
     try:
         text = future.result()
-    except (BrokenExecutor, CancelledError, WeakIsolation):
+    except WeakIsolation:
+        raise
+    except lost:
         raise
     except Exception as error:
-        if type(error).__name__ == "KilledWorker":
-            raise
         return failed(work, folder, said(error))
     grade = Grade.from_json(text)
     if (grade.student, grade.digest) != (work.submission.student, work.digest):
@@ -199,7 +212,7 @@ def graded(grading: Grading, submission: Submission, settings: Settings) -> str:
 class Local:
     """Processes of this machine."""
 
-    lost = (BrokenExecutor, CancelledError)
+    lost: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)
 
     def __init__(self, jobs: int):
         self.jobs = jobs
@@ -248,16 +261,16 @@ def _end_with_parent(scratch: str) -> None:
 
 
 class Cluster:
-    """A Dask cluster's workers, each with the course installed. It grades one submission a process at a time."""
+    """A Dask cluster's workers, each with the course installed; a process grades one submission at a time."""
 
     def __init__(self, address: str):
         try:
             from distributed import Client, KilledWorker
         except ImportError:
             raise LabError("--cluster needs the package distributed: pip install '.[grade]'") from None
-        self.lost: tuple[type[BaseException], ...] = (KilledWorker, CancelledError)
+        self.lost: tuple[type[Exception], ...] = (KilledWorker, CancelledError)
         try:
-            self.client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
+            self.client = Client(address, set_as_default=False)
             self.client.wait_for_workers(1, timeout=JOINING)  # type: ignore[no-untyped-call]
         except (OSError, ValueError) as error:  # a timeout is an OSError
             raise LabError(
@@ -266,6 +279,8 @@ class Cluster:
         self.executor: Executor = self.client.get_executor(pure=False)  # type: ignore[no-untyped-call]
 
     def submit(self, *call: Any) -> Future[str]:
+        if self.client.status != "running":
+            raise LabError("the cluster has gone; the same command goes on where this one was")
         return self.executor.submit(*call)
 
     def width(self) -> int:
