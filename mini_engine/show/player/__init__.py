@@ -23,6 +23,7 @@ from mini_engine.trace.record import Record
 __all__ = [
     "Playable",
     "Texts",
+    "component",
     "payload",
     "player_html",
     "ready_setup",
@@ -132,10 +133,15 @@ def script(host: str) -> str:
 
     That of the widget is a module; the shell has its style in a file of its own.
     """
-    style = "" if host == "shell" else f"const STYLE = {_script_safe(_asset('player.css'))};\n"
-    code = "\n".join(_asset(f"{name}.js") for name in (*SOURCES, host))
-    code = f"{style}const MARKUP = {_script_safe(_asset('markup.html'))};\n{code}"
+    code = f"{component(with_style=host != 'shell')}\n{_asset(f'{host}.js')}"
     return code if host == "widget" else f'(() => {{\n"use strict";\n{code}}})();\n'
+
+
+def component(with_style: bool = True) -> str:
+    """The class Player as JavaScript, for another host to stand below it in one function."""
+    style = f"const STYLE = {_script_safe(_asset('player.css'))};\n" if with_style else ""
+    code = "\n".join(_asset(f"{name}.js") for name in SOURCES)
+    return f"{style}const MARKUP = {_script_safe(_asset('markup.html'))};\n{code}"
 
 
 def _asset(name: str) -> str:

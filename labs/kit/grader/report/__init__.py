@@ -1,0 +1,36 @@
+"""All that is made from grades: a table, each student's feedback, Gradescope's files, the class's report.
+
+`write_reports` reads the grades once, one after another, and keeps of each a row of numbers. Its files are
+the same, byte for byte, for equal grades in any order. What a student must not see ends in telling.py.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from labs.kit.grader.grading import Settings
+from labs.kit.grader.report import figure, gradescope, markdown, pages, table
+from labs.kit.grader.report.files import Spool, write
+from labs.kit.grader.report.summary import Summary
+from labs.kit.grader.report.telling import tell
+from labs.kit.grader.results import Grade
+
+
+def write_reports(report: Path, grades: Callable[[], Iterator[Grade]], settings: Settings) -> None:
+    """Write grades.csv, feedback/, gradescope/, report.md, report.png and index.html below `report`.
+
+    Each file is there whole or not at all. Raises ValueError when two grades are of one student.
+    """
+    summary = Summary(settings.seed)
+    with Spool() as spool:
+        for grade in grades():
+            told = tell(grade, settings)
+            summary.add(told)
+            write(report / "feedback" / f"{told.stem}.md", markdown.feedback(told))
+            write(report / "feedback" / f"{told.stem}.html", pages.student(told))
+            write(report / "gradescope" / f"{told.stem}.json", gradescope.results(told))
+            pages.keep(told, spool)
+        summary.close()
+        write(report / "grades.csv", table.grades(summary))
+        write(report / "report.png", figure.png(summary))
+        write(report / "report.md", markdown.instructor(summary))
+        write(report / "index.html", pages.index(summary, spool))
