@@ -27,11 +27,13 @@ from labs.kit.grader.results import (
     TaskGrade,
 )
 from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, bubblewrap, probe, without
-from labs.kit.judge import isolate, storm
+from labs.kit.judge import isolate, loading, storm
 from labs.kit.judge.manifest import Lab, Task, find_lab
 from labs.kit.judge.standing import known, storm_fingerprint
 from labs.kit.toys.driver import OpLog
 from labs.kit.toys.storms import Script
+
+ENOUGH = 20  # failing cases of the whole file, on which a task alone is judged
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ def isolation() -> str:
 def digest(submission: Submission, settings: Settings) -> str:
     """Changes with everything that the grade depends on."""
     total = hashlib.blake2b(digest_size=16)
-    said = [submission.student, submission.ignored, submission.problems, submission.submitted]
-    said += [settings.labs, settings.seed, settings.hidden, settings.seconds, settings.weak, settings.reveal]
-    total.update(json.dumps(said, sort_keys=True).encode())
+    facts = [submission.student, submission.submitted, settings.seed, *submission.ignored, *settings.labs]
+    more = [settings.hidden, settings.seconds, settings.weak, settings.reveal]
+    total.update(json.dumps([facts, sorted(submission.problems.items()), more]).encode())
     for lab_id in settings.labs:
         total.update(submission.files.get(lab_id, b"\0none"))
         total.update(course(lab_id).encode())
@@ -122,11 +124,13 @@ def course(lab_id: str) -> str:
 
 def cases(lab: Lab, settings: Settings) -> list[Scripted]:
     """The public ones, which are those of `labs test`, and the hidden ones, which follow from the seed."""
-    public = [
-        Scripted(f"public {n}", False, said(storm.drawn(lab.id, n))) for n in range(storm.count(lab.id))
-    ]
-    seeds = [(f"hidden {n}", f"{settings.seed} {n}") for n in range(settings.hidden)]
-    hidden = [Scripted(name, True, said(storm.drawn(lab.id, seed))) for name, seed in seeds]
+    graded = getattr(loading.load(lab.id, "storm"), "graded", lambda script: script)
+
+    def drawn(name: str, seed: object, hidden: bool) -> Scripted:
+        return Scripted(name, hidden, said(graded(storm.drawn(lab.id, seed))))
+
+    public = [drawn(f"public {n}", n, False) for n in range(storm.count(lab.id))]
+    hidden = [drawn(f"hidden {n}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
     return [*public, *hidden, *own_cases(lab.id, settings.own)]
 
 
@@ -229,22 +233,35 @@ def grade_task(
         return grade
     if answer.broken:
         return TaskGrade(task.name, task.points, 0, WRONG, 0, len(whole))
-    others = without(lab.file("solution.py").read_text("utf-8"), [task.name])
-    scripts = [json.loads(case.script) for case in played]
-    alone = sandbox.run(source, scripts, task.name, others, left)
-    by_itself = [judged(lab, case, n, alone) for n, case in enumerate(played)]
-    grade.passed = sum(case.passed for case in by_itself)
-    if grade.passed == grade.total:
+    if len(lab.tasks) == 1:  # nothing else could be at fault
+        grade.state, grade.passed = WRONG, sum(case.passed for case in whole)
+        return named(lab, grade, played, answer)
+    alone = {
+        "task": task.name,
+        "others": without(lab.file("solution.py").read_text("utf-8"), [task.name]),
+        "left": list(left),
+        "made": isolate.made(lab, loading.load(lab.id, "solution")),
+    }
+    failing = [case for case, result in zip(played, whole, strict=True) if not result.passed][:ENOUGH]
+    by_itself = sandbox.run(source, [json.loads(case.script) for case in failing], **alone)
+    passed = sum(judged(lab, case, n, by_itself).passed for n, case in enumerate(failing))
+    if passed == len(failing):
         grade.state, grade.earned = WAITS, task.points
         return grade
-    grade.state = WRONG
-    public = storm.count(lab.id)
-    logs = [steps(log) for log in alone.logs[:public]]
-    models = [expected(lab.id, case.script) for case in played[:public]]
-    if len(logs) == public and not alone.ended:
-        digests = [storm.digest(log, model) for log, model in zip(logs, models, strict=True)]
-        name = known(lab).get(task.name, {}).get(storm_fingerprint(json.dumps(digests)))
-        if name:
+    grade.state, grade.passed, grade.total = WRONG, passed, len(failing)
+    if by_itself.ended or by_itself.broken:
+        return grade
+    public = [json.loads(case.script) for case in played if not case.hidden]
+    return named(lab, grade, played, sandbox.run(source, public, **alone))
+
+
+def named(lab: Lab, grade: TaskGrade, played: Sequence[Scripted], answer: Answer) -> TaskGrade:
+    """With the name of the known mistake that lets all the same be seen in the public cases, if one does."""
+    public = [case for case in played if not case.hidden]  # they come first
+    if len(answer.logs) >= len(public):
+        pairs = zip(answer.logs, public, strict=False)
+        digests = [storm.digest(steps(log), expected(lab.id, case.script)) for log, case in pairs]
+        if name := known(lab).get(grade.task, {}).get(storm_fingerprint(json.dumps(digests))):
             grade.name, grade.hint = name.title, name.hint
     return grade
 

@@ -18,7 +18,8 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
             reference = types.ModuleType("others")
             exec(compile(request["others"], "others.py", "exec"), reference.__dict__)
             lab = find_lab(request["lab"])
-            isolate.filled_in(lab, lab.task(request["task"]), module, reference, request["left"])
+            task, left, made = lab.task(request["task"]), request["left"], request["made"]
+            isolate.filled_in(lab, task, module, reference, left, made)
     except BaseException as error:  # sys.exit() too
         say(out, {"broken": f"{type(error).__name__}: {error}"[:300]})
         return

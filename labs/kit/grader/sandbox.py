@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -130,7 +129,7 @@ class Sandbox:
     def start(self) -> None:
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course"]
+        course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
         line = [
             *surroundings(),
             *course,
@@ -157,13 +156,8 @@ class Sandbox:
         frames.send(self.requests, {"imports": imports})
         frames.receive(self.replies, 1 << 16, START)
 
-    def run(
-        self, source: str, scripts: list[Script], task: str = "", others: str = "", left: Sequence[str] = ()
-    ) -> "Answer":
-        """Play scripts on a submission; with `task` on that alone: all others are in the source `others`.
-
-        `left` names the tasks that the submission has not written.
-        """
+    def run(self, source: str, scripts: list[Script], **alone: Any) -> "Answer":
+        """Play scripts on a submission; on one task of it where `alone` says how (see player.py)."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)
@@ -172,13 +166,11 @@ class Sandbox:
             "lab": self.lab.id,
             "source": source,
             "scripts": scripts,
-            "task": task,
-            "others": others,
-            "left": list(left),
+            "others": "",
             "seconds": self.seconds,
             "limit": LIMIT,
             "memory": MEMORY,
-        }
+        } | alone
         try:
             frames.send(self.requests, request)
             reply = frames.receive(self.replies, 2 * LIMIT, self.seconds + 30)

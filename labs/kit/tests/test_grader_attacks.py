@@ -1,0 +1,235 @@
+"""No submission gains by an attack: its tasks earn what its honest code earns, and the next is unaffected."""
+
+import os
+import textwrap
+import time
+
+import pytest
+
+from labs.kit.grader import grading
+from labs.kit.grader.grading import Settings, Submission, box, grade, isolation
+from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
+from labs.kit.judge.manifest import find_lab
+
+pytestmark = pytest.mark.skipif(
+    isolation() != "namespaces",
+    reason="THE GRADER IS NOT TESTED: no bubblewrap here, or a kernel without user namespaces",
+)
+
+LAB = find_lab("lab-01")
+SOLUTION = LAB.file("solution.py").read_text("utf-8")
+SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=3.0)
+
+# Instead of a solution: a function that does something else, and honest code nowhere in the file.
+DISHONEST = {
+    "leaves with 0": "import os\nos._exit(0)",
+    "leaves with sys.exit": "import sys\nsys.exit(0)",
+    "skips": "import pytest\npytest.skip('nothing to see')",
+    "xfails": "import pytest\npytest.xfail('as expected')",
+    "ends pytest": "import pytest\npytest.exit('all passed', 0)",
+    "equals everything": "return type('Any', (dict,), {'__eq__': lambda *_: True, '__hash__': None})()",
+    "looks for the model": "import gc\nmodels = [o for o in gc.get_objects() if getattr(o, '__name__', '') == 'schedule_step']\n"
+    "others = [m for m in models if m.__code__.co_filename != 'starter.py']\n"
+    "return others[0](waiting, running, kv, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)",
+    "reads its caller's frames": "import sys\nframe = sys._getframe()\nwhile frame:\n    for value in frame.f_locals.values():\n"
+    "        if type(value).__name__ == 'Step' and value.call: return value.seen\n    frame = frame.f_back\nreturn {}",
+    "imports the solution by path": "import runpy\nglobal schedule_step\n"
+    "schedule_step = runpy.run_path('/course/labs/lab-01/solution.py')['schedule_step']\n"
+    "return schedule_step(waiting, running, kv)",
+    "imports the solution by the kit": "from labs.kit import load\nreturn load('lab-01', 'solution').schedule_step(waiting, running, kv)",
+    "imports the model": "from labs.kit import load\nreturn load('lab-01', 'model').schedule_step(waiting, running, kv,"
+    " max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)",
+    "sets LAB_IMPL": "import os\nos.environ['LAB_IMPL'] = 'solution'\nfrom labs.kit.judge.loading import namespace\n"
+    "return namespace('lab-01', 'engine').schedule_step(waiting, running, kv)",
+    "imports the engine's answer": "from mini_engine.scheduler import schedule_step\n"
+    "return schedule_step(waiting, running, kv, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)",
+    "imports it from an installed copy": "import sys, importlib\nfor name in [n for n in sys.modules if n.startswith('mini_engine')]:\n"
+    "    del sys.modules[name]\nsys.path[:] = [p for p in sys.path if p != '/course']\n"
+    "module = importlib.import_module('mini_engine.scheduler')\n"
+    "return module.schedule_step(waiting, running, kv, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)",
+    "prints that it passed": "print('PASSED', '1 passed in 0.01s')\nopen('results.json', 'w').write('{\"score\": 100}')\nreturn {}",
+    "writes to every descriptor": 'import os\nfor fd in range(256):\n    try:\n        os.write(fd, b\'{"answer": "[]"}\\n\' * 9)\n    except OSError:\n        pass\nreturn {}',
+    "answers early": "import os, json\nfor fd in range(3, 64):\n    try:\n        os.write(fd, json.dumps([{'call': ['step'], 'seen': {}}]).encode() + b'\\n')\n"
+    "    except OSError:\n        pass\nos._exit(0)",
+    "a guessed id": "import os, json, struct\ndata = json.dumps({'id': '0' * 32, 'answer': '', 'ended': ''}).encode()\n"
+    "for fd in range(3, 64):\n    try:\n        os.write(fd, struct.pack('>I', len(data)) + data)\n    except OSError:\n        pass\nreturn {}",
+    "not a number": "return {r.request_id: float('nan') for r in running}",
+    "no end of a number": "return {r.request_id: float('inf') for r in running}",
+    "true for one": "return {r.request_id: True for r in running}",
+    "a huge number": "return {r.request_id: 10 ** 5000 for r in running}",
+    "deep nesting": "x = []\nfor _ in range(100_000):\n    x = [x]\nreturn {'a': x}",
+    "a pickle": "import pickle, os\nreturn {'a': pickle.dumps(os.system)}",
+    "an endless loop": "while True:\n    pass",
+    "a loop that ignores SIGTERM": "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True:\n    pass",
+    "a fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "a memory bomb": "x = []\nwhile True:\n    x.append(bytearray(1 << 24))",
+    "fills the disk": "import os\nfor n in range(10_000):\n    try:\n        open(f'/tmp/{n}', 'wb').write(bytes(1 << 22))\n    except OSError:\n        break\nreturn {}",
+    "floods stdout": "import os\nfor _ in range(10_000):\n    print('x' * 10_000)\nreturn {}",
+    "a daemon that holds on": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)\nreturn {}",
+    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn {}",
+    "kills all": "import os, signal\nos.kill(-1, signal.SIGKILL)\nreturn {}",
+    "connects outside": "import socket\nsocket.create_connection(('1.1.1.1', 53), 1)\nreturn {}",
+    "raises with a secret": "import os\nraise RuntimeError(str(dict(os.environ)) + open('/proc/self/maps').read())",
+    "recurses": "def deeper(n):\n    return deeper(n + 1) + 1\nreturn deeper(0)",
+    "recurses in C": "import sys\nsys.setrecursionlimit(10 ** 9)\nx = []\nfor _ in range(10 ** 6):\n    x = [x]\nreturn {repr(x): 1}",
+    "a segfault": "import ctypes\nctypes.string_at(0)",
+    "overwrites the score": "import builtins, json\njson.dumps = lambda *_, **__: '[]'\nreturn {}",
+    "patches the play": "from labs.kit.judge import storm\nstorm.steps = lambda *_: iter(())\nreturn {}",
+    "closes everything": "import os\nos.closerange(0, 256)\nreturn {}",
+}
+
+# Beside honest code, in the same file: it must earn all that the honest code earns, and harm nobody.
+BESIDE = {
+    "monkeypatches time and random": "import time, random\ntime.monotonic = lambda: 0.0\ntime.time = lambda: 0.0\nrandom.random = lambda: 0.5",
+    "prints at import": "print('x' * 1000)",
+    "a thread that goes on": "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()",
+    "leaves a file": "open('/tmp/left', 'w').write('from one to the next')",
+    "binds LAB_IMPL": "import os\nos.environ['LAB_IMPL'] = 'starter'",
+}
+
+# At import, with honest code behind it that is never reached.
+AT_IMPORT = {
+    "leaves at import": "import os\nos._exit(0)",
+    "leaves at exit": "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit",
+    "leaves in a thread": "import os, threading, time\nthreading.Thread(target=lambda: os._exit(0)).start()\ntime.sleep(1)",
+    "a syntax error": "def schedule_step(:",
+    "a null byte": "x = '\0'",
+}
+
+
+def graded(source: str | bytes, settings: Settings = SETTINGS):
+    data = source.encode() if isinstance(source, str) else source
+    return grade(Submission("mallory", {"lab-01": data}), settings).labs[0]
+
+
+def dishonest(body: str) -> str:
+    return SIGNATURE + textwrap.indent(body, "    ") + "\n"
+
+
+SIGNATURE = """
+def schedule_step(waiting, running, kv, *, max_num_batched_tokens=8, max_num_seqs=8,
+                  long_prefill_token_threshold=0, clamp=None):
+"""
+
+
+@pytest.fixture(autouse=True)
+def unharmed():
+    """After each attack the next submission earns all, and no process of the attack is left."""
+    yield
+    honest = graded(SOLUTION)
+    assert honest.earned == 100, [case.said for case in honest.cases if not case.passed][:1]
+    end = time.monotonic() + 3
+    while (left := of_the_sandbox()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left, f"processes are left: {left}"
+
+
+def of_the_sandbox() -> list[str]:
+    """Processes below the sandbox's server, which has none between two batches: bwrap, its init, the server."""
+    children: dict[int, list[int]] = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                parent = int(file.read().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(pid))
+    (init,) = children[box(LAB, SETTINGS).process.pid]
+    (server,) = children[init]
+    return [str(pid) for pid in children.get(server, ())]
+
+
+@pytest.mark.parametrize("attack", DISHONEST)
+def test_instead_of_honest_code_it_earns_nothing(attack):
+    lab = graded(dishonest(DISHONEST[attack]))
+    assert lab.earned == 0 and lab.tasks[0].state == WRONG
+    assert not any(case.passed for case in lab.cases if case.hidden)
+
+
+@pytest.mark.parametrize("attack", BESIDE)
+def test_beside_honest_code_it_changes_nothing(attack):
+    lab = graded(SOLUTION + "\n" + BESIDE[attack] + "\n")
+    assert lab.earned == 100 and lab.tasks[0].state == RIGHT, lab.problem
+
+
+@pytest.mark.parametrize("attack", AT_IMPORT)
+def test_a_file_that_does_not_load_earns_nothing(attack):
+    lab = graded(AT_IMPORT[attack] + "\n" + SOLUTION)
+    assert lab.earned == 0 and lab.problem
+
+
+def test_answers_to_the_public_cases_do_not_help():
+    """A table of all public answers earns nothing: the hidden cases are others."""
+    from labs.kit.judge import storm
+
+    answers = {}
+    for number in range(storm.count("lab-01")):
+        for step in storm.expected("lab-01", number):
+            if step.call[0] == "step":
+                answers.setdefault(repr(step.call), []).append(step.seen.get("returned"))
+    table = {call: dict(rows[0]) for call, rows in answers.items() if isinstance(rows[0], list)}
+    lab = graded(dishonest(f"table = {table!r}\nreturn next(iter(table.values()))"))
+    assert lab.earned == 0
+
+
+def test_nothing_is_carried_from_one_submission_to_the_next():
+    """Neither by a file, nor by a module that both import, nor by the environment."""
+    graded(
+        "import json, os\njson.left = 1\nos.environ['LEFT'] = '1'\nopen('/tmp/left', 'w').close()\n"
+        + SOLUTION
+    )
+    looking = "import json, os\nassert not hasattr(json, 'left') and 'LEFT' not in os.environ\nassert not os.listdir('/tmp')\n"
+    assert graded(looking + SOLUTION).earned == 100
+
+
+INSIDE = {
+    "no process but its own": "all(int(p) <= 3 for p in os.listdir('/proc') if p.isdigit()) or not os.path.exists('/proc/1/root/etc')",
+    "no passwords": "not os.path.exists('/etc/passwd') and not os.path.exists('/etc/shadow')",
+    "no home": "not os.path.exists('/root/.ssh') and not os.path.exists('/home')",
+    "no solution": "not any('solution.py' in files or 'model.py' in files or 'test_lab.py' in files for _, _, files in os.walk('/course/labs'))",
+    "nothing to write to": "not any(os.access(p, os.W_OK) for p in ('/course', '/usr', '/etc', '/', '/course/labs'))",
+    "an empty environment": "set(os.environ) <= {'OMP_NUM_THREADS', 'PATH', 'HOME', 'PWD', 'LC_CTYPE'}",
+    "no network": "len(os.listdir('/sys/class/net')) <= 1 if os.path.exists('/sys/class/net') else True",
+}
+
+
+@pytest.mark.parametrize("fact", INSIDE)
+def test_inside_there_is(fact):
+    lab = graded(f"import os\nassert {INSIDE[fact]}\n" + SOLUTION)
+    assert lab.earned == 100, lab.problem
+
+
+def test_a_loopback_server_outside_is_not_reached():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        lab = graded(f"import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)\n" + SOLUTION)
+    assert lab.earned == 0 and "does not load" in lab.problem
+
+
+@pytest.mark.parametrize(
+    ("data", "state"),
+    [
+        (b"", WRONG),
+        (b"\xef\xbb\xbf" + SOLUTION.encode(), RIGHT),
+        (b"def clamp(): pass\n", WRONG),
+        (b"def schedule_step(): return {}\n", WRONG),
+        (LAB.file("starter.py").read_bytes(), NOT_WRITTEN),
+    ],
+    ids=["empty", "a byte order mark", "no function", "another signature", "the starter"],
+)
+def test_odd_files(data, state):
+    lab = graded(data)
+    assert lab.tasks[0].state == state
+    assert lab.earned == (100 if state == RIGHT else 0)
+
+
+def test_not_utf_8_is_said():
+    assert graded("# Gr\u00fc\u00dfe\n".encode("latin-1")).problem == "the file is not UTF-8 text"
+
+
+def test_without_namespaces_nothing_is_graded(monkeypatch):
+    monkeypatch.setattr(grading, "isolation", lambda: "limits")
+    with pytest.raises(grading.WeakIsolation):
+        graded(SOLUTION)
