@@ -327,7 +327,7 @@ def safe(name: str) -> str:
     text = unicodedata.normalize("NFC", name)
     clean = re.sub(r"[^\w@+., -]", "_", text).strip(" .")
     clean = re.sub(r"^\W+", "_", clean).encode()[:150].decode(errors="ignore").rstrip(" .")
-    if clean == text and not RESERVED.fullmatch(clean):
+    if clean and clean == text and not RESERVED.fullmatch(clean):
         return clean
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{clean.strip('_') or 'student'}-{digest}"

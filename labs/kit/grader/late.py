@@ -120,6 +120,8 @@ def read(path: Path, students: int = 0) -> Deadlines:
     if not isinstance(source, str):
         raise LabError(f"{path}: times should name the file with the times of submission")
     extensions = data.pop("students", {})
+    if not isinstance(extensions, dict) or not all(isinstance(dues, dict) for dues in extensions.values()):
+        raise LabError(f"{path}: an extension is a section [students.NAME] with a line lab-NN = TIME")
     common = {key: data.pop(key) for key in POLICY if key in data}
     labs = {}
     for name, section in data.items():

@@ -270,8 +270,8 @@ class Cluster:
             raise LabError("--cluster needs the package distributed: pip install '.[grade]'") from None
         self.lost: tuple[type[Exception], ...] = (KilledWorker, CancelledError)
         try:
-            self.client = Client(address, set_as_default=False)
-            self.client.wait_for_workers(1, timeout=JOINING)  # type: ignore[no-untyped-call]
+            self.client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
+            self.client.wait_for_workers(1, timeout=JOINING)
         except (OSError, ValueError) as error:  # a timeout is an OSError
             raise LabError(
                 f"the cluster {address} cannot be reached, or has no workers: {said(error)}"
@@ -291,5 +291,5 @@ class Cluster:
         """The scheduler does."""
 
     def stop(self) -> None:
-        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.executor.shutdown(wait=False)  # which cancels, too
         self.client.close()  # type: ignore[no-untyped-call]

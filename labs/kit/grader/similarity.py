@@ -43,8 +43,8 @@ def compare(submissions: Iterable[Submission], labs: Sequence[str], report: Path
 
 
 def run(files: Path, starter: Path, target: Path) -> str:
-    written = target.with_suffix(".part")
-    line = [sys.executable, "-m", __spec__.name, str(files), str(starter), str(written)]
+    written = target.with_name(f".{target.name}")
+    line = [sys.executable, "-m", __spec__.name, str(files), str(starter), str(written.resolve())]
     # Hashes of texts decide what is compared: with a seed of their own they are the same every time.
     environment = os.environ | {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg"}
     try:
@@ -64,7 +64,7 @@ def main(files: str, starter: str, target: str) -> None:
     os.chdir(files)
     detector = CopyDetector(
         test_dirs=["."],
-        boilerplate_dirs=[starter],
+        boilerplate_dirs=[os.path.relpath(starter)],
         extensions=["py"],
         autoopen=False,
         silent=True,

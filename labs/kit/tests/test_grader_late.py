@@ -1,0 +1,182 @@
+"""What lateness costs, and where the times come from."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from labs.kit.grader import late
+from labs.kit.grader.results import Grade, LabGrade, TaskGrade
+from labs.kit.judge.manifest import LabError
+
+HEAD = 'zone = "Europe/Berlin"\ntimes = "times.csv"\n'
+DUE = "[lab-01]\ndue = 2026-10-12T23:59:00\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Read deadlines and times from texts; a CSV of times, unless it is named otherwise."""
+
+    def made(deadlines, times="", name="times.csv", students=0):
+        (tmp_path / "deadlines.toml").write_text(deadlines, "utf-8")
+        (tmp_path / name).write_text(times if name != "times.csv" else f"student,submitted\n{times}", "utf-8")
+        return late.read(tmp_path / "deadlines.toml", students)
+
+    return made
+
+
+def lab(lab_id="lab-01", earned=80.0):
+    return LabGrade(lab_id, [TaskGrade("task", 100, earned, "right")])
+
+
+def grade(*labs, student="ann"):
+    return Grade(student, list(labs or [lab()]), "seed", "namespaces", "digest")
+
+
+@pytest.mark.parametrize(
+    "submitted, lost",
+    [
+        ("2026-10-12 23:59", 0),
+        ("2026-10-13 00:09", 0),  # within the grace
+        ("2026-10-13 00:10", 10),  # a day has begun
+        ("2026-10-13 23:59", 10),
+        ("2026-10-14 00:00", 20),
+        ("2026-10-19 12:00", 70),
+        ("2027-10-19 12:00", 80),  # never more than was earned
+        ("2026-10-12T21:59:00Z", 0),
+        ("2026-10-12T17:59:00-04:00", 0),
+        ("2026-10-12T23:59:00-04:00", 10),
+        ("", 0),  # not known
+    ],
+)
+def test_points_a_day_and_a_grace(read, submitted, lost):
+    times = f"ann,{submitted}" if submitted else ""
+    deadlines = read(f"{HEAD}grace_minutes = 10\npoints_per_day = 10\n{DUE}", times)
+    found = deadlines.applied(grade())
+    assert (found.withheld, found.earned) == (lost, 80 - lost)
+    assert bool(found.late) == bool(lost or not submitted)
+    assert deadlines.applied(found) == found
+
+
+def test_the_days_across_a_change_of_clocks_have_24_hours(read):
+    deadlines = read(
+        f"{HEAD}points_per_day = 10\n[lab-01]\ndue = 2026-10-24T23:00:00\n", "ann,2026-10-25 22:30"
+    )
+    assert deadlines.applied(grade()).withheld == 20  # there were 24.5 hours in between
+
+
+def test_a_fraction_of_what_was_earned_a_day_until_the_last(read):
+    text = f"{HEAD}fraction_per_day = 0.25\n{DUE}until = 2026-10-15T23:59:00\n"
+    assert read(text, "ann,2026-10-13 12:00").applied(grade()).withheld == 20
+    assert read(text, "ann,2026-10-14 12:00").applied(grade()).withheld == 40
+    found = read(text, "ann,2026-10-16 00:00").applied(grade())
+    assert found.earned == 0 and "after the last day" in found.late["lab-01"]
+
+
+def test_a_labs_own_rule_goes_in_place_of_the_common_one(read):
+    text = f"{HEAD}points_per_day = 10\n{DUE}[lab-02]\ndue = 2026-10-12T23:59:00\nfraction_per_day = 0.5\n"
+    found = read(text, "ann,2026-10-13 12:00").applied(grade(lab(), lab("lab-02"), lab("lab-03")))
+    assert found.withheld == 50 and list(found.late) == ["lab-01", "lab-02"]
+    assert "1 day late" in found.late["lab-01"] and "10 of 80 points withheld" in found.late["lab-01"]
+    assert "2026-10-13T12:00:00+02:00" in found.late["lab-01"]
+
+
+def test_nothing_is_withheld_of_nothing(read):
+    found = read(f"{HEAD}points_per_day = 10\n{DUE}", "ann,2027-01-01 00:00").applied(grade(lab(earned=0)))
+    assert found.withheld == 0 and not found.late
+
+
+def test_an_extension_moves_one_students_due_date(read):
+    text = f"{HEAD}points_per_day = 10\n{DUE}until = 2026-10-14T00:00:00\n"
+    text += "[students.ann]\nlab-01 = 2026-10-20T23:59:00\n"
+    deadlines = read(text, "ann,2026-10-20 12:00\nbob,2026-10-20 12:00")
+    assert deadlines.applied(grade()).withheld == 0
+    assert deadlines.applied(grade(student="bob")).withheld == 80
+
+
+def test_a_time_a_lab(read, tmp_path):
+    text = f"{HEAD}points_per_day = 10\n{DUE}[lab-02]\ndue = 2026-10-26T23:59:00\n"
+    deadlines = read(text, "")
+    (tmp_path / "times.csv").write_text(
+        "\ufeffstudent,lab,submitted\nann,lab-01,2026-10-12 20:00\nann,2,2026-10-27 12:00\n", "utf-8"
+    )
+    deadlines = late.read(tmp_path / "deadlines.toml")
+    found = deadlines.applied(grade(lab(), lab("lab-02")))
+    assert list(found.late) == ["lab-02"] and found.withheld == 10
+    assert deadlines.written("ann") == "2026-10-27T12:00:00+01:00" and deadlines.written("bob") == ""
+
+
+# --------------------------------------------------------------------------------------------- Gradescope's
+
+YAML = """---
+submission_101:
+  :submitters:
+  - :name: Ann Example
+    :sid: '1'
+    :email: ann@example.org
+  :created_at: 2026-10-13 06:10:12.123456789 Z
+  :score: 0.0
+  :status: processed
+  :results:
+    :tests: !ruby/hash:ActiveSupport::HashWithIndifferentAccess
+      output: "2026-01-01"
+submission_102:
+  :submitters: []
+  :created_at: '2026-10-12T12:00:00.000000-07:00'
+"""
+
+
+def test_gradescopes_metadata_of_a_class(read):
+    text = 'times = "submission_metadata.yml"\npoints_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n'
+    deadlines = read(text, YAML, "submission_metadata.yml", students=2)
+    assert deadlines.submitted("submission_101") == datetime(2026, 10, 13, 6, 10, 12, 123456, UTC)
+    assert deadlines.applied(grade(student="submission_101")).withheld == 10
+    assert deadlines.applied(grade(student="submission_102")).withheld == 0
+
+
+def test_gradescopes_metadata_of_one_submission(read):
+    text = 'times = "submission_metadata.json"\npoints_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n'
+    one = json.dumps({"id": 7, "created_at": "2026-10-13T14:22:32.365935-07:00", "users": [{"name": "Ann"}]})
+    assert read(text, one, "submission_metadata.json", students=1).applied(grade()).withheld == 10
+    with pytest.raises(LabError, match="time of one submission, but 2 are graded"):
+        read(text, one, "submission_metadata.json", students=2)
+
+
+# ---------------------------------------------------------------------------------------- what is not clear
+
+
+@pytest.mark.parametrize(
+    "deadlines, times, why",
+    [
+        ("= 3", "", "deadlines.toml: "),
+        ('zone = "Berlin/Europe"', "", "zone should be a name"),
+        (HEAD + "[students]\nann = 2026-10-12T23:59:00\n", "", "section [students.NAME]"),
+        (DUE, "", "times should name the file"),
+        (HEAD + "penalty = 3\n", "", "'penalty' is not known here"),
+        (HEAD + "[lab-99]\ndue = 2026-10-12T23:59:00\n", "", "there is no lab"),
+        (HEAD + "[lab-01]\n", "", "needs a due date"),
+        (HEAD + "[lab-01]\ndue = 2026-10-12\n", "", "2026-10-12 is no time"),
+        (HEAD + DUE + "due_date = 3\n", "", "'due_date' is not known"),
+        (HEAD + DUE + "points_per_day = -1\n", "", "a number from 0 up"),
+        (HEAD + DUE + "points_per_day = true\n", "", "a number from 0 up"),
+        (HEAD + DUE + "points_per_day = nan\n", "", "a number from 0 up"),
+        (HEAD + DUE + "fraction_per_day = 10\n", "", "at most 1"),
+        (HEAD + DUE + "fraction_per_day = 0.1\npoints_per_day = 1\n", "", "not both"),
+        ('times = "times.csv"\n' + DUE, "", "has no offset from UTC"),
+        (HEAD + DUE, "ann,yesterday", "line 2: 'yesterday' is no time"),
+        (HEAD + DUE, "ann,2026-13-12 00:00", "line 2: '2026-13-12 00:00'"),
+        (HEAD + DUE, "ann,2026-10-12 00:00\nann,2026-10-12 00:00", "line 3: ann is there twice"),
+    ],
+)
+def test_what_is_unclear_is_said(read, deadlines, times, why):
+    with pytest.raises(LabError) as error:
+        read(deadlines, times)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name, text", [("m.json", "{"), ("m.json", "[1]"), ("m.json", '{"a": 1}'), ("m.yml", "a: [")]
+)
+def test_metadata_that_is_none_is_said(read, name, text):
+    with pytest.raises(LabError):
+        read(f'times = "{name}"\n', text, name)

@@ -1,0 +1,371 @@
+"""A class is graded once, wherever and in whatever order, and whatever happens to the workers meanwhile."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labs.kit.grader import grading, pool, regrade
+from labs.kit.grader.grading import Settings, Submission
+from labs.kit.grader.pool import FAILED, GRADED, KEPT
+from labs.kit.grader.results import Grade, LabGrade, TaskGrade
+from labs.kit.grader.sandbox import WeakIsolation
+from labs.kit.judge.manifest import LABS_DIR, find_lab
+
+LABS = ("lab-01",)
+SETTINGS = Settings(LABS, "seed")
+NAMES = [f"s{n}" for n in range(8)]
+
+
+def submission(student: str, source: bytes = b"1") -> Submission:
+    return Submission(student, {"lab-01": source})
+
+
+def points(submission: Submission, settings: Settings) -> Grade:
+    """A grader for tests: a file has the points that it says."""
+    earned = float(submission.files["lab-01"].split()[0])
+    labs = [LabGrade("lab-01", [TaskGrade("schedule_step", 100, earned, "right")])]
+    digest = grading.digest(submission, settings)
+    return Grade(submission.student, labs, settings.seed, "namespaces", digest)
+
+
+def marked(folder: str, name: str) -> int:
+    """How often this was called, in all processes."""
+    with open(Path(folder) / name, "a") as file:
+        file.write("x")
+    return os.path.getsize(Path(folder) / name)
+
+
+def ends_once(submission: Submission, settings: Settings) -> Grade:
+    """Its process ends under it, the first time that it grades s3."""
+    words = submission.files["lab-01"].decode().split()
+    if submission.student == "s3" and marked(words[1], "s3") == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return points(submission, settings)
+
+
+def ends_always(submission: Submission, settings: Settings) -> Grade:
+    if submission.student == "s3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return points(submission, settings)
+
+
+def slow(submission: Submission, settings: Settings) -> Grade:
+    marked(submission.files["lab-01"].decode().split()[1], str(os.getpid()))
+    time.sleep(0.3)
+    return points(submission, settings)
+
+
+class Here:
+    """A pool without processes, which answers the latest first."""
+
+    lost = (pool.BrokenExecutor, pool.CancelledError)
+
+    def __init__(self, width=3):
+        self.most, self.out = width, 0
+
+    def submit(self, function, grade, submission, settings):
+        future = Future()
+        try:
+            future.set_result(function(grade, submission, settings))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def width(self):
+        return self.most
+
+    def renew(self):
+        pass
+
+
+@pytest.fixture
+def local():
+    made = pool.Local(2)
+    yield made
+    made.stop()
+
+
+def run(report, submissions, workers, grade=points, settings=SETTINGS, **more):
+    outcomes = pool.grade_class(submissions, settings, report, workers, grading=grade, **more)
+    return {one.student: one for one in outcomes}
+
+
+def states(outcomes):
+    return {student: one.state for student, one in outcomes.items()}
+
+
+def stored(report):
+    return {path.name: path.read_bytes() for path in (report / "grades").iterdir()}
+
+
+# ------------------------------------------------------------------------------------ the same, whoever works
+
+
+def test_jobs_and_order_change_no_byte(tmp_path, local):
+    run(tmp_path / "a", map(submission, NAMES), Here(1))
+    run(tmp_path / "b", map(submission, reversed(NAMES)), Here(7))
+    assert states(run(tmp_path / "c", map(submission, NAMES), local)) == dict.fromkeys(NAMES, GRADED)
+    assert stored(tmp_path / "a") == stored(tmp_path / "b") == stored(tmp_path / "c")
+    assert sorted(stored(tmp_path / "a")) == [f"{name}.json" for name in NAMES]
+
+
+def test_what_is_there_is_not_graded_again(tmp_path):
+    def never(submission, settings):
+        raise AssertionError("graded again")
+
+    run(tmp_path, map(submission, NAMES), Here())
+    before = stored(tmp_path)
+    assert states(run(tmp_path, map(submission, NAMES), Here(), never)) == dict.fromkeys(NAMES, KEPT)
+    assert stored(tmp_path) == before
+    changed = [submission(name, b"2" if name == "s5" else b"1") for name in NAMES]
+    after = states(run(tmp_path, changed, Here()))
+    assert [name for name in NAMES if after[name] == GRADED] == ["s5"]
+    other = run(tmp_path, changed, Here(), settings=replace(SETTINGS, seed="other"))
+    assert states(other) == dict.fromkeys(NAMES, GRADED)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"student": "s0"}'])
+def test_half_a_grade_is_none(tmp_path, text):
+    (tmp_path / "grades").mkdir()
+    (tmp_path / "grades" / "s0.json").write_text(text)
+    (tmp_path / "grades" / ".s0.part").write_text("left by a run that was killed")
+    assert states(run(tmp_path, [submission("s0")], Here())) == {"s0": GRADED}
+    assert list(stored(tmp_path)) == ["s0.json"]
+
+
+def test_lateness_is_counted_anew_for_what_is_kept(tmp_path):
+    run(tmp_path, [submission("s0", b"50")], Here())
+    late = run(tmp_path, [submission("s0", b"50")], Here(), finish=lambda grade: replace(grade, withheld=7.0))
+    assert states(late) == {"s0": KEPT}
+    (grade,) = pool.Grades(tmp_path, ["s0"])
+    assert grade.earned == 43
+
+
+# --------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_lost_workers_submissions_are_done_again(tmp_path, local):
+    source = f"1 {tmp_path}".encode()
+    outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), local, ends_once)
+    assert states(outcomes) == dict.fromkeys(NAMES, GRADED)
+    assert (tmp_path / "s3").read_text() == "xx"
+
+
+def test_what_ends_its_worker_each_time_is_not_graded_and_costs_no_other(tmp_path, local):
+    run(tmp_path, map(submission, NAMES), Here())
+    outcomes = run(tmp_path, (submission(name, b"2") for name in NAMES), local, ends_always)
+    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) | {"s3": FAILED}
+    assert "lost 3 times" in outcomes["s3"].why
+    assert "s3.json" not in stored(tmp_path)  # nor the one of another submission, from before
+
+
+def test_an_error_of_the_grader_is_no_grade(tmp_path):
+    def broken(submission, settings):
+        if submission.student == "s3":
+            raise ZeroDivisionError("a mistake\nof the grader")
+        return points(submission, settings)
+
+    outcomes = run(tmp_path, map(submission, NAMES), Here(), broken)
+    assert outcomes["s3"].why == "ZeroDivisionError: a mistake" and "s3.json" not in stored(tmp_path)
+    assert sum(one.state == GRADED for one in outcomes.values()) == len(NAMES) - 1
+
+
+def test_a_worker_with_another_course_is_not_believed(tmp_path):
+    def another(submission, settings):
+        return replace(points(submission, settings), digest="of another course")
+
+    assert states(run(tmp_path, [submission("s0")], Here(), another)) == {"s0": FAILED}
+
+
+def test_weak_isolation_ends_the_run(tmp_path):
+    def weak(submission, settings):
+        raise WeakIsolation("no namespaces")
+
+    with pytest.raises(WeakIsolation):
+        run(tmp_path, map(submission, NAMES), Here(), weak)
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+def test_submissions_are_read_when_there_is_room_for_them(tmp_path):
+    read, done = [], 0
+
+    def coming():
+        for n in range(50):
+            read.append(n)
+            yield submission(f"s{n}")
+
+    for _ in pool.grade_class(coming(), SETTINGS, tmp_path, Here(3), grading=points):
+        done += 1
+        assert len(read) - done <= 3
+
+
+def test_memory_does_not_grow_with_the_class(tmp_path):
+    def most(count):
+        tracemalloc.start()
+        coming = (submission(f"s{n}", b"1 " + bytes(500_000)) for n in range(count))
+        for _ in pool.grade_class(coming, SETTINGS, tmp_path / str(count), Here(3), grading=points):
+            pass
+        for _ in pool.Grades(tmp_path / str(count), (f"s{n}" for n in range(count))):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    few, many = most(10), most(100)
+    assert many < few + 500_000, (few, many)
+
+
+# ------------------------------------------------------------------------------------------- kill -9, and on
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from labs.kit.grader import pool
+from labs.kit.tests import test_grader_pool as tests
+report, marks = map(Path, sys.argv[1:])
+workers = pool.Local(2)
+print(workers.scratch, flush=True)
+coming = (tests.submission(name, f"1 {marks}".encode()) for name in tests.NAMES)
+print(tests.run(report, coming, workers, tests.slow))
+"""
+
+
+def test_kill_9_leaves_no_worker_and_the_same_command_goes_on(tmp_path, local):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    line = [sys.executable, "-c", SCRIPT, str(tmp_path / "r"), str(marks)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=LABS_DIR.parent) as grader:
+        scratch = Path(grader.stdout.readline().strip())
+        wait_for(lambda: list((tmp_path / "r").glob("grades/s*.json")))
+        grader.kill()
+    workers = [int(path.name) for path in marks.iterdir()]
+    assert workers
+    wait_for(lambda: not any(map(alive, workers)) and not scratch.exists())
+    before = stored(tmp_path / "r")
+    source = f"1 {marks}".encode()
+    outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), local)
+    kept = {f"{name}.json" for name, one in outcomes.items() if one.state == KEPT}
+    assert kept == {name for name in before if name.startswith("s")} and 0 < len(kept) < len(NAMES)
+    run(tmp_path / "whole", (submission(name, source) for name in NAMES), Here())
+    assert stored(tmp_path / "r") == stored(tmp_path / "whole")
+
+
+def wait_for(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------- a cluster
+
+
+@pytest.fixture
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with distributed.LocalCluster(**settings) as made:
+        yield made
+
+
+def test_a_cluster_grades_the_same_and_does_a_lost_workers_submissions_again(tmp_path, cluster):
+    workers = pool.Cluster(cluster.scheduler_address)
+    try:
+        source = f"1 {tmp_path}".encode()
+        outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), workers, ends_once)
+    finally:
+        workers.stop()
+    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) and (tmp_path / "s3").read_text() == "xx"
+    run(tmp_path / "here", (submission(name, source) for name in NAMES), Here())
+    assert stored(tmp_path / "r") == stored(tmp_path / "here")
+
+
+# ------------------------------------------------------------------------------------------ against a report
+
+
+def test_regrade_says_what_changed(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    run(old, [submission("ann", b"10"), submission("bob", b"20"), submission("cy", b"1")], Here())
+    other = replace(SETTINGS, seed="other")
+    run(
+        new,
+        [submission("ann", b"10"), submission("bob", b"30"), submission("di", b"5")],
+        Here(),
+        settings=other,
+    )
+    assert list(regrade.changes(old, pool.Grades(new, ["ann", "bob", "di"]))) == [
+        "bob: 20 -> 30 points",
+        "    lab-01 schedule_step: right, 20 of 100 -> right, 30 of 100",
+        "di: new, 5 points",
+        "cy: was graded then, and is not now",
+        "the hidden cases were others then: seed seed",
+        f"against {old}: 1 changed, 1 the same, 1 new, 1 gone",
+    ]
+
+
+# ----------------------------------------------------------------------------------------------- the commands
+
+
+def labs(*line):
+    command = [sys.executable, "-m", "labs", *map(str, line)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=LABS_DIR.parent)
+
+
+@pytest.mark.skipif(
+    grading.isolation() != "namespaces", reason="THIS MACHINE OFFERS NO NAMESPACES TO GRADE IN"
+)
+def test_the_command_grades_goes_on_and_replays(tmp_path):
+    lab = find_lab("lab-01")
+    right = lab.file("solution.py").read_text("utf-8")
+    for student, source in {"ann": right, "bob": lab.bugs[0].apply(right), "cy": ""}.items():
+        (tmp_path / "class" / student).mkdir(parents=True)
+        (tmp_path / "class" / student / "lab-01.py").write_text(source, "utf-8")
+    line = ("grade", tmp_path / "class", "--labs", "1", "--seed", "s", "--out")
+    first = labs(*line, tmp_path / "a", "--jobs", "2")
+    assert first.returncode == 0, first.stderr
+    assert "3 graded; mean 33.3 of 100 points; isolation: namespaces; seed s" in first.stdout
+    again = labs(
+        "grade", tmp_path / "class", "--labs", "1", "--out", tmp_path / "a", "--regrade", tmp_path / "a"
+    )
+    assert "3 graded (3 of them before)" in again.stdout and "0 changed, 3 the same" in again.stdout
+    assert labs(*line, tmp_path / "b", "--jobs", "1").returncode == 0
+    assert stored(tmp_path / "a") == stored(tmp_path / "b")
+    cases = {one.student: one.labs[0].cases for one in pool.Grades(tmp_path / "a", ["ann", "bob"])}
+    wrong = next(case for case in cases["bob"] if not case.passed and case.hidden)
+    replayed = labs("replay", tmp_path / "a", "bob", "1", wrong.name)
+    assert replayed.returncode == 1 and "but should be" in replayed.stdout, replayed.stderr
+    assert (
+        f"ann, lab-01, {wrong.name}: passes" in labs("replay", tmp_path / "a", "ann", "1", wrong.name).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [
+        (["grade", "none", "--out", "r"], "is no folder"),
+        (["grade", ".", "--out", "./r"], "outside of the folder of submissions"),
+        (["grade", "none", "--out", "r", "--labs", "99"], "there is no lab"),
+        (["grade", "none", "--out", "r", "--hidden", "none"], "has no cases for"),
+        (["replay", "none", "ann", "1", "public 1"], "is no report"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_in_a_line(course, line, why):
+    done = course.command(*line)
+    assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
