@@ -28,7 +28,7 @@ def write(path: Path, content: Content) -> None:
 def stem_of(student: str) -> str:
     """A file name for a student. A name that cannot be one gets a digest, so that no two share a file."""
     plain = re.sub(r"[^\w.@+ -]", "_", student).strip(" .")
-    if plain == student and len(plain.encode()) <= 100 and not RESERVED.fullmatch(plain):
+    if plain and plain == student and len(plain.encode()) <= 100 and not RESERVED.fullmatch(plain):
         return plain
     short = plain.encode()[:80].decode("utf-8", "ignore")
     digest = hashlib.blake2b(student.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()

@@ -23,7 +23,8 @@ class Row:
     tasks: dict[tuple[str, str], float]
     late: str
     withheld: float
-    problems: str
+    problems: str  # at intake
+    broken: str  # code that does not load, or came to no end
     ignored: str
     keys: frozenset[str]  # what the row can be filtered by
 
@@ -79,12 +80,13 @@ class Summary:
                     self._mistakes[(*which, task.mistake, task.hint)] += 1
                     keys.add(mistake_key(*which, task.mistake))
         late = "; ".join(f"{lab.id}: {lab.late}" for lab in told.labs if lab.late)
-        problems = "; ".join(f"{lab.id}: {lab.problem}" for lab in told.labs if lab.problem)
-        keys |= {key for key, is_so in (("late", late), ("problem", problems)) if is_so}
+        problems, broken = (grouped(told, missing) for missing in (True, False))
+        said = (("late", late), ("problem", problems), ("broken", broken))
+        keys |= {key for key, is_so in said if is_so}
         labs = {lab.id: lab.earned for lab in told.labs}
         tasks = {(lab.id, task.name): task.earned for lab in told.labs for task in lab.tasks}
         ignored = ", ".join(told.ignored[:3]) + (", ..." if len(told.ignored) > 3 else "")
-        counted = (labs, tasks, late, told.withheld, problems, ignored, frozenset(keys))
+        counted = (labs, tasks, late, told.withheld, problems, broken, ignored, frozenset(keys))
         self.rows.append(Row(told.student, told.stem, told.earned, share, *counted))
 
     def close(self) -> None:
@@ -144,8 +146,21 @@ class Summary:
         return [row for row in self.rows if row.problems]
 
     @cached_property
+    def broken(self) -> list[Row]:
+        return [row for row in self.rows if row.broken]
+
+    @cached_property
     def ignored(self) -> list[Row]:
         return [row for row in self.rows if row.ignored]
+
+
+def grouped(told: Told, missing: bool) -> str:
+    """A student's problems, with the labs that have them."""
+    labs: dict[str, list[str]] = {}
+    for lab in told.labs:
+        if lab.problem and lab.is_missing is missing:
+            labs.setdefault(lab.problem, []).append(lab.id)
+    return "; ".join(f"{', '.join(ids)}: {problem}" for problem, ids in labs.items())
 
 
 def task_key(lab: str, task: str) -> str:

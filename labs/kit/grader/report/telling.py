@@ -6,7 +6,6 @@ is cut to a size, and what would move a cursor or turn a line around is spelled 
 
 import json
 import re
-import unicodedata
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -36,7 +35,11 @@ STATES = {
 }
 LINES, LETTERS = 120, 400  # of what is told of a case
 RUN = 400_000  # characters of a run that goes into a player
-TURNS = re.compile("[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # break or reorder what is around
+# Control characters, halves of letters, and marks that turn a line around.
+CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
+STRANGE = re.compile(rf"[{CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,14 @@ class LabTold:
     @property
     def counts(self) -> str:
         """How many cases depart, in words."""
-        both = (("public", self.public), ("hidden", self.hidden))
+        both = (("Public", self.public), ("hidden", self.hidden))
         said = [f"{kind} cases: {departed} of {total} depart" for kind, (departed, total) in both if total]
         return "; ".join(said)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there was nothing to judge."""
+        return all(task.state == MISSING for task in self.tasks)
 
 
 @dataclass(frozen=True)
@@ -175,10 +183,9 @@ def case_name(case: Case) -> str:
 
 
 def story_of(said: str) -> tuple[str, ...]:
-    lines = [one[:LETTERS] + (" ..." if len(one) > LETTERS else "") for one in plain(said).splitlines()]
-    if len(lines) > LINES:
-        lines = [*lines[: LINES - 1], f"and {len(lines) - LINES + 1} lines more"]
-    return tuple(lines)
+    lines = said.splitlines()
+    told = [plain(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
+    return (*told, *([f"and {len(lines) - LINES} lines more"] if len(lines) > LINES else []))
 
 
 def play_of(lab: LabGrade) -> Play | None:
@@ -188,7 +195,8 @@ def play_of(lab: LabGrade) -> Play | None:
     try:
         runs = [logs_to_run(run) for run in (bearable(lab.yours), lab.expected)]
         fed = payload(*runs, names=("yours", "expected"))
-        yours, expected = (json.dumps(one, separators=(",", ":"), allow_nan=False) for one in fed["traces"])
+        said: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "sort_keys": True}
+        yours, expected = (json.dumps(one, **said) for one in fed["traces"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return Play(yours, expected, lab.departs or 0) if len(yours) + len(expected) < RUN else None
@@ -209,16 +217,10 @@ def bearable(run: dict[str, Any]) -> dict[str, Any]:
 def plain(text: str) -> str:
     """Text that any file and any terminal can take; line breaks stay."""
     text = "\n".join(text.splitlines())
-    return "".join(one if not strange(one) else one.encode("unicode_escape").decode() for one in text)
-
-
-def strange(letter: str) -> bool:
-    if letter in "\n\t":
-        return False
-    return unicodedata.category(letter) in ("Cc", "Cs") or bool(TURNS.match(letter))
+    return STRANGE.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
 
 
 def line(text: str) -> str:
     """The same, in one line of some length."""
-    one = " ".join(plain(text).split())
+    one = " ".join(plain(text[: 2 * LETTERS]).split())
     return one if len(one) <= LETTERS else one[: LETTERS - 3] + "..."

@@ -1,0 +1,387 @@
+"""The reports: equal for equal grades, true to them; what is hidden stays so, what is hostile is text."""
+
+import csv
+import io
+import json
+import random
+import re
+import types
+import zlib
+from base64 import b64decode
+from copy import deepcopy
+from functools import cache
+
+import pytest
+from markdown_it import MarkdownIt
+
+from labs.kit.grader.grading import Settings
+from labs.kit.grader.report import write_reports
+from labs.kit.grader.report.files import stem_of
+from labs.kit.grader.results import (
+    MISSING,
+    NOT_WRITTEN,
+    RIGHT,
+    WAITS,
+    WRONG,
+    Case,
+    Grade,
+    LabGrade,
+    TaskGrade,
+)
+from labs.kit.judge import storm
+from labs.kit.judge.manifest import find_lab
+from mini_engine.tests.browser import find_browser, open_browser
+
+LABS = ("lab-01", "lab-03")
+TASKS = {lab_id: [(task.name, task.points) for task in find_lab(lab_id).tasks] for lab_id in LABS}
+SETTINGS = Settings(LABS, "seed 5", hidden=10)
+SECRET, ODD = "s3cret-input", "<script>alert('1')</script>\"|`*\n\x1b[2J\u202e\ud800=cmd"
+
+
+@cache
+def wrong_run(number: int = 0) -> tuple[str, dict, dict, int]:
+    """What the first public script of lab-01 tells of one of its known mistakes."""
+    lab = find_lab("lab-01")
+    module = types.ModuleType("wrong")
+    exec(lab.bugs[number].apply(lab.file("solution.py").read_text("utf-8")), module.__dict__)
+    for seed in range(storm.count(lab.id)):
+        script = storm.drawn(lab.id, seed)
+        yours, model = storm.run(lab.id, module, script), storm.expected(lab.id, seed)
+        if (at := storm.departure(yours, model)) is not None:
+            runs = [
+                {
+                    "config": script["config"],
+                    "steps": [{"call": s.call, "seen": s.seen} for s in run[: at + 1]],
+                }
+                for run in (yours, model)
+            ]
+            return f"story {number}\n    step(6)\nreturned: 1, but should be 2", *runs, at
+    raise AssertionError("a known mistake departs somewhere")
+
+
+def lab_grade(lab_id: str, kind: str = "right", **values) -> LabGrade:
+    """A lab that is right, wrong (first task, with a run), only-hidden or missing."""
+    cases = [Case(f"{k} {n}", k == "hidden", True) for k in ("public", "hidden") for n in range(10)]
+    tasks = [TaskGrade(name, points, points, RIGHT, 20, 20) for name, points in TASKS[lab_id]]
+    lab = LabGrade(lab_id, tasks, cases=cases, **values)
+    if kind == "missing":
+        lab.tasks = [TaskGrade(name, points, 0, MISSING) for name, points in TASKS[lab_id]]
+        lab.cases, lab.problem = [], "no file was handed in for this lab"
+    elif kind != "right":
+        name, points = TASKS[lab_id][0]
+        lab.tasks[0] = TaskGrade(name, points, 0, WRONG, 9, 20, name="a mistake", hint="a hint")
+        for task in lab.tasks[1:]:
+            task.state, task.waits_for = WAITS, name
+        cases[12] = Case("hidden 2", True, False, f"{SECRET} story")
+        cases[13] = Case(f"own {SECRET}.json", True, False, SECRET)
+        if kind == "wrong":
+            said, lab.yours, lab.expected, lab.departs = deepcopy(wrong_run())
+            cases[4] = Case("public 4", False, False, said)
+    return lab
+
+
+def student(name: str, first: str = "right", second: str = "right", **values) -> Grade:
+    labs = [lab_grade(lab_id, kind) for lab_id, kind in zip(LABS, (first, second), strict=True)]
+    return Grade(name, labs, "seed 5", "namespaces", "digest", **values)
+
+
+def klass(number: int = 300) -> list[Grade]:
+    rng = random.Random(1)
+    kinds = ["right", "right", "wrong", "hidden", "missing"]
+    return [student(f"student {n:03}", rng.choice(kinds), rng.choice(kinds)) for n in range(number)]
+
+
+def reported(folder, grades, settings=SETTINGS):
+    """The files of a report: {name: bytes}."""
+    write_reports(folder, lambda: iter(grades), settings)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def packs(page: str) -> list[tuple[str, str]]:
+    """What a page carries packed: names and texts."""
+    found = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', page)
+    return [(name, zlib.decompress(b64decode(data)).decode("utf-8")) for name, data in found]
+
+
+def texts(files) -> str:
+    """All that stands in a report, unpacked; of a picture what it says of itself."""
+    found = []
+    for name, data in files.items():
+        text = data.decode("utf-8", "replace" if name.endswith(".png") else "strict")
+        found += [name, text, *(packed for _, packed in packs(text))]
+    return "\n".join(found)
+
+
+def test_equal_grades_give_equal_files_in_any_order(tmp_path):
+    grades = klass(12)
+    files = reported(tmp_path / "a", grades)
+    names = {f"{folder}/student 0{n:02}.{end}" for n in range(12) for folder, end in FOLDERS}
+    assert set(files) == {"grades.csv", "report.md", "report.png", "index.html"} | names
+    assert reported(tmp_path / "b", [Grade.from_json(one.to_json()) for one in reversed(grades)]) == files
+    assert reported(tmp_path / "a", grades) == files  # once more, over what is there
+
+
+FOLDERS = (("feedback", "md"), ("feedback", "html"), ("gradescope", "json"))
+
+
+def test_one_student_has_one_grade(tmp_path):
+    with pytest.raises(ValueError, match="two grades of 'ann'"):
+        reported(tmp_path, [student("ann"), student("ann")])
+
+
+def test_a_class_of_none_has_a_report(tmp_path):
+    files = reported(tmp_path, [])
+    assert b"Grades of 0 students" in files["index.html"] and b"Grades of 0 students" in files["report.md"]
+
+
+def test_the_table_holds_each_task_and_total(tmp_path):
+    late = {"late": {"lab-03": "2 days late"}, "withheld": 12.5}
+    files = reported(tmp_path, [student("bob", "wrong", "missing"), student("ann", **late), student("=cmd")])
+    rows = list(csv.DictReader(io.StringIO(files["grades.csv"].decode())))
+    assert [row["student"] for row in rows] == ["'=cmd", "ann", "bob"]
+    tasks = [f"{lab_id} {name}" for lab_id in LABS for name, _ in TASKS[lab_id]]
+    assert set(rows[0]) == {"student", *tasks, *LABS, "total", "late", "withheld"}
+    ann, bob = rows[1:]
+    whole = {lab_id: sum(points for _, points in TASKS[lab_id]) for lab_id in LABS}
+    assert float(ann["lab-03"]) == whole["lab-03"] and float(ann["total"]) == sum(whole.values()) - 12.5
+    assert (ann["late"], ann["withheld"]) == ("lab-03: 2 days late", "12.5")
+    assert (bob["lab-03"], bob["total"], bob["lab-01 schedule_step"]) == ("0", "0", "0")
+
+
+def test_feedback_says_what_departs_why_and_what_is_hidden(tmp_path):
+    told = reported(tmp_path, [student("ann", "hidden", "wrong", ignored=["conftest.py"])])
+    text = told["feedback/ann.md"].decode()
+    for words in (
+        "Public cases: 0 of 10 depart; hidden cases: 2 of 10 depart.",
+        "Public cases: 1 of 10 depart",
+        "| `policy_key` | departs from what it should do | 0 of ",
+        "right by itself; waits for policy\\_key",
+        "9 of 20",
+        "looks like: **a mistake**. a hint",
+        "public case 5:",  # as `labs test` counts
+        wrong_run()[0],
+        "In lab-01 they do differ: all 10 public cases pass, and 2 of 10 hidden ones depart.",
+        "`conftest.py`",
+    ):
+        assert words in text.replace("\\`", "`"), words
+    value = json.loads(told["gradescope/ann.json"])
+    assert value["score"] == student("ann", "hidden", "wrong").earned
+    first = value["tests"][0]
+    assert first["name"] == "lab-01: schedule_step" and first["status"] == "failed"
+    assert (first["score"], first["max_score"], first["visibility"]) == (0, 100, "visible")
+    assert {test["status"] for test in value["tests"][2:]} == {"passed"}
+    assert wrong_run()[0] in value["tests"][1]["output"]
+    agreed = reported(tmp_path / "b", [student("bob", "wrong")])["feedback/bob.md"].decode()
+    assert "no lab is right in the public cases and wrong in hidden ones" in agreed
+
+
+def test_what_is_hidden_is_nowhere_unless_revealed(tmp_path):
+    grades = [student("ann", "hidden", "wrong"), student("bob", "wrong", "hidden")]
+    assert SECRET not in texts(reported(tmp_path / "a", grades))
+    revealed = Settings(LABS, "seed 5", hidden=10, reveal=True)
+    assert f"{SECRET} story" in texts(reported(tmp_path / "b", grades, revealed))
+
+
+def test_the_instructor_reads_what_was_missed_and_by_whom(tmp_path):
+    grades = [
+        student("ann", "wrong"),
+        student("bob", "wrong", "missing", late={"lab-01": "1 day late"}),
+        student("cy"),
+        student("dee", ignored=["torch.py"]),
+    ]
+    grades[3].labs[0].problem = "after 3 of 20 cases: no answer within 20 s"
+    grades[3].labs[1].tasks[1].state, grades[3].labs[1].tasks[1].earned = NOT_WRITTEN, 0
+    text = reported(tmp_path, grades)["report.md"].decode()
+    assert text.startswith("# Grades of 4 students")
+    assert "| lab-01 `schedule_step` | 2 | 0 |" in text and "| lab-03 `policy_key` | 1 | 1 |" in text
+    assert "| a mistake | lab-01 `schedule_step` | 2 |" in text
+    for words in (
+        "- bob: lab-01: 1 day late",
+        "- bob: lab-03: no file was",
+        "- dee: lab-01: after 3",
+        "torch.py",
+    ):
+        assert words in text
+
+
+def test_weak_isolation_is_said_first(tmp_path):
+    grades = [student("ann")]
+    grades[0].isolation = "limits"
+    files = reported(tmp_path, grades)
+    assert files["report.md"].startswith(b"**Weak isolation")
+    assert files["index.html"].index(b"Weak isolation") < files["index.html"].index(b"<h1>")
+    assert (
+        b"without isolation" in files["feedback/ann.md"]
+        and b"without isolation" in files["feedback/ann.html"]
+    )
+
+
+def test_a_hostile_submission_is_text_everywhere(tmp_path):
+    """Names, problems and what code answered; no file lies elsewhere, no letter moves others."""
+    grade = student(ODD, "wrong", "missing", ignored=[ODD, "../../x"], late={"lab-01": ODD})
+    grade.labs[0].cases[4].said = f"{ODD}\n```\n</pre><img src=x>"
+    grade.labs[1].problem = ODD
+    grade.labs[0].yours["steps"][-1]["seen"]["lengths"] = {"a": 1e12, ODD: 10**9}
+    others = [
+        student(name) for name in ("../up", "/etc/x", "CON", "a\0b", "x" * 300, "..", "é", "a_b", "a/b")
+    ]
+    files = reported(tmp_path / "report", [grade, *others])
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    assert len(files) == 4 + 3 * 10
+    text = texts({name: data for name, data in files.items() if name != "report.png"})
+    for letter in "\x1b\u202e\0":
+        assert letter not in text
+    assert '"lengths":' not in text and "1000000000000" not in text
+    pages = [data.decode() for name, data in files.items() if name.endswith(".html")]
+    for markup in [*pages, *(text for page in pages for name, text in packs(page) if name.startswith("s-"))]:
+        assert "<script>alert" not in markup and "<img" not in markup
+    for name in ("report.md", f"feedback/{stem_of(ODD)}.md"):
+        shown = MarkdownIt().enable("table").render(files[name].decode())
+        assert "<script" not in shown and "<img src=x" not in shown and "alert(" in shown
+
+
+@pytest.mark.parametrize(
+    "seen", [{"x": float("nan")}, {"x": "y" * 500_000}, {"lengths": None}, {"x": "\ud800"}], ids=str
+)
+def test_a_run_that_no_player_can_bear_is_left_out_or_mended(tmp_path, seen):
+    grade = student("ann", "wrong")
+    grade.labs[0].yours["steps"][-1]["seen"] |= seen
+    assert "story 0" in reported(tmp_path, [grade])["feedback/ann.html"].decode()
+
+
+def test_a_story_without_end_is_cut(tmp_path):
+    grade = student("ann", "wrong")
+    grade.labs[0].cases[4].said = "\n".join(["z" * 10_000] * 10_000)
+    files = reported(tmp_path, [grade])
+    assert max(map(len, files.values())) < 600_000 and "9880 lines more" in files["feedback/ann.md"].decode()
+
+
+def test_names_of_files():
+    assert [stem_of(name) for name in ("ann", "Ada Lovelace", "é.b")] == ["ann", "Ada Lovelace", "é.b"]
+    odd = ["a/b", "a_b ", "..", "", "con", "x" * 200, "a\nb", "\ud800", ".hidden", "index"]
+    stems = [stem_of(name) for name in odd]
+    assert len(set(stems)) == len(odd) and all(re.fullmatch(r"[^/\n.]+-[0-9a-f]{8}", stem) for stem in stems)
+
+
+# ------------------------------------------------------------------------------------------ in the browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if (path := find_browser()) is None:
+        pytest.skip("no Chromium is installed; BROWSER_PATH names one elsewhere")
+    with open_browser(path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """300 students, one of them with an odd name."""
+    folder = tmp_path_factory.mktemp("report")
+    odd = student(ODD, "wrong", "wrong")
+    odd.labs[1].cases[4].said = "</pre><img src=x onerror=alert(1)><script>alert(1)</script>"
+    reported(folder, [*klass(299), odd])
+    return folder
+
+
+@pytest.fixture
+def page(browser, report):
+    opened, troubles = browser.new_page(viewport={"width": 1200, "height": 800}), []
+    opened.on("console", lambda message: troubles.append(message.text))
+    opened.on("pageerror", lambda error: troubles.append(str(error)))
+    opened.on("dialog", lambda dialog: troubles.append(dialog.message))
+    opened.on("request", lambda request: troubles.append(request.url) if "index" not in request.url else None)
+    opened.goto((report / "index.html").as_uri())
+    yield opened
+    opened.close()
+    assert [one for one in troubles if not one.startswith(("data:", "file:"))] == []
+
+
+def names(page) -> list[str]:
+    return page.eval_on_selector_all("tbody tr:not([hidden]) a", "all => all.map((one) => one.textContent)")
+
+
+def totals(page) -> list[float]:
+    return [float(one) for one in page.locator("tbody tr:not([hidden]) .total").all_text_contents()]
+
+
+def test_the_table_sorts_and_filters(page):
+    assert len(names(page)) == 300 and names(page) == sorted(names(page))
+    page.click("thead >> text=Total")
+    assert totals(page) == sorted(totals(page), reverse=True)
+    assert page.get_attribute("th:has(> [data-by='0'])", "aria-sort") == "descending"
+    page.locator("thead >> text=Total").press("Enter")
+    assert totals(page) == sorted(totals(page))
+    page.fill("#find", "student 01")
+    assert sorted(names(page)) == [f"student 01{n}" for n in range(10)]
+    assert page.inner_text("#count") == "10 of 300 students"
+    page.fill("#find", "nobody of this name")
+    assert page.is_visible("#nobody")
+    page.fill("#find", "")
+    page.click(".mistakes button >> nth=0")
+    both = [
+        [lab.tasks[0].name for lab in one.labs] for one in [*klass(299), student("odd", "wrong", "wrong")]
+    ]
+    assert len(names(page)) == max(sum(map(bool, kind)) for kind in zip(*both, strict=True))
+    assert page.inner_text("#chip").startswith("a mistake")
+    page.click("#chip")
+    assert len(names(page)) == 300
+
+
+def test_a_student_is_a_click_away_and_the_run_another(page):
+    page.fill("#find", "alert")
+    page.locator("tbody a").locator("visible=true").press("Enter")
+    page.wait_for_selector("#told .lab")
+    assert page.inner_text("#who").startswith("<script>alert('1')</script>")
+    assert "<img src=x onerror" in page.inner_text("#told")
+    assert page.locator("#told img, #told script").count() == 0
+    page.click("#told .play >> nth=0")
+    readout = page.locator("#told .mini-engine-player #readout")
+    assert readout.inner_text() == f"Operation {wrong_run()[3]} of {wrong_run()[3]}"
+    assert "yours" in page.inner_text("#told .mini-engine-player #panes")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#one", state="hidden")
+    assert page.evaluate("location.hash") == "" and page.locator(".mini-engine-player").count() == 0
+
+
+def test_one_goes_on_to_the_next_as_they_are_sorted(page):
+    page.click("thead >> text=Total")
+    second = names(page)[1]
+    page.click("tbody a >> nth=0")
+    page.wait_for_selector("#told .lab")
+    page.click("#next")
+    page.wait_for_function("name => document.getElementById('who')?.textContent === name", arg=second)
+    assert page.inner_text("#place") == "2 of 300"
+    address = page.evaluate("location.href")
+    page.goto("about:blank")
+    page.goto(address)  # a link leads there, too
+    page.wait_for_function("name => document.getElementById('who')?.textContent === name", arg=second)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_sticks_out_of_a_narrow_window(browser, report, scheme):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto((report / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.click("tbody a >> nth=0")
+    page.wait_for_selector("#told .lab")
+    assert page.evaluate("document.getElementById('one').scrollWidth") <= 390
+    context.close()
+
+
+def test_a_students_own_page_plays_the_run(browser, report):
+    page, troubles = browser.new_page(), []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto((report / "feedback" / f"{stem_of(ODD)}.html").as_uri())
+    page.click(".play >> nth=1")
+    assert page.locator(".mini-engine-player #readout").inner_text().startswith("Operation")
+    page.click(".play >> nth=1")
+    assert page.locator(".mini-engine-player").count() == 0
+    page.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.did = 1'}))"
+    )
+    assert page.evaluate("window.did") is None  # its policy runs no other script
+    page.close()
+    assert len(troubles) == 1 and "Content Security Policy" in troubles[0]
