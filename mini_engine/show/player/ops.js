@@ -71,7 +71,7 @@ function opSentences(run, index) {
   const what = { admit: `${id} asks to be admitted`, grow: `${id} asks for room for one more token`, token: `${id} asks for room for one more token`, preempt: `${id} is thrown out and asks to come back`, free: `${id} gives back what it holds` }[name];
   if (what && name !== "free" && done === false) told.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
   else if (what && done === true) told.push({ kind: "admit", ids, text: `${what}, and there is room.` });
-  if (Array.isArray(returned) && returned[1]) told.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
+  if (Array.isArray(returned) && Number.isInteger(returned[1]) && returned[1]) told.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
   for (const one of new Set([...Object.keys(before.lengths), ...Object.keys(after.lengths)])) {
     const [was, is] = [before.lengths[one] ?? 0, after.lengths[one] ?? 0];
     if (was === is) continue;
@@ -79,7 +79,7 @@ function opSentences(run, index) {
     told.push({ kind, ids: [one], text: `${of}, ${is > was ? `${is - was} more` : `${was - is} fewer`} than before.` });
   }
   const free = after.num_free_blocks - before.num_free_blocks;
-  told.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
+  if (Number.isInteger(after.num_free_blocks) && run.config.num_blocks !== undefined) told.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
   return told;
 }
 
@@ -95,7 +95,12 @@ class OpsPane extends Side {
   constructor(trace, number, player) {
     super("ops-pane", new OpRun(trace), number, player);
     const { num_blocks, block_size, watermark, prefix_caching } = trace.header.config;
-    this.find(".config").textContent = [`${num_blocks} blocks of ${block_size}`, watermark ? `watermark ${watermark}` : "",
+    // A storm's log says of blocks what its lab has to do with them, which may be nothing.
+    this.held = trace.steps.some(({ observed }) => observed.lengths !== undefined);
+    this.pooled = num_blocks !== undefined && trace.steps.some(({ observed }) => observed.num_free_blocks !== undefined);
+    this.root.classList.toggle("unheld", !this.held);
+    this.root.classList.toggle("unpooled", !this.pooled);
+    this.find(".config").textContent = [num_blocks === undefined ? "" : `${num_blocks} blocks${block_size === undefined ? "" : ` of ${block_size}`}`, watermark ? `watermark ${watermark}` : "",
       prefix_caching === false ? "prefix cache off" : ""].filter(Boolean).join(" · ");
     this.calls = new Rows(this.find(".calls-card .rows"), "Operations", (step) => this.callRow(step));
     this.tables = new Rows(this.find(".tables-card .rows"), "Block tables", (view) => this.tableRow(view));
@@ -129,6 +134,7 @@ class OpsPane extends Side {
   }
 
   drawRun({ from, to, seen, offset, marks, followed }) {
+    if (!this.held) return;
     const canvas = this.find(".overview canvas");
     const { left, column } = drawHeld(canvas, this.run, { from, to, seen, offset, marks, followed }, this.player.tint, this.colours);
     this.scale = { left, column, from, top: 0, rowHeight: 1, ids: [] };
@@ -149,13 +155,18 @@ class OpsPane extends Side {
     this.find(".tables-card .count").textContent = `${count(ids.filter((id) => after.lengths[id]).length, "request")} with blocks`;
     this.calls.render();
     this.calls.revealRow(index);
+    if (this.pooled) this.drawPool(after, followed);
+    if (this.held) this.placeHead(step);
+  }
+
+  drawPool(after, followed) {
+    const { run } = this;
     const { num_blocks: total, block_size: size } = run.config;
     const shared = after.shared ? `, ${after.shared} counted more than once` : "";
-    this.find(".pool-card .count").textContent = `${total - after.num_free_blocks} of ${total} held, ${count(size, "token")} each${shared}`;
+    this.find(".pool-card .count").textContent = `${total - after.num_free_blocks} of ${total} held${size === undefined ? "" : `, ${count(size, "token")} each`}${shared}`;
     const canvas = this.find(".pool-card canvas");
     drawHeldPool(canvas, this.poolWidth, run, after, this.player.tint, followed, this.colours);
     canvas.setAttribute("aria-label", `${after.num_free_blocks} of ${total} blocks are free.`);
-    this.placeHead(step);
   }
 
   /** The public state before and after, without the tables, which have a card of their own. */

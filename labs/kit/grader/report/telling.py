@@ -38,8 +38,6 @@ RUN = 400_000  # characters of a run that goes into a player
 # Control characters, halves of letters, and marks that turn a line around.
 CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 STRANGE = re.compile(rf"[{CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069]"
-)
 
 
 @dataclass(frozen=True)
