@@ -159,7 +159,7 @@ def box(lab: Lab, settings: Settings) -> Sandbox:
     key = lab.id, settings.seconds
     if key not in _boxes:
         folder = tempfile.TemporaryDirectory(prefix="grade-")
-        _boxes[key] = Sandbox(lab, Path(folder.name), settings.seconds)
+        _boxes[key] = Sandbox(lab, Path(folder.name), settings.seconds, isolation() != "namespaces")
         atexit.register(folder.cleanup)
         atexit.register(_boxes[key].stop)
     return _boxes[key]

@@ -233,3 +233,15 @@ def test_without_namespaces_nothing_is_graded(monkeypatch):
     monkeypatch.setattr(grading, "isolation", lambda: "limits")
     with pytest.raises(grading.WeakIsolation):
         graded(SOLUTION)
+
+
+def test_where_it_is_allowed_limits_must_do(monkeypatch):
+    """Without namespaces a loop ends, honest code earns all, and the grade says how it was made."""
+    monkeypatch.setattr(grading, "isolation", lambda: "limits")
+    monkeypatch.setattr(grading, "_boxes", {})
+    weak = Settings(("lab-01",), "a seed", hidden=8, seconds=2.0, weak=True)
+    found = grade(Submission("ada", {"lab-01": SOLUTION.encode()}), weak)
+    assert (found.isolation, found.earned) == ("limits", 100)
+    assert graded(dishonest("while True:\n    pass"), weak).earned == 0
+    assert graded(dishonest(DISHONEST["imports the model"]), weak).earned == 0
+    grading._boxes.popitem()[1].stop()

@@ -1,0 +1,126 @@
+"""The grader and honest work: the reference earns all, the starter nothing, a known mistake its task's points."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from labs.kit.author.check import imports
+from labs.kit.grader.grading import Settings, Submission, grade, isolation, replayed
+from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
+from labs.kit.judge import storm
+from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.judge.pristine import pristine_source
+
+pytestmark = pytest.mark.skipif(
+    isolation() != "namespaces",
+    reason="THE GRADER IS NOT TESTED: no bubblewrap here, or a kernel without user namespaces",
+)
+
+ALTERNATIVES = [  # but for those that build on the engine's answers, which no sandbox has
+    path
+    for path in sorted((Path(__file__).parent / "alternatives").glob("lab_*.py"))
+    if not imports(path.read_text("utf-8")) & {"mini_engine.block_manager.BlockManager"}
+]
+SOAK = bool(os.environ.get("SOAK"))  # all bugs of the zoo, which takes minutes; else every twentieth
+ZOO = [(lab_id, bug) for lab_id in lab_ids() for bug in find_lab(lab_id).bugs if not bug.storm]
+
+
+def graded(lab_id: str, source: str, **settings):
+    made = Settings((lab_id,), "a seed", **{"hidden": 30, "seconds": 20.0} | settings)
+    return grade(Submission("ada", {lab_id: source.encode()}), made).labs[0]
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_the_reference_earns_all_and_the_starter_nothing(lab_id):
+    lab = find_lab(lab_id)
+    right = graded(lab_id, lab.file("solution.py").read_text("utf-8"))
+    assert right.earned == right.points == sum(task.points for task in lab.tasks), right.problem
+    assert {task.state for task in right.tasks} == {RIGHT} and all(case.passed for case in right.cases)
+    starter = graded(lab_id, pristine_source(lab))
+    assert starter.earned == 0 and {task.state for task in starter.tasks} == {NOT_WRITTEN}
+
+
+@pytest.mark.parametrize("path", ALTERNATIVES, ids=lambda path: path.stem)
+def test_right_but_different_solutions_earn_all(path):
+    lab = graded(path.stem[:6].replace("_", "-"), path.read_text("utf-8"))
+    assert lab.earned == lab.points, [case.said for case in lab.cases if not case.passed][:1]
+
+
+@pytest.mark.parametrize(
+    ("lab_id", "bug"), ZOO if SOAK else ZOO[::20], ids=lambda one: getattr(one, "id", one)
+)
+def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, bug):
+    lab = find_lab(lab_id)
+    found = graded(lab_id, bug.apply(lab.file("solution.py").read_text("utf-8")))
+    wrong = [task for task in found.tasks if task.state == WRONG]
+    judges = {task.name for task in lab.tests[bug.caught_by]}
+    assert wrong and {task.task for task in wrong} & judges
+    assert found.earned == found.points - sum(task.points for task in wrong)
+    for task in found.tasks:
+        if task.state != WRONG:
+            assert (task.state, task.earned, task.waits_for) == (WAITS, task.points, wrong[0].task)
+    assert {task.name for task in wrong} <= {bug.title, ""}
+
+
+def test_what_is_not_written_costs_its_own_points_alone():
+    """Five tasks of seven are there; each is judged among the reference's others."""
+    lab = find_lab("lab-06")
+    source = lab.file("solution.py").read_text("utf-8")
+    for name in ("BlockManager.take", "BlockManager.free"):
+        message = f"{lab.id}: {name} is not written yet"
+        source = replace_body(source, name, f'raise NotImplementedError("{message}")')
+    found = {task.task: task for task in graded("lab-06", source).tasks}
+    assert [name for name, task in found.items() if task.state == NOT_WRITTEN] == [
+        "BlockManager.take",
+        "BlockManager.free",
+    ]
+    assert sum(task.earned for task in found.values()) == 75
+    assert found["BlockManager.admit"].waits_for == "BlockManager.take"
+
+
+def test_another_seed_draws_other_cases_and_the_same_seed_the_same():
+    source = (
+        find_lab("lab-01")
+        .file("solution.py")
+        .read_text("utf-8")
+        .replace("len(running) < max", "len(running) <= max")
+    )
+    one, again = (graded("lab-01", source) for _ in range(2))
+    assert one == again
+    failing = next(case for case in one.cases if case.hidden and not case.passed)
+    settings = Settings(("lab-01",), "a seed", hidden=30)
+    played = replayed("lab-01", failing.name, settings, Submission("ada", {"lab-01": source.encode()}))
+    assert played == failing
+
+
+def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
+    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    loop = source.replace("    scheduled = {}\n", "    scheduled = {}\n    while max_num_seqs == 6: pass\n")
+    found = graded("lab-01", loop, seconds=2.0)
+    said = [case.said for case in found.cases]
+    assert found.earned == 0 and any(case.passed for case in found.cases)
+    assert said.count("no answer within 2 s") == 1 and "not begun" in said
+    assert "no answer within 2 s" in found.problem
+
+
+def test_an_instructors_own_scripts_are_cases(tmp_path):
+    folder = tmp_path / "lab-02"
+    folder.mkdir()
+    script = storm.drawn("lab-02", 1) | {"calls": [["clamp", 8, 3, 0]]}
+    (folder / "short.json").write_text(json.dumps(script), "utf-8")
+    source = find_lab("lab-02").file("solution.py").read_text("utf-8")
+    right = graded("lab-02", source, own=tmp_path).cases[-1]
+    assert (right.name, right.hidden, right.passed) == ("own short.json", True, True)
+    body = "return 7 if (num_new, budget) == (8, 3) else max(0, min(num_new, budget, threshold or num_new))"
+    assert not graded("lab-02", replace_body(source, "clamp", body), own=tmp_path).cases[-1].passed
+
+
+def test_a_grade_goes_to_json_and_back():
+    lab = find_lab("lab-01")
+    submission = Submission(
+        "ada", {"lab-01": pristine_source(lab).encode()}, ["conftest.py"], {}, "2026-01-01"
+    )
+    found = grade(submission, Settings(("lab-01",), "a seed", hidden=2))
+    assert Grade.from_json(found.to_json()) == found
