@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from labs.kit.grader.late import Deadlines
     from labs.kit.grader.pool import Grades, Outcome
 
-SETTINGS = "settings.json"
+SETTINGS, NOT_GRADED = "settings.json", "not-graded.txt"
 WEAK = "--allow-weak-isolation grades without them, and the report says so in its first line"
 
 
@@ -139,13 +139,24 @@ def reader(
 def shown(outcomes: "Iterator[Outcome]", total: int) -> "list[Outcome]":
     """Go through the outcomes, with progress on the terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     console, done = Console(stderr=True), []
-    columns = [TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    with Progress(
-        *columns, TextColumn("{task.fields[student]}", markup=False), console=console, transient=True
-    ) as bar:
+    columns: list[ProgressColumn] = [
+        TextColumn("grading"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    ]
+    columns.append(TextColumn("{task.fields[student]}", markup=False))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total, student="")
         for outcome in outcomes:
             done.append(outcome)
@@ -158,8 +169,12 @@ def summary(outcomes: "list[Outcome]", grades: "Grades", settings: "Settings", o
 
     failed = sorted((one for one in outcomes if one.state == FAILED), key=lambda one: one.student)
     kept = sum(one.state == KEPT for one in outcomes)
-    for one in failed:
-        complain(f"{one.student}: NOT GRADED, and in no report: {one.why}")
+    lines = [f"{one.student}: NOT GRADED, and in no table: {one.why}" for one in failed]
+    for line in lines:
+        complain(line)
+    (out / NOT_GRADED).unlink(missing_ok=True)
+    if failed:
+        (out / NOT_GRADED).write_text("\n".join([*lines, ""]), "utf-8")
     points = earned = 0.0
     isolation = set()
     for grade in grades:

@@ -261,7 +261,10 @@ def _end_with_parent(scratch: str) -> None:
 
 
 class Cluster:
-    """A Dask cluster's workers, each with the course installed; a process grades one submission at a time."""
+    """A Dask cluster's workers, each with this course installed and the same folder for --hidden.
+
+    A process grades one submission at a time: dask worker ADDRESS --nworkers auto --nthreads 1
+    """
 
     def __init__(self, address: str):
         try:

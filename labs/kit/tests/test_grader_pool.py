@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import grading, pool, regrade
+from labs.kit.grader import commands, grading, pool, regrade
 from labs.kit.grader.grading import Settings, Submission
 from labs.kit.grader.pool import FAILED, GRADED, KEPT
 from labs.kit.grader.results import Grade, LabGrade, TaskGrade
@@ -354,6 +354,18 @@ def test_the_command_grades_goes_on_and_replays(tmp_path):
     assert (
         f"ann, lab-01, {wrong.name}: passes" in labs("replay", tmp_path / "a", "ann", "1", wrong.name).stdout
     )
+
+
+def test_who_is_not_graded_is_said_and_written_down(tmp_path, capsys):
+    run(tmp_path, [submission("ann", b"10"), submission("bob", b"30")], Here())
+    outcomes = [pool.Outcome("ann", GRADED), pool.Outcome("bob", KEPT), pool.Outcome("cy", FAILED, "why")]
+    grades = pool.Grades(tmp_path, ["ann", "bob"])
+    assert commands.summary(outcomes, grades, SETTINGS, tmp_path) == 1
+    said = capsys.readouterr()
+    assert said.err == "cy: NOT GRADED, and in no table: why\n" == (tmp_path / "not-graded.txt").read_text()
+    assert said.out.startswith("2 graded (1 of them before); 1 NOT GRADED; mean 20.0 of 100 points;")
+    assert commands.summary(outcomes[:2], grades, SETTINGS, tmp_path) == 0
+    assert not (tmp_path / "not-graded.txt").exists()
 
 
 @pytest.mark.parametrize(
