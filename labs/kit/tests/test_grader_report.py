@@ -338,7 +338,9 @@ def test_a_student_is_a_click_away_and_the_run_another(page):
     page.click("#told .play >> nth=0")
     readout = page.locator("#told .mini-engine-player #readout")
     assert readout.inner_text() == f"Operation {wrong_run()[3]} of {wrong_run()[3]}"
-    assert "yours" in page.inner_text("#told .mini-engine-player #panes")
+    panes = page.inner_text("#told .mini-engine-player #panes")
+    assert "yours" in panes and "undefined" not in panes
+    assert page.is_hidden(".mini-engine-player .overview >> nth=0")  # this log names no one's blocks
     page.keyboard.press("Escape")
     page.wait_for_selector("#one", state="hidden")
     assert page.evaluate("location.hash") == "" and page.locator(".mini-engine-player").count() == 0

@@ -59,7 +59,7 @@ def points(value: float) -> Raw:
 
 
 def feedback(told: Told) -> str:
-    differs = words.differs(told)
+    differs = map(Raw, words.differs(told))  # our own words
     text = environment().get_template("feedback.md")
     return text.render(told=told, summed=words.summed(told), differs=differs, states=STATES)
 

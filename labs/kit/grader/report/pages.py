@@ -4,6 +4,7 @@ Feedback is one template for both. In index.html each student's feedback and eac
 once, and unpacked when it is opened. Templates escape all that they are given.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator
 from functools import cache
@@ -70,9 +71,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["points"] = words.points
+    found.filters |= {"points": words.points, "spans": spans}
     found.globals["counted"] = counted
     return found
+
+
+def spans(text: str) -> Markup:
+    """Between backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(Markup.escape(text))))
 
 
 @cache

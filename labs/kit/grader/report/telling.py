@@ -82,6 +82,17 @@ class LabTold:
     late: str
 
     @property
+    def calls(self) -> tuple[str, ...]:
+        """The story up to its last call."""
+        indented = [number for number, one in enumerate(self.story) if one.startswith("    ")]
+        return self.story[: indented[-1] + 1 if indented else 1]
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """What follows: what the last call should have let be seen."""
+        return self.story[len(self.calls) :]
+
+    @property
     def only_hidden(self) -> bool:
         """Whether a student's own `labs test` says nothing of what is wrong."""
         return not self.public[0] and self.hidden[0] > 0
