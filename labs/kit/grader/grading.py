@@ -112,11 +112,15 @@ def digest(submission: Submission, settings: Settings) -> str:
 def course(lab_id: str) -> str:
     """Changes with what judges a lab."""
     lab, total = find_lab(lab_id), hashlib.blake2b(digest_size=16)
+    names = ("solution.py", "model.py", "storm.py", "lab.toml", "fingerprints.json")
     kit = lab.path.parent / "kit"
-    files = [
-        lab.file(name) for name in ("solution.py", "model.py", "storm.py", "lab.toml", "fingerprints.json")
+    files = [lab.file(name) for name in names]
+    files += [
+        kit / "grader" / f"{name}.py"
+        for name in ("grading", "sandbox", "inside", "player", "frames", "results")
     ]
-    files += sorted(path for room in ("toys", "judge", "grader") for path in (kit / room).rglob("*.py"))
+    for room in (kit / "toys", kit / "judge", lab.path.parents[1] / "mini_engine"):
+        files += sorted(path for path in room.rglob("*.py") if "tests" not in path.parts)
     for path in files:
         total.update(path.read_bytes() if path.exists() else b"")
     return total.hexdigest()
