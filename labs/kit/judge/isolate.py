@@ -6,7 +6,7 @@ A class that keeps other attributes than the reference's is left whole: no metho
 
 import ast
 import dis
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -19,17 +19,26 @@ from labs.kit.judge.pristine import pristine_source
 def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
     """A module of `source` in which every task but `task` is the reference's."""
     module = loading.execute(source, f"{lab.id}_{path.stem}".replace("-", "_"), path)
-    return filled_in(lab, task, module, loading.load(lab.id, "solution"), unwritten(lab, source))
+    reference = loading.load(lab.id, "solution")
+    return filled_in(lab, task, module, reference, unwritten(lab, source), made(lab, reference))
 
 
 def filled_in(
-    lab: Lab, task: Task, module: ModuleType, reference: ModuleType, left: Sequence[str]
+    lab: Lab,
+    task: Task,
+    module: ModuleType,
+    reference: ModuleType,
+    left: Sequence[str],
+    expected: Mapping[str, Sequence[str]],
 ) -> ModuleType:
-    """The module with every task but `task` from the reference; `left` are those that it does not have."""
+    """The module with every task but `task` from the reference.
+
+    `left` are the tasks that it does not have, `expected` the attributes that the reference's classes make.
+    """
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
     replaced = {}
-    apart = keeping_books_of_their_own(lab, module, reference, left)
+    apart = keeping_books_of_their_own(lab, module, expected, left)
     for name in dict.fromkeys(class_of(t) if class_of(t) in apart else t.name for t in lab.tasks):
         if name not in (task.name, class_of(task)):
             old, new = transplanted(reference, module, name)
@@ -45,18 +54,23 @@ def class_of(task: Task) -> str:
     return task.name.partition(".")[0]
 
 
+def made(lab: Lab, reference: ModuleType) -> dict[str, list[str]]:
+    """By class that has tasks: the attributes that its __init__ makes."""
+    names = {class_of(task) for task in lab.tasks if "." in task.name}
+    return {name: sorted(attributes(getattr(reference, name).__init__)) for name in names}
+
+
 def keeping_books_of_their_own(
-    lab: Lab, module: ModuleType, reference: ModuleType, left: Sequence[str]
+    lab: Lab, module: ModuleType, expected: Mapping[str, Sequence[str]], left: Sequence[str]
 ) -> set[str]:
     """The classes whose __init__ makes other attributes than the reference's does; `left` is not written."""
     tasks, found = {task.name for task in lab.tasks}, set()
-    for name in {class_of(task) for task in lab.tasks if "." in task.name}:
-        yours, theirs = getattr(module, name), getattr(reference, name)
-        made, expected = attributes(yours.__init__), attributes(theirs.__init__)
+    for name, theirs in expected.items():
+        yours = getattr(module, name)
         anywhere = {attribute for member in vars(yours).values() for attribute in attributes(member)}
         # An __init__ that is given, and that the learner added to, stays when one method is judged.
-        more = made - expected if f"{name}.__init__" in tasks else set()
-        if f"{name}.__init__" not in left and (more or expected - anywhere):
+        more = attributes(yours.__init__) - {*theirs} if f"{name}.__init__" in tasks else set()
+        if f"{name}.__init__" not in left and (more or {*theirs} - anywhere):
             found.add(name)
     return found
 
