@@ -12,6 +12,7 @@ BASE, make, wrong_books = scenarios.BASE, scenarios.make, scenarios.wrong_books
 
 def admitted(kv, request_id, prompt, *, computed=None, salt=""):
     """A request that was admitted and has computed its prompt (or `computed` tokens of it)."""
+    __tracebackhide__ = True
     request = make_request(request_id, prompt)
     request.cache_salt = salt
     free = kv.num_free_blocks
@@ -23,12 +24,14 @@ def admitted(kv, request_id, prompt, *, computed=None, salt=""):
 
 
 def must_come_in(kv, request, why):
+    __tracebackhide__ = True
     let_in = kv.admit(request)
     assert let_in, f"{request.request_id} was refused, and should be admitted: {why}"
 
 
 def must_wait(kv, request, why):
     """admit says False; one that says True and then runs out of blocks has not counted its room."""
+    __tracebackhide__ = True
     try:
         let_in = kv.admit(request)
     except (LookupError, ValueError, StopIteration) as error:
@@ -36,9 +39,9 @@ def must_wait(kv, request, why):
     assert not let_in, f"{request.request_id} was admitted, and should wait: {why}"
 
 
-def cached_for(kv, prompt, salt=""):
+def cached_for(kv, prompt, salt="", name="newcomer"):
     """How many tokens of this prompt a newcomer would find, without letting it in."""
-    request = make_request("newcomer", prompt)
+    request = make_request(name, prompt)
     request.cache_salt = salt
     return len(list(kv.find_prefix(request))) * kv.block_size
 
@@ -160,15 +163,34 @@ def test_equal_blocks_under_another_parent_do_not_hit(lab):
     assert cached_for(kv, [1, 2, 5, 3, 4]) == 2, "the first block is equal, the second is not"
 
 
+def test_each_block_is_named_after_the_one_before(lab):
+    """Each name is what the class's own hash_block gives for the name before (or the salt) and the tokens."""
+
+    def noting(parent, token_ids):
+        asked.append((parent, token_ids))
+        return repr((parent, token_ids)).encode()
+
+    asked = []
+    kv = make(lab, 8, 2, hash_block=noting)
+    admitted(kv, "a", [1, 2, 3, 4, 5], salt="red")
+    assert cached_for(kv, [1, 2, 3, 4, 5], "red") == 4
+    right = [(b"red", (1, 2)), (noting(b"red", (1, 2)), (3, 4))]
+    wrong = [call for call in asked if call not in right]
+    assert not wrong, f"hash_block was called with the parent {wrong[0][0]} and the tokens {wrong[0][1]}"
+    names = [getattr(block, "hash", None) for block in getattr(kv, "blocks", [])]
+    strange = [name for name in names if name is not None and name not in [noting(*call) for call in right]]
+    assert not strange, f"a block goes by {strange[0]}, which the class's own hash_block did not give"
+
+
 def test_a_hash_collision_does_not_hit(lab):
     """With a hash function that gives everything the same name, content and parent still decide."""
     kv = make(lab, 12, 2, hash_block=lambda parent, token_ids: b"all alike")
     admitted(kv, "a", [1, 2, 3, 4, 5])
     assert cached_for(kv, [6, 7, 8, 9, 5]) == 0
-    assert cached_for(kv, [1, 2, 8, 9, 5]) == 2
+    assert cached_for(kv, [1, 2, 8, 9, 5]) == 2, "a's first block goes by this hash, and its second, too"
     admitted(kv, "b", [6, 7, 8, 9, 5, 5, 5])
     assert cached_for(kv, [1, 2, 8, 9, 5]) == 2, "the second block of b has another parent"
-    assert cached_for(kv, [6, 7, 8, 9, 5]) == 4
+    assert cached_for(kv, [6, 7, 8, 9, 5]) == 4, "the blocks of b go by the same hash as those of a"
     admitted(kv, "c", [1, 2, 8, 9, 0, 0, 0])
     assert cached_for(kv, [6, 7, 8, 9, 0, 0, 0]) == 4, "the third block of c has another grandparent"
 
@@ -304,8 +326,9 @@ def test_an_id_that_comes_again_is_another_text(lab):
     kv = make(lab, 8, 4)
     kv.free(admitted(kv, "a", BASE))
     kv.free(admitted(kv, "a", [1] * 9))
-    found = {"the first text": cached_for(kv, BASE), "the second": cached_for(kv, [1] * 9)}
-    assert found == {"the first text": 8, "the second": 8}
+    for name in ("newcomer", "another"):
+        found = {"the second text": cached_for(kv, [1] * 9, name=name), "the first": cached_for(kv, BASE)}
+        assert found == {"the second text": 8, "the first": 8}, f"the tokens that {name} finds"
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
@@ -337,6 +360,7 @@ def test_two_copies_live_side_by_side(lab):
     kv.free(second)
     assert cached_for(kv, BASE) == 8
     assert kv.num_free_blocks == 8
+    assert kv.num_cached_blocks == 4, "of each copy two full blocks"
 
 
 # ----------------------------------------------------------------------------------------- admit
@@ -560,14 +584,14 @@ def test_a_request_that_comes_back_finds_its_outputs_too(lab):
     kv.free(request)
     request.num_computed_tokens = 0
     must_come_in(kv, request, "all eight blocks are free")
-    assert (request.num_computed_tokens, request.num_new_tokens) == (8, 4), "of five and seven tokens"
+    assert (request.num_computed_tokens, request.num_new_tokens) == (8, 4), "8 of 12 tokens are found"
     request.num_computed_tokens = 12
     kv.publish(request)
     kv.free(request)
     request.output_token_ids.append(57)
     request.num_computed_tokens = 0
     must_come_in(kv, request, "all eight blocks are free")
-    assert (request.num_computed_tokens, request.num_new_tokens) == (12, 1), "of five and eight tokens"
+    assert (request.num_computed_tokens, request.num_new_tokens) == (12, 1), "12 of 13 tokens are found"
 
 
 def test_a_request_without_blocks_can_be_freed(lab):
@@ -584,14 +608,15 @@ def test_a_request_without_blocks_can_be_freed(lab):
 # ----------------------------------------------------------------------------------------- reset
 
 
-def test_reset_waits_until_nobody_holds_a_block(lab):
+def test_reset_waits_until_no_block_is_held(lab):
     """While a request holds anything it is refused and changes nothing; afterwards it clears everything."""
     kv = make(lab, 8, 4)
     assert kv.reset_prefix_cache(), "no request holds anything"
     kv.free(admitted(kv, "a", BASE))
     request = admitted(kv, "r", [7] * 5, computed=0)  # its keys would be of the old weights
     assert not kv.reset_prefix_cache()
-    assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (8, 2, 6)
+    left = {"tokens found": cached_for(kv, BASE), "cached blocks": kv.num_cached_blocks}
+    assert (left, kv.num_free_blocks) == ({"tokens found": 8, "cached blocks": 2}, 6), "the reset was refused"
     kv.free(request)
     assert kv.reset_prefix_cache()
     assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (0, 0, 8)
