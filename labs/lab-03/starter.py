@@ -144,7 +144,7 @@ class Scheduler:
         raise NotImplementedError("lab-03: Scheduler.preempt is not written yet")
 
     def update(self, scheduled, sampled, stopped=()):
-        """Take back a computed step; return the list of requests that finished in it, in row order.
+        """Take back a computed step; return a new list of the requests that finished in it, in row order.
 
         scheduled: what schedule() returned. sampled: {request_id: [tokens]} of those that reached
         num_tokens; one token each, until a step can yield more. stopped: ids of requests whose text

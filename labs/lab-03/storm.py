@@ -12,6 +12,7 @@ from mini_engine.scheduler import schedule_step
 
 SCRIPTS = 60
 NAMES = "abcdef"
+PRIORITIES = (0, 0, 1, 1, 2, 2, 10)
 
 
 # ------------------------------------------------------------------------------------------ the scripts
@@ -25,7 +26,7 @@ def draw(rng):
 def draw_queue(rng):
     """Pushes, then removals and pops in between; a request that was taken out may be pushed again."""
     arrivals = rng.sample(range(40), rng.randint(6, 24))
-    pushes = [["push", f"r{arrival}", arrival, rng.randint(0, 2)] for arrival in arrivals]
+    pushes = [["push", f"r{arrival}", arrival, rng.choice(PRIORITIES)] for arrival in arrivals]
     calls = [*pushes]
     for _ in range(rng.randint(4, 16)):
         one = rng.choice(pushes)
@@ -33,8 +34,9 @@ def draw_queue(rng):
             [[["pop"]], [["remove", one[1]]], [["remove", one[1]]], [["remove", one[1]], one]]
         )
     for _ in range(2):
-        rows = [[rng.randint(0, 2), *(rng.randint(0, 3) for _ in range(3))] for _ in range(rng.randint(1, 5))]
-        calls.append(["pick_victim", [[one, *row] for one, row in zip(arrivals, rows, strict=False)]])
+        for arrival in arrivals[: rng.randint(1, 5)]:
+            calls.append(["run", f"r{arrival}", {"arrival": arrival, **drawn_runner(rng)}])
+        calls.append(["pick_victim"])
     if rng.random() < 0.5:
         calls.append(["RequestQueue", rng.choice(["shortest", "lifo", "FCFS", ""])])
     config = {"queue": "alone", "policy": rng.choice(["fcfs", "priority"])}
@@ -56,6 +58,8 @@ def draw_tight(rng):
     script = Script(rng, blocks * block_size, prompts=sizes, busy=0.25, is_long=True)
     calls = [script.add(name, prompt) for name, prompt in zip(NAMES, prompts, strict=False)]
     calls += [["schedule"], script.update(), *map(script.add, NAMES[first:])]
+    if rng.random() < 0.4:  # while all of them run: the others keep their rows
+        calls.append([rng.choice(["abort", "preempt"]), rng.choice(NAMES[:first])])
     return script.drawn(config, rng.randint(4, 10), calls)
 
 
@@ -90,6 +94,11 @@ def draw_mixed(rng):
     return drawn
 
 
+def drawn_runner(rng):
+    more = {name: rng.randint(0, 3) for name in ("prompt", "outputs", "num_preemptions")}
+    return {"priority": rng.choice(PRIORITIES), **more}
+
+
 def drawn_config(rng, slots, block_size, max_num_seqs):
     return {
         "policy": rng.choice(["fcfs", "priority"]),
@@ -117,7 +126,9 @@ class Script:
             calls += [*self.between(1.0), ["schedule"], *self.between(0.5)]
             if self.rng.random() < early:
                 calls.append(["update", [[5]], [], "too early"])
-            calls.append(self.update())
+            calls.append(update := self.update())
+            if update[2]:  # of those that were stopped, an id comes again
+                calls.append(self.add(self.names[0]))
         return {"config": config, "calls": [*calls, ["pop_all"]]}
 
     def between(self, chance):
@@ -147,7 +158,7 @@ class Script:
             more["cached"] = rng.randint(1, 4)
         if self.has_family and rng.random() < 0.8:
             more["family"] = "x"
-        return ["add", name, prompt, rng.choice(limits), rng.randint(0, 2), *([more] if more else [])]
+        return ["add", name, prompt, rng.choice(limits), rng.choice(PRIORITIES), *([more] if more else [])]
 
     def update(self):
         tokens = [[self.rng.randint(0, 9) for _ in range(self.rng.choice([1, 1, 1, 3]))] for _ in range(3)]
@@ -230,6 +241,7 @@ class Play:
         self.is_over, self.early, self.queue = False, None, None
         if "queue" in config:
             self.queue, self.scheduler, self.inside = part.RequestQueue(self.policy), None, set()
+            self.runners = {}  # for pick_victim, by name
             return
         self.kv = Memory(config["num_blocks"], config["block_size"], config["watermark"])
         names = ("policy", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
@@ -239,8 +251,9 @@ class Play:
         self.scheduler = part.Scheduler(self.kv, **settings)
         self.is_roomy = config["num_blocks"] == 200
         self.scheduled, self.rows, self.ends = None, {}, []  # of the step that is being computed
-        self.changed = []  # arguments that were not left as they were
-        self.lent = []  # those of the latest updates, each with its name and a copy
+        self.num_steps = 0
+        self.changed = []  # what was not left as it was
+        self.lent = []  # what the caller holds of the latest steps: its name, itself and a copy
 
     def label(self, request):
         return self.labels([request])[0]
@@ -299,6 +312,8 @@ class Play:
         if self.scheduled is not None:
             raise Skip  # the last step has not been taken back
         self.scheduled = scheduled = self.scheduler.schedule()
+        self.lend("schedule", scheduled)
+        self.num_steps += 1
         running = {request.request_id: request for request in self.scheduler.running}
         self.rows = {name: running[name] for name in scheduled if name in running}
         self.ends = [name for name, request in self.rows.items() if request.num_new_tokens == scheduled[name]]
@@ -307,7 +322,7 @@ class Play:
     def update(self, tokens, stopped=(), too_early=""):
         self.goes_on()
         sampled = {name: tokens[i % len(tokens)] for i, name in enumerate(self.ends)}
-        sampled = {name: self.fitting(self.rows[name], tokens) for name, tokens in sampled.items()}
+        sampled = {name: [*self.fitting(self.rows[name], some)] for name, some in sampled.items()}
         stopped = [name for i, name in enumerate(self.ends) if i in stopped]
         early = [
             name for name, r in self.rows.items() if name not in self.ends and r in self.scheduler.running
@@ -315,7 +330,7 @@ class Play:
         if too_early:
             if not early:
                 raise Skip
-            sampled |= {early[0]: tokens[0]}
+            sampled |= {early[0]: [*tokens[0]]}
         arguments = [self.scheduled or {}, sampled, *([stopped] if stopped else [])]
         before = deepcopy(arguments)
         rows, self.scheduled, self.rows, self.ends = self.rows, None, {}, []
@@ -325,11 +340,17 @@ class Play:
             if too_early:
                 self.give_up(rows[early[0]])
             raise
-        self.lent = [*zip(("scheduled", "sampled", "stopped"), arguments, before, strict=False), *self.lent][
-            :6
-        ]
+        self.lend("sampled", arguments[1], before[1])
+        self.lend("stopped", stopped, before[2:] and before[2])
+        self.lend("finished", finished)
         said = {"stopped": before[2]} if stopped else {}
         return {"sampled": before[1], **said, "finished": self.labels(finished)}
+
+    def lend(self, name, held, copy=None):
+        """The caller goes on reading it: nothing that comes later may change it."""
+        copy = type(held)(held) if copy is None else copy
+        step = self.num_steps - (name != "schedule")
+        self.lent = [(f"{name} of step {step}", held, copy), *self.lent[:7]]
 
     def fitting(self, request, tokens):
         """Several tokens of one step need room for each, unless they are the request's last."""
@@ -354,11 +375,18 @@ class Play:
             raise Skip
         self.scheduler.preempt(request)
 
-    def pick_victim(self, rows=()):
-        """Of those that run; beside a queue of rows of [arrival, priority, prompt, outputs, preemptions]."""
+    def run(self, name, fields):
+        """A request for pick_victim, in a script of a queue, which has no scheduler."""
+        self.goes_on()
+        self.runners[name] = made(name, **fields)
+
+    def pick_victim(self):
+        """Of those that run."""
         self.goes_on()
         if self.queue is not None:
-            return self.part.pick_victim([made(*row) for row in rows], self.policy).request_id
+            if not self.runners:
+                raise Skip
+            return self.part.pick_victim([*self.runners.values()], self.policy).request_id
         running = list(self.scheduler.running)
         if not running:
             raise Skip
@@ -402,8 +430,8 @@ class Play:
         seen |= {
             "has_work": self.scheduler.has_work,
             "published (id, num_computed_tokens, blocks)": sorted(kv.published),
-            "arguments that were changed": self.changed
-            + [name for name, argument, copy in self.lent if argument != copy]
+            "changed, though the caller holds it": self.changed
+            + [name for name, held, copy in self.lent if held != copy]
             + [label for label, request in self.requests.items() if given(request) != self.came[label]],
         }
         kv.published, self.changed = [], []
@@ -412,9 +440,9 @@ class Play:
         return seen
 
 
-def made(arrival, priority, prompt, outputs, preemptions):
-    request = make_request(f"r{arrival}", prompt + 1, priority=priority)
-    request.arrival, request.num_preemptions = arrival, preemptions
+def made(name, arrival, priority, prompt, outputs, num_preemptions):
+    request = make_request(name, prompt + 1, priority=priority)
+    request.arrival, request.num_preemptions = arrival, num_preemptions
     request.output_token_ids, request.num_computed_tokens = [0] * outputs, prompt + outputs
     return request
 
@@ -432,15 +460,13 @@ def fields(request, kv):
         "status": getattr(request.status, "value", request.status),
         "finish_reason": request.finish_reason,
         "output_token_ids": request.output_token_ids,
-    }
-    if request.status is RequestStatus.FINISHED:
-        return seen
-    seen |= {
         "arrival": request.arrival,
         "max_tokens": request.max_tokens,
         "num_preemptions": request.num_preemptions,
-        "num_computed_tokens": request.num_computed_tokens,
     }
+    if request.status is RequestStatus.FINISHED:
+        return seen
+    seen |= {"num_computed_tokens": request.num_computed_tokens}
     if request.status is RequestStatus.RUNNING:
         seen |= {"num_cached_tokens": request.num_cached_tokens, "blocks": kv.num_held(request)}
     return seen

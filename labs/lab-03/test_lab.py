@@ -90,6 +90,15 @@ def test_key_is_the_order_of_the_policy(lab, policy, order):
     assert names(sorted(requests, key=lambda r: lab.policy_key(r, policy))) == list(order)
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_key_is_that_of_this_moment(lab, policy):
+    """The key is made of what the request says when it is asked for: a number given later counts."""
+    early, late = waiter("early", -1), waiter("late", -1)
+    assert [lab.policy_key(request, policy) for request in (early, late)]
+    early.arrival, late.arrival = 3, 7
+    assert lab.policy_key(early, policy) < lab.policy_key(late, policy)
+
+
 def test_unknown_policy_is_refused(lab):
     """A policy that does not exist is refused by name when the queue is made, not at the first push."""
     with pytest.raises(ValueError, match="shortest"):
@@ -116,7 +125,7 @@ def test_peek_leaves_it_there(lab):
 
 
 def test_remove_keeps_the_others_in_order(lab):
-    """Whichever is removed, the six others are counted, shown and popped in order: it is a heap again."""
+    """Whichever of seven is removed, the other six are counted and popped in order: it is a heap again."""
     for gone in range(7):
         queue, requests = lab.RequestQueue(), [waiter(f"r{i}", i) for i in range(7)]
         for i in (1, 3, 6, 4, 5, 0, 2):  # whichever fills the hole may have to move up or down
@@ -136,7 +145,7 @@ def test_looking_through_takes_nothing(lab):
 
 
 def test_a_long_queue_stays_quick(lab):
-    """200 pushes, peeks and pops look at some 15 others each, not at all: that is what heaps are for."""
+    """Each of 200 pushes and pops compares some 15 requests, and not 200: that is what a heap is for."""
     looks = Counter()
 
     def counted(compare):
@@ -174,7 +183,7 @@ def test_arrivals_are_numbered(lab):
 
 
 def test_what_could_never_finish_is_refused(lab):
-    """A prompt of 12 with 12 tokens to come needs 23 slots: a pool of 22 refuses it by name, at the door."""
+    """A prompt of 12 with 12 tokens to come needs 23 slots: with a pool of 22, add refuses it by name."""
     scheduler = scenarios.make(lab, FakeKV(22))
     with pytest.raises(ValueError, match="greedy"):
         scheduler.add(make_request("greedy", 12, max_tokens=12))
@@ -228,7 +237,8 @@ def test_a_refused_request_leaves_no_trace(lab, why):
     before = dict(vars(request))
     with pytest.raises(ValueError, match=name):
         scheduler.add(request)
-    assert vars(request) == before, "add changed a request that it refused"
+    changed = {key: value for key, value in vars(request).items() if value != before[key]}
+    assert changed == {}, "add changed a request that it refused"
     assert names(scheduler.waiting) == ["first"]
     scheduler.add(late := make_request("refused", 4))
     assert late.arrival == first.arrival + 1, "the refused request has used up a number"
@@ -256,7 +266,7 @@ def test_one_id_one_request(lab):
 
 
 def test_an_id_is_free_again(lab):
-    """A request that has finished or been aborted needs its id no more: another may come under it."""
+    """A request that has finished or was aborted no longer needs its id: another may come under it."""
     scheduler = scenarios.make(lab, FakeKV(22))
     runner(scheduler, "done", 4).max_tokens = 2
     scheduler.update({"done": 1}, {"done": [42]})
@@ -301,11 +311,12 @@ def test_victim_among_equals_is_the_latest(lab):
 
 @pytest.mark.parametrize("outputs, computed", [(3, None), (0, 5)], ids=["decoding", "in mid-prompt"])
 def test_preempted_gives_back_room_and_progress(lab, outputs, computed):
-    """The victim leaves running, its slots are free, nothing of it counts as computed, and it WAITs."""
+    """The victim leaves running, its slots are free, nothing of it counts as computed; it is WAITING."""
     scheduler = scenarios.make(lab, FakeKV(22, cached={"goes": 4}))
     runner(scheduler, "stays", 5)
     goes = runner(scheduler, "goes", 9, outputs=outputs, computed=computed)
     goes.num_preemptions = 1  # it has been through this before
+    scheduler.running.reverse()  # and it is not the last row
     scheduler.preempt(goes)
     assert (names(scheduler.running), names(scheduler.waiting)) == (["stays"], ["goes"])
     assert scheduler.kv.num_free_blocks == 22 - 5
@@ -314,7 +325,7 @@ def test_preempted_gives_back_room_and_progress(lab, outputs, computed):
 
 
 def test_preempted_keeps_outputs_and_arrival(lab):
-    """What it has said it has said: prompt, outputs, limit and arrival are those of before."""
+    """Prompt, outputs, limit and arrival stay as they were: a reader has seen what it said."""
     scheduler = scenarios.make(lab, FakeKV(22))
     runner(scheduler, "stays", 5)
     request = runner(scheduler, "goes", 9, outputs=3)
@@ -329,7 +340,7 @@ def test_preempted_keeps_outputs_and_arrival(lab):
     "policy, order", [("fcfs", "older goes later vip"), ("priority", "vip older goes later")]
 )
 def test_preempted_waits_where_its_arrival_puts_it(lab, policy, order):
-    """Neither front nor back: behind those that are ahead by policy, ahead of all that came later."""
+    """Neither front nor back: it waits behind those that the policy puts first, and before the others."""
     scheduler = scenarios.make(lab, FakeKV(22), policy=policy)
     scheduler.add(make_request("older", 4, priority=1))
     goes = runner(scheduler, "goes", 4, priority=1)
@@ -358,8 +369,8 @@ def test_make_room_says_whether_one_had_to_go(lab, slots, goes):
     said = []
 
     class Watched(lab.Scheduler):
-        def make_room(self):
-            said.append(super().make_room())
+        def make_room(self, *args, **kwargs):  # yours may hand itself something when it calls itself
+            said.append(super().make_room(*args, **kwargs))
             return said[-1]
 
     scheduler = Watched(FakeKV(slots), max_num_batched_tokens=16, max_num_seqs=4)
@@ -496,7 +507,7 @@ def test_a_newcomer_takes_no_next_slot(lab, slots, decided):
 
 
 def test_the_parts_it_is_given(lab):
-    """The scheduler decides with the schedule_step and the clamp it was handed, short of memory or not."""
+    """The scheduler decides with the schedule_step and the clamp that it was given, in every step."""
 
     def one_newcomer(waiting, running, kv, *, max_num_seqs, **settings):
         from mini_engine.scheduler import schedule_step
@@ -552,7 +563,7 @@ def test_a_token_from_a_partial_chunk_is_refused(lab, outputs):
 
 
 def test_a_request_that_left_is_passed_over(lab):
-    """Aborted after it was scheduled: no error, no token for it or the next of its name."""
+    """It was aborted after schedule: no error, and no token for it or for the next request of its id."""
     scheduler = scenarios.make(lab, FakeKV(32))
     gone, stays = make_request("gone", 4), make_request("stays", 6)
     scheduler.add(gone), scheduler.add(stays)
@@ -567,7 +578,7 @@ def test_a_request_that_left_is_passed_over(lab):
 
 @pytest.mark.parametrize("max_tokens", [1, 2])
 def test_the_last_token_ends_it(lab, max_tokens):
-    """With its last token it is returned, FINISHED with a reason, and holds nothing; before that, not."""
+    """With its last token, and no earlier, it is returned, FINISHED with a reason, and holds nothing."""
     scheduler = scenarios.make(lab, FakeKV(32))
     request = runner(scheduler, "r0", 6, outputs=0, computed=2)
     request.max_tokens = max_tokens
@@ -655,7 +666,7 @@ def test_what_follows_a_stop_is_dropped(lab, limit, reason):
     """5, 7, 9 in one step, and 7 ends it: 9 is dropped, and the reason is that of 7."""
     scheduler = scenarios.make(lab, FakeKV(32))
     scheduler.add(request := make_request("r0", 6, **{"max_tokens": 8} | limit))
-    assert scheduler.update(scheduler.schedule(), {"r0": [5, 7, 9]}) == [request]
+    assert names(scheduler.update(scheduler.schedule(), {"r0": [5, 7, 9]})) == ["r0"]
     assert (request.output_token_ids, request.finish_reason) == ([5, 7], reason)
 
 
@@ -673,12 +684,40 @@ def test_a_stop_string_ends_it(lab, max_tokens):
     assert (names(scheduler.running), scheduler.kv.num_free_blocks) == (["other"], 32 - 4)
 
 
+def test_a_stop_string_ends_one_request(lab):
+    """What stands in stopped counts for this step: the next request of the same id is not stopped by it."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    scheduler.add(make_request("r0", 6, max_tokens=8))
+    scheduler.update(scheduler.schedule(), {"r0": [5]}, ["r0"])
+    scheduler.add(again := make_request("r0", 6, max_tokens=8))
+    assert scheduler.update(scheduler.schedule(), {"r0": [5]}) == []
+    assert again.finish_reason is None
+
+
+def test_what_was_handed_out_stays(lab):
+    """Schedules, sampled tokens and lists of the finished are the caller's: no later call changes them."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    for name, limit in (("a", 1), ("b", 2), ("c", 3)):
+        scheduler.add(make_request(name, 4, max_tokens=limit))
+    held = []
+    for names_left in ("abc", "bc", "c"):
+        scheduled, sampled = scheduler.schedule(), {name: [42] for name in names_left}
+        held.append((scheduled, sampled, scheduler.update(scheduled, sampled)))
+    assert [dict(scheduled) for scheduled, _, _ in held] == [
+        {"a": 4, "b": 4, "c": 4},
+        {"b": 1, "c": 1},
+        {"c": 1},
+    ]
+    assert [sampled for _, sampled, _ in held] == [{n: [42] for n in left} for left in ("abc", "bc", "c")]
+    assert [names(finished) for _, _, finished in held] == [["a"], ["b"], ["c"]]
+
+
 # --------------------------------------------------------------------------------------------- abort
 
 
 @pytest.mark.parametrize("when", ["waiting", "in mid-prompt", "decoding", "preempted"])
 def test_abort_frees_everything(lab, when):
-    """Aborted in whatever state, a request leaves no slot, no place and no ghost in the queue behind."""
+    """Whatever state it is in, an aborted request gives back all its slots, and is in neither list."""
     scheduler = scenarios.make(lab, FakeKV(32))
     scheduler.add(make_request("other", 4))
     if when == "waiting":
@@ -697,12 +736,22 @@ def test_abort_frees_everything(lab, when):
 
 
 def test_abort_of_no_request_says_so(lab):
-    """An id that neither waits nor runs (any more) answers False, and no other request is touched."""
+    """For an id that neither waits nor runs (any more) abort says False, and leaves the others alone."""
     scheduler = scenarios.make(lab, FakeKV(32))
     scheduler.add(make_request("other", 4))
     assert scheduler.abort("none") is False
     assert scheduler.abort("other") is True
     assert scheduler.abort("other") is False
+
+
+def test_abort_leaves_the_others_their_rows(lab):
+    """Of four in admission order, which is not that of arrival, one is aborted: three stay as they were."""
+    scheduler = scenarios.make(lab, FakeKV(32), policy="priority")
+    requests = [runner(scheduler, name, 4, priority=p) for name, p in zip("abcd", (2, 1, 0, 1), strict=True)]
+    scheduler.running.sort(key=lambda request: "cbda".index(request.request_id))
+    assert scheduler.abort("b") is True
+    assert names(scheduler.running) == ["c", "d", "a"]
+    assert [r.num_preemptions for r in requests] == [0] * 4, "an abort is no preemption"
 
 
 # --------------------------------------------------------------------------------- whole runs: policies

@@ -248,6 +248,28 @@ def make(lab, num_blocks, block_size, **settings):
     return lab.BlockManager(num_blocks, block_size, **{"watermark": 0} | settings)
 
 
+def wrong_books(kv) -> str:
+    """What is wrong in the attributes that the starter's class keeps, or "nothing".
+
+    A class that keeps others is not looked at: it has books of its own.
+    """
+    cached, blocks = getattr(kv, "cached", None), getattr(kv, "blocks", None)
+    if not isinstance(cached, dict) or not isinstance(blocks, list) or not hasattr(blocks[0], "hash"):
+        return "nothing"
+    if not all(cached.values()):
+        return "self.cached has a hash with an empty list"
+    findable = {id(block) for candidates in cached.values() for block in candidates}
+    for block in blocks:
+        for field in ("hash", "content"):
+            if id(block) not in findable and getattr(block, field) is not None:
+                return f"block {block.block_id} cannot be found, and its {field} is not None"
+    try:
+        kv.check()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
 def run(lab, scenario: dict, *, raise_errors: bool = True):
     """The log of the operations, or the trace of the run under the engine's own Scheduler."""
     config = scenario["config"]

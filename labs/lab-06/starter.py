@@ -136,7 +136,8 @@ class BlockManager:
     def admit(self, request):
         """Claim room for the whole sequence, less what is cached; True, or False and no change at all.
 
-        1. As in lab-05, a request that holds blocks already is a mistake of the caller: ValueError.
+        1. As in lab-05, a request that holds blocks already is a mistake of the caller: ValueError with
+           its id.
         2. Find the prefix. The rest of the blocks_for(num_tokens) must be new blocks.
         3. Find out whether there is room. Free blocks are room, except those that are hits: the
            request uses them already. As long as other requests hold blocks, `watermark` blocks must

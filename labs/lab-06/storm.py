@@ -5,9 +5,10 @@ looks at what the contract fixes and at no more: blocks are renamed by first app
 that could choose between two copies of a block is left out.
 """
 
-from labs.kit import Skip, make_request
+from labs.kit import Skip, load, make_request
 
 SCRIPTS = 40
+wrong_books = load("lab-06", "scenarios").wrong_books
 NAMES = ["a", "b", "c", "d"]
 # Tokens and salts of a script: few, so that texts are equal, and such that one could pass for the other.
 WORLDS = [
@@ -34,11 +35,16 @@ ALMOST_ALIKE = [
     [["", [5, 7]], ["", [5, 7 + 2**32]]],
     [["", [1, 2]], ["a", [1, 2]]],
     [["a", [1, 2]], ["b", [1, 2]]],
-    [["x" * 31 + "a", [1, 2]], ["x" * 31 + "b", [1, 2]]],
+    [["x" * 63 + "a", [1, 2]], ["x" * 63 + "b", [1, 2]]],
+    [["a" + "x" * 63, [1, 2]], ["b" + "x" * 63, [1, 2]]],
     [["ab", [1, 2]], ["ba", [1, 2]]],
     [["", [1, 2]], ["1", [2]]],
     [["", [1, 2]], ["\x01\0\0\0\0\0\0\0", [2]]],
     [["", [1, 2]], ["\0\0\0\x01", [2]]],
+    [["red", [1, 2]], ["red,1", [2]]],
+    [["a", [1, 2]], ["a\0", [1, 2]]],
+    [["a", [1, 2]], ["\0a", [1, 2]]],
+    [["a", [1, 2]], ["a ", [1, 2]]],
     [["", [1, 2]], ["", [1, 2]]],
 ]
 SENSELESS = [[0, 4, 0], [-1, 4, None], [4, 0, None], [4, 4, 4], [4, 4, -1], [1, 1, 1]]
@@ -126,7 +132,7 @@ def draw(rng):
     moves.append(everyone_goes)
     calls = [call for _ in range(30) for call in rng.choice(moves)()]
     if rng.random() < 0.8:
-        calls[:0] = [["hash_block", *block] for pair in rng.sample(ALMOST_ALIKE, 2) for block in pair]
+        calls[:0] = [["hash_block", *block] for pair in rng.sample(ALMOST_ALIKE, 3) for block in pair]
     if rng.random() < 0.1:
         calls.insert(0, ["BlockManager", *rng.choice(SENSELESS)])
     # At the end one newcomer after the other takes a block: which texts are lost, and in which order?
@@ -159,7 +165,7 @@ class Play:
         return self._enter(name, request)
 
     def admit_again(self, name):
-        """A request that was preempted or refused."""
+        """A request that was preempted or refused; its two counts may still be those of the last time."""
         if name not in self.requests:
             raise Skip
         return self._enter(name, self.requests[name])
@@ -187,6 +193,8 @@ class Play:
 
     def allocate(self, name, num_new_tokens):
         request = self.requests.setdefault(name, self._request(name, [1, 1], ""))
+        if name not in self.held:
+            request.num_computed_tokens = 0
         allocated = self._allocate(request, num_new_tokens)
         if self.kv.block_table(request):
             self.held.add(name)
@@ -200,7 +208,6 @@ class Play:
         request = self._holder(name)
         self.kv.free(request)
         self.held.discard(name)
-        request.num_computed_tokens = 0
         request.num_preemptions += 1
 
     def reset_prefix_cache(self):
@@ -235,9 +242,11 @@ class Play:
             seen[f"block table of {name}, renamed"] = table
             seen[f"num_computed_tokens of {name}"] = request.num_computed_tokens
             seen[f"num_cached_tokens of {name}"] = request.num_cached_tokens
+            seen[f"status of {name}"] = [request.status.name, request.num_preemptions]
             seen[f"tokens of {name}"] = [request.num_prompt_tokens, len(request.output_token_ids)]
             if name in self.held:
                 seen[f"positions of {name} that hold another text"] = self._not_its_own(request)
+        seen["wrong in the books"] = wrong_books(kv)
         for name, request in [*sorted(self.requests.items()), *self.probes.items()]:
             seen[f"blocks found for {name}"] = len(list(kv.find_prefix(request)))
         return seen

@@ -7,30 +7,41 @@ import pytest
 from labs.kit import assert_drained, judge_storm, load, make_request
 
 scenarios = load("lab-06", "scenarios")
-BASE, make = scenarios.BASE, scenarios.make
+BASE, make, wrong_books = scenarios.BASE, scenarios.make, scenarios.wrong_books
 
 
 def admitted(kv, request_id, prompt, *, computed=None, salt=""):
     """A request that was admitted and has computed its prompt (or `computed` tokens of it)."""
+    __tracebackhide__ = True
     request = make_request(request_id, prompt)
     request.cache_salt = salt
-    assert kv.admit(request), f"{request_id} should have been admitted"
+    free = kv.num_free_blocks
+    let_in = kv.admit(request)  # asserted by its name, so that no request is printed
+    assert let_in, f"{request_id}, of {len(prompt)} tokens, was refused, with {free} free blocks"
     request.num_computed_tokens = len(prompt) if computed is None else computed
     kv.publish(request)
     return request
 
 
-def refused(kv, request):
-    """Whether admit says False; one that says True and then runs out of blocks has not counted its room."""
+def must_come_in(kv, request, why):
+    __tracebackhide__ = True
+    let_in = kv.admit(request)
+    assert let_in, f"{request.request_id} was refused, and should be admitted: {why}"
+
+
+def must_wait(kv, request, why):
+    """admit says False; one that says True and then runs out of blocks has not counted its room."""
+    __tracebackhide__ = True
     try:
-        return not kv.admit(request)
+        let_in = kv.admit(request)
     except (LookupError, ValueError, StopIteration) as error:
-        raise AssertionError("there is too little room, and admit went on and ran out of blocks") from error
+        raise AssertionError(f"{why}; admit went on, and ran out of blocks") from error
+    assert not let_in, f"{request.request_id} was admitted, and should wait: {why}"
 
 
-def cached_for(kv, prompt, salt=""):
+def cached_for(kv, prompt, salt="", name="newcomer"):
     """How many tokens of this prompt a newcomer would find, without letting it in."""
-    request = make_request("newcomer", prompt)
+    request = make_request(name, prompt)
     request.cache_salt = salt
     return len(list(kv.find_prefix(request))) * kv.block_size
 
@@ -54,45 +65,61 @@ def test_hash_takes_every_token_id(lab):
     assert len(set(names)) == len(ids), f"some of the ids {ids} have the same hash"
 
 
+SEPARATORS = [",", ", ", " ", "|", ":", ";", "-", "_", "/", ".", "\n", "\0"]
+
+
 def test_hash_tells_parent_and_tokens_apart(lab):
     """A salt that looks like a token must not pass for it: where the parent ends is part of the name."""
 
     def written(number):
         parents = [number.to_bytes(width, order) for width in (1, 2, 4, 8) for order in ("little", "big")]
-        return parents + [
-            form.format(number).encode() for form in ("{}", "{},", "{} ", "{}, ", "({}, ", "{}|")
-        ]
+        forms = [form for mark in SEPARATORS for form in (f"{{}}{mark}", f"{mark}{{}}")]
+        return parents + [form.format(number).encode() for form in ("{}", "({}, ", "[{}, ", *forms)]
 
-    both, one, two = lab.hash_block(b"", (1, 2)), written(1), written(2)
+    for before in (b"", b"red"):
+        longer = [before + end for end in written(1)]
+        both = lab.hash_block(before, (1, 2))
+        alike = [parent for parent in longer if lab.hash_block(parent, (2,)) == both]
+        assert not alike, f"(2,) behind the parent {alike[0]} has the hash of (1, 2) behind {before}"
+    one, two = written(1), written(2)
     names = [(lab.hash_block(a, (2,)), lab.hash_block(b, (1,))) for a, b in zip(one, two, strict=True)]
-    alike = [parent for parent, (name, _) in zip(one, names, strict=True) if name == both]
-    assert not alike, f"(2,) behind the parent {alike[0]} has the hash of (1, 2) behind the empty parent"
     turned = [parent for parent, (name, other) in zip(one, names, strict=True) if name == other]
     assert not turned, f"the parent {turned[0]} and the token 2 can change places"
 
 
 def test_hash_is_the_same_in_every_run(lab, monkeypatch):
-    """Python's own hash() of bytes and strings is another one in every run; a block's name is not."""
+    """In another run of Python hash() of bytes gives another number; a block's name is what it was."""
 
     def in_run(number):
+        """The name in a run of its own: the file is loaded anew, and hash() begins with another number."""
+
         def differs(value):
             return any(map(differs, value)) if isinstance(value, tuple) else isinstance(value, bytes | str)
 
         monkeypatch.setattr(builtins, "hash", lambda value: real(value) + number * differs(value))
-        return lab.hash_block(b"parent", (5, 6))
+        anew = {"__name__": f"run_{number}", "hash_block": lab.hash_block}
+        exec(getattr(lab, "__source__", ""), anew)
+        return anew["hash_block"](b"parent", (5, 6))
 
     real = hash
     names = [in_run(1), in_run(2)]
     monkeypatch.undo()
-    assert names[0] == names[1], "hash() is not the same in every run of Python; hashlib's functions are"
+    assert names[0] == names[1], (
+        "in another run of Python the name is another one: hash() and whatever is drawn at random differ "
+        "from run to run, hashlib's functions do not"
+    )
 
 
 def test_hash_is_chained(lab):
     """The same tokens behind another parent get another hash."""
     first, other = lab.hash_block(b"", (1, 2)), lab.hash_block(b"", (3, 4))
     assert lab.hash_block(first, (5, 6)) != lab.hash_block(other, (5, 6))
-    parents = [b"", b"a", b"b", b"ab", b"ba", b"x" * 63 + b"a", b"x" * 63 + b"b"]
-    assert len({lab.hash_block(parent, (5, 6)) for parent in parents}) == 7, "all of the parent counts"
+    parents = [b"", b"a", b"b", b"ab", b"ba", b"A", b" a", b"a ", b"a\0", b"\0a", b"\0", b"\xfe", b"\xff"]
+    parents += [b"x" * 63 + b"a", b"x" * 63 + b"b", b"a" + b"x" * 63]
+    seen = {}
+    for parent in parents:
+        other = seen.setdefault(lab.hash_block(parent, (5, 6)), parent)
+        assert other == parent, f"behind the parents {other} and {parent} one name: all of the parent counts"
 
 
 # ----------------------------------------------------------------------------------- find_prefix
@@ -132,8 +159,27 @@ def test_equal_blocks_under_another_parent_do_not_hit(lab):
     """The middle of one text is not the middle of another: keys depend on all that precedes them."""
     kv = make(lab, 8, 2)
     admitted(kv, "a", [1, 2, 3, 4, 5])
-    assert cached_for(kv, [3, 4, 3, 4, 5]) == 0
-    assert cached_for(kv, [1, 2, 5, 3, 4]) == 2
+    assert cached_for(kv, [3, 4, 3, 4, 5]) == 0, "the text a begins with 1, 2, and not with 3, 4"
+    assert cached_for(kv, [1, 2, 5, 3, 4]) == 2, "the first block is equal, the second is not"
+
+
+def test_each_block_is_named_after_the_one_before(lab):
+    """Each name is what the class's own hash_block gives for the name before (or the salt) and the tokens."""
+
+    def noting(parent, token_ids):
+        asked.append((parent, token_ids))
+        return repr((parent, token_ids)).encode()
+
+    asked = []
+    kv = make(lab, 8, 2, hash_block=noting)
+    admitted(kv, "a", [1, 2, 3, 4, 5], salt="red")
+    assert cached_for(kv, [1, 2, 3, 4, 5], "red") == 4
+    right = [(b"red", (1, 2)), (noting(b"red", (1, 2)), (3, 4))]
+    wrong = [call for call in asked if call not in right]
+    assert not wrong, f"hash_block was called with the parent {wrong[0][0]} and the tokens {wrong[0][1]}"
+    names = [getattr(block, "hash", None) for block in getattr(kv, "blocks", [])]
+    strange = [name for name in names if name is not None and name not in [noting(*call) for call in right]]
+    assert not strange, f"a block goes by {strange[0]}, which the class's own hash_block did not give"
 
 
 def test_a_hash_collision_does_not_hit(lab):
@@ -141,10 +187,10 @@ def test_a_hash_collision_does_not_hit(lab):
     kv = make(lab, 12, 2, hash_block=lambda parent, token_ids: b"all alike")
     admitted(kv, "a", [1, 2, 3, 4, 5])
     assert cached_for(kv, [6, 7, 8, 9, 5]) == 0
-    assert cached_for(kv, [1, 2, 8, 9, 5]) == 2
+    assert cached_for(kv, [1, 2, 8, 9, 5]) == 2, "a's first block goes by this hash, and its second, too"
     admitted(kv, "b", [6, 7, 8, 9, 5, 5, 5])
     assert cached_for(kv, [1, 2, 8, 9, 5]) == 2, "the second block of b has another parent"
-    assert cached_for(kv, [6, 7, 8, 9, 5]) == 4
+    assert cached_for(kv, [6, 7, 8, 9, 5]) == 4, "the blocks of b go by the same hash as those of a"
     admitted(kv, "c", [1, 2, 8, 9, 0, 0, 0])
     assert cached_for(kv, [6, 7, 8, 9, 0, 0, 0]) == 4, "the third block of c has another grandparent"
 
@@ -176,7 +222,7 @@ def test_each_salt_has_its_own_cache(lab, hash_block):
         request = admitted(kv, f"r{number}", [1, 1, 1], salt=salt)
         for token in (11, 5, 5):
             request.output_token_ids.append(token)
-            assert kv.allocate(request, 1)
+            assert kv.allocate(request, 1), "there is room for a token"
             request.num_computed_tokens += 1
             kv.publish(request)
     assert [cached_for(kv, [1, 1, 1, 11, 7], salt) for salt in SALTS] == [4] * len(SALTS)
@@ -185,7 +231,7 @@ def test_each_salt_has_its_own_cache(lab, hash_block):
         resumed = make_request(f"resumed {salt}", [1, 1, 1])
         resumed.cache_salt, resumed.num_preemptions = salt, 1
         resumed.output_token_ids += [11, 5]
-        assert kv.admit(resumed)
+        must_come_in(kv, resumed, "there is room enough")
         assert resumed.num_cached_tokens == found, f"a resumed request with the salt {salt!r}"
 
 
@@ -199,6 +245,8 @@ def test_looking_changes_nothing(lab):
     assert len(list(kv.find_prefix(request))) == 2
     changed = [name for name, value in before.items() if getattr(request, name) != value]
     assert not changed, f"find_prefix changed {changed[0]} of the request"
+    cached_for(kv, [7] * 9)
+    assert wrong_books(kv) == "nothing", "after a look at a text that is not there"
     assert (kv.num_free_blocks, kv.num_cached_blocks, list(kv.block_table(request))) == (8, 2, [])
 
 
@@ -221,7 +269,7 @@ def test_switched_off_it_finds_nothing(lab):
     kv = make(lab, 8, 4, enable_prefix_caching=False)
     admitted(kv, "a", BASE)
     assert cached_for(kv, BASE) == 0
-    assert kv.num_cached_blocks == 0
+    assert kv.num_cached_blocks == 0, "blocks were published"
 
 
 # --------------------------------------------------------------------------------------- publish
@@ -259,7 +307,7 @@ def test_outputs_are_published_too(lab):
     kv = make(lab, 8, 4)
     request = admitted(kv, "a", BASE[:7])
     request.output_token_ids += [50, 51]
-    assert kv.allocate(request, 1)
+    assert kv.allocate(request, 1), "there is room for a token"
     request.num_computed_tokens = 8
     kv.publish(request)
     assert cached_for(kv, [*BASE[:7], 50, 99]) == 8
@@ -274,11 +322,13 @@ def test_behind_a_hit_the_chain_goes_on(lab):
 
 
 def test_an_id_that_comes_again_is_another_text(lab):
-    """Nothing is remembered of a request by its id: the same id with another prompt is published as new."""
+    """Nothing is remembered of a request by its id: the same id may come again with another prompt."""
     kv = make(lab, 8, 4)
     kv.free(admitted(kv, "a", BASE))
     kv.free(admitted(kv, "a", [1] * 9))
-    assert (cached_for(kv, BASE), cached_for(kv, [1] * 9)) == (8, 8)
+    for name in ("newcomer", "another"):
+        found = {"the second text": cached_for(kv, [1] * 9, name=name), "the first": cached_for(kv, BASE)}
+        assert found == {"the second text": 8, "the first": 8}, f"the tokens that {name} finds"
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
@@ -287,20 +337,21 @@ def test_one_copy_stays_when_the_other_is_evicted(lab, first):
     kv = make(lab, 4, 4)
     owners = {name: make_request(name, BASE[:5]) for name in "ab"}
     for request in owners.values():
-        assert kv.admit(request), f"there are two blocks for {request.request_id}"
+        must_come_in(kv, request, "it needs two blocks, and two are free")
     for request in owners.values():
         request.num_computed_tokens = 5
         kv.publish(request)
     kv.free(owners[first])
     admitted(kv, "c", [7] * 8, computed=0)
-    assert cached_for(kv, BASE[:5]) == 4
+    assert cached_for(kv, BASE[:5]) == 4, "the copy that is still held can be found"
 
 
 def test_two_copies_live_side_by_side(lab):
     """Two requests that compute the same text at the same time keep a block each; one hit is enough."""
     kv = make(lab, 8, 4)
     first, second = make_request("a", BASE), make_request("b", BASE)
-    assert kv.admit(first) and kv.admit(second)
+    for request in (first, second):
+        must_come_in(kv, request, "each needs three of eight blocks")
     for request in (first, second):
         request.num_computed_tokens = 9
         kv.publish(request)
@@ -309,6 +360,7 @@ def test_two_copies_live_side_by_side(lab):
     kv.free(second)
     assert cached_for(kv, BASE) == 8
     assert kv.num_free_blocks == 8
+    assert kv.num_cached_blocks == 4, "of each copy two full blocks"
 
 
 # ----------------------------------------------------------------------------------------- admit
@@ -333,7 +385,7 @@ def test_a_hit_shares_the_block(lab):
     kv = make(lab, 8, 4)
     first = admitted(kv, "a", BASE)
     second = make_request("b", BASE)
-    assert kv.admit(second)
+    must_come_in(kv, second, "it needs one block, and five are free")
     assert kv.block_table(second)[:2] == kv.block_table(first)[:2]
     assert kv.block_table(second)[2] != kv.block_table(first)[2]
     assert kv.num_free_blocks == 4
@@ -344,7 +396,7 @@ def test_progress_begins_behind_the_hit(lab):
     kv = make(lab, 8, 4)
     kv.free(admitted(kv, "a", BASE))
     second = make_request("b", BASE)
-    assert kv.admit(second)
+    must_come_in(kv, second, "all eight blocks are free")
     progress = "num_computed_tokens, num_cached_tokens, num_new_tokens"
     assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (8, 8, 1), (
         progress
@@ -352,7 +404,7 @@ def test_progress_begins_behind_the_hit(lab):
     kv.free(second)  # preempted, and everything it knew is evicted
     second.num_preemptions = 1
     kv.free(admitted(kv, "c", list(range(32)), computed=0))
-    assert kv.admit(second)
+    must_come_in(kv, second, "all eight blocks are free")
     assert (second.num_computed_tokens, second.num_cached_tokens, second.num_new_tokens) == (0, 0, 9), (
         progress
     )
@@ -363,10 +415,10 @@ def test_a_hit_on_a_free_block_takes_it(lab):
     kv = make(lab, 4, 4)
     kv.free(admitted(kv, "a", BASE))
     second = make_request("b", BASE)
-    assert kv.admit(second)
+    must_come_in(kv, second, "all four blocks are free")
     assert kv.num_free_blocks == 1
     third = make_request("c", [7, 7, 7])
-    assert kv.admit(third)
+    must_come_in(kv, third, "it needs one block, and one is free; the watermark is 0")
     assert not set(kv.block_table(third)) & set(kv.block_table(second))
 
 
@@ -375,12 +427,13 @@ def test_an_admission_that_fails_changes_nothing(lab):
     kv = make(lab, 4, 4)
     first = admitted(kv, "a", BASE)
     second = make_request("b", [*BASE, *range(8)])
-    assert refused(kv, second)
+    must_wait(kv, second, "it needs three new blocks, and one is free")
     assert (kv.num_free_blocks, kv.num_cached_blocks) == (1, 2)
     assert (second.num_computed_tokens, second.num_cached_tokens) == (0, 0), "the request was refused"
     assert len(kv.block_table(second)) == 0, "the request was refused"
     kv.free(first)
     assert kv.num_free_blocks == 4
+    assert wrong_books(kv) == "nothing"
     assert kv.reset_prefix_cache(), "no request holds anything, least of all the one that was never admitted"
 
 
@@ -390,10 +443,12 @@ def test_an_admission_that_fails_leaves_the_free_as_they_were(lab):
     for name, prompt in (("a", [1] * 5), ("b", [2] * 5)):
         kv.free(admitted(kv, name, prompt))
     holder = admitted(kv, "holder", [7])
-    assert refused(kv, make_request("c", [1] * 5 + [9] * 8))
-    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (4, 4)
+    must_wait(kv, make_request("c", [1] * 5 + [9] * 8), "it needs three new blocks, and two are left")
+    found = {"its hit": cached_for(kv, [1] * 5), "the block that was freed after it": cached_for(kv, [2] * 5)}
+    assert found == {"its hit": 4, "the block that was freed after it": 4}, "after the refusal"
     admitted(kv, "d", [3] * 8, computed=0)
-    assert (cached_for(kv, [1] * 5), cached_for(kv, [2] * 5)) == (0, 4)
+    found = {"its hit": cached_for(kv, [1] * 5), "the block that was freed after it": cached_for(kv, [2] * 5)}
+    assert found == {"its hit": 0, "the block that was freed after it": 4}, "one had to go: the older one"
     assert len(kv.block_table(holder)) == 1
 
 
@@ -401,8 +456,8 @@ def test_its_own_hits_are_not_room(lab):
     """Four free blocks, two of them hits, three new ones wanted: that is one too many."""
     kv = make(lab, 4, 4)
     kv.free(admitted(kv, "a", BASE))
-    assert refused(kv, make_request("b", [*BASE, *range(10)]))
-    assert kv.admit(make_request("c", [*BASE, *range(7)])), "one block less is possible"
+    must_wait(kv, make_request("b", [*BASE, *range(10)]), "of four free blocks two are its hits")
+    must_come_in(kv, make_request("c", [*BASE, *range(7)]), "two new blocks, and two besides its hits")
 
 
 def test_its_new_blocks_do_not_evict_its_hits(lab):
@@ -411,7 +466,7 @@ def test_its_new_blocks_do_not_evict_its_hits(lab):
     kv.free(admitted(kv, "a", BASE))
     kv.free(admitted(kv, "b", [1, 2, 3, 4, 5]))
     third = make_request("c", [*BASE, *range(7)])
-    assert kv.admit(third)
+    must_come_in(kv, third, "two new blocks, and two besides its hits")
     assert len(set(kv.block_table(third))) == 4
     assert cached_for(kv, BASE) == 8
 
@@ -423,8 +478,8 @@ def test_the_watermark_is_for_the_running(lab):
         first = admitted(kv, "a", prompt)  # nothing runs, so the whole pool may be used, cached or not
         kv.free(first)
     admitted(kv, "b", [1, 2, 3])
-    assert refused(kv, make_request("c", list(range(12))))
-    assert kv.admit(make_request("d", list(range(8))))
+    must_wait(kv, make_request("c", list(range(12))), "three free blocks, and one must stay free")
+    must_come_in(kv, make_request("d", list(range(8))), "two of three free blocks; one stays free")
 
 
 def test_its_own_hits_are_no_reserve(lab):
@@ -432,8 +487,8 @@ def test_its_own_hits_are_no_reserve(lab):
     kv = make(lab, 6, 4, watermark=2)
     kv.free(admitted(kv, "a", BASE))
     admitted(kv, "b", [1, 2, 3])
-    assert refused(kv, make_request("c", [*BASE, *range(7)]))
-    assert kv.admit(make_request("d", [*BASE, *range(3)]))
+    must_wait(kv, make_request("c", [*BASE, *range(7)]), "only one block would stay free besides its hits")
+    must_come_in(kv, make_request("d", [*BASE, *range(3)]), "two blocks stay free besides its hits")
 
 
 # ------------------------------------------------------------------------------------------ take
@@ -476,6 +531,7 @@ def test_an_evicted_block_is_found_no_more(lab):
     newcomer = admitted(kv, "b", list(range(12)), computed=0)
     assert cached_for(kv, BASE) == 0, "its blocks belong to b now"
     assert kv.num_cached_blocks == 0
+    assert wrong_books(kv) == "nothing"
     newcomer.num_computed_tokens = 12
     kv.publish(newcomer)
     assert cached_for(kv, list(range(12))) == 8
@@ -514,7 +570,7 @@ def test_the_tail_is_evicted_before_the_head(lab):
     kv = make(lab, 4, 4)
     kv.free(admitted(kv, "a", list(range(16))))
     admitted(kv, "b", [7] * 4, computed=0)
-    assert cached_for(kv, list(range(17))) == 12
+    assert cached_for(kv, list(range(17))) == 12, "one block of four is evicted: the last of the four"
 
 
 def test_a_request_that_comes_back_finds_its_outputs_too(lab):
@@ -522,20 +578,20 @@ def test_a_request_that_comes_back_finds_its_outputs_too(lab):
     kv = make(lab, 8, 4)
     request = admitted(kv, "a", BASE[:5])
     request.output_token_ids += range(50, 57)
-    assert kv.allocate(request, 6)
+    assert kv.allocate(request, 6), "there is room for six tokens"
     request.num_computed_tokens = 11
     kv.publish(request)
     kv.free(request)
     request.num_computed_tokens = 0
-    assert kv.admit(request)
-    assert (request.num_computed_tokens, request.num_new_tokens) == (8, 4)
+    must_come_in(kv, request, "all eight blocks are free")
+    assert (request.num_computed_tokens, request.num_new_tokens) == (8, 4), "8 of 12 tokens are found"
     request.num_computed_tokens = 12
     kv.publish(request)
     kv.free(request)
     request.output_token_ids.append(57)
     request.num_computed_tokens = 0
-    assert kv.admit(request)
-    assert (request.num_computed_tokens, request.num_new_tokens) == (12, 1)
+    must_come_in(kv, request, "all eight blocks are free")
+    assert (request.num_computed_tokens, request.num_new_tokens) == (12, 1), "12 of 13 tokens are found"
 
 
 def test_a_request_without_blocks_can_be_freed(lab):
@@ -546,27 +602,29 @@ def test_a_request_without_blocks_can_be_freed(lab):
     kv.free(second)
     kv.free(second)
     assert (kv.num_free_blocks, list(kv.block_table(second))) == (4, [])
-    assert kv.admit(make_request("c", [7] * 16)), "four free blocks"
+    must_come_in(kv, make_request("c", [7] * 16), "it needs four blocks, and four are free")
 
 
 # ----------------------------------------------------------------------------------------- reset
 
 
-def test_reset_waits_until_nobody_holds_a_block(lab):
+def test_reset_waits_until_no_block_is_held(lab):
     """While a request holds anything it is refused and changes nothing; afterwards it clears everything."""
     kv = make(lab, 8, 4)
     assert kv.reset_prefix_cache(), "no request holds anything"
     kv.free(admitted(kv, "a", BASE))
     request = admitted(kv, "r", [7] * 5, computed=0)  # its keys would be of the old weights
     assert not kv.reset_prefix_cache()
-    assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (8, 2, 6)
+    left = {"tokens found": cached_for(kv, BASE), "cached blocks": kv.num_cached_blocks}
+    assert (left, kv.num_free_blocks) == ({"tokens found": 8, "cached blocks": 2}, 6), "the reset was refused"
     kv.free(request)
     assert kv.reset_prefix_cache()
     assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (0, 0, 8)
     second = admitted(kv, "b", list(range(32)))  # all blocks are there to be used,
-    assert cached_for(kv, list(range(32))) == 28  # and remember what they hold from now on
+    assert cached_for(kv, list(range(32))) == 28, "a block is published after the reset as before it"
     kv.free(second)
     assert cached_for(kv, BASE) == 0
+    assert wrong_books(kv) == "nothing"
 
 
 # ----------------------------------------------------------------------------------- whole runs

@@ -70,12 +70,17 @@ def show(scenario: dict[str, Any], trace: Run, reference: Run, found: Departure,
 
 
 def _beside(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
-    width = min(36, (columns - 16) // 2)
-    lines = [f"{'':14}{'yours':{width + 2}}reference"]
+    most = 24 if columns >= 80 else 12
+    inset = max([12, *(len(key) + 1 for key, _, _ in rows if len(key) < most)])
+    width = min(36, (columns - inset - 4) // 2)
+    lines = [f"{'':{inset + 2}}{'yours':{width + 2}}reference"]
     for key, left, right in rows:
         mark = " " if left == right else ">"
+        if len(key) >= inset:  # too long for its column: a line of its own
+            lines.append(f"{mark} {key}")
+            key = ""
         for number, (a, b) in enumerate(_pair(left, right, width)):
-            lines.append(f"{mark} {key if number == 0 else '':12}{a:{width + 2}}{b}".rstrip())
+            lines.append(f"{mark} {key if number == 0 else '':{inset}}{a:{width + 2}}{b}".rstrip())
     return lines
 
 

@@ -1,7 +1,7 @@
 """A learner's starter.py, examined: `python -m labs.kit.judge.examine lab-01 OUT.jsonl [report]`.
 
-All tests run on the whole file; then those of each task that failed one run on this task alone, in the
-reference; then, with `report`, the failure that says most runs once more, and its report is written.
+All tests run on the whole file; then, where several tasks may be at fault, theirs run on each of them alone,
+in the reference; then, with `report`, the failure that says most runs once more, and its report is written.
 """
 
 import os
@@ -23,32 +23,59 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Examination(matrix.Matrix):
-    """Runs the whole file first, and a task alone only where the whole file fails one of its tests."""
+    """Runs the whole file first, and then of each task alone what a verdict needs."""
 
     def __init__(self, lab: Lab, unwritten: list[str], out: TextIO):
-        self.tasks = {f"{YOURS}@{task.name}": task for task in lab.tasks if task.name not in unwritten}
-        super().__init__(lab, [YOURS, *self.tasks], out)
+        super().__init__(lab, [], out)
         self.standing = Standing(lab, [], unwritten=unwritten)
+        self.wanted: dict[str, set[str]] = {}  # the tests that a variant is to run; YOURS runs all
+
+    def examine(self) -> bool:
+        """Run the whole file, then the tasks that must be told apart; False if pytest did not end well.
+
+        What the whole file passes a task passes alone, unless it proves wrong: its failures come first.
+        If all suspects but the last are right, that one stands alone as it does in the whole file.
+        """
+        now = self.standing
+        if not self.run({YOURS: set()}):
+            return False
+        written = [task for task in self.lab.tasks if task.name not in now.unwritten]
+        tests = {task.name: {result.test for result in now.of(task, now.results)} for task in written}
+        failed = {task.name: {result.test for result in now.failures(task)} for task in written}
+        suspects = sorted(filter(failed.get, failed), key=lambda name: len(failed[name]))
+        last = suspects.pop() if suspects and not now.unwritten else None
+        storm.only = departing(now)
+        ended = self.run({f"{YOURS}@{name}": failed[name] for name in suspects})
+        storm.only = None
+        wrong = [name for name in suspects if any(not r.passed for r in now.alone.get(name, ()))]
+        more = {f"{YOURS}@{name}": tests[name] - failed[name] for name in wrong}
+        return ended and self.run(more | ({f"{YOURS}@{last}": tests[last]} if last and wrong else {}))
+
+    def run(self, wanted: dict[str, set[str]]) -> bool:
+        """These tests of these variants; False if pytest did not end well."""
+        self.variants, self.wanted = list(wanted), wanted
+        return not wanted or matrix.run_pytest(self.lab, self) in (0, 1)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        keyed = [(item, matrix.variant_of(item) or YOURS) for item in items]
+        keyed = [(item, matrix.variant_of(item) or self.variants[0]) for item in items]
         kept = [
             (self.variants.index(variant), number, item)
             for number, (item, variant) in enumerate(keyed)
-            if variant == YOURS or matrix.test_of(item).partition("[")[0] in self.tasks[variant].tests
+            if variant == YOURS or matrix.test_of(item) in self.wanted[variant]
         ]
         items[:] = [item for _, _, item in sorted(kept, key=lambda one: one[:2])]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        task = self.tasks.get(matrix.variant_of(item) or YOURS)
-        return True if task and self.standing.done(task) else None
-
     def keep(self, variant: str, result: Result) -> None:
-        task = self.tasks.get(variant)
-        kept = self.standing.alone.setdefault(task.name, []) if task else self.standing.results
+        name = variant.partition("@")[2]
+        kept = self.standing.alone.setdefault(name, []) if name else self.standing.results
         kept.append(result)
         super().keep(variant, result)
+
+
+def departing(standing: Standing) -> list[int] | None:
+    """The storm's scripts that depart in the whole file; None where that is not known."""
+    runs = [result.runs for result in standing.results if result.test == matrix.STORM and not result.passed]
+    return storm.departing(standing.lab.id, runs[0]) if runs else None
 
 
 class Report:
@@ -115,14 +142,13 @@ def main(lab_id: str, out: str, *options: str) -> None:
         except loading.LoadProblem:  # every test will say so
             unwritten = []
         examination = Examination(lab, unwritten, file)
-        code = matrix.run_pytest(lab, examination)
-        if code in (0, 1):
+        if ended := examination.examine():
             if "report" in options:
                 os.environ["LAB_IMPL"] = "starter"
                 examination.write({"report": report(examination.standing)})
             examination.write("the end")
     sys.stdout.flush()
-    os._exit(code)
+    os._exit(0 if ended else 2)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,13 @@ class Standing:
         return [result for test in task.tests for result in results if result.function == test]
 
     def judged(self, task: Task) -> list[Result]:
-        """A task's results: alone where that says something, else in the whole file."""
+        """A task's results: alone where it was run so and that says something, else in the whole file."""
         whole, alone = self.of(task, self.results), self.of(task, self.alone.get(task.name, ()))
         passed = {result.test for result in whole if result.passed}
         # What passes in your file and fails among the reference's parts keeps its books in another way.
         fits = bool(alone) and not any(result.test in passed for result in alone if not result.passed)
-        return alone if fits else whole
+        found = {result.test: result for result in alone}  # without what passed before, where all is right
+        return [found.get(result.test, result) for result in whole] if fits else whole
 
     def failures(self, task: Task) -> list[Result]:
         return [result for result in self.judged(task) if not result.passed]

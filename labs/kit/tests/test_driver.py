@@ -1,5 +1,7 @@
 """The driver and its toys: how runs end, what is refused, and that the toy model sees its memory."""
 
+import re
+
 import pytest
 
 from labs.kit import (
@@ -232,6 +234,20 @@ def test_operation_logs_are_compared_whole():
     text = compare.show({"name": "ops"}, trace, larger, found)
     assert "admit(a, 5)" in text and "num_free_blocks" in text
     assert compare.departure(trace, ops(FakeKV(10))) is None
+
+
+@pytest.mark.parametrize("columns", [60, 79, 88, 120])
+def test_a_long_name_does_not_run_into_its_value(columns):
+    keys = ("left", "front of waiting", "a.num_computed_tokens", "published (id, num_computed_tokens)")
+
+    def log(value):
+        return log_ops({"config": {}, "ops": [["pop"]]}, lambda *_: None, lambda: dict.fromkeys(keys, value))
+
+    text = compare.show({}, log(7), log(8), compare.departure(log(7), log(8)), columns)
+    assert all(len(line) <= columns for line in text.splitlines())
+    for key in keys:
+        found = re.search(rf"> {re.escape(key)}(\n>)?  *7  +8\n", text + "\n")
+        assert found and bool(found[1]) is (len(key) > (22 if columns >= 80 else 11)), text
 
 
 def test_traces_differ_in_order_but_not_in_time():
