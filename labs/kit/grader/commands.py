@@ -1,4 +1,4 @@
-"""What an instructor runs with `python -m labs`: grade a class, and replay one failing case."""
+"""What an instructor runs with `python -m labs`: grade a class, replay a case, build for Gradescope."""
 
 import json
 import os
@@ -285,4 +285,28 @@ def replay(
     raise typer.Exit(0 if found.passed else 1)
 
 
-COMMANDS: list[Callable[..., None]] = [grade, replay]
+# ------------------------------------------------------------------------------------------------ Gradescope
+
+
+def gradescope(
+    out: Annotated[Path, typer.Option("--out", help="the zip to write")] = Path("autograder.zip"),
+    labs: Annotated[str, typer.Option("--labs", help="lab-01,lab-02, or 1,2; all without it")] = "",
+    seed: Annotated[str, typer.Option("--seed", help="of the hidden cases; without it, a new one")] = "",
+    hidden: Annotated[
+        Path | None, typer.Option("--hidden", help="folder with your own cases: lab-NN/NAME.json")
+    ] = None,
+    late: Annotated[
+        Path | None, typer.Option("--late", help='deadlines, TOML, with times = "submission_metadata.json"')
+    ] = None,
+    reveal: Annotated[bool, typer.Option("--reveal", help="show hidden cases to students")] = False,
+) -> None:
+    """For instructors: build the zip that Gradescope grades with. It has the solutions in it."""
+    from labs.kit.grader.gradescope import build
+
+    which, seed = chosen(labs), seed or secrets.token_hex(8)
+    build(out, which, seed, late, own_cases(hidden, which), reveal)
+    size = out.stat().st_size / (1 << 20)
+    say(f"{out}, {size:.1f} MB, grades {', '.join(which)}; seed {seed}; upload it under Configure Autograder")
+
+
+COMMANDS: list[Callable[..., None]] = [grade, replay, gradescope]

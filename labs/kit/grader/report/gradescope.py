@@ -11,7 +11,7 @@ def results(told: Told) -> str:
     """https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format"""
     value = {
         "score": round(told.earned, 2),
-        "output": "\n\n".join([summed(told), *differs(told)]),
+        "output": "\n\n".join([*weak(told), summed(told), *differs(told)]),
         "output_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
@@ -19,6 +19,12 @@ def results(told: Told) -> str:
         "extra_data": {"seed": told.seed, "isolation": told.isolation, "withheld": told.withheld},
     }
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def weak(told: Told) -> list[str]:
+    if told.isolation == "namespaces":
+        return []
+    return ["Weak isolation: this was graded without namespaces of its own, which the machine refuses."]
 
 
 def tests(lab: LabTold) -> list[dict[str, object]]:
