@@ -1,0 +1,291 @@
+"""Gradescope's upload and Classroom's workflow, run in empty folder trees; and what the guide shows."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from labs.kit.author import export
+from labs.kit.grader import gradescope, measure
+from labs.kit.grader.grading import isolation
+from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
+from labs.kit.judge.pristine import starter_source
+
+pytestmark = pytest.mark.skipif(
+    isolation() != "namespaces",
+    reason="THE GRADER IS NOT TESTED: no bubblewrap here, or a kernel without user namespaces",
+)
+
+ROOT = LABS_DIR.parent
+EXAMPLES = ROOT / "docs" / "examples"
+GUIDE = (ROOT / "docs" / "instructors.md").read_text("utf-8")
+DEADLINES = """
+times = "submission_metadata.json"
+fraction_per_day = 0.1
+[lab-01]
+due = 2026-10-12T23:59:00+02:00
+[students."ada@example.org"]
+lab-01 = 2026-10-13T23:59:00+02:00
+"""
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n", "utf-8")
+    path.chmod(0o755)
+
+
+def run(line, folder, programs=None, **variables):
+    """A command with nothing of this run's wishes, and `programs` before all others."""
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LAB_IMPL", "PYTEST_ADDOPTS")}
+    own["PATH"] = os.pathsep.join([*([str(programs)] if programs else []), os.environ["PATH"]])
+    own |= {"COLUMNS": "300", "PYTHONUTF8": "1"} | variables
+    return subprocess.run(line, cwd=folder, env=own, capture_output=True, encoding="utf-8")
+
+
+def unpacked(upload, folder):
+    """As unzip does it: what may be run stays so."""
+    with zipfile.ZipFile(upload) as archive:
+        for entry in archive.infolist():
+            os.chmod(archive.extract(entry, folder), entry.external_attr >> 16 & 0o777)
+
+
+class Autograder:
+    """/autograder, as Gradescope lays it out, in another place."""
+
+    def __init__(self, root: Path, **wishes):
+        self.root = root / "autograder"
+        for name in ("source", "submission", "results"):
+            (self.root / name).mkdir(parents=True)
+        upload = root / "autograder.zip"
+        wished = {"labs": ("lab-01", "lab-02"), "seed": "spring", "deadlines": None, "hidden": None}
+        gradescope.build(upload, **wished | {"reveal": False} | wishes)
+        unpacked(upload, self.root / "source")
+        shutil.copy(self.root / "source" / "run_autograder", self.root)
+        program(self.root / "venv" / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+
+    def hand_in(self, student, created="2026-10-13T20:00:00.123456+02:00"):
+        shutil.copytree(EXAMPLES / "submissions" / student, self.root / "submission", dirs_exist_ok=True)
+        users = [{"email": "ada@example.org", "id": 1, "name": "Ada"}]
+        metadata = {"created_at": created, "users": users, "assignment": {"id": 2}}
+        (self.root / "submission_metadata.json").write_text(json.dumps(metadata), "utf-8")
+
+    def grade(self, programs=None):
+        self.told = run([str(self.root / "run_autograder")], self.root, programs, AUTOGRADER=str(self.root))
+        results = self.root / "results"
+        assert {path.name for path in results.iterdir()} <= {"results.json"}
+        file = results / "results.json"
+        return json.loads(file.read_text("utf-8")) if file.exists() else None
+
+
+@pytest.fixture(scope="module")
+def upload(tmp_path_factory):
+    path = tmp_path_factory.mktemp("upload") / "autograder.zip"
+    gradescope.build(path, tuple(lab_ids()), "spring", None, None, False)
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def test_the_upload_has_what_grading_needs_and_nothing_else(upload):
+    names = set(upload.namelist())
+    assert {"setup.sh", "run_autograder", "course/pyproject.toml", "course/constraints.txt"} <= names
+    for lab in map(find_lab, lab_ids()):
+        for name in ("solution.py", "model.py", "storm.py", "lab.toml"):
+            assert f"course/labs/{lab.id}/{name}" in names
+        assert upload.read(f"course/labs/{lab.id}/starter.py").decode() == starter_source(lab)
+    parts = {part for name in names for part in name.split("/")}
+    assert not parts & {".git", ".venv", "out", "tests", "__pycache__", ".state", "docs", "notebooks"}
+    for name in ("setup.sh", "run_autograder"):
+        assert upload.getinfo(name).external_attr >> 16 & stat.S_IXUSR
+        assert b"\r" not in upload.read(name)
+
+
+def test_the_same_wishes_give_the_same_upload(upload, tmp_path):
+    gradescope.build(tmp_path / "again.zip", tuple(lab_ids()), "spring", None, None, False)
+    assert (tmp_path / "again.zip").read_bytes() == Path(upload.filename).read_bytes()
+
+
+def test_the_command_builds_it_and_names_the_seed(tmp_path):
+    line = [sys.executable, "-m", "labs", "gradescope", "--labs", "2", "--out", str(tmp_path / "up.zip")]
+    told = run(line, tmp_path, PYTHONPATH=str(ROOT))
+    with zipfile.ZipFile(tmp_path / "up.zip") as archive:
+        asked = json.loads(archive.read("grade.json"))
+    assert asked["labs"] == ["lab-02"] and len(asked["seed"]) == 16
+    assert f"seed {asked['seed']}" in told.stdout
+
+
+def test_setup_installs_the_pinned_course_and_bubblewrap(tmp_path):
+    """With programs in place of apt-get and Python that write down how they are called."""
+    there, stubs, log = Autograder(tmp_path), tmp_path / "stubs", tmp_path / "log"
+    shutil.rmtree(there.root / "venv")
+    said = f'echo "$(basename "$0") $*" >> {log}'
+    program(stubs / "apt-get", said)
+    old = '[ "$1" = -c ] && exit 1'
+    for name in ("python3", "python3.14", "python3.13", "python3.11"):  # too old, or not there
+        program(stubs / name, old)
+    copied = 'mkdir -p "$3/bin" && cp "$0" "$3/bin/python"'
+    new = f'{said}\n[ "$2" = venv ] && {copied}\nexit 0'
+    program(stubs / "apt-get", f'{said}\ncase "$*" in *python3.12*) mv {stubs}/new {stubs}/python3.12;; esac')
+    program(stubs / "python3.12", old)
+    program(stubs / "new", new)
+    told = run(["bash", str(there.root / "source" / "setup.sh")], "/", stubs, AUTOGRADER=str(there.root))
+    assert told.returncode == 0, told.stderr
+    lines = log.read_text("utf-8").splitlines()
+    assert any(line.startswith("apt-get install") and "bubblewrap" in line for line in lines)
+    (pip,) = (line.split() for line in lines if line.startswith("python -m pip install"))
+    course, constraints = pip[pip.index("--editable") + 1], pip[pip.index("--constraint") + 1]
+    assert course == f"{there.root}/source/course[grade]" and Path(constraints).is_file()
+    assert (there.root / "venv" / "bin" / "python").exists()
+
+
+def test_a_submission_is_graded_as_by_the_command(tmp_path):
+    there = Autograder(tmp_path, deadlines=deadlines(tmp_path), hidden=EXAMPLES / "hidden")
+    there.hand_in("student-02", "2026-10-14T08:00:00-07:00")
+    os.mkfifo(there.root / "submission" / "pipe")
+    (there.root / "submission" / "link").symlink_to("/etc/passwd")
+    result = there.grade()
+    assert result, there.told.stderr
+    assert result["extra_data"] == {"isolation": "namespaces", "seed": "spring", "withheld": 0.0}
+    assert {test["name"]: test["score"] for test in result["tests"]} == {
+        "lab-01: schedule_step": 0,
+        "lab-02: clamp": 35,
+        "lab-02: next_chunk": 0,
+        "lab-02: prefill_budget": 20,
+    }
+    assert result["score"] == 55 and "Weak isolation" not in result["output"]
+    assert "one slot too many" in result["tests"][0]["output"]
+    assert "140 of 141" not in str(result) and "141 of 141 cases pass" in str(result)  # one of them --hidden
+    assert "student-02" not in there.told.stdout + str(result)  # nothing of the class goes in
+
+
+def deadlines(folder, text=DEADLINES):
+    (folder / "deadlines.toml").write_text(text, "utf-8")
+    return folder / "deadlines.toml"
+
+
+def test_lateness_and_extensions_come_from_the_metadata(tmp_path):
+    there = Autograder(tmp_path, labs=("lab-01",), deadlines=deadlines(tmp_path))
+    there.hand_in("student-01")
+    assert there.grade()["score"] == 100  # the extension
+    there.hand_in("student-01", "2026-10-15T12:00:00+02:00")
+    result = there.grade()
+    assert result["score"] == 80 and result["extra_data"]["withheld"] == 20
+    assert "2 days late" in result["tests"][0]["output"]
+    for wrong in (DEADLINES.replace(".json", ".csv"), DEADLINES.replace("due", "do"), "times = "):
+        with pytest.raises(LabError, match="deadlines.toml"):
+            gradescope.checked(deadlines(tmp_path, wrong))
+
+
+def test_of_one_lab_the_file_alone_may_be_handed_in(tmp_path):
+    there = Autograder(tmp_path, labs=("lab-02",))
+    shutil.copy(EXAMPLES / "submissions/student-01/lab-02/starter.py", there.root / "submission")
+    result = there.grade()
+    assert result["score"] == 100 and "student" not in there.told.stderr  # there was no metadata
+
+
+def test_without_namespaces_the_result_says_so_first(tmp_path):
+    there, stubs = Autograder(tmp_path, labs=("lab-02",)), tmp_path / "stubs"
+    program(stubs / "bwrap", "echo refused >&2; exit 1")
+    there.hand_in("student-01")
+    result = there.grade(stubs)
+    assert result, there.told.stderr
+    assert result["output"].startswith("Weak isolation") and result["extra_data"]["isolation"] == "limits"
+    assert result["score"] == 100
+
+
+def test_a_grader_that_fails_leaves_no_result(tmp_path):
+    there = Autograder(tmp_path, labs=("lab-02",))
+    there.hand_in("student-01")
+    (there.root / "results" / "results.json").write_text('{"score": 100}', "utf-8")  # of another run
+    (there.root / "source/course/labs/lab-02/storm.py").unlink()
+    assert there.grade() is None
+    assert there.told.returncode != 0 and "NOT GRADED" in there.told.stderr
+
+
+# ------------------------------------------------------------------------------------------- GitHub Classroom
+
+
+def test_the_classroom_workflow_grades_what_it_clones(tmp_path):
+    text = (EXAMPLES / "classroom.yml").read_text("utf-8")
+    workflow = yaml.safe_load(text)
+    assert f"```yaml\n{text}```" in GUIDE
+    assert set(workflow[True]["workflow_dispatch"]["inputs"]) == {
+        "assignment",
+        "labs",
+    }  # YAML reads on as True
+    (job,) = workflow["jobs"].values()
+    checkout, repository = tmp_path / "course", tmp_path / "repository"
+    for name, data in gradescope.course():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_bytes(data)
+    for student in (EXAMPLES / "submissions").iterdir():  # as repositories of the student edition are
+        shutil.copytree(student, repository / f"labs-{student.name}" / "labs")
+    stubs, log = tmp_path / "stubs", tmp_path / "log"
+    for name in ("pip", "sudo"):
+        program(stubs / name, f'echo "{name} $*" >> {log}')
+    program(stubs / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+    clone = f'[ "$1 $2" = "classroom clone" ] && mkdir "$7" && cp -R {repository} "$7/labs-submissions"'
+    program(stubs / "gh", f'echo "gh $*" >> {log}\n[ "$1" = extension ] || {{ {clone}; }}')
+    wished = {"ASSIGNMENT": "1234", "LABS": "1,2", "SEED": "spring", "GH_TOKEN": "none"}
+    for step in (step for step in job["steps"] if "run" in step):
+        assert "${{" not in step["run"]  # what somebody types is no part of a script
+        told = run(["bash", "-e", "-c", step["run"]], checkout, stubs, **wished)
+        assert told.returncode == 0, told.stderr
+    assert "mean 138.0 of 200 points" in told.stdout and (checkout / "report" / "index.html").exists()
+    said = log.read_text("utf-8")
+    assert "pip install -e .[grade] -c constraints.txt" in said and "install -y bubblewrap" in said
+    assert "--assignment-id 1234" in said
+
+
+# ------------------------------------------------------------------------------------------------- the guide
+
+
+def test_what_the_guide_shows_is_what_its_commands_print(tmp_path):
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    programs = tmp_path / "programs"
+    program(programs / "python", f'exec {shlex.quote(sys.executable)} "$@"')
+    shown = "".join(re.findall(r"^```console\n(.*?)^```", GUIDE, re.M | re.S))
+    commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", shown, re.M)
+    assert len(commands) == 7
+    for line, output in commands:
+        told = run(["bash", "-c", line], tmp_path, programs, PYTHONPATH=str(ROOT))
+        assert told.stdout == output, f"{line}\n{told.stderr}"
+
+
+def test_its_links_lead_to_files_and_its_case_is_the_one_there():
+    prose = re.sub(r"^```.*?^```", "", GUIDE, flags=re.M | re.S)
+    for target in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", prose):
+        assert (ROOT / "docs" / target.partition("#")[0]).exists(), target
+    case = (EXAMPLES / "hidden/lab-02/overdrawn.json").read_text("utf-8")
+    assert f"```json\n{case}```" in GUIDE
+    assert "(docs/instructors.md)" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_it_names_every_lab_whose_known_mistakes_may_cost_nothing():
+    """The two kinds that the guide gives as examples are there."""
+    storms = {bug.id for lab in map(find_lab, lab_ids()) for bug in lab.bugs if bug.storm}
+    assert {"mask-on-the-cpu", "free-list-searched"} <= storms
+
+
+def test_students_get_neither_the_guide_nor_its_examples():
+    for path in ("docs/instructors.md", "docs/examples", "labs/kit/grader"):
+        assert (ROOT / path).exists() and export._is_left_out(ROOT / path)
+
+
+def test_a_class_to_measure_is_made_of_right_and_wrong_files(tmp_path):
+    for number in range(3):
+        measure.hand_in(tmp_path / str(number), number)
+    for lab in map(find_lab, lab_ids()):
+        reference = lab.file("solution.py").read_text("utf-8")
+        texts = [(tmp_path / str(n) / lab.id / "starter.py").read_text("utf-8") for n in range(3)]
+        assert texts.count(reference) == 1 and len(set(texts)) == 3
+    assert measure.peak_of(os.getpid()) > 10_000 or sys.platform != "linux"
