@@ -23,10 +23,13 @@ def mask_of(lab, past_lens, num_new):
 
 def check_shape(mask, past_lens, num_new):
     """In words, before the cells are looked at."""
+    __tracebackhide__ = True
     shape = (len(num_new), 1, max(num_new), max(past_lens) + max(num_new))
     said = "(B, 1, T_max, P_max + T_max), the 1 for the heads"
-    assert tuple(mask.shape) == shape, f"the mask has shape {tuple(mask.shape)}, not {shape}: {said}"
-    assert mask.dtype == torch.bool, f"the mask is of {mask.dtype}, not of bool"
+    if tuple(mask.shape) != shape:
+        raise AssertionError(f"the mask has shape {tuple(mask.shape)}, not {shape}: {said}")
+    if mask.dtype != torch.bool:
+        raise AssertionError(f"the mask is of {mask.dtype}, not of bool")
 
 
 def picture(mask, row):
@@ -36,31 +39,27 @@ def picture(mask, row):
 
 def check_real(mask, past_lens, num_new, row, expected):
     """The last queries of a row, of which `expected` is the picture, see what they should."""
+    __tracebackhide__ = True
     ours = picture(mask, row)[-len(expected) :]
     if ours == expected:
         return
-    past, new = past_lens[row], num_new[row]
     lines = [
-        f"row {row} of the mask has {past} in its past and {new} new tokens (x: may be seen)",
-        f"    past_lens={past_lens}, num_new={num_new}",
+        f"a wrong mask of past_lens={past_lens}, num_new={num_new}",
+        f"of row {row}, past {past_lens[row]} and new {num_new[row]}; what may be seen is an x",
     ]
-    for query, (mine, right) in enumerate(zip(ours, expected, strict=True), start=new - len(ours)):
+    for query, (mine, right) in enumerate(zip(ours, expected, strict=True), start=num_new[row] - len(ours)):
         if mine != right:
             at = next(column for column, pair in enumerate(zip(mine, right, strict=True)) if len({*pair}) > 1)
-            lines.append(f"    its query {query} sees {around(mine, at)}, but should see {around(right, at)}")
+            start = at - at % WIDE  # of a wide mask, the part that holds the first wrong column
+            where = f" from column {start} on" if len(right) > WIDE else ""
+            mine, right = (line[start : start + WIDE] for line in (mine, right))
+            lines.append(f"    query {query} sees {mine}, but should see {right}{where}")
     raise AssertionError("\n".join(lines[: 2 + SHOWN]))
-
-
-def around(line, at):
-    """A line of a picture, or of a wide one the part in which column `at` is."""
-    start, end = max(0, at - WIDE // 2), max(0, at - WIDE // 2) + WIDE
-    if len(line) <= WIDE:
-        return line
-    return f"{'...' if start else ''} {line[start:end]} ... (from column {start})".strip()
 
 
 def check_rows(tensor, expected, what, names):
     """`tensor` has these rows; in words, and row by row."""
+    __tracebackhide__ = True
     ours = tensor.tolist()
     assert len(ours) == len(expected), f"{what} has {len(ours)} rows, not {len(expected)}"
     for name, mine, right in zip(names, ours, expected, strict=True):
@@ -82,9 +81,11 @@ def owner(row, rows):
 
 def assert_alone(logits, rows, shape="", **tolerance):
     """`logits` has an entry for each row that is sampled, that of a run alone, and for no other."""
+    __tracebackhide__ = True
     sampled = [row for row in rows if row.is_last]
     names = [row.request.request_id for row in sampled]
-    assert sorted(logits) == sorted(names), f"logits of {sorted(logits)}; sampled are {sorted(names)}"
+    if sorted(logits) != sorted(names):
+        raise AssertionError(f"logits of {sorted(logits)}; sampled are {sorted(names)}")
     if names:
         expected = torch.stack([scenarios.alone(row.request.token_ids())[0] for row in sampled])
         ours = [logits[name] for name in names]
@@ -107,6 +108,7 @@ def so_far(row):
 
 
 def assert_shapes(ours, expected, names):
+    __tracebackhide__ = True
     for row, name in zip(ours, names, strict=True):
         shapes = f"{tuple(row.shape)}, not {tuple(expected.shape)}"
         assert row.shape == expected.shape, f"the logits of {name} have shape {shapes}"
@@ -114,6 +116,7 @@ def assert_shapes(ours, expected, names):
 
 def assert_caches_alone(caches, rows):
     """The caches of these rows hold what runs alone store, up to where the rows end."""
+    __tracebackhide__ = True
     for request, num_tokens, _ in rows:
         name, past = request.request_id, request.num_computed_tokens
         _, alone = scenarios.alone(request.token_ids(0, past + num_tokens))
@@ -130,6 +133,7 @@ def assert_caches_alone(caches, rows):
 
 def assert_unchanged(rows, before):
     """`rows` and its requests are as they were in `before`, a copy: to read, not to change."""
+    __tracebackhide__ = True
     assert [row[1:] for row in rows] == [row[1:] for row in before], (
         "rows is the schedule's own list; it was changed"
     )
@@ -407,6 +411,7 @@ def stored(cache, layer):
 
 def check_held(caches, expected):
     """How many tokens the caches hold, in their order."""
+    __tracebackhide__ = True
     for (name, cache), held in zip(caches.items(), expected, strict=True):
         if len(cache) != held:
             raise AssertionError(f"the cache of {name} holds {len(cache)} tokens, but should hold {held}")
