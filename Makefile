@@ -13,12 +13,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
-.PHONY: help demo test test-fast check pictures clean
+.PHONY: help demo test test-fast soak check pictures clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
 	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests'
 	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
+	@echo 'make soak        long proofs: thousands of further scripts, every known mistake graded'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
 	@echo 'make clean       away with .venv and out'
@@ -38,6 +39,9 @@ test: check
 test-fast: $(VENV)/installed
 	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
 	@$(PYTEST) $(SLOW:%=--ignore=%)
+
+soak: $(VENV)/installed
+	@SOAK=1 $(PYTEST) labs/kit/tests/test_storm.py labs/kit/tests/test_grader_honest.py
 
 OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
 STRICT = $(if $(LEARNING),,--strict)

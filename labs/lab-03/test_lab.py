@@ -96,7 +96,8 @@ def test_key_is_that_of_this_moment(lab, policy):
     early, late = waiter("early", -1), waiter("late", -1)
     assert [lab.policy_key(request, policy) for request in (early, late)]
     early.arrival, late.arrival = 3, 7
-    assert lab.policy_key(early, policy) < lab.policy_key(late, policy)
+    first, second = (lab.policy_key(request, policy) for request in (early, late))
+    assert first < second
 
 
 def test_unknown_policy_is_refused(lab):
@@ -609,18 +610,17 @@ def test_published_when_it_is_computed(lab):
 
 
 def test_all_that_finish_leave_at_once(lab):
-    """Three neighbours finish in one step, in row order: all slots are free, the one behind them runs on."""
-    scheduler = scenarios.make(lab, FakeKV(32))
-    requests = [runner(scheduler, name, 4) for name in "abcd"]
+    """Three neighbours finish in one step, in row order: their slots are free, and e and a run on."""
+    scheduler = scenarios.make(lab, FakeKV(32), max_num_seqs=5)
+    requests = [runner(scheduler, name, 4) for name in "abcde"]
     scheduler.running.reverse()  # as priorities may have it: the latest was admitted first
-    for request in requests[1:]:
+    for request in requests[1:4]:
         request.max_tokens = 2
-    done = scheduler.update(dict.fromkeys("dcba", 1), dict.fromkeys("dcba", [42]))
-    assert (names(done), names(scheduler.running)) == (["d", "c", "b"], ["a"])
+    done = scheduler.update(dict.fromkeys("edcba", 1), {name: [42] for name in "edcba"})
+    assert (names(done), names(scheduler.running)) == (["d", "c", "b"], ["e", "a"])
     assert {r.status for r in done} == {RequestStatus.FINISHED}
-    assert scheduler.abort("d") is False
-    assert [r.finish_reason for r in requests] == [None, "length", "length", "length"]
-    assert scheduler.kv.num_free_blocks == 32 - 4
+    assert [r.finish_reason for r in requests] == [None, "length", "length", "length", None]
+    assert scheduler.kv.num_free_blocks == 32 - 2 * 4
 
 
 def test_one_token_means_one(lab):
@@ -742,6 +742,15 @@ def test_abort_of_no_request_says_so(lab):
     assert scheduler.abort("none") is False
     assert scheduler.abort("other") is True
     assert scheduler.abort("other") is False
+
+
+def test_abort_of_a_finished_request_says_so(lab):
+    """A request that has finished is not aborted any more: False, and its finish_reason stays."""
+    scheduler = scenarios.make(lab, FakeKV(32))
+    scheduler.add(request := make_request("done", 4, max_tokens=1))
+    scheduler.update(scheduler.schedule(), {"done": [42]})
+    assert scheduler.abort("done") is False
+    assert request.finish_reason == "length"
 
 
 def test_abort_leaves_the_others_their_rows(lab):

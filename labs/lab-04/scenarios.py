@@ -16,7 +16,7 @@ from mini_engine.model import CausalLM, ModelConfig, sdpa
 from mini_engine.scheduler import Scheduler
 
 # Two layers, four heads that share two pairs of keys and values.
-CONFIG = ModelConfig("llama", VOCAB, 32, 48, 2, 4, 2, 8, 256, tie_word_embeddings=True)
+CONFIG = ModelConfig("llama", VOCAB, 32, 48, 2, 4, 2, 8, 512, tie_word_embeddings=True)
 SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 
 # What one step may look like: (tokens in the cache, new tokens) of each row.
@@ -27,6 +27,7 @@ SHAPES = {
     "several first chunks": [(0, 8), (0, 3), (0, 1)],
     "later chunks and decodes, in any order": [(5, 6), (21, 1), (0, 9), (14, 1), (30, 2)],
     "no past beside a long one": [(40, 1), (0, 1)],
+    "a long chunk, a long past and many decodes": [(260, 1), (3, 60), *((past, 1) for past in range(5, 16))],
 }
 
 
@@ -107,14 +108,14 @@ def worked_example():
     return [*rows[:3], row(rows[3].request, 8)], caches
 
 
-def logits_under(batch, caches) -> torch.Tensor:
-    """The last column's logits (B, vocab_size) under the batch's mask, whatever it says; stores nothing."""
+def logits_under(mask, batch, caches) -> torch.Tensor:
+    """The last column's logits (B, vocab_size) under a mask, whatever it says; stores nothing."""
     pasts = [caches[request_id] for request_id in batch.request_ids]
 
     def attend(layer, q, k, v):
         past = (pad_sequence(x, True, 0.0, "left") for x in zip(*(c.get(layer) for c in pasts), strict=True))
         k, v = (torch.cat(pair, dim=1) for pair in zip(past, (k, v), strict=True))
-        return sdpa(q, k, v, batch.mask)
+        return sdpa(q, k, v, mask)
 
     return model().logits(model()(batch.tokens, batch.positions, attend)[:, -1])
 

@@ -39,6 +39,7 @@ def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torc
     past_lens and num_new (B,) count each row's real tokens; P_max and T_max are their maxima. The
     columns are keys: P_max of the past, then T_max new ones. Both parts are padded on the left, so
     the real ones are the last past_lens[b] of the first part and the last num_new[b] of the second.
+    Both are only read.
 
     1. A real query (one of the last num_new[b] of its row) sees every real key of its past, and the
        real new keys up to and including its own column.

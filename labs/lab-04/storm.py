@@ -65,13 +65,21 @@ def draw(rng):
             computes(rng.choice(("step", "step", "assemble")), rows() | {name: 1})
             calls.append(["preempt", name])
 
+    def comes_again(name):
+        """A request, and then another one of its name and its lengths; each takes the same step alone."""
+        arrives(name)
+        arrival, (tokens, computed) = calls[-1], here[name]
+        n = rng.choice((tokens - computed, 1))
+        computes("step", {name: n})
+        calls.append(arrival)
+        computes("step", {name: n})
+        here[name] = [tokens + (computed + n == tokens), computed + n]
+
     def masks():
-        past_lens, num_new = zip(
-            *((rng.choice((0, 1, rng.randint(0, 9))), rng.choice((1, 1, rng.randint(1, 5)))) for _ in NAMES),
-            strict=True,
-        )
-        count = rng.randint(1, 5)
-        calls.append(["fused_attention_mask", list(past_lens[:count]), list(num_new[:count])])
+        count, any_past = rng.randint(1, 5), rng.random() < 0.7
+        past_lens = [rng.choice((0, 1, rng.randint(0, 9))) * any_past for _ in range(count)]
+        num_new = [rng.choice((1, 1, rng.randint(1, 5))) for _ in range(count)]
+        calls.append(["fused_attention_mask", past_lens, num_new])
 
     for name in NAMES[: rng.choice((1, 2, 3, 4, 5, len(NAMES)))]:
         arrives(name)
@@ -81,8 +89,8 @@ def draw(rng):
             computes("assemble", rows())
         if rng.random() < 0.2:
             steps("store")
-        if rng.random() < 0.2:
-            arrives(rng.choice(NAMES))
+        if rng.random() < 0.3:
+            rng.choice((arrives, comes_again))(rng.choice(NAMES))
     dtype = rng.choice(("float64",) * 7 + ("float32",))
     return {"config": {"seed": rng.randint(0, 3), "dtype": dtype}, "calls": calls}
 
@@ -93,9 +101,11 @@ class Play:
     def __init__(self, part, config):
         self.part, self.dtype = part, getattr(torch, config["dtype"])
         self.net = toy(config["seed"], self.dtype)
+        self.seed, self.arrived = config["seed"], 0  # a request whose name comes again has another prompt
         self.requests, self.caches = {}, {}
         self.rows = []  # of the step to come
         self.made = {}  # by the last call
+        self.given = {}  # what: what the last call gave of it, and how that looked then
 
     # ------------------------------------------------------------------------------------- calls
 
@@ -103,15 +113,18 @@ class Play:
         counts = torch.tensor(past_lens), torch.tensor(num_new)
         mask = self.part.fused_attention_mask(*counts)
         changed = [x.tolist() for x in counts] != [past_lens, num_new]
-        self.made = pictures(mask, num_new) | ({"the counts": "changed"} if changed else {})
+        self.made = self._kept("mask", lambda: pictures(mask, num_new))
+        self.made |= {"the counts": "changed"} if changed else {}
 
     def arrive(self, name, prompt, outputs, computed):
         """Another request of that name, `computed` of whose tokens are in its cache."""
-        tokens = [crc32(f"{name} {i}".encode()) % VOCAB for i in range(prompt + outputs)]
+        self.arrived += 1
+        own = f"{name} {self.seed} {self.arrived}"
+        tokens = [crc32(f"{own} {i}".encode()) % VOCAB for i in range(prompt + outputs)]
         request = Request(name, tokens[:prompt], SamplingParams(temperature=0))
         request.output_token_ids = tokens[prompt:]
         request.num_computed_tokens = computed
-        self.requests[name], self.caches[name] = request, made_up(name, computed, self.dtype)
+        self.requests[name], self.caches[name] = request, made_up(own, computed, self.dtype)
 
     def row(self, name, num_tokens):
         """A row of the step to come."""
@@ -122,7 +135,8 @@ class Play:
 
     def assemble(self):
         rows = self._rows()
-        self.made = said(self._watched(rows, lambda: self.part.assemble_fused_batch(rows, self.caches)))
+        batch = self._watched(rows, lambda: self.part.assemble_fused_batch(rows, self.caches))
+        self.made = self._kept("batch", lambda: said(batch))
 
     def store(self):
         """disassemble_fused_cache, with keys and values that are made up, those of the pads too."""
@@ -154,7 +168,9 @@ class Play:
             for hook in hooks:
                 hook.remove()
         self._count(rows)
-        self.made = {f"logits of {name}": [str(x.dtype), *rounded(x)] for name, x in logits.items()}
+        self.made = self._kept(
+            "logits", lambda: {f"logits of {name}": [str(x.dtype), *rounded(x)] for name, x in logits.items()}
+        )
         if len(calls) > 1 and not hasattr(self.part, "ONE_BY_ONE"):
             self.made["calls of the model"] = len(calls)
         if sum(asked) > VOCAB * sum(row.is_last for row in rows):
@@ -185,17 +201,27 @@ class Play:
         seen = {
             "num_computed_tokens": {n: r.num_computed_tokens for n, r in self.requests.items()},
             "prompt and output": texts,
-            "tokens in the cache": {name: len(self.caches[name]) for name in self.requests},
+            "tokens in the cache": {n: self._tokens_in(n) for n in self.requests},
         }
         made, self.made = self.made, {}
         return made | seen | self._held()
 
     # ----------------------------------------------------------------------------------- helpers
 
+    def _kept(self, what, look):
+        """What a call gave, and whether what the call before it gave is still as it was."""
+        now, (look_again, then) = look(), self.given.get(what, (dict, {}))
+        changed = look_again() != then
+        self.given[what] = look, now
+        return now | ({f"the {what} of the call before": "changed"} if changed else {})
+
+    def _tokens_in(self, name):
+        return len(self.caches[name]) if name in self.caches else "its cache is gone"
+
     def _held(self):
         """A number for each entry of a cache, in which every element of it counts."""
         entries = {}
-        for name in self.requests:
+        for name in [name for name in self.requests if name in self.caches]:
             for layer in range(CONFIG.num_hidden_layers):
                 keys, values = self.caches[name].get(layer)
                 entries[f"{name}'s keys in layer {layer}"] = keys
@@ -203,7 +229,7 @@ class Play:
         if not entries:
             return {}
         numbers = iter(rounded(torch.cat(list(entries.values())).flatten(1) @ WEIGHTS.to(self.dtype)))
-        return {what: [next(numbers) for _ in held] for what, held in entries.items()}
+        return {what: [next(numbers) for _ in range(len(held))] for what, held in entries.items()}
 
     def _request(self, name):
         if name not in self.requests:
@@ -227,8 +253,11 @@ class Play:
     def _watched(self, rows, call):
         """The list of rows is the schedule's own, and the caches are found by these names."""
         before = list(rows), sorted(self.caches)
-        with torch.inference_mode():  # a part may use it, and its caches would then not grow outside of it
-            returned = call()
+        try:
+            with torch.inference_mode():  # a part may use it; its caches would then not grow outside of it
+                returned = call()
+        except ValueError as error:  # or of a kind of its own, which is as right
+            raise ValueError(*error.args).with_traceback(error.__traceback__) from None
         if (rows, sorted(self.caches)) != before:
             raise AssertionError("the rows or the names of the caches were changed")
         return returned

@@ -11,6 +11,8 @@ from labs.kit import Owner, assert_drained, assert_rows, judge_storm, load, make
 scenarios, elsewhere = load("lab-04", "scenarios"), load("lab-04", "elsewhere")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 SHAPES = scenarios.SHAPES
+SHOWN, WIDE = 8, 40  # queries, and columns, that are shown of a wrong mask
+DEVICE_SHAPES = [([3, 0], [1, 4]), ([0, 0], [3, 2]), ([2, 4], [1, 1])]  # pads in both parts, or in one only
 
 
 def mask_of(lab, past_lens, num_new):
@@ -21,15 +23,53 @@ def mask_of(lab, past_lens, num_new):
 
 def check_shape(mask, past_lens, num_new):
     """In words, before the cells are looked at."""
+    __tracebackhide__ = True
     shape = (len(num_new), 1, max(num_new), max(past_lens) + max(num_new))
     said = "(B, 1, T_max, P_max + T_max), the 1 for the heads"
-    assert tuple(mask.shape) == shape, f"the mask has shape {tuple(mask.shape)}, not {shape}: {said}"
-    assert mask.dtype == torch.bool, f"the mask is of {mask.dtype}, not of bool"
+    if tuple(mask.shape) != shape:
+        raise AssertionError(f"the mask has shape {tuple(mask.shape)}, not {shape}: {said}")
+    if mask.dtype != torch.bool:
+        raise AssertionError(f"the mask is of {mask.dtype}, not of bool")
 
 
 def picture(mask, row):
     """One request's mask as lines of text, a query a line: x may be seen, . may not."""
     return ["".join("x" if cell else "." for cell in line) for line in mask[row, 0].tolist()]
+
+
+def check_real(mask, past_lens, num_new, row, expected):
+    """The last queries of a row, of which `expected` is the picture, see what they should."""
+    __tracebackhide__ = True
+    ours = picture(mask, row)[-len(expected) :]
+    if ours == expected:
+        return
+    lines = [
+        f"a wrong mask of past_lens={past_lens}, num_new={num_new}",
+        f"of row {row}, past {past_lens[row]} and new {num_new[row]}; what may be seen is an x",
+    ]
+    for query, (mine, right) in enumerate(zip(ours, expected, strict=True), start=num_new[row] - len(ours)):
+        if mine != right:
+            at = next(column for column, pair in enumerate(zip(mine, right, strict=True)) if len({*pair}) > 1)
+            start = at - at % WIDE  # of a wide mask, the part that holds the first wrong column
+            where = f" from column {start} on" if len(right) > WIDE else ""
+            mine, right = (line[start : start + WIDE] for line in (mine, right))
+            lines.append(f"    query {query} sees {mine}, but should see {right}{where}")
+    raise AssertionError("\n".join(lines[: 2 + SHOWN]))
+
+
+def check_rows(tensor, expected, what, names):
+    """`tensor` has these rows; in words, and row by row."""
+    __tracebackhide__ = True
+    ours = tensor.tolist()
+    assert len(ours) == len(expected), f"{what} has {len(ours)} rows, not {len(expected)}"
+    for name, mine, right in zip(names, ours, expected, strict=True):
+        if mine != right:
+            raise AssertionError(f"{what} of {name}: {mine}, but should be {right}")
+
+
+def stands(caches):
+    """Of each cache how many tokens it holds, and which it is."""
+    return {name: (id(cache), len(cache)) for name, cache in caches.items()}
 
 
 def owner(row, rows):
@@ -41,9 +81,11 @@ def owner(row, rows):
 
 def assert_alone(logits, rows, shape="", **tolerance):
     """`logits` has an entry for each row that is sampled, that of a run alone, and for no other."""
+    __tracebackhide__ = True
     sampled = [row for row in rows if row.is_last]
     names = [row.request.request_id for row in sampled]
-    assert sorted(logits) == sorted(names), f"logits of {sorted(logits)}; sampled are {sorted(names)}"
+    if sorted(logits) != sorted(names):
+        raise AssertionError(f"logits of {sorted(logits)}; sampled are {sorted(names)}")
     if names:
         expected = torch.stack([scenarios.alone(row.request.token_ids())[0] for row in sampled])
         ours = [logits[name] for name in names]
@@ -54,12 +96,19 @@ def assert_alone(logits, rows, shape="", **tolerance):
         assert_rows(torch.stack(ours), expected, f"logits{shape}", owners, others=others, **tolerance)
 
 
+def move(caches):
+    """To the other device."""
+    for cache in caches.values():
+        cache.k, cache.v = elsewhere.moved(cache.k), elsewhere.moved(cache.v)
+
+
 def so_far(row):
     """The tokens of a row's request up to the end of its chunk."""
     return row.request.token_ids(0, row.request.num_computed_tokens + row.num_tokens)
 
 
 def assert_shapes(ours, expected, names):
+    __tracebackhide__ = True
     for row, name in zip(ours, names, strict=True):
         shapes = f"{tuple(row.shape)}, not {tuple(expected.shape)}"
         assert row.shape == expected.shape, f"the logits of {name} have shape {shapes}"
@@ -67,6 +116,7 @@ def assert_shapes(ours, expected, names):
 
 def assert_caches_alone(caches, rows):
     """The caches of these rows hold what runs alone store, up to where the rows end."""
+    __tracebackhide__ = True
     for request, num_tokens, _ in rows:
         name, past = request.request_id, request.num_computed_tokens
         _, alone = scenarios.alone(request.token_ids(0, past + num_tokens))
@@ -83,6 +133,7 @@ def assert_caches_alone(caches, rows):
 
 def assert_unchanged(rows, before):
     """`rows` and its requests are as they were in `before`, a copy: to read, not to change."""
+    __tracebackhide__ = True
     assert [row[1:] for row in rows] == [row[1:] for row in before], (
         "rows is the schedule's own list; it was changed"
     )
@@ -103,24 +154,24 @@ def test_mask_has_a_dimension_for_the_heads(lab):
 def test_mask_cell_by_cell(lab):
     """Past 4, three new tokens, two rows, one with two pads in its past: all 42 cells, in either order."""
     padded, full = ["..xxx..", "..xxxx.", "..xxxxx"], ["xxxxx..", "xxxxxx.", "xxxxxxx"]
-    mask = mask_of(lab, [2, 4], [3, 3])
-    assert (picture(mask, 0), picture(mask, 1)) == (padded, full)
-    mask = mask_of(lab, [4, 2], [3, 3])  # the same shape, but not the same mask
-    assert (picture(mask, 0), picture(mask, 1)) == (full, padded)
+    for past_lens, rows in (([2, 4], (padded, full)), ([4, 2], (full, padded))):
+        mask = mask_of(lab, past_lens, [3, 3])  # twice the same shape, but not the same mask
+        for row, expected in enumerate(rows):
+            check_real(mask, past_lens, [3, 3], row, expected)
 
 
 def test_pads_of_the_new_tokens_are_masked(lab):
     """A decode beside a 4-token chunk sees its past and itself, and none of its 3 new pads."""
     mask = mask_of(lab, [3, 1], [1, 4])
-    assert picture(mask, 0)[-1] == "xxx...x"
-    assert picture(mask, 1) == ["..xx...", "..xxx..", "..xxxx.", "..xxxxx"]
+    check_real(mask, [3, 1], [1, 4], 0, ["xxx...x"])
+    check_real(mask, [3, 1], [1, 4], 1, ["..xx...", "..xxx..", "..xxxx.", "..xxxxx"])
 
 
 def test_mask_without_any_past(lab):
     """First chunks only: no column for the past, and each row's own lower triangle."""
     mask = mask_of(lab, [0, 0], [3, 2])
-    assert picture(mask, 0) == ["x..", "xx.", "xxx"]
-    assert picture(mask, 1)[1:] == [".x.", ".xx"]
+    check_real(mask, [0, 0], [3, 2], 0, ["x..", "xx.", "xxx"])
+    check_real(mask, [0, 0], [3, 2], 1, [".x.", ".xx"])
 
 
 def test_mask_of_any_rows(lab):
@@ -129,9 +180,20 @@ def test_mask_of_any_rows(lab):
         past_lens, num_new = (list(column) for column in zip(*shapes, strict=True))
         mask = mask_of(lab, past_lens, num_new)
         for row, (past, new) in enumerate(shapes):
-            for nth, line in enumerate(picture(mask, row)[-new:], start=1):
-                chunk = "." * (max(num_new) - new) + "x" * nth + "." * (new - nth)
-                assert line == "." * (max(past_lens) - past) + "x" * past + chunk
+            before = "." * (max(past_lens) - past) + "x" * past + "." * (max(num_new) - new)
+            expected = [before + "x" * nth + "." * (new - nth) for nth in range(1, new + 1)]
+            check_real(mask, past_lens, num_new, row, expected)
+
+
+def test_the_counts_are_only_read(lab):
+    """past_lens and num_new are as they were afterwards: the batch holds them, too."""
+    for past_lens, num_new in (([2, 4], [3, 1]), ([0, 0], [1, 2])):
+        counts = torch.tensor(past_lens), torch.tensor(num_new)
+        lab.fused_attention_mask(*counts)
+        for name, tensor, old in zip(("past_lens", "num_new"), counts, (past_lens, num_new), strict=True):
+            now = tensor.tolist()
+            if now != old:
+                raise AssertionError(f"{name} was changed in place, from {old} to {now}")
 
 
 def test_no_nan_from_a_softmax_written_by_hand(lab):
@@ -149,11 +211,14 @@ def test_no_nan_from_a_softmax_written_by_hand(lab):
 
 def test_the_mask_is_made_where_the_counts_are(lab):
     """past_lens on another device than the CPU: every tensor is made there, and the mask is the same."""
-    counts = torch.tensor([3, 0]), torch.tensor([1, 4])
-    with elsewhere.Elsewhere():
-        mask = lab.fused_attention_mask(*map(elsewhere.moved, counts))
-    assert mask.device.type == "meta", "past_lens is on another device; the mask was made on the CPU"
-    assert elsewhere.here(mask).tolist() == lab.fused_attention_mask(*counts).tolist()
+    for past_lens, num_new in DEVICE_SHAPES:
+        with elsewhere.Elsewhere():
+            counts = (elsewhere.moved(torch.tensor(x)) for x in (past_lens, num_new))
+            mask = lab.fused_attention_mask(*counts)
+        said = f"with past_lens={past_lens}, num_new={num_new}"
+        assert mask.device.type == "meta", f"{said} on another device the mask was made on the CPU"
+        same = elsewhere.here(mask).tolist() == mask_of(lab, past_lens, num_new).tolist()
+        assert same, f"{said} on another device the mask is another one than on the CPU"
 
 
 # ------------------------------------------------------------------------------------ the rectangle
@@ -164,11 +229,12 @@ def test_the_worked_example(lab):
     rows, caches = scenarios.worked_example()
     batch = lab.assemble_fused_batch(rows, caches)
     last = [request.output_token_ids[0] for request, *_ in rows[:3]]
-    assert batch.request_ids == ["r0", "r1", "r2", "r3"]
-    assert batch.tokens.tolist() == [[0] * 7 + [token] for token in last] + [
-        rows[3].request.prompt_token_ids[:8]
-    ]
-    assert batch.positions.tolist() == [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
+    names = ["r0", "r1", "r2", "r3"]
+    assert batch.request_ids == names
+    tokens = [[0] * 7 + [token] for token in last] + [rows[3].request.prompt_token_ids[:8]]
+    check_rows(batch.tokens, tokens, "tokens", names)
+    positions = [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
+    check_rows(batch.positions, positions, "positions", names)
     assert batch.past_lens.tolist() == [21, 14, 8, 0]
     assert batch.num_new.tolist() == [1, 1, 1, 8]
     assert list(batch.is_last) == [True, True, True, False]
@@ -187,15 +253,24 @@ def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
     """The second chunk of a prompt has the positions 8 to 12, not 0 to 4, and its own tokens."""
     request, cache = scenarios.mid_flight("D", 8, 12)
     batch = lab.assemble_fused_batch([scenarios.row(request, 5)], {"D": cache})
-    assert batch.positions.tolist() == [[8, 9, 10, 11, 12]]
-    assert batch.tokens.tolist() == [request.prompt_token_ids[8:13]]
+    check_rows(batch.positions, [[8, 9, 10, 11, 12]], "positions", ["D"])
+    check_rows(batch.tokens, [request.prompt_token_ids[8:13]], "tokens", ["D"])
+
+
+def test_a_chunk_of_one_token_is_the_next_one(lab):
+    """One token out of a prompt's middle is the one at num_computed_tokens, not the last that is known."""
+    for past, outputs in ((2, 0), (0, 0), (2, 3)):
+        request, cache = scenarios.mid_flight("slow", past, 7 - past, outputs=outputs)
+        batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"slow": cache})
+        check_rows(batch.positions, [[past]], "positions", ["slow"])
+        check_rows(batch.tokens, [request.token_ids(past, past + 1)], "tokens", ["slow"])
 
 
 def test_outputs_are_computed_again_after_a_preemption(lab):
     """An evicted request with 4 + 3 tokens and an empty cache brings all 7, its outputs included."""
     request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
     batch = lab.assemble_fused_batch([scenarios.row(request, 7)], {"back": cache})
-    assert batch.tokens.tolist() == [request.prompt_token_ids + request.output_token_ids]
+    check_rows(batch.tokens, [request.prompt_token_ids + request.output_token_ids], "tokens", ["back"])
 
 
 def test_rows_keep_the_order_of_the_schedule(lab):
@@ -203,7 +278,7 @@ def test_rows_keep_the_order_of_the_schedule(lab):
     rows, caches = scenarios.fleet([(5, 3), (9, 1), (0, 2)])
     batch = lab.assemble_fused_batch(rows, caches)
     assert batch.request_ids == ["r0", "r1", "r2"]
-    assert batch.positions.tolist() == [[5, 6, 7], [0, 0, 9], [0, 0, 1]]
+    check_rows(batch.positions, [[5, 6, 7], [0, 0, 9], [0, 0, 1]], "positions", batch.request_ids)
     assert batch.tokens[1].tolist() == [0, 0, rows[1][0].output_token_ids[0]]
     assert (batch.past_lens.tolist(), batch.num_new.tolist()) == ([5, 9, 0], [3, 1, 2])
 
@@ -231,8 +306,8 @@ def test_token_0_is_a_token(lab):
     caches = {"chat": cache, "zeros": scenarios.empty_cache()}
     batch = lab.assemble_fused_batch([scenarios.row(request, 5), scenarios.row(zeros, 3)], caches)
     assert batch.num_new.tolist() == [5, 3]
-    assert batch.positions.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]]
-    assert picture(batch.mask, 1)[2:] == [".......x..", ".......xx.", ".......xxx"]
+    check_rows(batch.positions, [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]], "positions", batch.request_ids)
+    check_real(batch.mask, [5, 0], [5, 3], 1, [".......x..", ".......xx.", ".......xxx"])
 
 
 def test_the_mask_belongs_to_the_rows(lab):
@@ -247,24 +322,26 @@ def test_the_mask_belongs_to_the_rows(lab):
 def test_rows_and_requests_are_only_read(lab):
     """Laying out a step changes no request, no cache and not the list of rows."""
     rows, caches = scenarios.worked_example()
-    before, held = deepcopy(rows), {name: len(cache) for name, cache in caches.items()}
+    before, held = deepcopy(rows), stands(caches)
     lab.assemble_fused_batch(rows, caches)
     assert_unchanged(rows, before)
-    assert {name: len(cache) for name, cache in caches.items()} == held, "a cache was changed"
+    if stands(caches) != held:
+        raise AssertionError("a cache was changed, or another one stands in its place")
 
 
 def test_the_batch_is_on_the_device_of_the_caches(lab):
     """Caches on another device than the CPU: tokens, positions, counts and mask are made there."""
-    rows, caches = scenarios.worked_example()
-    on_cpu = lab.assemble_fused_batch(rows, caches)
-    for cache in caches.values():
-        cache.k, cache.v = elsewhere.moved(cache.k), elsewhere.moved(cache.v)
-    with elsewhere.Elsewhere():
-        batch = lab.assemble_fused_batch(rows, caches)
-    for name in ("tokens", "positions", "past_lens", "num_new", "mask"):
-        ours, expected = getattr(batch, name), getattr(on_cpu, name)
-        assert ours.device.type == "meta", f"the caches are on another device; {name} is on the CPU"
-        assert elsewhere.here(ours).tolist() == expected.tolist()
+    for past_lens, num_new in DEVICE_SHAPES:
+        rows, caches = scenarios.fleet(list(zip(past_lens, num_new, strict=True)))
+        on_cpu = lab.assemble_fused_batch(rows, caches)
+        move(caches)
+        with elsewhere.Elsewhere():
+            batch = lab.assemble_fused_batch(rows, caches)
+        for name in ("tokens", "positions", "past_lens", "num_new", "mask"):
+            ours, expected = getattr(batch, name), getattr(on_cpu, name)
+            assert ours.device.type == "meta", f"the caches are on another device; {name} is on the CPU"
+            same = elsewhere.here(ours).tolist() == expected.tolist()
+            assert same, f"{name} on another device are others than on the CPU"
 
 
 def test_a_stale_cache_is_refused(lab):
@@ -274,9 +351,16 @@ def test_a_stale_cache_is_refused(lab):
         request, caches["evicted"] = scenarios.mid_flight("evicted", held, 8 - held)
         request.num_computed_tokens = computed
         rows.insert(1, scenarios.row(request, 8 - computed))
+        before, stood = deepcopy(rows), stands(caches)
         with pytest.raises(ValueError, match="evicted") as refusal:
             lab.assemble_fused_batch(rows, caches)
-        assert {"0", "5"} <= set(re.findall(r"\d+", str(refusal.value)))
+        missing = {"0", "5"} - set(re.findall(r"\d+", str(refusal.value)))
+        if missing:
+            wanted = f"{computed} computed tokens and {held} in the cache"
+            raise AssertionError(f"the message should have both numbers, {wanted}; it is: {refusal.value}")
+        assert_unchanged(rows, before)
+        if stands(caches) != stood:
+            raise AssertionError(f"after the refusal caches are {sorted(caches)}, not as they were")
 
 
 def test_what_visible_pads_would_do(lab):
@@ -285,17 +369,17 @@ def test_what_visible_pads_would_do(lab):
     expected = scenarios.alone(rows[0][0].token_ids())[0]
     batch = lab.assemble_fused_batch(rows, caches)
     check_shape(batch.mask, [21, 0], [1, 8])
-    yours = (scenarios.logits_under(batch, caches)[0] - expected).abs().max().item()
-    batch.mask = batch.mask.clone()
-    batch.mask[..., -8:] = torch.ones(8, 8, dtype=torch.bool).tril()  # every new token counts as real
-    visible = (scenarios.logits_under(batch, caches)[0] - expected).abs().max().item()
+    yours = (scenarios.logits_under(batch.mask, batch, caches)[0] - expected).abs().max().item()
+    seen = batch.mask.clone()
+    seen[..., -8:] = torch.ones(8, 8, dtype=torch.bool).tril()  # every new token counts as real
+    visible = (scenarios.logits_under(seen, batch, caches)[0] - expected).abs().max().item()
     print(
         "a decode of 22 tokens beside an 8-token chunk: "
         f"its logits span {expected.max() - expected.min():.1f};\n"
         f"under your mask they move by {yours:.0e}, "
         f"with its seven new pads visible by {visible:.1f}"
     )
-    assert yours < 1e-9
+    assert yours < 1e-9, f"under your mask the decode's logits move by {yours:.2g}"
     assert visible > 0.1
 
 
@@ -325,14 +409,62 @@ def stored(cache, layer):
     return list(zip(k[:, 0, 0].tolist(), v[:, 0, 0].tolist(), strict=True))
 
 
+def check_held(caches, expected):
+    """How many tokens the caches hold, in their order."""
+    __tracebackhide__ = True
+    for (name, cache), held in zip(caches.items(), expected, strict=True):
+        if len(cache) != held:
+            raise AssertionError(f"the cache of {name} holds {len(cache)} tokens, but should hold {held}")
+
+
 def test_exactly_the_new_real_rows_are_stored(lab):
     """Rows with 1, 4 and 2 new tokens store 1, 4 and 2, from the right end of the rectangle."""
     batch, new_kv, caches = by_hand(lab, [1, 4, 2])
     lab.disassemble_fused_cache(batch, new_kv, caches)
-    assert [len(cache) for cache in caches.values()] == [1, 4, 2]
+    check_held(caches, [1, 4, 2])
     assert stored(caches["r0"], 0) == [(1103, -1103)]
     assert stored(caches["r1"], 0) == [(1200 + t, -1200 - t) for t in range(4)]
     assert stored(caches["r2"], 0) == [(1302, -1302), (1303, -1303)]
+
+
+def test_rows_that_are_not_sampled_are_stored_as_well(lab):
+    """A partial chunk goes on in a later step, which needs its keys: is_last has no say in this."""
+    batch, new_kv, caches = by_hand(lab, [2, 3])
+    batch.is_last[:] = [False, True]
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    check_held(caches, [2, 3])
+
+
+def test_caches_are_found_by_name(lab):
+    """The caches stand in another order than the rows, and a request that is not in the step has one, too."""
+    batch, new_kv, caches = by_hand(lab, [1, 4, 2])
+    caches = {"idle": scenarios.empty_cache()} | dict(reversed(caches.items()))
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    check_held(caches, [0, 2, 4, 1])
+    assert stored(caches["r2"], 0) == [(1302, -1302), (1303, -1303)]
+
+
+def test_not_a_digit_is_lost(lab):
+    """float64 keys and values are stored in float64, to the last digit."""
+    batch, new_kv, caches = by_hand(lab, [2, 3])
+    new_kv = [(k / 3, v / 7) for k, v in new_kv]
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    for what, ours, new in zip(("keys", "values"), caches["r1"].get(1), new_kv[1], strict=True):
+        off = (ours - new[1, -3:]).abs().max().item()
+        assert off == 0, f"the {what} of r1 in layer 1 were rounded: they are off by {off:.1g}"
+
+
+def test_batch_and_new_keys_are_only_read(lab):
+    """The batch and the list of new keys and values are as they were."""
+    batch, new_kv, caches = by_hand(lab, [1, 3])
+    ids, old = list(batch.request_ids), [(k.clone(), v.clone()) for k, v in new_kv]
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    assert batch.request_ids == ids, "batch.request_ids was changed"
+    assert batch.num_new.tolist() == [1, 3], "batch.num_new was changed"
+    assert len(new_kv) == len(old), f"new_kv had {len(old)} layers, and has {len(new_kv)} now"
+    for ours, was in zip(new_kv, old, strict=True):
+        same = all(map(torch.equal, ours, was))
+        assert same, "the tensors of new_kv were changed"
 
 
 def test_every_layer_gets_its_own(lab):
@@ -349,8 +481,8 @@ def test_what_was_there_stays(lab):
     for layer in range(2):
         caches["r0"].append(layer, torch.full((3, 2, 8), 7.0), torch.full((3, 2, 8), 8.0))
     lab.disassemble_fused_cache(batch, new_kv, caches)
+    check_held(caches, [4, 3])
     assert stored(caches["r0"], 0) == [(7, 8)] * 3 + [(1102, -1102)]
-    assert [len(cache) for cache in caches.values()] == [4, 3]
 
 
 # -------------------------------------------------------------------------------------- the whole
@@ -375,16 +507,20 @@ def test_the_caches_of_a_run_alone(lab, name):
 
 
 def test_one_model_call(lab):
-    """Two decodes and three prefill chunks are one call of the model, counted."""
-    rows, caches = scenarios.fleet(SHAPES["later chunks and decodes, in any order"])
-    calls = []
-    # At the embedding, through which every call goes, model(...) and model.forward(...) alike.
-    hook = scenarios.model().embed_tokens.register_forward_hook(lambda *_: calls.append(1))
-    try:
-        lab.fused_step(scenarios.model(), rows, caches)
-    finally:
-        hook.remove()
-    assert len(calls) == 1, f"{len(calls)} calls of the model in one step"
+    """Two decodes and three chunks are one call of the model, and so are 12 decodes and a chunk of 60."""
+    for name in ("later chunks and decodes, in any order", "a long chunk, a long past and many decodes"):
+        rows, caches = scenarios.fleet(SHAPES[name])
+        calls = []
+        # At the embedding, through which every call goes, model(...) and model.forward(...) alike.
+        hook = scenarios.model().embed_tokens.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        try:
+            lab.fused_step(scenarios.model(), rows, caches)
+        finally:
+            hook.remove()
+        if len(calls) != 1:
+            widest = max(row.num_tokens for row in rows)
+            what = f"of {len(rows)} rows, the longest of {widest} new tokens"
+            raise AssertionError(f"{len(calls)} calls of the model in one step {what}")
 
 
 def test_a_partial_chunk_is_not_sampled(lab):
@@ -402,8 +538,10 @@ def test_a_partial_chunk_is_not_sampled(lab):
 def test_a_step_that_samples_no_request(lab):
     """Nothing but partial chunks: the caches grow, and the result is empty."""
     request, cache = scenarios.mid_flight("long", 0, 12)
-    assert lab.fused_step(scenarios.model(), [scenarios.row(request, 5)], {"long": cache}) == {}
-    assert len(cache) == 5
+    logits = lab.fused_step(scenarios.model(), [scenarios.row(request, 5)], {"long": cache})
+    assert not logits, f"logits of {sorted(logits)}; no request is sampled in this step"
+    assert logits == {}
+    check_held({"long": cache}, [5])
 
 
 def test_logits_are_asked_for_sampled_rows_only(lab):
@@ -426,11 +564,12 @@ def test_a_refused_step_changes_nothing(lab):
     rows, caches = scenarios.fleet([(9, 1), (0, 5), (6, 2)])
     rows[2].request.num_computed_tokens = 0
     rows[2] = scenarios.row(rows[2].request, 8)
-    before, held = deepcopy(rows), {name: len(cache) for name, cache in caches.items()}
+    before, held = deepcopy(rows), stands(caches)
     with pytest.raises(ValueError, match="r2"):
         lab.fused_step(scenarios.model(), rows, caches)
     assert_unchanged(rows, before)
-    assert {name: len(cache) for name, cache in caches.items()} == held, "a cache has grown in a refused step"
+    if stands(caches) != held:
+        raise AssertionError("a refused step has changed a cache")
 
 
 def test_the_neighbours_do_not_matter(lab):
@@ -453,12 +592,12 @@ def test_float32_stays_float32(lab):
 
 def test_a_step_on_another_device(lab):
     """Model and caches on another device than the CPU: whatever your functions make is made there, too."""
-    rows, caches = scenarios.fleet(SHAPES["later chunks and decodes, in any order"])
-    for cache in caches.values():
-        cache.k, cache.v = elsewhere.moved(cache.k), elsewhere.moved(cache.v)
-    with elsewhere.Elsewhere():
-        logits = lab.fused_step(elsewhere.model(scenarios.model()), rows, caches)
-    assert_alone({name: elsewhere.here(row) for name, row in logits.items()}, rows)
+    for name in ("later chunks and decodes, in any order", "several first chunks", "decodes only"):
+        rows, caches = scenarios.fleet(SHAPES[name])
+        move(caches)
+        with elsewhere.Elsewhere():
+            logits = lab.fused_step(elsewhere.model(scenarios.model()), rows, caches)
+        assert_alone({name: elsewhere.here(row) for name, row in logits.items()}, rows)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -28,48 +28,62 @@ class Examination(matrix.Matrix):
     def __init__(self, lab: Lab, unwritten: list[str], out: TextIO):
         super().__init__(lab, [], out)
         self.standing = Standing(lab, [], unwritten=unwritten)
-        self.wanted: dict[str, set[str]] = {}  # the tests that a variant is to run; YOURS runs all
+        self.wanted: dict[str, set[str]] = {}  # of a task that runs alone its tests
 
     def examine(self) -> bool:
-        """Run the whole file, then the tasks that must be told apart; False if pytest did not end well.
-
-        What the whole file passes a task passes alone, unless it proves wrong: its failures come first.
-        If all suspects but the last are right, that one stands alone as it does in the whole file.
-        """
-        now = self.standing
-        if not self.run({YOURS: set()}):
+        """Run the whole file, then the tasks that must be told apart; False if pytest did not end well."""
+        if not self.run([YOURS], {}):
             return False
-        written = [task for task in self.lab.tasks if task.name not in now.unwritten]
+        now, lab = self.standing, self.lab
+        written = [task for task in lab.tasks if task.name not in now.unwritten]
         tests = {task.name: {result.test for result in now.of(task, now.results)} for task in written}
         failed = {task.name: {result.test for result in now.failures(task)} for task in written}
-        suspects = sorted(filter(failed.get, failed), key=lambda name: len(failed[name]))
-        last = suspects.pop() if suspects and not now.unwritten else None
-        storm.only = departing(now)
-        ended = self.run({f"{YOURS}@{name}": failed[name] for name in suspects})
+        suspects = [name for name in failed if failed[name]]
+        storm.only = departing(now)  # what the whole file passes a task passes alone, unless it proves wrong
+        quick, ended = storm.only is not None, self.run_alone({name: failed[name] for name in suspects})
         storm.only = None
-        wrong = [name for name in suspects if any(not r.passed for r in now.alone.get(name, ()))]
-        more = {f"{YOURS}@{name}": tests[name] - failed[name] for name in wrong}
-        return ended and self.run(more | ({f"{YOURS}@{last}": tests[last]} if last and wrong else {}))
+        wrong = [name for name in suspects if any(not result.passed for result in now.alone.get(name, ()))]
+        if len(wrong) == 1 and not now.unwritten:  # it stands in the whole file as it would alone
+            del now.alone[wrong[0]]
+        elif wrong:
+            again = {matrix.STORM} if quick else set()
+            ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})
+        elif not now.unwritten:  # state that is kept, perhaps: it shows in a run of all tests
+            ended = ended and self.run_alone({name: tests[name] for name in suspects})
+        for name, results in now.alone.items():
+            for result in results:
+                self.write([f"{YOURS}@{name}", vars(result)])
+        return ended
 
-    def run(self, wanted: dict[str, set[str]]) -> bool:
-        """These tests of these variants; False if pytest did not end well."""
-        self.variants, self.wanted = list(wanted), wanted
-        return not wanted or matrix.run_pytest(self.lab, self) in (0, 1)
+    def run_alone(self, wanted: dict[str, set[str]]) -> bool:
+        """These tests of these tasks; what was known of them gives way."""
+        for name, tests in wanted.items():
+            self.standing.alone[name] = [r for r in self.standing.alone.get(name, ()) if r.test not in tests]
+        return self.run([f"{YOURS}@{name}" for name in wanted], wanted)
+
+    def run(self, variants: list[str], wanted: dict[str, set[str]]) -> bool:
+        self.variants, self.wanted = variants, wanted
+        return not variants or matrix.run_pytest(self.lab, self) in (0, 1)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         keyed = [(item, matrix.variant_of(item) or self.variants[0]) for item in items]
         kept = [
             (self.variants.index(variant), number, item)
             for number, (item, variant) in enumerate(keyed)
-            if variant == YOURS or matrix.test_of(item) in self.wanted[variant]
+            if variant == YOURS or matrix.test_of(item) in self.wanted[task_of(variant)]
         ]
         items[:] = [item for _, _, item in sorted(kept, key=lambda one: one[:2])]
 
     def keep(self, variant: str, result: Result) -> None:
-        name = variant.partition("@")[2]
-        kept = self.standing.alone.setdefault(name, []) if name else self.standing.results
-        kept.append(result)
-        super().keep(variant, result)
+        if task := task_of(variant):
+            self.standing.alone[task].append(result)  # written down when all is known
+        else:
+            self.standing.results.append(result)
+            super().keep(variant, result)
+
+
+def task_of(variant: str) -> str:
+    return variant.partition("@")[2]
 
 
 def departing(standing: Standing) -> list[int] | None:

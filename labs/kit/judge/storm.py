@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import zip_longest
 from textwrap import shorten
 from time import monotonic
@@ -56,14 +56,14 @@ def judge(lab_id: str, part: Any) -> None:
             raise AssertionError(story(opening, script, yours, model))
 
 
-@cache
+@lru_cache(1024)
 def drawn(lab_id: str, seed: object) -> Script:
     """The script of a seed; a string seeds alike in every version of Python."""
     script: Script = loading.load(lab_id, "storm").draw(random.Random(f"{lab_id} {seed}"))
     return script
 
 
-@cache
+@lru_cache(1024)
 def expected(lab_id: str, seed: object) -> list[Step]:
     return run(lab_id, None, drawn(lab_id, seed))
 

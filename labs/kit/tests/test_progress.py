@@ -1,7 +1,10 @@
 """How a starter stands: what is wrong by itself, what waits for another task, and which failure says most."""
 
+from io import StringIO
+
 import pytest
 
+from labs.kit.judge.examine import YOURS, Examination
 from labs.kit.judge.manifest import find_lab
 from labs.kit.judge.result import Result
 from labs.kit.judge.standing import Standing
@@ -101,3 +104,45 @@ def test_only_a_task_of_this_lab_is_waited_for(said):
 def test_the_owner_of_a_method_is_its_class():
     now = standing({FIND: unwritten(ADMIT + ".inner")})
     assert now.waits_for(now.lab.task(FIND)).name == ADMIT
+
+
+class Played(Examination):
+    """An examination in which the tests named in `whole`, and those in `alone` of a task, fail."""
+
+    def __init__(self, whole: set[str], alone: dict[str, set[str]], unwritten: tuple = ()):
+        super().__init__(find_lab("lab-06"), list(unwritten), StringIO())
+        self.fails, self.runs = alone | {YOURS: whole}, []
+        assert self.examine()
+
+    def run(self, variants, wanted):
+        for variant in variants:
+            name = variant.removeprefix(f"{YOURS}@")
+            tests = wanted.get(name, {*self.lab.tests})
+            self.runs.append((name, len(tests)))
+            for test in (test for test in self.lab.tests if test in tests):
+                failed = test in self.fails.get(name, ())
+                self.keep(variant, Result(test, not failed, WRONG if failed else ""))
+        return True
+
+
+def test_a_task_runs_alone_only_where_that_can_change_the_verdict():
+    """If one task alone is at fault it stands as in the whole file; what that passes is not run again."""
+    lab = find_lab("lab-06")
+    own = next(test for test in lab.task(TAKE).tests if len(lab.tests[test]) == 1)
+    failing = {own, "test_storm"}
+    one = Played(failing, {TAKE: failing})
+    assert dict(one.runs) == {YOURS: len(lab.tests)} | {task.name: 1 for task in lab.tasks} | {TAKE: 2}
+    assert one.standing.wrong == [lab.task(TAKE)] and TAKE not in one.standing.alone
+    two = Played(failing, {TAKE: failing, FIND: {"test_storm"}})
+    for name in (TAKE, FIND):
+        assert {result.test for result in two.standing.alone[name]} == {*lab.task(name).tests}
+    assert [name for name, _ in Played(set(), {}).runs] == [YOURS]
+
+
+def test_what_fails_in_a_run_of_all_tests_only_is_run_so_alone():
+    """State that is kept between calls shows only after other tests: then a suspect runs all of its own."""
+    lab = find_lab("lab-06")
+    kept = Played({"test_storm"}, {})
+    assert {*kept.runs[-len(lab.tasks) :]} == {(task.name, len(task.tests)) for task in lab.tasks}
+    missing = Played({"test_storm"}, {}, unwritten=(PUBLISH,))
+    assert (len(missing.runs), missing.standing.next_task.name) == (len(lab.tasks), PUBLISH)

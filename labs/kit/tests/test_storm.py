@@ -1,13 +1,15 @@
 """Storms: what departs is found, cut to the calls that it needs, and told with what should have been seen."""
 
+import os
 import random
 from types import SimpleNamespace
 
 import pytest
 
-from labs.kit.author.check import imports
+from labs.kit.author.check import alternatives, imports
 from labs.kit.judge import loading, storm
 from labs.kit.judge.manifest import find_lab, lab_ids
+from labs.kit.judge.matrix import implementation
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.storms import Skip
 
@@ -178,3 +180,19 @@ def test_the_model_stands_on_its_own_feet(lab_id):
     source = lab.file("model.py").read_text("utf-8")
     twins = {task.engine.replace(":", ".") for task in lab.tasks}
     assert not imports(source) & twins and "solution" not in source
+
+
+SEEDS = 3000 if os.environ.get("SOAK") else 10  # make soak
+
+
+@pytest.mark.parametrize("variant", ["solution", "engine", "alternatives"])
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_right_ones_pass_scripts_that_the_lab_does_not_play(lab_id, variant):
+    """The model agrees with each of them, on seeds of its own."""
+    names = alternatives(find_lab(lab_id)) if variant == "alternatives" else [variant]
+    for name in names:
+        part = implementation(lab_id, name)
+        for number in range(SEEDS):
+            script = storm.drawn(lab_id, seed := f"soak {number}")
+            apart = storm.departure(storm.run(lab_id, part, script), storm.expected(lab_id, seed))
+            assert apart is None, (name, seed)
