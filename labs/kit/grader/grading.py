@@ -133,8 +133,8 @@ def cases(lab: Lab, settings: Settings) -> list[Scripted]:
     def drawn(name: str, seed: object, hidden: bool) -> Scripted:
         return Scripted(name, hidden, said(graded(storm.drawn(lab.id, seed))))
 
-    public = [drawn(f"public {n}", n, False) for n in range(storm.count(lab.id))]
-    hidden = [drawn(f"hidden {n}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
+    public = [drawn(f"public {n + 1}", n, False) for n in range(storm.count(lab.id))]
+    hidden = [drawn(f"hidden {n + 1}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
     return [*public, *hidden, *own_cases(lab.id, settings.own)]
 
 

@@ -187,7 +187,7 @@ def departed(cases: list[Case]) -> tuple[int, int]:
 def case_name(case: Case) -> str:
     """As `labs test` counts: from 1."""
     if match := re.fullmatch(r"public (\d+)", case.name):
-        return f"public case {int(match[1]) + 1}"
+        return f"public case {match[1]}"
     return f"case {line(case.name)}"
 
 
