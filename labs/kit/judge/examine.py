@@ -46,9 +46,7 @@ class Examination(matrix.Matrix):
         quick, ended = storm.only is not None, self.run_alone({name: failed[name] for name in suspects})
         storm.only = None
         wrong = [name for name in suspects if any(not result.passed for result in now.alone.get(name, ()))]
-        if (
-            len(self.together(wrong)) == 1 and not now.unwritten
-        ):  # it stands in the whole file as it would alone
+        if len(self.together(wrong)) == 1 and not now.unwritten:  # alone is as in the whole file
             for name in wrong:
                 del now.alone[name]
         elif wrong:
@@ -66,10 +64,8 @@ class Examination(matrix.Matrix):
         for name, tests in wanted.items():
             self.standing.alone[name] = [r for r in self.standing.alone.get(name, ()) if r.test not in tests]
         self.asked, self.served = wanted, {names[0]: names for names in self.together(wanted)}
-        tests_of = {
-            one: {test for name in names for test in wanted[name]} for one, names in self.served.items()
-        }
-        return self.run([f"{YOURS}@{name}" for name in tests_of], tests_of)
+        tests = {first: {t for name in names for t in wanted[name]} for first, names in self.served.items()}
+        return self.run([f"{YOURS}@{first}" for first in tests], tests)
 
     def together(self, names: Iterable[str]) -> list[list[str]]:
         """Tasks that are judged in one and the same module: all methods of a class that is left whole."""

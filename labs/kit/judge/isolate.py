@@ -40,7 +40,7 @@ def class_of(task: Task) -> str:
 
 
 def keeping_books_of_their_own(
-    lab: Lab, module: ModuleType, reference: ModuleType, left: Sequence[str]
+    lab: Lab, module: ModuleType | loading.Broken, reference: ModuleType, left: Sequence[str]
 ) -> set[str]:
     """The classes whose __init__ makes other attributes than the reference's does; `left` is not written."""
     tasks, found = {task.name for task in lab.tasks}, set()
