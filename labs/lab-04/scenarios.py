@@ -140,6 +140,8 @@ class FusedModel:
         }
         step = [row(request, len(token_ids)) for request, token_ids, *_ in rows]
         logits = self.lab.fused_step(model(), step, self.caches)
+        if strangers := [name for name in logits if name not in self.caches]:
+            raise AssertionError(f"fused_step returned logits under {strangers[0]!r}, which is no request_id")
         return {request_id: [int(scores.argmax())] for request_id, scores in logits.items()}
 
 

@@ -105,6 +105,7 @@ class Play:
         self.requests, self.caches = {}, {}
         self.rows = []  # of the step to come
         self.made = {}  # by the last call
+        self.changed = {}  # by the last call, though it was only to be read
         self.given = {}  # what: what the last call gave of it, and how that looked then
 
     # ------------------------------------------------------------------------------------- calls
@@ -203,7 +204,8 @@ class Play:
             "prompt and output": texts,
             "tokens in the cache": {n: self._tokens_in(n) for n in self.requests},
         }
-        made, self.made = self.made, {}
+        made, self.made = self.made | self.changed, {}
+        self.changed = {}
         return made | seen | self._held()
 
     # ----------------------------------------------------------------------------------- helpers
@@ -251,16 +253,21 @@ class Play:
         return rows
 
     def _watched(self, rows, call):
-        """The list of rows is the schedule's own, and the caches are found by these names."""
-        before = list(rows), sorted(self.caches)
+        """The list of rows is the schedule's own, and the requests are counted up by the scheduler."""
+        before = self._only_read(rows)
         try:
             with torch.inference_mode():  # a part may use it; its caches would then not grow outside of it
                 returned = call()
         except ValueError as error:  # or of a kind of its own, which is as right
             raise ValueError(*error.args).with_traceback(error.__traceback__) from None
-        if (rows, sorted(self.caches)) != before:
-            raise AssertionError("the rows or the names of the caches were changed")
+        finally:
+            after = self._only_read(rows)
+            self.changed |= {what: "changed" for what, value in before.items() if after[what] != value}
         return returned
+
+    def _only_read(self, rows):
+        requests = {f"request {name}": repr(vars(request)) for name, request in self.requests.items()}
+        return {"the rows": list(rows), "the names of the caches": sorted(self.caches)} | requests
 
     def _count(self, rows):
         for request, num_tokens, is_last in rows:

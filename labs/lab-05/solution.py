@@ -18,9 +18,9 @@ class BlockManager:
         none, None is one percent of the pool, rounded down. Raises ValueError for num_blocks or
         block_size below 1, and for a watermark below 0 or as large as the pool.
 
-        Make your containers here: one for the free blocks, one for the tables. Taking a free block,
-        giving one back and counting them must cost O(1) a block, however large the pool is: a real one
-        may have a hundred thousand.
+        Make your containers here: one for the free blocks, one for the tables. Taking a free block and
+        giving one back must cost O(1) a block, and counting them O(1) in all, however large the pool is
+        and however many requests hold blocks: a real pool may have a hundred thousand.
         """
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:

@@ -4,6 +4,8 @@ A script keeps books or works on tensors, so that each half is judged without th
 by the tensor calls only. Any free block will do, so blocks are renamed: 0 is the first one that is held.
 """
 
+from dataclasses import replace
+
 from labs.kit import Skip, make_request
 
 SCRIPTS = 60
@@ -198,10 +200,10 @@ class Play:
         return allocated
 
     def allocate(self, name, num_new_tokens):
-        return self.kv.allocate(self._any(name), num_new_tokens)
+        return self.kv.allocate(self._twin(name), num_new_tokens)
 
     def num_new_blocks(self, name, num_new_tokens):
-        return self.kv.num_new_blocks(self._any(name), num_new_tokens)
+        return self.kv.num_new_blocks(self._twin(name), num_new_tokens)
 
     def slot_mapping(self, name, start, end):
         request = self._any(name)
@@ -337,7 +339,11 @@ class Play:
         return self._known(name)
 
     def _table(self, name):
-        return self.kv.block_table(self.requests.get(name, self.strangers[name]))
+        return self.kv.block_table(self.strangers[name])
+
+    def _twin(self, name):
+        """Another object that is the same request."""
+        return replace(self._any(name))
 
     def _rename(self):
         """The blocks that are held are called 0, 1, 2 ..., and keep their name while they are held."""

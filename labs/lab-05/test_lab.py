@@ -22,10 +22,19 @@ def pool(lab, num_blocks, block_size, watermark=0):
 
 def admitted(kv, request_id, num_tokens):
     """A request that has just been admitted."""
-    request = make_request(request_id, num_tokens)
+    request, free = make_request(request_id, num_tokens), kv.num_free_blocks
     answer = kv.admit(request)
-    assert answer is True, f"{request_id} with {num_tokens} tokens was not admitted"
+    assert answer is True, (
+        f"{request_id} with {num_tokens} tokens was not admitted: {free} of {kv.num_blocks} blocks "
+        f"were free, of {kv.block_size} slots each, and the watermark is {kv.watermark}"
+    )
     return request
+
+
+def assert_free(kv, num_blocks, when):
+    assert kv.num_free_blocks == num_blocks, (
+        f"{when} {num_blocks} blocks must be free, but num_free_blocks is {kv.num_free_blocks}"
+    )
 
 
 def decode(request):
@@ -51,6 +60,17 @@ def test_a_pool_knows_its_sizes(lab):
     kv = lab.BlockManager(6, 4)
     lab.BlockManager(3, 2, watermark=1)
     assert (kv.num_blocks, kv.block_size, kv.watermark) == (6, 4, 0)
+
+
+def test_two_pools_share_nothing(lab):
+    """What happens in one pool is not seen in another, that was there before or is made later."""
+    before, kv = pool(lab, 4, 4), pool(lab, 4, 4)
+    request = admitted(kv, "a", 16)
+    for other in (before, pool(lab, 4, 4)):
+        assert list(other.block_table(request)) == [], "a has blocks of one pool, but another shows some too"
+        assert_free(other, 4, "in a pool that a is not in")
+        admitted(other, "a", 16)
+    assert_free(kv, 0, "in the pool that a fills")
 
 
 def test_one_percent_is_the_default_watermark(lab):
@@ -89,6 +109,17 @@ def test_free_blocks_are_not_counted_one_by_one(lab):
     assert times[100_000] < 10 * times[64], "it takes more than 10 times as long"
 
 
+def test_free_blocks_are_not_counted_by_the_tables(lab):
+    """num_free_blocks answers as fast when 1,000 requests hold blocks as when 10 do: O(1)."""
+    times = {}
+    for num_requests in (10, 1000):
+        kv = lab.BlockManager(2000, 1)
+        for number in range(num_requests):
+            kv.admit(make_request(f"r{number}", 1))
+        times[num_requests] = best_of(50, lambda: kv.num_free_blocks)  # noqa: B023  called at once
+    assert times[1000] < 10 * times[10], "it takes more than 10 times as long"
+
+
 def best_of(turns, call):
     """Seconds; never less than a microsecond, which is what a clock can tell."""
     best = 1.0
@@ -101,12 +132,25 @@ def best_of(turns, call):
 
 def test_a_stranger_has_an_empty_table(lab):
     """The table of a request that was never admitted is the empty list, and asking makes it no holder."""
-    kv = pool(lab, 6, 4)
-    stranger = make_request("stranger", 3)
+    kv = pool(lab, 6, 4, watermark=2)
+    stranger = make_request("stranger", 24)
     assert kv.block_table(stranger) == []
     assert kv.block_table(stranger) == []
     assert kv.num_free_blocks == 6
-    assert kv.admit(stranger) is True, "it only asked for its table before, and held no block"
+    assert kv.admit(stranger) is True, (
+        "only its table was asked for before: it held no block, and may have all 6 of an empty pool"
+    )
+
+
+def test_a_table_goes_by_the_id(lab):
+    """Another object with the id of a request has its table, and its room: the id counts, not the object."""
+    kv = pool(lab, 6, 4)
+    table, twin = list(kv.block_table(admitted(kv, "a", 7))), make_request("a", 3)
+    assert list(kv.block_table(twin)) == table, "another object with the id of a must have the table of a"
+    assert kv.num_new_blocks(twin, 8) == 0
+    assert len(kv.slot_mapping(twin, 0, 8)) == 8
+    assert kv.allocate(twin, 9) is True
+    assert (list(kv.block_table(twin))[:2], kv.num_free_blocks) == (table, 3)
 
 
 # ------------------------------------------------------------------------------------- counting
@@ -123,12 +167,25 @@ def test_blocks_for_lengths_around_an_edge(lab, block_size):
 def test_what_is_held_is_not_counted_again(lab):
     """num_new_blocks counts from the tokens computed, takes off what is held, and is never negative."""
     kv = pool(lab, 8, 4)
-    assert kv.num_new_blocks(make_request("outside", 9), 5) == 2  # what the 5 need, not the whole prompt
+    outside = kv.num_new_blocks(make_request("outside", 9), 5)
+    assert outside == 2, f"5 tokens need 2 blocks, however long the prompt is, but the answer is {outside}"
     request = admitted(kv, "a", 9)
     assert [kv.num_new_blocks(request, n) for n in (0, 9, 12, 13, 17)] == [0, 0, 0, 1, 2]
     request.num_computed_tokens = 9
     assert [kv.num_new_blocks(request, n) for n in (1, 3, 4, 8)] == [0, 0, 1, 2]
     assert kv.num_free_blocks == 5
+
+
+def test_what_is_needed_may_be_more_than_there_is(lab):
+    """The answer does not look at what is free: 13 tokens need 4 blocks also where 1 is free, or none."""
+    kv = pool(lab, 4, 4)
+    request = make_request("late", 13)
+    for held in (0, 3, 4):
+        if held:
+            admitted(kv, f"holds {held}", 4 * (kv.num_free_blocks - (4 - held)))
+        needed = kv.num_new_blocks(request, 13)
+        assert needed == 4, f"13 tokens need 4 blocks, but the answer is {needed} with {4 - held} free"
+    assert kv.allocate(request, 13) is False
 
 
 # ------------------------------------------------------------------------------------- admission
@@ -218,6 +275,17 @@ def test_admitting_twice_is_an_error(lab):
     assert (list(kv.block_table(request)), request.num_computed_tokens) == (table, 5)
 
 
+def test_blocks_from_allocate_are_held_too(lab):
+    """Blocks that allocate gave are held like others: admission is a ValueError, and loses none."""
+    kv = pool(lab, 8, 4)
+    request = make_request("early", 6)
+    assert kv.allocate(request, 6) is True
+    with pytest.raises(ValueError, match="early"):
+        kv.admit(request)
+    kv.free(request)
+    assert_free(kv, 8, "when it is freed")
+
+
 def test_waste_is_below_a_block_a_request(lab):
     """Forty sequences waste less than a block each; reserving 512 tokens for each wastes most of them."""
     rng = random.Random(0)
@@ -281,13 +349,15 @@ def test_chunks_of_an_admitted_prompt_take_nothing(lab):
 def test_a_table_only_grows_at_its_end(lab):
     """Growing leaves the blocks that a request has where they are: its tokens are in them."""
     kv = pool(lab, 10, 2)
-    request = admitted(kv, "a", 5)
+    gone, request = admitted(kv, "gone", 4), admitted(kv, "a", 5)
     before = list(kv.block_table(request))
-    admitted(kv, "b", 4)
+    admitted(kv, "b", 10)
+    kv.free(gone)  # whose blocks come behind those of a now, though they were given out first
     request.num_computed_tokens = 5
     assert kv.allocate(request, 4) is True
-    assert list(kv.block_table(request))[:3] == before
-    assert len(kv.block_table(request)) == 5
+    after = list(kv.block_table(request))
+    assert after[:3] == before, f"the table was {before}, and grew to {after}"
+    assert len(after) == 5, f"9 tokens in blocks of 2 need 5, but the table is {after}"
 
 
 def test_a_refused_allocation_changes_nothing(lab):
@@ -298,6 +368,10 @@ def test_a_refused_allocation_changes_nothing(lab):
     request.num_computed_tokens = 8
     assert kv.allocate(request, 12) is False
     assert (kv.num_free_blocks, list(kv.block_table(request))) == (2, before)
+    stranger = make_request("stranger", 4)
+    assert kv.allocate(stranger, 12) is False
+    assert kv.admit(stranger) is True, "it was refused by allocate, so it held no block"
+    kv.free(stranger)
     assert kv.allocate(request, 8) is True
 
 
@@ -320,7 +394,7 @@ def test_a_freed_request_holds_nothing(lab):
     request = admitted(kv, "a", 7)
     kv.free(request)
     assert list(kv.block_table(request)) == []
-    assert kv.num_free_blocks == 4
+    assert_free(kv, 4, "when it is freed")
     assert kv.num_new_blocks(request, 7) == 2
 
 
@@ -331,7 +405,7 @@ def test_freeing_twice_gives_nothing_twice(lab):
     kv.free(a)
     kv.free(a)
     kv.free(make_request("stranger", 3))
-    assert kv.num_free_blocks == 4
+    assert_free(kv, 4, "when a was freed twice and a stranger once")
     admitted(kv, "b", 8)
     admitted(kv, "c", 8)
     kv.check()
@@ -379,7 +453,7 @@ def test_a_request_may_come_again(lab):
         kv.free(request)
         assert kv.admit(request) is True
     kv.free(make_request("again", 1))  # the id counts, not the object
-    assert kv.num_free_blocks == 4
+    assert_free(kv, 4, "when another object with its id was freed")
     request = admitted(kv, "again", 13)
     kv.free(request)
     assert (list(kv.block_table(request)), kv.num_free_blocks) == ([], 4)
@@ -437,6 +511,7 @@ def test_slots_follow_the_table(lab):
     assert list(kv.slot_mapping(request, 0, 11)) == expected
     assert list(kv.slot_mapping(request, 3, 9)) == expected[3:9]
     assert list(kv.slot_mapping(request, 5, 5)) == []
+    assert list(kv.slot_mapping(request, 12, 12)) == [], "no position is asked for, also at the room's end"
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
@@ -592,6 +667,7 @@ def assert_attends(lab, step, what, atol=1e-9):
     q, k_cache, v_cache, batch, expected = step
     before, owners = k_cache.clone(), owners_of(batch)
     ours = lab.paged_attention(q, k_cache, v_cache, batch)
+    assert ours.dtype == q.dtype, f"{q.dtype} went in and {ours.dtype} came out"
     assert_rows(ours, expected, what, owners, pool=(before, k_cache), atol=atol)
 
 

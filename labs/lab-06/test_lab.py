@@ -173,7 +173,7 @@ def test_each_block_is_named_after_the_one_before(lab):
     asked = []
     kv = make(lab, 8, 2, hash_block=noting)
     admitted(kv, "a", [1, 2, 3, 4, 5], salt="red")
-    assert cached_for(kv, [1, 2, 3, 4, 5], "red") == 4
+    assert cached_for(kv, [1, 2, 3, 4, 5], "red") == 4, "published and looked up under the same names"
     right = [(b"red", (1, 2)), (noting(b"red", (1, 2)), (3, 4))]
     wrong = [call for call in asked if call not in right]
     assert not wrong, f"hash_block was called with the parent {wrong[0][0]} and the tokens {wrong[0][1]}"

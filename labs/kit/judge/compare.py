@@ -111,7 +111,7 @@ def _row(trace: Run, index: int) -> dict[str, str]:
         return {"call": call} | {k: _short(v) for k, v in ({"returned": op.returned} | op.observed).items()}
     step, config = trace.steps[index], trace.header.config
     row = {
-        "scheduled": _counts(step.scheduled) or "nobody",
+        "scheduled": _counts(step.scheduled) or "none",
         "budget": bar(step.num_batched_tokens, config["max_num_batched_tokens"]),
         "running": bar(step.num_running, config["max_num_seqs"]),
         "waiting": f"{'#' * min(step.num_waiting, BAR)} {step.num_waiting}".strip(),

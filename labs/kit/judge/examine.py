@@ -7,7 +7,8 @@ in the reference; then, with `report`, the failure that says most runs once more
 import os
 import re
 import sys
-from functools import partial
+from collections.abc import Iterable
+from functools import cached_property, partial
 from typing import TextIO
 
 import pytest
@@ -29,6 +30,8 @@ class Examination(matrix.Matrix):
         super().__init__(lab, [], out)
         self.standing = Standing(lab, [], unwritten=unwritten)
         self.wanted: dict[str, set[str]] = {}  # of a task that runs alone its tests
+        self.asked: dict[str, set[str]] = {}  # of each task the tests that it is to be judged by
+        self.served: dict[str, list[str]] = {}  # of a task that runs alone all that its run serves
 
     def examine(self) -> bool:
         """Run the whole file, then the tasks that must be told apart; False if pytest did not end well."""
@@ -43,8 +46,9 @@ class Examination(matrix.Matrix):
         quick, ended = storm.only is not None, self.run_alone({name: failed[name] for name in suspects})
         storm.only = None
         wrong = [name for name in suspects if any(not result.passed for result in now.alone.get(name, ()))]
-        if len(wrong) == 1 and not now.unwritten:  # it stands in the whole file as it would alone
-            del now.alone[wrong[0]]
+        if len(self.together(wrong)) == 1 and not now.unwritten:  # alone is as in the whole file
+            for name in wrong:
+                del now.alone[name]
         elif wrong:
             again = {matrix.STORM} if quick else set()
             ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})
@@ -59,7 +63,28 @@ class Examination(matrix.Matrix):
         """These tests of these tasks; what was known of them gives way."""
         for name, tests in wanted.items():
             self.standing.alone[name] = [r for r in self.standing.alone.get(name, ()) if r.test not in tests]
-        return self.run([f"{YOURS}@{name}" for name in wanted], wanted)
+        self.asked, self.served = wanted, {names[0]: names for names in self.together(wanted)}
+        tests = {first: {t for name in names for t in wanted[name]} for first, names in self.served.items()}
+        return self.run([f"{YOURS}@{first}" for first in tests], tests)
+
+    def together(self, names: Iterable[str]) -> list[list[str]]:
+        """Tasks that are judged in one and the same module: all methods of a class that is left whole."""
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            owner = isolate.class_of(self.lab.task(name))
+            groups.setdefault(owner if owner in self.left_whole else name, []).append(name)
+        return list(groups.values())
+
+    @cached_property
+    def left_whole(self) -> set[str]:
+        """The classes that a task alone is judged with; none where the file does not load, or lacks one."""
+        module, reference = matrix.implementation(self.lab.id, YOURS), loading.load(self.lab.id, "solution")
+        left = self.standing.unwritten
+        try:
+            made = isolate.made(self.lab, reference)
+            return isolate.keeping_books_of_their_own(self.lab, module, made, left)
+        except (loading.LoadProblem, AttributeError, TypeError):
+            return set()
 
     def run(self, variants: list[str], wanted: dict[str, set[str]]) -> bool:
         self.variants, self.wanted = variants, wanted
@@ -76,7 +101,9 @@ class Examination(matrix.Matrix):
 
     def keep(self, variant: str, result: Result) -> None:
         if task := task_of(variant):
-            self.standing.alone[task].append(result)  # written down when all is known
+            for name in self.served[task]:
+                if result.test in self.asked[name]:
+                    self.standing.alone[name].append(result)  # written down when all is known
         else:
             self.standing.results.append(result)
             super().keep(variant, result)
@@ -126,17 +153,17 @@ def report(standing: Standing) -> str:
     plugin_module.timed_out.clear()
     plugin_module.REPORTING, storm.quick = True, False
     plugin = Report(lab, result.test, variant)
-    matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2")
+    matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2", "--color=no")
     said = plugin.report
     lines = [result.test + (" (the other tasks filled in by the reference)" if shown_alone else "")]
     if said is None or said.passed:
         lines += [diagnose.filled(diagnose.KEPT_STATE)]
     else:
         lines += ["", ADDRESS.sub("", said.longreprtext).strip("\n")]
-        for title, text in said.sections:
-            lines += ["", f"--- {title} ---", text.rstrip("\n")]
     if name := standing.name(task):
         lines += ["", "--- looks like ---", diagnose.filled(f"{name.title}: {name.hint.strip()}")]
+    for title, text in said.sections if said else ():
+        lines += ["", f"--- {title} ---", text.rstrip("\n")]
     return "\n".join(lines)
 
 

@@ -61,7 +61,10 @@ def made(lab: Lab, reference: ModuleType) -> dict[str, list[str]]:
 
 
 def keeping_books_of_their_own(
-    lab: Lab, module: ModuleType, expected: Mapping[str, Sequence[str]], left: Sequence[str]
+    lab: Lab,
+    module: ModuleType | loading.Broken,
+    expected: Mapping[str, Sequence[str]],
+    left: Sequence[str],
 ) -> set[str]:
     """The classes whose __init__ makes other attributes than the reference's does; `left` is not written."""
     tasks, found = {task.name for task in lab.tasks}, set()

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from labs.kit.judge import page
 from labs.kit.judge.manifest import Lab, Task, find_lab
 from labs.kit.learner.progress import Progress, first_open, progress
 from labs.kit.learner.screen import filled, say
+
+STYLES = {"E ": "red", "> ": "red"}  # what failed, and the rows that differ
 
 
 def testing() -> AbstractContextManager[object]:
@@ -47,9 +50,11 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
         return False
     say()
     say("the failure that says most:")
-    for line in now.report.splitlines():
+    console = Console(highlight=False, soft_wrap=True)
+    for number, line in enumerate(now.report.splitlines()):
         hang = 4 if line.startswith((" ", "E")) else 0
-        typer.secho(filled(line, hang=hang), fg="red" if line.startswith(("E  ", "> ")) else None)
+        style = "bold" if number == 0 or line.startswith("--- ") else STYLES.get(line[:2], "")
+        console.print(Text(filled(line, hang=hang), style))
     if page.path_of(lab).exists():
         show_page(lab, page.path_of(lab), open_page)
     return False

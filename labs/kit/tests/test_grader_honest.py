@@ -1,4 +1,4 @@
-"""The grader and honest work: the reference earns all, the starter nothing, a known mistake its task's points."""
+"""Honest work: the reference earns all, the starter nothing, a known mistake costs its task's points."""
 
 import json
 import os

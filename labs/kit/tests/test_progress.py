@@ -1,11 +1,13 @@
 """How a starter stands: what is wrong by itself, what waits for another task, and which failure says most."""
 
 from io import StringIO
+from types import ModuleType
 
 import pytest
 
+from labs.kit.judge import loading, matrix
 from labs.kit.judge.examine import YOURS, Examination
-from labs.kit.judge.manifest import find_lab
+from labs.kit.judge.manifest import LABS_DIR, find_lab
 from labs.kit.judge.result import Result
 from labs.kit.judge.standing import Standing
 
@@ -109,8 +111,9 @@ def test_the_owner_of_a_method_is_its_class():
 class Played(Examination):
     """An examination in which the tests named in `whole`, and those in `alone` of a task, fail."""
 
-    def __init__(self, whole: set[str], alone: dict[str, set[str]], unwritten: tuple = ()):
+    def __init__(self, whole: set[str], alone: dict[str, set[str]], unwritten: tuple = (), left_whole=()):
         super().__init__(find_lab("lab-06"), list(unwritten), StringIO())
+        self.left_whole = {*left_whole}
         self.fails, self.runs = alone | {YOURS: whole}, []
         assert self.examine()
 
@@ -146,3 +149,37 @@ def test_what_fails_in_a_run_of_all_tests_only_is_run_so_alone():
     assert {*kept.runs[-len(lab.tasks) :]} == {(task.name, len(task.tests)) for task in lab.tasks}
     missing = Played({"test_storm"}, {}, unwritten=(PUBLISH,))
     assert (len(missing.runs), missing.standing.next_task.name) == (len(lab.tasks), PUBLISH)
+
+
+def test_of_a_class_left_whole_one_run_serves_all_tasks():
+    """Each of its methods alone would be the same module; each is judged by its own tests of that run."""
+    lab = find_lab("lab-06")
+    methods = [task for task in lab.tasks if task.name.startswith("BlockManager.")]
+    others = [task.name for task in lab.tasks if task not in methods]
+    own = next(test for test in lab.task(TAKE).tests if len(lab.tests[test]) == 1)
+    failing, first = {own, "test_storm"}, methods[0].name
+    one = Played(failing, {first: failing}, left_whole=["BlockManager"])
+    assert one.runs == [(YOURS, len(lab.tests)), *((name, 1) for name in others), (first, 2)]
+    assert [task.name for task in one.standing.wrong] == [TAKE] and not {TAKE, first} & {*one.standing.alone}
+    two = Played(failing, {first: failing, others[0]: {"test_storm"}}, left_whole=["BlockManager"])
+    assert {name for name, _ in two.runs} == {YOURS, *others, first}
+    for task in methods:
+        alone = two.standing.alone[task.name]
+        assert sorted(r.test for r in alone) == sorted(task.tests)
+        assert {r.test for r in alone if not r.passed} == failing & {*task.tests}
+
+
+def test_what_a_file_leaves_whole_is_seen_in_the_file(monkeypatch):
+    """And a file that does not load leaves nothing whole."""
+    source = (LABS_DIR / "kit" / "tests" / "alternatives" / "lab_05_a.py").read_text(encoding="utf-8")
+    files = {
+        "own": loading.execute(source, "own_books", "own_books.py"),
+        "the reference's": loading.load("lab-05", "solution"),
+        "broken": loading.Broken(loading.LoadProblem("no")),
+        "empty": ModuleType("empty"),
+    }
+    found = {}
+    for name, module in files.items():
+        monkeypatch.setattr(matrix, "implementation", lambda *_, module=module: module)
+        found[name] = Examination(find_lab("lab-05"), [], StringIO()).left_whole
+    assert found == {"own": {"BlockManager"}, "the reference's": set(), "broken": set(), "empty": set()}
