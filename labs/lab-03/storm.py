@@ -10,17 +10,17 @@ from labs.kit import Skip, make_request
 from mini_engine.request import RequestStatus
 from mini_engine.scheduler import schedule_step
 
-SCRIPTS = 60
-NAMES = "abcdef"
-PRIORITIES = (0, 0, 1, 1, 2, 2, 10)
+SCRIPTS = 80
+NAMES = ("a", "b", "aa", "c", "d", "e")  # one begins like another
+PRIORITIES = (0, 0, 1, 1, 2, 2, 10, 30)
 
 
 # ------------------------------------------------------------------------------------------ the scripts
 
 
 def draw(rng):
-    kinds = [draw_queue, draw_queue, draw_tight, draw_tight, draw_tight, draw_slow, draw_again, draw_mixed]
-    return rng.choice(kinds)(rng)
+    often = [draw_queue, draw_tight, draw_tight, draw_rows]
+    return rng.choice([*often, *often, draw_lopsided, draw_slow, draw_again, draw_mixed])(rng)
 
 
 def draw_queue(rng):
@@ -43,6 +43,15 @@ def draw_queue(rng):
     return {"config": config, "calls": [*calls, ["pop_all"]]}
 
 
+def draw_lopsided(rng):
+    """A heap whose left branch comes late: what fills a hole there belongs further up."""
+    a = sorted(rng.sample(range(40), 15))
+    pushed = [a[0], a[8], a[1], *a[9:11], *a[2:4], *a[11:], *a[4:8]]
+    pushes = [["push", f"r{arrival}", arrival, 1] for arrival in pushed]
+    config = {"queue": "alone", "policy": rng.choice(["fcfs", "priority"])}
+    return {"config": config, "calls": [*pushes, ["remove", f"r{rng.choice(a[9:11])}"], ["pop_all"]]}
+
+
 def draw_tight(rng):
     """Requests that are all admitted at once, and then grow: preemptions, several in a step."""
     block_size, first = rng.choice([1, 1, 1, 2, 3]), rng.randint(2, 4)
@@ -58,9 +67,23 @@ def draw_tight(rng):
     script = Script(rng, blocks * block_size, prompts=sizes, busy=0.25, is_long=True)
     calls = [script.add(name, prompt) for name, prompt in zip(NAMES, prompts, strict=False)]
     calls += [["schedule"], script.update(), *map(script.add, NAMES[first:])]
-    if rng.random() < 0.4:  # while all of them run: the others keep their rows
-        calls.append([rng.choice(["abort", "preempt"]), rng.choice(NAMES[:first])])
     return script.drawn(config, rng.randint(4, 10), calls)
+
+
+def draw_rows(rng):
+    """Rows that do not stand in the order of arrival; one of them leaves."""
+    config = drawn_config(rng, 40, 1, 4) | {
+        "policy": "priority",
+        "max_num_batched_tokens": 12,
+        "parts": "its own",
+    }
+    names, priorities = NAMES[:4], rng.sample([0, 1, 2, 10], 4)
+    limits = rng.choices([1, 2, 4], k=4)
+    calls = [["add", *row] for row in zip(names, [1, 2, 1, 2], limits, priorities, strict=True)]
+    end = rng.randrange(4)
+    leaves = [["abort", names[end]], ["preempt", names[end]], ["update", [[9]], [end]]]
+    calls += [["schedule"], rng.choice(leaves), ["update", [[9], [8]], []], ["schedule"]]
+    return {"config": config, "calls": calls}
 
 
 def draw_slow(rng):
@@ -80,7 +103,7 @@ def draw_again(rng):
     for _ in range(rng.randint(3, 7)):
         calls += [["schedule"], script.update()]
     calls += rng.sample([["preempt", "a"], ["preempt", "b"]], rng.randint(1, 2))
-    return script.drawn(config, rng.randint(3, 7), calls, early=0.4)
+    return script.drawn(config, rng.randint(3, 7), calls, early=0.9)
 
 
 def draw_mixed(rng):
@@ -142,13 +165,14 @@ class Script:
     def add(self, name, prompt=None):
         rng, slots = self.rng, self.slots
         prompt = prompt or rng.choice(self.prompts)
-        limits = range((slots + 1) // 2 if self.is_long else 1, min(slots + 1 - prompt, 12) + 1) or [1]
+        most = max(min(slots + 1 - prompt, 12), 1)
+        limits = range((most + 1) // 2 if self.is_long else 1, most + 1)
         if not self.is_long:
             limits = [1, 1, 2, *limits]
         kind = rng.random()
-        if kind < 0.08:  # at the door's edge
+        if kind < 0.1:  # on the edge of what is refused
             prompt = rng.randint(slots - 1, slots + 2)
-            limits = [None, 0, 1, 2]
+            limits = [None, None, 0, 1, 2]
         elif kind < 0.3:
             limits = [None, None, slots + 1 - prompt, slots + 2 - prompt]
         more = {}
