@@ -42,11 +42,19 @@ class Standing:
     def judged(self, task: Task) -> list[Result]:
         """A task's results: alone where it was run so and that says something, else in the whole file."""
         whole, alone = self.of(task, self.results), self.of(task, self.alone.get(task.name, ()))
+        if self.wrong_only_together:
+            return whole
         passed = {result.test for result in whole if result.passed}
         # What passes in your file and fails among the reference's parts keeps its books in another way.
         fits = bool(alone) and not any(result.test in passed for result in alone if not result.passed)
         found = {result.test: result for result in alone}  # without what passed before, where all is right
         return [found.get(result.test, result) for result in whole] if fits else whole
+
+    @property
+    def wrong_only_together(self) -> bool:
+        """Whether each task is right among the reference's, and the file is not: they do not fit together."""
+        alone = [result for results in self.alone.values() for result in results]
+        return bool(alone) and not self.unwritten and all(r.passed for r in alone) and not self.is_done
 
     def failures(self, task: Task) -> list[Result]:
         return [result for result in self.judged(task) if not result.passed]

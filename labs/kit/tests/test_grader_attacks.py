@@ -1,5 +1,7 @@
 """No submission gains by an attack: its tasks earn what its honest code earns, and the next is unaffected."""
 
+# ruff: noqa: E501  an attack in a line each
+
 import os
 import textwrap
 import time

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.author.check import imports
+from labs.kit.author.check import imports, tasks_of
 from labs.kit.grader.grading import Settings, Submission, grade, isolation, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
 from labs.kit.judge import storm
@@ -55,8 +55,8 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, b
     lab = find_lab(lab_id)
     found = graded(lab_id, bug.apply(lab.file("solution.py").read_text("utf-8")))
     wrong = [task for task in found.tasks if task.state == WRONG]
-    judges = {task.name for task in lab.tests[bug.caught_by]}
-    assert wrong and {task.task for task in wrong} & judges
+    at_fault = {task.name for task in lab.tests[bug.caught_by]} | {*tasks_of(lab, bug)}
+    assert wrong and {task.task for task in wrong} <= at_fault
     assert found.earned == found.points - sum(task.points for task in wrong)
     for task in found.tasks:
         if task.state != WRONG:

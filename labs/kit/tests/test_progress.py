@@ -51,6 +51,13 @@ def test_what_is_right_by_itself_waits_for_what_is_wrong():
     assert now.telling.function == take.tests[0]
 
 
+def test_tasks_that_do_not_fit_together_are_shown_in_the_whole_file():
+    """One fills what only another of the file's own reads: each is right among the reference's others."""
+    now = standing({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: ""})
+    find = now.lab.task(FIND)
+    assert (now.next_task, now.telling.said, now.waits_for(find)) == (find, WRONG, None)
+
+
 def test_what_is_right_by_itself_waits_for_what_is_not_written():
     whole = {FIND: unwritten(ADMIT), ADMIT: unwritten(ADMIT)}
     now = standing(whole, {FIND: ""}, unwritten=(ADMIT,))

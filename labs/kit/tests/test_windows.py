@@ -21,7 +21,8 @@ from mini_engine.model import ModelConfig
 
 ROOT = LABS_DIR.parent
 SOURCES = [path for package in ("labs", "mini_engine") for path in sorted((ROOT / package).rglob("*.py"))]
-OWN = [path for path in SOURCES if "tests" not in path.parts]
+LINUX = {"labs/kit/grader/inside.py"}  # what runs in a sandbox, of which there is none elsewhere
+OWN = [p for p in SOURCES if "tests" not in p.parts and p.relative_to(ROOT).as_posix() not in LINUX]
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
 
 
@@ -64,7 +65,7 @@ def test_a_console_without_a_letter_shows_a_question_mark(monkeypatch, main):
     with pytest.raises(SystemExit):
         main()
     print("\u2026 in Kyiv: \u041a\u0438\u0457\u0432")
-    assert b"? in Kyiv: ????" in shown.getvalue() and b"Usage" in shown.getvalue()
+    assert b"? in Kyiv: ????" in shown.getvalue() and b"usage" in shown.getvalue().lower()
 
 
 def test_the_kv_pool_is_zeros_where_memory_has_no_flags(monkeypatch):
