@@ -186,7 +186,7 @@ def pytest_runtest_makereport(
         return (yield)
     if call.excinfo is None:
         report = yield
-        report.result = [lab.id, vars(Result(item.name, True))]  # type: ignore[attr-defined]
+        report.seen = [lab.id, vars(Result(item.name, True))]  # type: ignore[attr-defined]
         return report
     error = call.excinfo.value
     words = in_words(lab, error, item.stash.get(SECONDS, None))
@@ -203,7 +203,7 @@ def pytest_runtest_makereport(
     result = matrix.result_of(item, lab, call, item.name) if learner_s else None
     report = yield
     if learner_s and not REPORTING and result:
-        report.result = [lab.id, vars(result)]  # type: ignore[attr-defined]
+        report.seen = [lab.id, vars(result)]  # type: ignore[attr-defined]
     if words:
         report.sections = []
         if isinstance(error, NotBegun | loading.LoadProblem):
@@ -234,10 +234,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             for line in lines[1:]:
                 write(line)
     found = [
-        report.result
+        report.seen
         for key in ("failed", "passed")
         for report in stats.get(key, ())
-        if hasattr(report, "result")
+        if hasattr(report, "seen")
     ]
     for lab_id in sorted({lab_id for lab_id, _ in found}):
         results = [Result(**row) for other, row in found if other == lab_id]

@@ -309,8 +309,11 @@ def test_the_first_failure_has_the_page_and_the_others_say_so(course):
 
 def test_side_by_side_the_page_has_one_writer(course):
     course.solve(*UNPAID)
-    text = course.pytest("labs/lab-01", "-n", "2").stdout
-    assert text.count("yours beside the reference") <= 1 and "no page" not in text
+    both = course.pytest("labs/lab-01", "-n", "2")
+    assert both.stdout.count("yours beside the reference") <= 1 and "no page" not in both.stdout
+    named = [line for line in both.stdout.splitlines() if " looks like: " in line]
+    assert both.returncode == 1 and "Traceback" not in both.stderr and counts(both)["failed"] > 2
+    assert named and named[0] in course.pytest("labs/lab-01").stdout
 
 
 @pytest.mark.parametrize("impl", ["engine", "solution"])
