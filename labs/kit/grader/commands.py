@@ -58,8 +58,6 @@ def grade(
 
     if out.resolve().is_relative_to(submissions.resolve()):
         raise LabError("--out should lie outside of the folder of submissions")
-    if not cluster and not allow_weak_isolation and grading.isolation() != "namespaces":
-        raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     settings = grading.Settings(
         labs=chosen(labs),
         seed=seed or earlier(out).get("seed") or secrets.token_hex(8),
@@ -82,11 +80,13 @@ def run(
     regrade: Path | None,
 ) -> int:
     """The exit code: 1 if the grader failed on a submission, 130 if it was interrupted."""
-    from labs.kit.grader import intake, pool
+    from labs.kit.grader import grading, intake, pool
     from labs.kit.grader.report import write_reports
     from labs.kit.grader.sandbox import WeakIsolation
 
     entries, others = intake.entries(submissions)
+    if not cluster and not settings.weak and grading.isolation() != "namespaces":
+        raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     for other in others:
         say(f"not a submission, so not looked at: {other}")
     deadlines = read_deadlines(late, len(entries))

@@ -1,6 +1,6 @@
 """What runs inside a sandbox: a server that has imported the libraries, and forks for every batch.
 
-The server never runs a submission. Its child takes new namespaces, an empty /tmp and hard limits, plays
+The server never runs a submission. Its child takes new namespaces, an empty /scratch and hard limits, plays
 the batch's scripts on the submission, and answers through a pipe of its own; the server passes on one
 answer, or how the child ended. The descriptors to the grader are its two arguments.
 """
@@ -19,8 +19,9 @@ from labs.kit.grader import frames
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
+SCRATCH = "/scratch"  # the one place to write to; not /tmp, below which the interpreter may lie
 PROCESSES, RESIDENT = 40, 3 << 30  # in the whole sandbox: a process's own limits do not bind the superuser
-NO_NEW_PRIVS, SET_DUMPABLE, SET_PDEATHSIG, CAPBSET_DROP = 38, 4, 1, 24
+NO_NEW_PRIVS, SET_PDEATHSIG, CAPBSET_DROP = 38, 1, 24
 
 
 def main() -> None:
@@ -155,9 +156,9 @@ def namespaces() -> None:
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)
-    if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV, b"size=16m,nr_inodes=256"):
+    if libc.mount(b"tmpfs", SCRATCH.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=16m,nr_inodes=256"):
         raise OSError(ctypes.get_errno(), "mount")
-    os.chdir("/tmp")
+    os.chdir(SCRATCH)
 
 
 def limits(request: dict[str, Any]) -> None:

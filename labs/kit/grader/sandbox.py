@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from labs.kit.grader import frames
+from labs.kit.grader.inside import SCRATCH
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.toys.storms import Script
 
@@ -25,6 +26,7 @@ ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
 COPIED = ("labs/__init__.py", "labs/kit/__init__.py", "labs/kit/toys", "labs/kit/judge")
 INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 
 
@@ -105,9 +107,10 @@ def surroundings() -> list[str]:
     binds = [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
     return [
         bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv",
-        "--setenv", "OMP_NUM_THREADS", "1", "--setenv", "PATH", "/usr/bin:/bin", "--setenv", "HOME", "/tmp",
+        *itertools.chain.from_iterable(("--setenv", *pair) for pair in ENVIRONMENT.items()),
         *itertools.chain.from_iterable(("--ro-bind", path, path) for path in binds),
-        "--proc", "/proc", "--dev", "/dev", "--size", str(16 << 20), "--tmpfs", "/tmp",
+        "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+        "--size", str(16 << 20), "--tmpfs", SCRATCH,
     ]  # fmt: skip
 
 

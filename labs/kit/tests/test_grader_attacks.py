@@ -5,18 +5,17 @@
 import os
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import grading
-from labs.kit.grader.grading import Settings, Submission, box, grade, isolation
+from labs.kit.grader import grading, sandbox
+from labs.kit.grader.grading import Settings, Submission, box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
 from labs.kit.judge.manifest import find_lab
+from labs.kit.tests import marks
 
-pytestmark = pytest.mark.skipif(
-    isolation() != "namespaces",
-    reason="THE GRADER IS NOT TESTED: no bubblewrap here, or a kernel without user namespaces",
-)
+pytestmark = marks.namespaces
 
 LAB = find_lab("lab-01")
 SOLUTION = LAB.file("solution.py").read_text("utf-8")
@@ -65,7 +64,7 @@ DISHONEST = {
     "a loop that ignores SIGTERM": "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True:\n    pass",
     "a fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
     "a memory bomb": "x = []\nwhile True:\n    x.append(bytearray(1 << 24))",
-    "fills the disk": "import os\nfor n in range(10_000):\n    try:\n        open(f'/tmp/{n}', 'wb').write(bytes(1 << 22))\n    except OSError:\n        break\nreturn {}",
+    "fills the disk": "import os\nfor n in range(10_000):\n    try:\n        open(f'/scratch/{n}', 'wb').write(bytes(1 << 22))\n    except OSError:\n        break\nreturn {}",
     "floods stdout": "import os\nfor _ in range(10_000):\n    print('x' * 10_000)\nreturn {}",
     "a daemon that holds on": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)\nreturn {}",
     "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn {}",
@@ -85,7 +84,7 @@ BESIDE = {
     "monkeypatches time and random": "import time, random\ntime.monotonic = lambda: 0.0\ntime.time = lambda: 0.0\nrandom.random = lambda: 0.5",
     "prints at import": "print('x' * 1000)",
     "a thread that goes on": "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()",
-    "leaves a file": "open('/tmp/left', 'w').write('from one to the next')",
+    "leaves a file": "open('/scratch/left', 'w').write('from one to the next')",
     "binds LAB_IMPL": "import os\nos.environ['LAB_IMPL'] = 'starter'",
 }
 
@@ -177,10 +176,10 @@ def test_answers_to_the_public_cases_do_not_help():
 def test_nothing_is_carried_from_one_submission_to_the_next():
     """Neither by a file, nor by a module that both import, nor by the environment."""
     graded(
-        "import json, os\njson.left = 1\nos.environ['LEFT'] = '1'\nopen('/tmp/left', 'w').close()\n"
+        "import json, os\njson.left = 1\nos.environ['LEFT'] = '1'\nopen('/scratch/left', 'w').close()\n"
         + SOLUTION
     )
-    looking = "import json, os\nassert not hasattr(json, 'left') and 'LEFT' not in os.environ\nassert not os.listdir('/tmp')\n"
+    looking = "import json, os\nassert not hasattr(json, 'left') and 'LEFT' not in os.environ\nassert not os.listdir('/scratch')\n"
     assert graded(looking + SOLUTION).earned == 100
 
 
@@ -189,8 +188,9 @@ INSIDE = {
     "no passwords": "not os.path.exists('/etc/passwd') and not os.path.exists('/etc/shadow')",
     "no home": "not os.path.exists('/root/.ssh') and not os.path.exists('/home')",
     "no solution": "not any('solution.py' in files or 'model.py' in files or 'test_lab.py' in files for _, _, files in os.walk('/course/labs'))",
-    "nothing to write to": "not any(os.access(p, os.W_OK) for p in ('/course', '/usr', '/etc', '/', '/course/labs'))",
-    "an empty environment": "set(os.environ) <= {'OMP_NUM_THREADS', 'PATH', 'HOME', 'PWD', 'LC_CTYPE'}",
+    "nothing to write to": "{p for p in [line.split()[4] for line in open('/proc/self/mountinfo')]"
+    " if os.path.isdir(p) and os.access(p, os.W_OK)} <= {'/scratch', '/dev/pts'}",  # which takes no files
+    "an empty environment": "set(os.environ) <= {'OMP_NUM_THREADS', 'PATH', 'HOME', 'TMPDIR', 'PWD', 'LC_CTYPE'}",
     "no network": "len(os.listdir('/sys/class/net')) <= 1 if os.path.exists('/sys/class/net') else True",
 }
 
@@ -199,6 +199,16 @@ INSIDE = {
 def test_inside_there_is(fact):
     lab = graded(f"import os\nassert {INSIDE[fact]}\n" + SOLUTION)
     assert lab.earned == 100, lab.problem
+
+
+def test_the_empty_folder_hides_no_interpreter(monkeypatch, tmp_path):
+    """A course that lies in /tmp, say, with its environment."""
+    monkeypatch.setattr(sandbox.sys, "prefix", str(tmp_path))
+    line = sandbox.surroundings()
+    empty = [Path(line[at + 1]) for at, word in enumerate(line) if word == "--tmpfs"]
+    seen = [Path(line[at + 2]) for at, word in enumerate(line) if word == "--ro-bind"]
+    assert tmp_path in seen and len(empty) == 1
+    assert not any(path.is_relative_to(empty[0]) for path in seen)
 
 
 def test_a_loopback_server_outside_is_not_reached():

@@ -16,14 +16,11 @@ import yaml
 
 from labs.kit.author import export
 from labs.kit.grader import gradescope, measure
-from labs.kit.grader.grading import isolation
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
+from labs.kit.tests import marks
 
-pytestmark = pytest.mark.skipif(
-    isolation() != "namespaces",
-    reason="THE GRADER IS NOT TESTED: no bubblewrap here, or a kernel without user namespaces",
-)
+pytestmark = marks.namespaces
 
 ROOT = LABS_DIR.parent
 EXAMPLES = ROOT / "docs" / "examples"

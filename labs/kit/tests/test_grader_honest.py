@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from labs.kit.author.check import imports, tasks_of
-from labs.kit.grader.grading import Settings, Submission, grade, isolation, replayed
+from labs.kit.grader.grading import Settings, Submission, grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
 from labs.kit.judge import storm
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
+from labs.kit.tests import marks
 
-pytestmark = pytest.mark.skipif(
-    isolation() != "namespaces",
-    reason="THE GRADER IS NOT TESTED: no bubblewrap here, or a kernel without user namespaces",
-)
+pytestmark = marks.namespaces
 
 ALTERNATIVES = [  # but for those that build on the engine's answers, which no sandbox has
     path

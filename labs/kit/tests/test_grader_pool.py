@@ -18,6 +18,7 @@ from labs.kit.grader.pool import FAILED, GRADED, KEPT
 from labs.kit.grader.results import Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import WeakIsolation
 from labs.kit.judge.manifest import LABS_DIR, find_lab
+from labs.kit.tests import marks
 
 LABS = ("lab-01",)
 SETTINGS = Settings(LABS, "seed")
@@ -328,9 +329,7 @@ def labs(*line):
     return subprocess.run(command, capture_output=True, text=True, cwd=LABS_DIR.parent)
 
 
-@pytest.mark.skipif(
-    grading.isolation() != "namespaces", reason="THIS MACHINE OFFERS NO NAMESPACES TO GRADE IN"
-)
+@marks.namespaces
 def test_the_command_grades_goes_on_and_replays(tmp_path):
     lab = find_lab("lab-01")
     right = lab.file("solution.py").read_text("utf-8")
