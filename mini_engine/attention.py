@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -160,11 +161,11 @@ class PagedBackend:
         """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
         chunks = [self.next_chunk(row.request, row.num_tokens) for row in rows]
         batch = build_batch(rows, self.kv, self.model.device, chunks)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
-            self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
-            return self.paged_attention(q, k_cache, v_cache, batch)
-
-        hidden = self.model(batch.token_ids, batch.positions, attend)
+        hidden = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
         return self.model.logits(hidden[batch.last_rows])
+
+    def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One layer's attention over the pool, the batch's own keys and values first written to it."""
+        k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
+        self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
+        return self.paged_attention(q, k_cache, v_cache, batch)

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from mini_engine.attention import KVPool
+from mini_engine.attention import KVPool, PagedBackend
 from mini_engine.config import EngineConfig
+from mini_engine.fast.attention import FastBackend
+from mini_engine.fast.model import Fast, FastLM, prepare
 from mini_engine.interfaces import Clock, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
@@ -42,7 +44,8 @@ class Engine:
     any time between two steps. `record` keeps a trace: True of all steps, a number of the last so
     many; a path streams it there (see `close`). It is in wall time unless a `clock` is given.
     `part_names` are the trace's names for the source of the `parts` that are not the engine's own, by
-    default their modules.
+    default their modules. `fast` is how the model is computed on a CPU: True as quickly as can be here,
+    "torch" with torch alone, False by model.py and attention.py as they stand.
 
     Raises ValueError for settings that cannot work.
     """
@@ -57,9 +60,10 @@ class Engine:
         clock: Clock | None = None,
         parts: Parts | None = None,
         part_names: dict[str, str] | None = None,
+        fast: Fast = True,
         **settings: Any,
     ):
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = prepare(model, fast), tokenizer
         self.parts = parts or Parts()
         self.config = replace(config or EngineConfig(), **settings).fitted(
             model.config.max_position_embeddings, KVPool.bytes_per_token(model.config, model.dtype)
@@ -71,7 +75,10 @@ class Engine:
             schedule_step=self.parts.schedule_step,
             clamp=self.parts.clamp,
         )
-        self.backend = self.parts.attend_backend(model, kv, self.parts)
+        attend_backend = self.parts.attend_backend
+        if attend_backend is PagedBackend and isinstance(self.model, FastLM):
+            attend_backend = FastBackend
+        self.backend = attend_backend(self.model, kv, self.parts)
         if record is not False:
             self.scheduler = Recorder(
                 self.scheduler,

@@ -1,0 +1,142 @@
+"""Attention over the paged pool, quicker on a CPU: by kernels.cpp where it is built, else with torch's.
+
+With torch alone the fewest bytes win. A prompt's first chunk needs no pages: its keys and values are at
+hand. Decodes of similar length attend together, so little is gathered that is masked; and the query
+heads that share a key head lie side by side as queries, so that no key is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mini_engine.attention import PagedBackend
+from mini_engine.batch import Batch
+from mini_engine.fast.model import FastLM
+from mini_engine.interfaces import KVManager
+
+if TYPE_CHECKING:
+    from mini_engine.parts import Parts
+
+# A decode joins a longer one's group while the group's padding stays below so many keys: gathering
+# and masking those costs about as much as another call.
+PADDING = 512
+TILE = 16  # rows of a chunk that a thread takes at a time
+
+
+class FastBackend(PagedBackend):
+    """A drop-in for PagedBackend, under the same name in traces. Its model is a FastLM."""
+
+    def __init__(self, model: FastLM, kv: KVManager, parts: Parts | None = None) -> None:
+        super().__init__(model, kv, parts)
+        self.kernels = model.kernels
+        self.room: list[Tensor] = []  # gathered keys and values, one after the other, in every layer
+
+    def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
+        if self.kernels:
+            self.kernels.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
+            if not isinstance(batch.plan, Tensor):
+                batch.plan = tiles(batch)
+            return self.kernels.attend(q, k_cache, v_cache, batch, batch.plan)
+        self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
+        if not isinstance(batch.plan, Plan):
+            batch.plan = Plan(batch, q.dtype)
+        return self._attend_gathered(batch.plan, q, k, v, k_cache, v_cache)
+
+    def _attend_gathered(
+        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for start, end in plan.first_chunks:
+            chunk = slice(start, end)
+            out[chunk] = _sdpa(q[chunk], k[chunk], v[chunk], is_causal=True)
+        for start, end, blocks, mask in plan.later_chunks:
+            keys, values = self._gather(k_cache, v_cache, blocks)
+            out[start:end] = _sdpa(q[start:end], keys, values, mask)
+        kv_heads, dim = k.shape[1:]
+        for rows, blocks, mask in plan.decodes:
+            keys, values = (
+                x.view(len(rows), -1, kv_heads, dim).transpose(1, 2)
+                for x in self._gather(k_cache, v_cache, blocks)
+            )
+            queries = q[rows].view(len(rows), kv_heads, -1, dim)  # a group's heads stand as rows
+            out[rows] = F.scaled_dot_product_attention(queries, keys, values, mask).flatten(1, 2)
+        return out
+
+    def _gather(self, k_cache: Tensor, v_cache: Tensor, blocks: Tensor) -> list[Tensor]:
+        """The pages, one behind the other: (len(blocks) * block_size, kv_heads, head_dim), k and v."""
+        shape = (len(blocks), *k_cache.shape[1:])
+        if not self.room or self.room[0].numel() < shape[0] * k_cache[0].numel():
+            self.room = [torch.empty(shape, dtype=k_cache.dtype).flatten() for _ in "kv"]
+        found = []
+        for cache, room in zip((k_cache, v_cache), self.room, strict=True):
+            pages = room[: shape[0] * cache[0].numel()].view(shape)
+            torch.index_select(cache, 0, blocks, out=pages)
+            found.append(pages.flatten(0, 1))
+        return found
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """One request's rows. The key heads stand as the batch, so that each serves its group uncopied."""
+    queries = q.reshape(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # (kv_heads, group, T, d)
+    keys, values = (x.transpose(0, 1).unsqueeze(1).expand(-1, queries.shape[1], -1, -1) for x in (k, v))
+    out = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=is_causal)
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+class Plan:
+    """What attention with torch needs to know of a batch, worked out once a step."""
+
+    def __init__(self, batch: Batch, dtype: torch.dtype) -> None:
+        size = batch.block_size
+        self.first_chunks: list[tuple[int, int]] = []  # first row, end row
+        self.later_chunks: list[tuple[int, int, Tensor, Tensor]] = []  # the same, pages, mask (T, L)
+        self.decodes: list[tuple[Tensor, Tensor, Tensor]] = []  # rows (R,), pages, mask (R, 1, 1, L)
+        singles = []
+        end = 0
+        for i, (num, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+            start, end = end, end + num
+            if num == 1:
+                singles.append((length, start, i))
+            elif num == length:
+                self.first_chunks.append((start, end))
+            else:
+                blocks = batch.block_tables[i, : -(-length // size)]
+                unseen = torch.arange(len(blocks) * size) > batch.positions[start:end, None]
+                self.later_chunks.append((start, end, blocks, _additive(unseen, dtype)))
+        for group in groups_of_similar_length(singles):
+            lengths, rows, owners = (torch.tensor(column) for column in zip(*group, strict=True))
+            blocks = batch.block_tables[owners, : -(-int(lengths.max()) // size)]
+            unseen = torch.arange(blocks.shape[1] * size) >= lengths[:, None]
+            self.decodes.append((rows, blocks.flatten(), _additive(unseen, dtype)[:, None, None]))
+
+
+def groups_of_similar_length(singles: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Cut (length, ...) into groups, the longest first, that need at most PADDING keys of padding."""
+    groups: list[list[tuple[int, int, int]]] = []
+    padding = PADDING
+    for single in sorted(singles, reverse=True):
+        padding += groups[-1][0][0] - single[0] if groups else 1
+        if padding > PADDING:
+            groups.append([])
+            padding = 0
+        groups[-1].append(single)
+    return groups
+
+
+def _additive(unseen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf)
+
+
+def tiles(batch: Batch) -> Tensor:
+    """(request, first row, end row) of every piece of work for the kernel, the longest first."""
+    found, end = [], 0
+    for i, (num, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+        start, end = end, end + num
+        for row in range(start, end, TILE):
+            found.append((-length * min(TILE, end - row), i, row, min(row + TILE, end)))
+    return torch.tensor([tile[1:] for tile in sorted(found)])

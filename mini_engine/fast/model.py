@@ -1,0 +1,100 @@
+"""The decoder of model.py, step by step, with packed products and as few passes over memory as it goes.
+
+It takes the place of a CausalLM anywhere: the same call, the same logits up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mini_engine.fast import kernels, onednn, steps
+from mini_engine.interfaces import Attend
+from mini_engine.model import CausalLM, DecoderLayer, RMSNorm
+
+Fast = bool | Literal["torch"]
+
+
+def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
+    """A FastLM, where that is quicker: float32 and bfloat16 on the CPU. Else the model as it is.
+
+    `fast` True takes whatever is there, "torch" leaves kernels.cpp out, False changes nothing.
+    """
+    if fast not in (True, False, "torch"):
+        raise ValueError(f'fast must be True, False or "torch", but is {fast!r}')
+    if (
+        not fast
+        or isinstance(model, FastLM)
+        or model.device.type != "cpu"
+        or not onednn.can_pack(model.dtype)
+    ):
+        return model
+    return FastLM(model, use_kernels=fast is True)
+
+
+class FastLM(CausalLM):
+    """A CausalLM prepared for the CPU. It shares the embedding and the norms with `model`, and holds a
+    packed copy of every matrix: as much memory again, until nobody keeps `model`. A tied head is
+    packed too, beside the embedding, which is still needed to look tokens up.
+
+    `use_kernels` False leaves kernels.cpp out, built or not.
+    """
+
+    def __init__(self, model: CausalLM, use_kernels: bool = True) -> None:
+        nn.Module.__init__(self)
+        self.config, self.inv_freq = model.config, model.inv_freq
+        self.embed_tokens, self.norm = model.embed_tokens, model.norm
+        self.blocks = [_Layer(cast(DecoderLayer, layer)) for layer in model.layers]
+        self.head = onednn.Linear(model.lm_head.weight)
+        self.kernels = kernels.load(model.dtype) if use_kernels else None
+        self.steps = self.kernels or steps
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        x = F.embedding(token_ids.flatten(), self.embed_tokens.weight)
+        cos, sin = self._angles(positions.flatten())
+        shape, eps = token_ids.shape, self.config.rms_norm_eps
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        dim = self.config.head_dim
+        delta: Tensor | None = None  # what the last product adds to x; added on the way into the next norm
+        for i, layer in enumerate(self.blocks):
+            qkv = layer.qkv(self.steps.add_rms_norm(x, delta, layer.input_norm, eps))
+            qkv = qkv.view(len(x), -1, dim)
+            if layer.q_norm is not None:
+                qkv[:, :heads] = layer.q_norm(qkv[:, :heads])
+                qkv[:, heads : heads + kv_heads] = layer.k_norm(qkv[:, heads : heads + kv_heads])
+            self.steps.rope(qkv[:, : heads + kv_heads], cos, sin)
+            q, k, v = torch.split(qkv.view(*shape, -1, dim), [heads, kv_heads, kv_heads], dim=-2)
+            delta = layer.o(attend(i, q, k, v).reshape(len(x), -1))
+            gate_up = layer.gate_up(self.steps.add_rms_norm(x, delta, layer.post_attention_norm, eps))
+            delta = layer.down(self.steps.silu_mul(gate_up))
+        if delta is not None:
+            x += delta
+        return x.view(*shape, x.shape[1])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        rows = self.norm(hidden).reshape(-1, hidden.shape[-1])
+        return self.head(rows).view(*hidden.shape[:-1], self.config.vocab_size)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin (N, head_dim / 2); the kernels take them unrounded."""
+        angles = positions.unsqueeze(1).float() * self.inv_freq
+        dtype = torch.promote_types(self.dtype, torch.float32) if self.kernels else self.dtype
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+class _Layer:
+    """One DecoderLayer's weights, as FastLM uses them."""
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.input_norm = layer.input_layernorm.weight
+        self.post_attention_norm = layer.post_attention_layernorm.weight
+        self.q_norm = attention.q_norm if isinstance(attention.q_norm, RMSNorm) else None
+        self.k_norm = attention.k_norm
+        self.qkv, self.o, self.gate_up, self.down = (
+            onednn.Linear(linear.weight, linear.bias)
+            for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+        )
