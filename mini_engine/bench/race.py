@@ -1,88 +1,163 @@
 """The race: contestants take turns, so that a noisy machine is noisy to all; medians are compared.
 
-They serve the workload that static batching is bad at: prompts and outputs of mixed length.
+Each is a process of its own, computing only while it is asked. Every turn is written down at once,
+with what others took of the machine meanwhile: a race that was cut short goes on where it stood.
 """
 
-import random
+import json
 import statistics
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from rich.table import Table
+from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
+from mini_engine.bench.quiet import Watch, between, usage
+from mini_engine.bench.workloads import Workload
 
-from mini_engine.show.figures import counted
+SLOW = 40  # seconds; who needs more sits out every second round
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contestant's run in one round; `others` and `stolen` are cores (see quiet.py)."""
+
+    round: int
+    name: str
+    seconds: float
+    waited: float = 0
+    others: float | None = None
+    stolen: float | None = None
 
 
 @dataclass
-class Workload:
-    """Prompts as token ids, and for each how many tokens to put out."""
+class Race:
+    """One workload in one precision: all turns, and the tokens that each contestant gave."""
 
-    prompts: list[list[int]]
+    workload: str
+    dtype: str
     num_outputs: list[int]
+    conditions: dict[str, Any] = field(default_factory=dict)  # a race under others starts anew
+    turns: list[Turn] = field(default_factory=list)
+    tokens: dict[str, list[list[int]]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)  # of each: versions, settings
+    failed: dict[str, str] = field(default_factory=dict)  # and why
+    same: dict[str, tuple[int, float]] = field(default_factory=dict)  # agreement with the engine
+    as_float32: dict[str, tuple[int, float]] = field(default_factory=dict)  # with the engine in float32
+    floor: dict[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def mixed(cls, vocab_size: int, num_prompts: int = 32, seed: int = 0) -> "Workload":
-        """Prompts of 16 to 256 random tokens, outputs of 16, 32, 64 or 128."""
-        rng = random.Random(seed)
-        lengths = (rng.randint(16, 256) for _ in range(num_prompts))  # drawn in turn with the tokens
-        prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
-        return cls(prompts, [rng.choice((16, 32, 64, 128)) for _ in prompts])
+    def seconds(self, name: str) -> dict[int, float]:
+        """By round."""
+        return {turn.round: turn.seconds for turn in self.turns if turn.name == name}
 
-
-Contestant = Callable[[Workload], list[list[int]]]
-
-
-@dataclass
-class Result:
-    """Wall seconds of every round, and the tokens that each contestant gave."""
-
-    seconds: dict[str, list[float]]
-    tokens: dict[str, list[list[int]]]
-    num_output_tokens: int
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(turn.name for turn in self.turns))
 
     def rate(self, name: str) -> float:
         """Output tokens a second, by the median round."""
-        return self.num_output_tokens / statistics.median(self.seconds[name])
+        return sum(self.num_outputs) / statistics.median(self.seconds(name).values())
 
     def ratios(self, name: str, baseline: str) -> list[float]:
-        """How many times faster `name` was, round by round."""
-        pairs = zip(self.seconds[name], self.seconds[baseline], strict=True)
-        return [theirs / ours for ours, theirs in pairs]
+        """How many times as fast as the baseline `name` was, in each round that both ran in."""
+        ours, theirs = self.seconds(name), self.seconds(baseline)
+        return [theirs[number] / ours[number] for number in ours if number in theirs]
 
-    def num_equal(self, name: str, baseline: str) -> int:
-        pairs = zip(self.tokens[name], self.tokens[baseline], strict=True)
-        return sum(ours == theirs for ours, theirs in pairs)
+    def agreement(self, name: str, tokens: list[list[int]]) -> tuple[int, float]:
+        """How many requests gave just these tokens, and the share of all tokens before a first difference."""
+        pairs = list(zip(self.tokens[name], tokens, strict=True))
+        before = sum(
+            next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), len(pair[0]))
+            for pair in pairs
+        )
+        return sum(ours == theirs for ours, theirs in pairs), before / sum(self.num_outputs)
+
+    def save(self, file: Path) -> None:
+        """Whole or not at all."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        part.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> "Race":
+        return cls.parse(json.loads(file.read_text(encoding="utf-8")))
+
+    @classmethod
+    def parse(cls, said: dict[str, Any]) -> "Race":
+        """From JSON, which has lists where there were tuples."""
+        agreements = {
+            key: {n: tuple(pair) for n, pair in said[key].items()} for key in ("same", "as_float32")
+        }
+        return cls(**said | agreements | {"turns": [Turn(**turn) for turn in said["turns"]]})
+
+
+def resumed(race: Race, file: Path, report: Report) -> Race:
+    """The race in the file if it is this one under the same conditions; else `race`."""
+    if not file.exists():
+        return race
+    found = Race.read(file)
+    if found.conditions != race.conditions or found.num_outputs != race.num_outputs:
+        report(f"{file} was measured under other conditions: starting anew")
+        return race
+    return found
+
+
+def missing(race: Race, names: Iterable[str], rounds: int) -> list[tuple[int, str]]:
+    """The turns that are still to be run, as they stand; a slow contestant sits out the even rounds."""
+    done = {(turn.round, turn.name) for turn in race.turns}
+    slow = {turn.name for turn in race.turns if turn.seconds > SLOW}
+    all_turns = [
+        (number, name) for number in range(1, rounds + 1) for name in names if name not in race.failed
+    ]
+    return [turn for turn in all_turns if turn not in done and not (turn[0] % 2 == 0 and turn[1] in slow)]
 
 
 def run(
-    contestants: dict[str, Contestant], load: Workload, rounds: int, report: Callable[[str], None]
-) -> Result:
-    """Let each contestant serve the workload once to warm up, then in turns; `report` gets a line a turn."""
-    tokens: dict[str, list[list[int]]] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds + 1):
-        for name, serve in contestants.items():
-            start = time.perf_counter()
-            tokens[name] = serve(load)
-            seconds[name].append(time.perf_counter() - start)
-            turn = f"round {number} of {rounds}" if number else "warm-up"
-            report(f"{turn}: {name} {seconds[name][-1]:.2f} s")
-    timed = {name: all_seconds[1:] for name, all_seconds in seconds.items()}
-    return Result(timed, tokens, sum(load.num_outputs))
+    race: Race,
+    load: Workload,
+    names: list[str],
+    rounds: int,
+    processes: Processes,
+    watch: Watch,
+    report: Report,
+    file: Path | None = None,
+) -> Race:
+    """Serve the workload in turns until every round is complete; `report` gets a line a turn.
 
-
-def table(result: Result, name: str = "mini-engine", baseline: str = "transformers") -> Table:
-    """The comparison as a rich table, and the ratio with its spread as its caption."""
-    shown = Table("", "median s", "min s", "max s", "output tokens/s", header_style="bold")
-    for contestant, seconds in result.seconds.items():
-        numbers = (statistics.median(seconds), min(seconds), max(seconds))
-        shown.add_row(contestant, *(f"{n:.2f}" for n in numbers), f"{result.rate(contestant):.1f}")
-    ratios = result.ratios(name, baseline)
-    shown.caption = (
-        f"{name} is {statistics.median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f} "
-        f"over {counted(len(ratios), 'round')}); tokens equal in {result.num_equal(name, baseline)} of "
-        f"{len(result.tokens[name])} requests"
-    )
-    shown.caption_justify = "left"
-    return shown
+    Each contestant first warms up. One that fails is left out, with its reason in `failed`.
+    """
+    warm: set[str] = set()
+    while turns := missing(race, names, rounds):
+        number, name = turns[0]
+        try:
+            if name not in warm:
+                said = processes.serve(name, load.warm_up())
+                race.about[name] = {key: said[key] for key in ("versions", "settings")}
+                warm.add(name)
+            watch.groups = processes.groups
+            waited = watch.wait()
+            start = usage(watch.groups)
+            said = processes.serve(name, load)
+            meanwhile = between(start, usage(watch.groups), waited)
+        except PeerError as error:
+            race.failed[name] = str(error)
+            report(f"{name} is out: {error}")
+            continue
+        race.turns.append(
+            Turn(number, name, said["seconds"], meanwhile.waited, meanwhile.others, meanwhile.stolen)
+        )
+        if "tokens" in said:
+            race.tokens[name] = said["tokens"]
+            if OURS in race.tokens:
+                race.same[name] = race.agreement(name, race.tokens[OURS])
+        if name == FLOOR:
+            race.floor = {"reading": said["reading"], "num_steps": said["num_steps"]}
+        noise = "" if meanwhile.is_quiet else f" (others took {meanwhile.others:.2f} cores)"
+        report(
+            f"{race.workload} {race.dtype}, round {number} of {rounds}: {name} {said['seconds']:.2f} s{noise}"
+        )
+        if file:
+            race.save(file)
+    return race

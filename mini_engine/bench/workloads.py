@@ -1,0 +1,71 @@
+"""What is raced: five workloads that each ask something else of an engine.
+
+Prompts are random tokens, drawn from a seed, so that a workload is the same on every machine.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass
+class Workload:
+    """Prompts as token ids, and for each how many tokens to put out."""
+
+    prompts: list[list[int]]
+    num_outputs: list[int]
+
+    @classmethod
+    def mixed(cls, vocab_size: int, num_prompts: int = 32, seed: int = 0) -> "Workload":
+        """Prompts of 16 to 256 random tokens, outputs of 16, 32, 64 or 128."""
+        rng = random.Random(seed)
+        lengths = (rng.randint(16, 256) for _ in range(num_prompts))  # drawn in turn with the tokens
+        prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+        return cls(prompts, [rng.choice((16, 32, 64, 128)) for _ in prompts])
+
+    @classmethod
+    def skewed(cls, vocab_size: int, num_prompts: int = 32, seed: int = 0) -> "Workload":
+        """One output of 500 tokens among outputs of 10 to 40; prompts of 16 to 128."""
+        rng = random.Random(seed)
+        prompts = [_tokens(rng, vocab_size, rng.randint(16, 128)) for _ in range(num_prompts)]
+        num_outputs = [rng.randint(10, 40) for _ in prompts]
+        num_outputs[rng.randrange(num_prompts)] = 500
+        return cls(prompts, num_outputs)
+
+    @classmethod
+    def shared_prefix(cls, vocab_size: int, num_prompts: int = 32, seed: int = 0) -> "Workload":
+        """Prompts that begin with the same 512 tokens and end with 8 to 64 of their own, 32 out."""
+        rng = random.Random(seed)
+        prefix = _tokens(rng, vocab_size, 512)
+        prompts = [prefix + _tokens(rng, vocab_size, rng.randint(8, 64)) for _ in range(num_prompts)]
+        return cls(prompts, [32] * num_prompts)
+
+    @classmethod
+    def single(cls, vocab_size: int, num_prompts: int = 1, seed: int = 0) -> "Workload":
+        """One request: a prompt of 32 tokens, 128 out."""
+        rng = random.Random(seed)
+        return cls([_tokens(rng, vocab_size, 32) for _ in range(num_prompts)], [128] * num_prompts)
+
+    @classmethod
+    def long(cls, vocab_size: int, num_prompts: int = 4, seed: int = 0) -> "Workload":
+        """Four prompts of 2,000 tokens, 64 out."""
+        rng = random.Random(seed)
+        return cls([_tokens(rng, vocab_size, 2000) for _ in range(num_prompts)], [64] * num_prompts)
+
+    def warm_up(self) -> "Workload":
+        """A few of the requests, cut to a few tokens: weights are touched, nothing is measured."""
+        few = max(1, len(self.prompts) // 8)
+        return Workload(self.prompts[:few], [min(n, 8) for n in self.num_outputs[:few]])
+
+
+def _tokens(rng: random.Random, vocab_size: int, length: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(length)]
+
+
+WORKLOADS: dict[str, Callable[..., Workload]] = {
+    "mixed": Workload.mixed,
+    "skewed": Workload.skewed,
+    "shared-prefix": Workload.shared_prefix,
+    "single": Workload.single,
+    "long": Workload.long,
+}
