@@ -1,4 +1,4 @@
-"""The command line: mini-engine demo | generate | chat | simulate | bench | models | trace.
+"""The command line: mini-engine demo | generate | chat | simulate | bench | models | kernels | trace.
 
 One file a command, which parses and prints. What it needs it imports when it runs, so that --help
 answers at once.
@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 import typer
 
-from mini_engine.commands import bench, chat, demo, generate, models, simulate, trace
+from mini_engine.commands import bench, chat, demo, generate, kernels, models, simulate, trace
 from mini_engine.commands.common import Commands
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ for command in (demo.demo, generate.generate, chat.chat, simulate.simulate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
+app.add_typer(kernels.app, name="kernels")
 app.add_typer(trace.app, name="trace")
 
 
