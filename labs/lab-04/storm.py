@@ -104,6 +104,7 @@ class Play:
         self.seed, self.arrived = config["seed"], 0  # a request whose name comes again has another prompt
         self.requests, self.caches = {}, {}
         self.rows = []  # of the step to come
+        self.noted = False  # the last call was a row, which runs none of the part's code
         self.made = {}  # by the last call
         self.changed = {}  # by the last call, though it was only to be read
         self.given = {}  # what: what the last call gave of it, and how that looked then
@@ -133,6 +134,7 @@ class Play:
         if num_tokens > request.num_new_tokens or any(row.request is request for row in self.rows):
             raise Skip
         self.rows.append(Row(request, num_tokens, num_tokens == request.num_new_tokens))
+        self.noted = True
 
     def assemble(self):
         rows = self._rows()
@@ -198,6 +200,9 @@ class Play:
     # -------------------------------------------------------------------------------------- seen
 
     def seen(self):
+        noted, self.noted = self.noted, False
+        if noted:
+            return {}
         texts = {n: [r.prompt_token_ids, r.output_token_ids] for n, r in self.requests.items()}
         seen = {
             "num_computed_tokens": {n: r.num_computed_tokens for n, r in self.requests.items()},
@@ -323,4 +328,4 @@ def rounded(tensor):
     """Numbers as they are shown; of those in float32, which depend on the order of summation, how many."""
     if tensor.dtype == torch.float32:
         return [None] * len(tensor)
-    return [round(x, DIGITS) + 0.0 for x in tensor.tolist()]
+    return (tensor.round(decimals=DIGITS) + 0.0).tolist()

@@ -239,7 +239,7 @@ def grade_task(
         return TaskGrade(task.name, task.points, 0, WRONG, 0, len(whole))
     if len(lab.tasks) == 1:  # nothing else could be at fault
         grade.state, grade.passed = WRONG, sum(case.passed for case in whole)
-        return named(lab, grade, played, answer)
+        return named(lab, grade, played, dict(zip((c.name for c in played), answer.logs, strict=False)))
     alone = {
         "task": task.name,
         "others": without(lab.file("solution.py").read_text("utf-8"), [task.name]),
@@ -255,16 +255,22 @@ def grade_task(
     grade.state, grade.passed, grade.total = WRONG, passed, len(failing)
     if by_itself.ended or by_itself.broken:
         return grade
-    public = [json.loads(case.script) for case in played if not case.hidden]
-    return named(lab, grade, played, sandbox.run(source, public, **alone))
+    rest = [case for case in played if not (case.hidden or case in failing)]
+    more = sandbox.run(source, [json.loads(case.script) for case in rest], **alone)
+    logs = zip((*failing, *rest), (*by_itself.logs, *more.logs), strict=False)
+    return named(lab, grade, played, {case.name: log for case, log in logs})
 
 
-def named(lab: Lab, grade: TaskGrade, played: Sequence[Scripted], answer: Answer) -> TaskGrade:
-    """With the name of the known mistake that lets all the same be seen in the public cases, if one does."""
-    public = [case for case in played if not case.hidden]  # they come first
-    if len(answer.logs) >= len(public):
-        pairs = zip(answer.logs, public, strict=False)
-        digests = [storm.digest(steps(log), expected(lab.id, case.script)) for log, case in pairs]
+def named(
+    lab: Lab, grade: TaskGrade, played: Sequence[Scripted], logs: dict[str, list[dict[str, Any]]]
+) -> TaskGrade:
+    """With the name of the known mistake that lets all the same be seen in the public cases, if one does.
+
+    `logs` are the task's by the names of the cases.
+    """
+    public = [case for case in played if not case.hidden]
+    if all(case.name in logs for case in public):
+        digests = [storm.digest(steps(logs[case.name]), expected(lab.id, case.script)) for case in public]
         if name := known(lab).get(grade.task, {}).get(storm_fingerprint(json.dumps(digests))):
             grade.name, grade.hint = name.title, name.hint
     return grade

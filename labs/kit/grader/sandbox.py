@@ -151,7 +151,7 @@ class Sandbox:
         os.close(theirs_out)
         self.replies, self.requests = ours_in, ours_out
         imports = ["labs.kit.grader.player", "labs.kit", *(["torch"] if self.lab.uses_torch else [])]
-        frames.send(self.requests, {"imports": imports})
+        frames.send(self.requests, {"lab": self.lab.id, "imports": imports})
         frames.receive(self.replies, 1 << 16, START)
 
     def run(self, source: str, scripts: list[Script], **alone: Any) -> "Answer":
