@@ -55,7 +55,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     os.close(into)
     data, end, ended = bytearray(), monotonic() + request["seconds"], ""
     while not ended:
-        readable, _, _ = select.select([out], [], [], 0.05)
+        readable, _, _ = select.select([out], [], [], 0.02)
         if readable and not (part := os.read(out, 1 << 16)):
             break
         data += part if readable else b""

@@ -119,6 +119,8 @@ def test_equal_grades_give_equal_files_in_any_order(tmp_path):
     assert set(files) == {"grades.csv", "report.md", "report.png", "index.html"} | names
     assert reported(tmp_path / "b", [Grade.from_json(one.to_json()) for one in reversed(grades)]) == files
     assert reported(tmp_path / "a", grades) == files  # once more, over what is there
+    left = reported(tmp_path / "a", grades[1:])  # one has gone, and so has their feedback
+    assert files.keys() - left.keys() == {f"{folder}/student 000.{end}" for folder, end in FOLDERS}
 
 
 FOLDERS = (("feedback", "md"), ("feedback", "html"), ("gradescope", "json"))
@@ -177,7 +179,10 @@ def test_feedback_says_what_departs_why_and_what_is_hidden(tmp_path):
 
 def test_what_is_hidden_is_nowhere_unless_revealed(tmp_path):
     grades = [student("ann", "hidden", "wrong"), student("bob", "wrong", "hidden")]
-    assert SECRET not in texts(reported(tmp_path / "a", grades))
+    files = reported(tmp_path / "a", grades)
+    assert SECRET not in texts(files)
+    handed_out = texts({name: data for name, data in files.items() if name.startswith("feedback")})
+    assert "seed 5" not in handed_out and "seed 5" in texts(files), "who has it could draw the hidden cases"
     revealed = Settings(LABS, "seed 5", hidden=10, reveal=True)
     assert f"{SECRET} story" in texts(reported(tmp_path / "b", grades, revealed))
 

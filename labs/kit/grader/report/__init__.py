@@ -21,14 +21,19 @@ def write_reports(report: Path, grades: Callable[[], Iterator[Grade]], settings:
     Each file is there whole or not at all. Raises ValueError when two grades are of one student.
     """
     summary = Summary(settings.seed)
+    stems = set()
     with Spool() as spool:
         for grade in grades():
             told = tell(grade, settings)
             summary.add(told)
+            stems.add(told.stem)
             write(report / "feedback" / f"{told.stem}.md", markdown.feedback(told))
             write(report / "feedback" / f"{told.stem}.html", pages.student(told))
             write(report / "gradescope" / f"{told.stem}.json", gradescope.results(told))
             pages.keep(told, spool)
+        for old in [*(report / "feedback").glob("*"), *(report / "gradescope").glob("*.json")]:
+            if old.stem not in stems:  # of a submission that is no longer there, or could not be graded
+                old.unlink()
         summary.close()
         write(report / "grades.csv", table.grades(summary))
         write(report / "report.png", figure.png(summary))
