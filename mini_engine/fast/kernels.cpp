@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 // bfloat16 is the upper half of a float. Sums are kept in float, those of doubles in double.
@@ -33,9 +34,19 @@ static inline void store(bfloat16 &to, float value) {
     to.bits = uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
 }
 
+// Numbers that the processor handles together: 64 bytes, in one instruction or a few.
+template <typename S> struct VecOf { typedef S type __attribute__((vector_size(64), aligned(sizeof(S)), may_alias)); };
+template <typename S> using Vec = typename VecOf<S>::type;
+template <typename S> constexpr int64_t LANES = 64 / sizeof(S);
+template <typename S> static inline Vec<S> &vec(S *p, int64_t i) { return ((Vec<S> *)p)[i]; }
+template <typename S> static inline Vec<S> vec(const S *p, int64_t i) { return ((const Vec<S> *)p)[i]; }
+
+static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
 // ------------------------------------------------------------------------------------------ attention
 
-// What attention is given; kernels.py has the same fields in the same order. Strides count elements, from one row to the next.
+// What attention is given; kernels.py has the same fields in the same order. A stride counts elements,
+// from one row to the next.
 struct Attention {
     const void *q;  // (rows, heads, head_dim)
     int64_t q_stride;
@@ -47,82 +58,175 @@ struct Attention {
     int64_t num_tiles, table_stride, heads, kv_heads, head_dim, block_size;
 };
 
-// A row of a page as the sums need it: where it lies, or widened into `room`.
-template <typename T> static inline const T *widened(const T *row, T *, int64_t) { return row; }
-static inline const float *widened(const bfloat16 *row, float *room, int64_t n) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) room[i] = load(row[i]);
-    return room;
-}
+// So many vectors or rows of sums stay in registers: enough that none waits for the one before.
+static const int64_t SUMS = 8;
+static const float LOWEST = -1e30f;  // for minus infinity, which fast math does not know
 
-// The query heads that share a key head, over a few rows of one request. DIM is head_dim where the
-// compiler may know it, else 0.
-template <typename T, int DIM>
-static void attend_tile(const Attention &a, const int64_t *tile, int64_t kv_head, std::vector<Sum<T>> &room) {
-    const int64_t dim = DIM ? DIM : a.head_dim, group = a.heads / a.kv_heads, size = a.block_size;
-    const int64_t first = tile[1], num = (tile[2] - tile[1]) * group, stride = a.kv_heads * dim;
-    const int64_t *table = a.tables + tile[0] * a.table_stride;
-    room.assign(num * (2 * dim + 2) + size * (2 * dim + 1), 0);
-    Sum<T> *q = room.data(), *out = q + num * dim, *best = out + num * dim, *total = best + num;
-    Sum<T> *k_room = total + num, *v_room = k_room + size * dim, *weight = v_room + size * dim;
-    const Sum<T> scale = 1 / std::sqrt(Sum<T>(dim));
-    for (int64_t i = 0; i < num; i++) {
-        const T *from = (const T *)a.q + (first + i / group) * a.q_stride + (kv_head * group + i % group) * dim;
-        for (int64_t d = 0; d < dim; d++) q[i * dim + d] = scale * load(from[d]);
-        best[i] = -1e30f;
+// A tile's keys and values of one key head, a page at a time, each row `dim` numbers that vectors can
+// take: in place where that goes, else widened and padded with zeros.
+template <typename T> struct Pages {
+    using S = Sum<T>;
+    const Attention &a;
+    const int64_t *table;
+    int64_t kv_head, last, dim, keys;  // `last` is the last position that is seen
+    std::vector<const S *> k, v;
+    std::vector<S> k_room, v_room;
+
+    Pages(const Attention &a, const int64_t *tile, int64_t kv_head)
+        : a(a), table(a.tables + tile[0] * a.table_stride), kv_head(kv_head), last(a.positions[tile[2] - 1]),
+          dim(round_up(a.head_dim, 4 * LANES<S>)), keys(round_up(a.block_size, SUMS)), k(keys), v(keys),
+          k_room(keys * dim), v_room(keys * dim) {
+        for (int64_t j = 0; j < keys; j++) k[j] = &k_room[j * dim], v[j] = &v_room[j * dim];
     }
-    const int64_t last = a.positions[tile[2] - 1];
-    for (int64_t start = 0; start <= last; start += size) {
-        const int64_t page = (table[start / size] * size * a.kv_heads + kv_head) * dim;
-        const int64_t filled = std::min(size, last + 1 - start);
-        const Sum<T> *k[filled], *v[filled];
+
+    // The page that starts at this position; how many of its keys are filled.
+    int64_t load_page(int64_t start) {
+        const int64_t size = a.block_size, filled = std::min(size, last + 1 - start);
+        const int64_t page = offset(start), next = offset(std::min(start + size, last));
         for (int64_t j = 0; j < filled; j++) {
-            k[j] = widened((const T *)a.k_cache + page + j * stride, k_room + j * dim, dim);
-            v[j] = widened((const T *)a.v_cache + page + j * stride, v_room + j * dim, dim);
+            const int64_t row = j * a.kv_heads * a.head_dim;
+            take((const T *)a.k_cache + page + row, k[j], &k_room[j * dim]);
+            take((const T *)a.v_cache + page + row, v[j], &v_room[j * dim]);
+            // The next page lies anywhere: asked for now, it is there when its turn comes.
+            for (int64_t d = 0; d < a.head_dim; d += 64 / sizeof(T)) {
+                __builtin_prefetch((const T *)a.k_cache + next + row + d);
+                __builtin_prefetch((const T *)a.v_cache + next + row + d);
+            }
         }
-        for (int64_t i = 0; i < num; i++) {
-            // The keys of this page that the row may see: those up to its own position.
-            const int64_t seen = std::min(filled, a.positions[first + i / group] + 1 - start);
-            if (seen <= 0) continue;
-            Sum<T> highest = best[i];
-            for (int64_t j = 0; j < seen; j++) {
-                Sum<T> score = 0;
-#pragma omp simd reduction(+ : score)
-                for (int64_t d = 0; d < dim; d++) score += q[i * dim + d] * k[j][d];
+        return filled;
+    }
+
+  private:
+    int64_t offset(int64_t position) const {
+        return (table[position / a.block_size] * a.block_size * a.kv_heads + kv_head) * a.head_dim;
+    }
+
+    void take(const T *row, const S *&taken, S *room) const {
+        if constexpr (std::is_same_v<T, S>)
+            if (dim == a.head_dim) {
+                taken = row;
+                return;
+            }
+        int64_t d = 0;
+        if constexpr (std::is_same_v<T, bfloat16>) {
+            typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
+            typedef uint32_t Words __attribute__((vector_size(64)));
+            for (; d + 16 <= a.head_dim; d += 16)
+                vec(room + d, 0) = (Vec<float>)(__builtin_convertvector(*(const Halves *)(row + d), Words) << 16);
+        }
+        for (; d < a.head_dim; d++) room[d] = load(row[d]);
+    }
+};
+
+// One row, a decode. The head's numbers lie in the lanes: a page is read as it comes from memory, and
+// that is what the time goes into.
+template <typename T> static void attend_row(const Attention &a, const int64_t *tile, int64_t kv_head) {
+    using S = Sum<T>;
+    Pages<T> pages(a, tile, kv_head);
+    const int64_t dim = pages.dim, vecs = dim / LANES<S>, group = a.heads / a.kv_heads;
+    const int64_t at = tile[1] * a.q_stride + kv_head * group * a.head_dim;
+    std::vector<S> q(group * dim), out(group * dim), best(group, LOWEST), total(group), weight(pages.keys);
+    for (int64_t i = 0; i < group; i++)
+        for (int64_t d = 0; d < a.head_dim; d++)
+            q[i * dim + d] = load(((const T *)a.q)[at + i * a.head_dim + d]) / std::sqrt(S(a.head_dim));
+    for (int64_t start = 0; start <= pages.last; start += a.block_size) {
+        const int64_t filled = pages.load_page(start);
+        for (int64_t i = 0; i < group; i++) {
+            const S *query = &q[i * dim];
+            S *mixed = &out[i * dim], highest = best[i];
+            for (int64_t j = 0; j < filled; j++) {
+                Vec<S> products = {};
+                for (int64_t n = 0; n < vecs; n++) products += vec(query, n) * vec(pages.k[j], n);
+                S score = 0;
+                for (int64_t lane = 0; lane < LANES<S>; lane++) score += products[lane];
                 weight[j] = score;
                 highest = std::max(highest, score);
             }
             // The softmax runs along: what was summed so far shrinks when a higher score comes.
-            const Sum<T> shrink = std::exp(best[i] - highest);
-            Sum<T> sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < seen; j++) sum += weight[j] = std::exp(weight[j] - highest);
+            const S shrink = std::exp(best[i] - highest);
+            S added = 0;
+#pragma omp simd reduction(+ : added)
+            for (int64_t j = 0; j < filled; j++) added += weight[j] = std::exp(weight[j] - highest);
             best[i] = highest;
-            total[i] = total[i] * shrink + sum;
-            Sum<T> acc[DIM ? DIM : 1024];
-            for (int64_t d = 0; d < dim; d++) acc[d] = out[i * dim + d] * shrink;
-            for (int64_t j = 0; j < seen; j++)
+            total[i] = total[i] * shrink + added;
+            for (int64_t n = 0; n < vecs; n += 4) {
+                Vec<S> mix[4];
+                for (int64_t b = 0; b < 4; b++) mix[b] = vec(mixed, n + b) * shrink;
+                for (int64_t j = 0; j < filled; j++)
+                    for (int64_t b = 0; b < 4; b++) mix[b] += weight[j] * vec(pages.v[j], n + b);
+                for (int64_t b = 0; b < 4; b++) vec(mixed, n + b) = mix[b];
+            }
+        }
+    }
+    T *to = (T *)a.out + (tile[1] * a.heads + kv_head * group) * a.head_dim;
+    for (int64_t i = 0; i < group; i++)
+        for (int64_t d = 0; d < a.head_dim; d++) store(to[i * a.head_dim + d], out[i * dim + d] / total[i]);
+}
+
+// Several rows of a chunk, and of each the query heads that share a key head: so many that each has a
+// lane to itself, as on a GPU it has a thread. No sum crosses lanes, and a key serves a vector of queries.
+template <typename T> static void attend_chunk(const Attention &a, const int64_t *tile, int64_t kv_head) {
+    using S = Sum<T>;
+    Pages<T> pages(a, tile, kv_head);
+    const int64_t lanes = LANES<S>, dim = pages.dim, group = a.heads / a.kv_heads;
+    const int64_t first = tile[1], num = (tile[2] - first) * group, room = round_up(num, lanes);
+    std::vector<S> q(room * dim), out(room * dim), best(room, LOWEST), total(room), limit(room);
+    std::vector<S> weight(pages.keys * lanes);
+    auto lane = [&](std::vector<S> &x, int64_t i, int64_t d) -> S & {
+        return x[(i / lanes * dim + d) * lanes + i % lanes];
+    };
+    auto head_of = [&](int64_t i) { return kv_head * group + i % group; };
+    for (int64_t i = 0; i < num; i++) {
+        const T *from = (const T *)a.q + (first + i / group) * a.q_stride + head_of(i) * a.head_dim;
+        for (int64_t d = 0; d < a.head_dim; d++) lane(q, i, d) = load(from[d]) / std::sqrt(S(a.head_dim));
+        limit[i] = a.positions[first + i / group];
+    }
+    for (int64_t start = 0; start <= pages.last; start += a.block_size) {
+        const int64_t filled = pages.load_page(start);
+        for (int64_t m = 0; m < room / lanes; m++) {
+            const S *queries = &q[m * dim * lanes];
+            Vec<S> highest = vec(best.data(), m);
+            const Vec<S> sees = vec(limit.data(), m);
+            for (int64_t j = 0; j < filled; j += SUMS) {
+                Vec<S> scores[SUMS] = {};
+                for (int64_t d = 0; d < a.head_dim; d++)
+                    for (int64_t b = 0; b < SUMS; b++) scores[b] += vec(queries, d) * pages.k[j + b][d];
+                for (int64_t b = 0; b < SUMS; b++) {
+                    // A row sees the keys up to its own position, its own included.
+                    scores[b] = sees >= S(start + j + b) ? scores[b] : Vec<S>{} + LOWEST;
+                    highest = scores[b] > highest ? scores[b] : highest;
+                    vec(weight.data(), j + b) = scores[b];
+                }
+            }
+            for (int64_t j = 0; j < filled; j++) vec(weight.data(), j) -= highest;
 #pragma omp simd
-                for (int64_t d = 0; d < dim; d++) acc[d] += weight[j] * v[j][d];
-            for (int64_t d = 0; d < dim; d++) out[i * dim + d] = acc[d];
+            for (int64_t i = 0; i < filled * lanes; i++) weight[i] = std::exp(weight[i]);
+            Vec<S> shrink = vec(best.data(), m) - highest, added = {};
+            for (int64_t i = 0; i < lanes; i++) shrink[i] = std::exp(shrink[i]);
+            for (int64_t j = 0; j < filled; j++) added += vec(weight.data(), j);
+            vec(best.data(), m) = highest;
+            vec(total.data(), m) = vec(total.data(), m) * shrink + added;
+            S *mixed = &out[m * dim * lanes];
+            for (int64_t d = 0; d < a.head_dim; d += SUMS) {
+                Vec<S> mix[SUMS];
+                for (int64_t b = 0; b < SUMS; b++) mix[b] = vec(mixed, d + b) * shrink;
+                for (int64_t j = 0; j < filled; j++)
+                    for (int64_t b = 0; b < SUMS; b++) mix[b] += vec(weight.data(), j) * pages.v[j][d + b];
+                for (int64_t b = 0; b < SUMS; b++) vec(mixed, d + b) = mix[b];
+            }
         }
     }
     for (int64_t i = 0; i < num; i++) {
-        T *to = (T *)a.out + ((first + i / group) * a.heads + kv_head * group + i % group) * dim;
-        for (int64_t d = 0; d < dim; d++) store(to[d], out[i * dim + d] / total[i]);
+        T *to = (T *)a.out + ((first + i / group) * a.heads + head_of(i)) * a.head_dim;
+        for (int64_t d = 0; d < a.head_dim; d++) store(to[d], lane(out, i, d) / total[i]);
     }
 }
 
 template <typename T> static void attend(const Attention &a) {
-    auto *tile_of = a.head_dim == 64    ? attend_tile<T, 64>
-                    : a.head_dim == 128 ? attend_tile<T, 128>
-                                        : attend_tile<T, 0>;
-#pragma omp parallel
-    {
-        std::vector<Sum<T>> room;
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < a.num_tiles * a.kv_heads; i++)
-            tile_of(a, a.tiles + i / a.kv_heads * 3, i % a.kv_heads, room);
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < a.num_tiles * a.kv_heads; i++) {
+        const int64_t *tile = a.tiles + i / a.kv_heads * 3;
+        (tile[2] - tile[1] == 1 ? attend_row<T> : attend_chunk<T>)(a, tile, i % a.kv_heads);
     }
 }
 
