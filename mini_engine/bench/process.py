@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Self
@@ -51,10 +52,21 @@ class Process:
             )
         self._send(job)
         self.versions: dict[str, str] = {}
+        self.failed: PeerError | None = None
+
+    def load(self) -> None:
+        """Wait until the peer is loaded, and has said its versions."""
+        if self.failed:
+            raise self.failed
+        if not self.versions:
+            try:
+                self.versions = self._receive()["versions"]
+            except PeerError as error:
+                self.failed = error
+                raise
 
     def ask(self, work: dict[str, Any]) -> dict[str, Any]:
-        """The answer to some work; the first waits until the peer is loaded."""
-        self.versions = self.versions or self._receive()["versions"]
+        self.load()
         self._send(work)
         return self._receive()
 
@@ -94,7 +106,7 @@ class Processes:
         self.processes: dict[str, Process] = {}
 
     def start(self, names: Iterable[str], job: dict[str, Any]) -> None:
-        """Start those that are not there with this job, and end the others. They load side by side."""
+        """Start those that are not there with this job, and end the others; returns when all are loaded."""
         wanted = dict.fromkeys(peer_of(name) for name in names)
         for peer in list(self.processes):
             if peer not in wanted or self.processes[peer].job != job:
@@ -102,11 +114,13 @@ class Processes:
         for peer in wanted:
             if peer not in self.processes:
                 self.processes[peer] = Process(peer, job, self.logs)
+        for process in self.processes.values():  # they load side by side
+            with suppress(PeerError):  # it is said when the peer's turn comes
+                process.load()
 
-    @property
-    def groups(self) -> set[int]:
-        """The process groups that are ours."""
-        return {os.getpgrp(), *(process.popen.pid for process in self.processes.values())}
+    def groups(self, name: str) -> set[int]:
+        """The process groups that may compute during a contestant's turn: its own, and this one's."""
+        return {os.getpgrp(), self.processes[peer_of(name)].popen.pid}
 
     def serve(self, name: str, load: Workload) -> dict[str, Any]:
         """One contestant's seconds, tokens, versions and settings. Raises PeerError with its reason."""

@@ -136,7 +136,7 @@ def run(
                 said = processes.serve(name, load.warm_up())
                 race.about[name] = {key: said[key] for key in ("versions", "settings")}
                 warm.add(name)
-            watch.groups = processes.groups
+            watch.groups = processes.groups(name)
             waited = watch.wait()
             start = usage(watch.groups)
             said = processes.serve(name, load)

@@ -1,6 +1,7 @@
-"""This engine: as it comes, or with a slower way to serve, a variant named as in sim/policies.py.
+"""This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/ altogether,
+or a slower way to serve, named as in sim/policies.py.
 
-`floor` is what its steps cannot take less than: the bare products of the very same steps, in this
+"floor" is what its steps cannot take less than: the bare products of the very same steps, in this
 process, and the weights read once a step at the speed at which this machine reads memory.
 """
 
@@ -15,6 +16,7 @@ from mini_engine import __version__
 from mini_engine.backends.two_pass import policy_parts
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
+from mini_engine.fast.model import Fast, FastLM
 from mini_engine.interfaces import Row
 from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import load_model
@@ -24,6 +26,7 @@ from mini_engine.request import SamplingParams
 from mini_engine.sim.policies import BASELINES
 
 SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_bytes": 2 * 2**30}
+FAST: dict[str, Fast] = {"": True, "torch": "torch", "simple": False}
 
 Product = Callable[[Tensor], Tensor]
 
@@ -40,8 +43,7 @@ class Peer:
             return self.floor, "the products of the engine's steps alone"
         if name not in self.served:
             self.served[name] = Served(self.model, name)
-        settings = "64 sequences, 512 tokens a step, prefix caching on"
-        return self.served[name], f"{name} (sim/policies.py), {settings}" if name else settings
+        return self.served[name], self.served[name].settings
 
     @torch.inference_mode()
     def floor(self, prompts: list[list[int]], num_outputs: list[int]) -> dict[str, Any]:
@@ -65,16 +67,18 @@ class Peer:
 
 
 class Served:
-    """An engine under one way to serve, with the model of the others, and the steps of its last workload."""
+    """An engine of one variant, and the steps of its last workload."""
 
-    def __init__(self, model: CausalLM, baseline: str) -> None:
-        settings = SETTINGS.copy()
-        if baseline:
-            settings["parts"] = Parts(**policy_parts(baseline))
-            settings["enable_prefix_caching"] = BASELINES[baseline].backend != "padded"
-        self.engine = Engine(model, **settings)
-        self.llm = LLM.from_engine(self.engine)
-        self.model = getattr(self.engine.backend, "model", model)
+    def __init__(self, model: CausalLM, variant: str) -> None:
+        settings, fast = SETTINGS.copy(), FAST.get(variant, True)
+        if variant not in FAST:
+            settings["parts"] = Parts(**policy_parts(variant))
+            settings["enable_prefix_caching"] = BASELINES[variant].backend != "padded"
+        self.engine = Engine(model, fast=fast, **settings)
+        self.llm, self.model = LLM.from_engine(self.engine), self.engine.model
+        with_kernel = isinstance(self.model, FastLM) and self.model.kernels
+        how = "the C++ kernel" if with_kernel else "torch alone" if fast else "model.py and attention.py"
+        self.settings = f"{how}, 64 sequences, 512 tokens a step"
         self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore
@@ -98,17 +102,18 @@ def products(model: CausalLM) -> Iterator[tuple[Product, int]]:
     layer: Any
     config = model.config
     hidden, attention = config.hidden_size, config.num_attention_heads * config.head_dim
-    for layer in getattr(model, "blocks", ()):  # packed
-        yield from ((layer.qkv, hidden), (layer.o, attention))
-        yield from ((layer.gate_up, hidden), (layer.down, config.intermediate_size))
-    for layer in getattr(model, "layers", ()):
+    if isinstance(model, FastLM):
+        for block in model.blocks:
+            yield from ((block.qkv, hidden), (block.o, attention))
+            yield from ((block.gate_up, hidden), (block.down, config.intermediate_size))
+        return
+    for layer in model.layers:
         yield from ((layer.self_attn.qkv_proj, hidden), (layer.self_attn.o_proj, attention))
         yield from ((layer.mlp.gate_up_proj, hidden), (layer.mlp.down_proj, config.intermediate_size))
 
 
 def head_of(model: CausalLM) -> Product:
-    head: Product = getattr(model, "head", None) or model.lm_head
-    return head
+    return model.head if isinstance(model, FastLM) else model.lm_head
 
 
 def weight_bytes(model: CausalLM) -> int:
