@@ -25,12 +25,9 @@ def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
     """
     if fast not in (True, False, "torch"):
         raise ValueError(f'fast must be True, False or "torch", but is {fast!r}')
-    if (
-        not fast
-        or isinstance(model, FastLM)
-        or model.device.type != "cpu"
-        or not onednn.can_pack(model.dtype)
-    ):
+    if not fast or not isinstance(model, CausalLM) or isinstance(model, FastLM):
+        return model
+    if model.device.type != "cpu" or not onednn.can_pack(model.dtype):
         return model
     return FastLM(model, use_kernels=fast is True)
 
