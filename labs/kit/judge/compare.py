@@ -61,7 +61,7 @@ def fingerprint(trace: Run) -> str:
 
 
 def _canonical(value: Any) -> Any:
-    """As JSON can hold it, whatever a learner's code returned; of objects the type, for an address says nothing."""
+    """As JSON can hold it, whatever a learner's code returned; of other objects the type alone."""
     if isinstance(value, dict):
         return {_key(key): _canonical(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
