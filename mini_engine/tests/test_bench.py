@@ -87,6 +87,17 @@ def test_who_fails_is_out_and_the_reason_is_kept():
     assert ["b", "no room"] in report.rows(this)
 
 
+def test_who_gives_fewer_tokens_than_asked_is_out():
+    class Hasty(FakeProcesses):
+        def serve(self, name, load):
+            said = super().serve(name, load)
+            return said | {"tokens": [tokens[:1] for tokens in said["tokens"]]} if name == "b" else said
+
+    this = Race("mixed", "float32", LOAD.num_outputs)
+    race.run(this, LOAD, [OURS, "b"], 1, Hasty({}), Watch(patience=0), print)
+    assert this.failed == {"b": "gave 2 tokens, but 3 were asked for"} and this.names() == [OURS]
+
+
 def test_a_race_that_was_cut_short_goes_on_where_it_stood(tmp_path):
     file = tmp_path / "mixed.json"
     run([OURS, "b"], rounds=1, file=file)
