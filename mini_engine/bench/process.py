@@ -38,7 +38,7 @@ class Process:
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{peer}.log"
         threads = str(job["threads"])
-        env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+        env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [python, str(WORKER), environments.MODULES[peer]],
@@ -47,7 +47,7 @@ class Process:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=env,
+                env=os.environ | env | environments.variables(peer),
                 start_new_session=True,  # a process group of its own, by which its CPU time is known
             )
         self._send(job)

