@@ -48,9 +48,9 @@ memory. In the column of ratios stands the part of the engine's time that it mak
 
 
 def rows(race: Race) -> list[list[str]]:
-    """A row a contestant, the quickest first; then the floors, then who failed, with the reason."""
+    """A row a contestant, the quickest first; then the floors, then who failed."""
     names = sorted((name for name in race.names() if name != FLOOR), key=race.rate, reverse=True)
-    return [_row(race, name) for name in names] + _floors(race) + [[n, why] for n, why in race.failed.items()]
+    return [_row(race, name) for name in names] + _floors(race) + [[name, "out"] for name in race.failed]
 
 
 def _row(race: Race, name: str) -> list[str]:
@@ -80,12 +80,20 @@ def table(race: Race) -> Table:
     shown = Table(*HEAD, header_style="bold", title=f"{race.workload}, {race.dtype}")
     for row in rows(race):
         shown.add_row(*row)
-    shown.caption, shown.caption_justify = noise(race), "left"
+    shown.caption, shown.caption_justify = "\n".join(remarks(race)), "left"
     return shown
 
 
+def remarks(race: Race) -> list[str]:
+    """Why somebody is out, how far bfloat16 leads away, and whether the machine was ours alone."""
+    found = [f"{name} is out: {why}" for name, why in race.failed.items()]
+    if race.as_float32:
+        shares = ", ".join(f"{name} {share:.0%}" for name, (_, share) in race.as_float32.items())
+        found.append(f"Tokens before a difference from the engine's in float32: {shares}.")
+    return [*found, noise(race)]
+
+
 def noise(race: Race) -> str:
-    """Whether the machine was ours alone."""
     taken = [turn.others + (turn.stolen or 0) for turn in race.turns if turn.others is not None]
     if not taken:
         return "What others computed meanwhile is not known on this system."

@@ -72,6 +72,8 @@ class Served:
 
     def __init__(self, model: CausalLM, variant: str) -> None:
         settings, fast = SETTINGS.copy(), FAST.get(variant, True)
+        if variant not in FAST | BASELINES:
+            raise ValueError(f"no variant {variant!r}; there are {', '.join([*FAST, *BASELINES][1:])}")
         if variant not in FAST:
             settings["parts"] = Parts(**policy_parts(variant))
             settings["enable_prefix_caching"] = BASELINES[variant].backend != "padded"
