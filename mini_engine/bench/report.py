@@ -117,7 +117,7 @@ def machine() -> dict[str, Any]:
         "cpu": model[1] if model else platform.processor(),
         "instructions": [flag for flag in telling if flags and flag in flags[1].split()],
         "cores": os.cpu_count(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
 
@@ -140,13 +140,8 @@ def page(whole: dict[str, Any]) -> str:
     )
     parts = [PAGE.format(conditions=conditions, slow=SLOW, idle=IDLE), headline(races)]
     for race in races:
-        doc = (WORKLOADS[race.workload].__doc__ or "").strip()
-        parts.append(
-            f"## {race.workload}, {race.dtype}\n\n{doc}\n\n{markdown([HEAD, *rows(race)])}\n{noise(race)}\n"
-        )
-        if race.as_float32:
-            shares = ", ".join(f"{name} {share:.0%}" for name, (_, share) in race.as_float32.items())
-            parts.append(f"Tokens before a difference from the engine's in float32: {shares}.\n")
+        title, doc = f"## {race.workload}, {race.dtype}", WORKLOADS[race.workload].__doc__ or ""
+        parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]
     parts.append("## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)]))
     return "\n".join(parts)
 
