@@ -28,7 +28,8 @@ HEAD = [
 PAGE = """\
 # Benchmarks
 
-`mini-engine bench --all` measured this and wrote this page from [benchmarks.json](benchmarks.json).
+`mini-engine bench --all` measured this and wrote this page from [benchmarks.json](benchmarks.json);
+`mini-engine bench peers` installs those that need an environment of their own.
 
 {conditions}
 
