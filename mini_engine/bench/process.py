@@ -120,7 +120,8 @@ class Processes:
 
     def groups(self, name: str) -> set[int]:
         """The process groups that may compute during a contestant's turn: its own, and this one's."""
-        return {os.getpgrp(), self.processes[peer_of(name)].popen.pid}
+        own = getattr(os, "getpgrp", os.getpid)()  # Windows has no groups, and no /proc to look them up in
+        return {own, self.processes[peer_of(name)].popen.pid}
 
     def serve(self, name: str, load: Workload) -> dict[str, Any]:
         """One contestant's seconds, tokens, versions and settings. Raises PeerError with its reason."""
