@@ -15,7 +15,7 @@ from mini_engine.attention import PagedBackend, paged_attention, write_kv
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
-from mini_engine.fast import kernels, onednn
+from mini_engine.fast import kernels, measure, onednn
 from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
 from mini_engine.fast.model import FastLM, prepare
 from mini_engine.model import sdpa
@@ -271,3 +271,17 @@ def test_tokens_on_smollm2(smollm2, dtype, way):
         assert tokens[0] == tokens[1]
     else:
         assert sum(a[0] == b[0] for a, b in zip(*tokens, strict=True)) >= 3
+
+
+def test_the_little_measurements_run(library, monkeypatch):
+    """At tiny sizes: a line for each product and number of rows, and for each kind of step."""
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    sizes = {"LAYERS": 1, "CACHE": 1, "ROWS": (1, 3), "PRODUCTS": {"small": (32, 48)}}
+    for name, value in (sizes | {"STEPS": {"two": [(1, 20), (5, 5)]}}).items():
+        monkeypatch.setattr(measure, name, value)
+    with torch.inference_mode():
+        assert [line[0] for line in measure.products(torch.float32, 1)] == ["small, 1", "small, 3"]
+        (line,) = measure.attention(torch.float32, 1)
+    assert line[0] == "two" and all(float(us.replace(",", "")) > 0 for us in line[1:])
+    with pytest.raises(SystemExit, match="products|attention"):
+        measure.main("everything")
