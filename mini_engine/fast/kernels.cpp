@@ -1,7 +1,7 @@
 // Attention that reads the pages where they lie, and the small steps between two products.
 //
 // Kwon et al., PagedAttention (2023); the running softmax is Milakov and Gimelshein's (2018). Plain C++
-// without torch's headers: it builds in seconds. kernels.py builds it, calls it, and checks the shapes.
+// without torch's headers: it builds in seconds. kernels.py builds it and calls it.
 
 #include <algorithm>
 #include <cmath>
