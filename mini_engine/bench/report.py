@@ -143,7 +143,9 @@ def page(whole: dict[str, Any]) -> str:
     for race in races:
         title, doc = f"## {race.workload}, {race.dtype}", WORKLOADS[race.workload].__doc__ or ""
         parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]
-    parts.append("## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)]))
+    parts.append(
+        "## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)], "---")
+    )
     return "\n".join(parts)
 
 
@@ -167,9 +169,10 @@ def versions(races: list[Race]) -> list[list[str]]:
     ]
 
 
-def markdown(lines: list[list[str]]) -> str:
-    """A table: the first line is its head; what follows the first column is aligned right."""
+def markdown(lines: list[list[str]], rule: str = "---:") -> str:
+    """A table: the first line is its head; `rule` aligns the columns after the first."""
     width = len(lines[0])
     padded = [line + [""] * (width - len(line)) for line in lines]
-    rule = ["---", *["---:"] * (width - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:]))
+    return "".join(
+        f"| {' | '.join(line)} |\n" for line in (padded[0], ["---"] + [rule] * (width - 1), *padded[1:])
+    )

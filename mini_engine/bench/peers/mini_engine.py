@@ -81,7 +81,8 @@ class Served:
         self.llm, self.model = LLM.from_engine(self.engine), self.engine.model
         with_kernel = isinstance(self.model, FastLM) and self.model.kernels
         how = "the C++ kernel" if with_kernel else "torch alone" if fast else "model.py and attention.py"
-        self.settings = f"{how}, 64 sequences, 512 tokens a step"
+        policy = "" if variant in FAST else f"{BASELINES[variant].about}; "
+        self.settings = f"{policy}{how}, 64 sequences, 512 tokens a step"
         self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore
