@@ -177,8 +177,9 @@ class Scheduler:
         return made_room
 
     def _is_short(self) -> bool:
-        needs = (self.kv.num_new_blocks(request, 1) for request in self.running)
-        return sum(needs) > self.kv.num_free_blocks
+        size = self.kv.block_size
+        at_edge = (request for request in self.running if request.num_computed_tokens % size == 0)
+        return sum(self.kv.num_new_blocks(request, 1) for request in at_edge) > self.kv.num_free_blocks
 
     def preempt(self, request: Request) -> None:
         """Back to the queue, to be recomputed. Outputs and arrival are kept: the reader of the

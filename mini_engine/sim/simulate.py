@@ -52,9 +52,10 @@ def simulate(
     if baseline not in BASELINES:
         raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, but is {baseline!r}")
     backend = BASELINES[baseline].backend
-    clock = VirtualClock((cost or CostModel()).clock(backend))
+    clock = VirtualClock(unit="ms")
     recorder = policy_recorder(baseline, replace(config, **settings), clock, backend, keep)
     metrics = Metrics(recorder.header)
+    clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
     recorder.consumers.append(metrics)
     try:
         num_refused = _serve(recorder, clock, workload)
@@ -115,7 +116,8 @@ def step(
             f"the scheduler scheduled nothing with {len(recorder.waiting)} requests waiting "
             f"and {len(recorder.running)} running"
         )
-    ending = [live[name] for name, n in scheduled.items() if n == live[name].num_new_tokens]
+    rows = ((live[name], num_tokens) for name, num_tokens in scheduled.items())
+    ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
     sampled = {request.request_id: [next_token(request)] for request in ending}
     stopped = {request.request_id for request in ending if stops(request)}
     for request in recorder.update(scheduled, sampled, stopped):
