@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from threading import Timer
 from typing import IO, Any, Self
 
 from mini_engine.bench import environments
 from mini_engine.bench.workloads import Workload
 
 OURS, FLOOR = "mini-engine", "mini-engine/floor"
+LONGEST = 600  # seconds to load, or for a turn: who needs more hangs
 WORKER = Path(__file__).parent / "peers" / "worker.py"
 
 
@@ -76,12 +78,15 @@ class Process:
             stdin.write(json.dumps(what) + "\n")
             stdin.flush()
         except OSError:
-            raise PeerError(f"the process has ended; {self.log} says why") from None
+            raise PeerError(f"the process has ended; {self.log} may say why") from None
 
     def _receive(self) -> dict[str, Any]:
+        limit = Timer(LONGEST, self.popen.kill)
+        limit.start()
         line = self.popen.stdout.readline()  # type: ignore[union-attr]
+        limit.cancel()
         if not line:
-            raise PeerError(f"the process has ended; {self.log} says why")
+            raise PeerError(f"the process has ended, or needed over {LONGEST} s; {self.log} may say why")
         said: dict[str, Any] = json.loads(line)
         if "error" in said:
             raise PeerError(said["error"])
@@ -89,7 +94,8 @@ class Process:
 
     def close(self) -> None:
         """At the end of its input the worker ends by itself."""
-        self.popen.stdin.close()  # type: ignore[union-attr]
+        with suppress(OSError):  # it has ended, with something unread
+            self.popen.stdin.close()  # type: ignore[union-attr]
         try:
             self.popen.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -33,11 +33,12 @@ PAGE = """\
 
 {conditions}
 
-Everybody has the same weights, prompts (random tokens), output lengths (nothing ends a text early), number
-of threads and precision. Each is a process of its own, loaded and warmed up before its first turn. They take
-turns, round by round; whoever needs more than {slow} seconds sits out every second round. Seconds are medians
-over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest. Before
-a turn, the machine is waited for until others take less than {idle} cores.
+Everybody has the same weights (a quantized file is dequantized first), prompts (random tokens), output
+lengths (nothing ends a text early), number of threads and precision. Each is a process of its own, loaded
+and warmed up before its first turn. They take turns, round by round; whoever needs more than {slow} seconds
+sits out every second round. Seconds are medians over the rounds. A ratio is taken round by round, and shown
+as its median, the least and the greatest. Before a turn, the machine is waited for until others take less
+than {idle} cores.
 
 *Same tokens* compares with the engine's own, greedily. Where some requests differ, it also gives the share of
 all tokens that lie before a request's first difference: from there on, the texts go different ways.
@@ -162,11 +163,13 @@ def headline(races: list[Race]) -> str:
 
 
 def versions(races: list[Race]) -> list[list[str]]:
-    found = {name: about for race in races for name, about in race.about.items() if name != FLOOR}
-    return [
-        [name, ", ".join(f"{what} {v}" for what, v in about["versions"].items()), about["settings"]]
-        for name, about in found.items()
-    ]
+    """Of each contestant; settings that are others in another precision stand side by side."""
+    found: dict[str, tuple[str, dict[str, None]]] = {}
+    for race in races:
+        for name, about in race.about.items():
+            versions = ", ".join(f"{what} {version}" for what, version in about["versions"].items())
+            found.setdefault(name, (versions, {}))[1][about["settings"]] = None
+    return [[name, versions, " or ".join(s)] for name, (versions, s) in found.items() if name != FLOOR]
 
 
 def markdown(lines: list[list[str]], rule: str = "---:") -> str:

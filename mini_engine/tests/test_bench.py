@@ -256,6 +256,16 @@ def test_what_goes_wrong_in_a_process_is_said_in_a_line(tmp_path):
             processes.serve(OURS, LOAD)
 
 
+def test_a_process_that_has_died_is_out(tmp_path):
+    job = {"model": str(resolve("shakespeare")), "dtype": "float32", "threads": 1, "device": "cpu"}
+    with Processes(tmp_path) as processes:
+        processes.start([OURS], job)
+        processes.processes[OURS].popen.kill()
+        for _ in range(2):
+            with pytest.raises(PeerError, match="the process has ended.*mini-engine.log may say why"):
+                processes.serve(OURS, LOAD)
+
+
 def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
     pytest.importorskip("transformers", reason="the peer that needs no environment of its own")
     against = ["transformers/3", "transformers/batch", "mini-engine/static"]
