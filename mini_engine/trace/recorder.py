@@ -106,10 +106,8 @@ class Recorder:
         needs = {request: kv.num_new_blocks(request, 1) for request in at_edge}
         scheduled = self.scheduler.schedule()
         running, events, self._events = self.running, self._events, []
-        there = set(running)
-        preempted = self._preemptions([request for request in before if request not in there], needs, free)
-        there.difference_update(before)
-        admitted = [request for request in running if request in there] if there else []
+        gone, admitted = _changes(before, running)
+        preempted = self._preemptions(gone, needs, free)
         events += [*preempted, *self._admissions(admitted)]
         self._record = StepTrace(
             step=self.step,
@@ -120,7 +118,7 @@ class Recorder:
             num_running=len(running),
             num_waiting=len(self.waiting),
             blocked=self._blocked(scheduled, bool(preempted)),
-            blocks=self._new_blocks(scheduled, {*at_edge, *admitted}),
+            blocks=self._new_blocks(scheduled, at_edge, admitted),
             new_tokens={},
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
@@ -205,16 +203,21 @@ class Recorder:
             return Blocked("memory", request.request_id, needs, kv.num_free_blocks)
         return Blocked("none", request.request_id)  # it could have been admitted: a bug of the scheduler
 
-    def _new_blocks(self, scheduled: dict[str, int], growing: set[Request]) -> dict[str, list[int]]:
-        """Of the requests that were admitted, stood at the edge of a block or compute several tokens."""
+    def _new_blocks(
+        self, scheduled: dict[str, int], at_edge: list[Request], admitted: list[Request]
+    ) -> dict[str, list[int]]:
+        """Of the requests that can have got any; several tokens may go beyond the edge of a block, too."""
+        growing = [*at_edge, *admitted]
+        several = {name for name, num_tokens in scheduled.items() if num_tokens > 1}
+        if several.difference(request.request_id for request in growing):
+            growing = self.running
         new_blocks = {}
-        for request in self.running:
-            name = request.request_id
-            if request in growing or scheduled.get(name, 0) > 1:
-                table, seen = self.kv.block_table(request), self._num_blocks_seen.get(name, 0)
-                if len(table) > seen:
-                    new_blocks[name] = table[seen:]
-                    self._num_blocks_seen[name] = len(table)
+        for request in growing:
+            name, table = request.request_id, self.kv.block_table(request)
+            seen = self._num_blocks_seen.get(name, 0)
+            if len(table) > seen:
+                new_blocks[name] = table[seen:]
+                self._num_blocks_seen[name] = len(table)
         return new_blocks
 
 
@@ -245,6 +248,14 @@ def _view(request: Request, scheduler: SchedulerLike) -> RequestView:
     if request in scheduler.running:
         view.running, view.state = True, "decode" if view.is_decode else "prefill"
     return view
+
+
+def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:
+    """The running requests that are gone, and those that are new."""
+    if after[: len(before)] == before:  # as good as always
+        return [], after[len(before) :]
+    were, are = set(before), set(after)
+    return [r for r in before if r not in are], [r for r in after if r not in were]
 
 
 def _first_short(needs: dict[Request, int], gone: set[Request], free: int) -> Request | None:
