@@ -105,7 +105,7 @@ class Recorder:
         at_edge = [request for request in before if request.num_computed_tokens % size == 0]
         needs = {request: kv.num_new_blocks(request, 1) for request in at_edge}
         scheduled = self.scheduler.schedule()
-        running, events, self._events = self.running, self._events, []
+        running, events, self._events = list(self.running), self._events, []
         gone, admitted = _changes(before, running)
         preempted = self._preemptions(gone, needs, free)
         events += [*preempted, *self._admissions(admitted)]
@@ -210,7 +210,7 @@ class Recorder:
         growing = [*at_edge, *admitted]
         several = {name for name, num_tokens in scheduled.items() if num_tokens > 1}
         if several.difference(request.request_id for request in growing):
-            growing = self.running
+            growing = list(self.running)
         new_blocks = {}
         for request in growing:
             name, table = request.request_id, self.kv.block_table(request)
