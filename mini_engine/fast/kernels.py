@@ -127,7 +127,7 @@ class Kernels:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """(N, 2 * size) to (N, size)."""
-        rows, size = len(gate_up), gate_up.shape[1] // 2
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out
