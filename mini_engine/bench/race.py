@@ -15,7 +15,7 @@ from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Watch, between, usage
 from mini_engine.bench.workloads import Workload
 
-SLOW = 25  # seconds; who needs more sits out every second round
+SLOW = 25  # seconds
 
 Report = Callable[[str], None]
 
@@ -116,13 +116,13 @@ def resumed(race: Race, file: Path, report: Report) -> Race:
 
 
 def missing(race: Race, names: Iterable[str], rounds: int) -> list[tuple[int, str]]:
-    """The turns that are still to be run, as they stand; a slow contestant sits out the even rounds."""
+    """The turns that are still to be run, as they stand. Who needs SLOW seconds sits out every second
+    round, who needs twice as many two of three, and so on."""
     done = {(turn.round, turn.name) for turn in race.turns}
-    slow = {turn.name for turn in race.turns if turn.seconds > SLOW}
-    all_turns = [
-        (number, name) for number in range(1, rounds + 1) for name in names if name not in race.failed
-    ]
-    return [turn for turn in all_turns if turn not in done and not (turn[0] % 2 == 0 and turn[1] in slow)]
+    period = {turn.name: 1 + int(turn.seconds // SLOW) for turn in race.turns}
+    left = [name for name in names if name not in race.failed]
+    turns = [(n, name) for n in range(rounds) for name in left if n % period.get(name, 1) == 0]
+    return [(n + 1, name) for n, name in turns if (n + 1, name) not in done]
 
 
 def run(

@@ -35,10 +35,10 @@ PAGE = """\
 
 Everybody has the same weights (a quantized file is dequantized first), prompts (random tokens), output
 lengths (nothing ends a text early), number of threads and precision. Each is a process of its own, loaded
-and warmed up before its first turn. They take turns, round by round; whoever needs more than {slow} seconds
-sits out every second round. Seconds are medians over the rounds. A ratio is taken round by round, and shown
-as its median, the least and the greatest. Before a turn, the machine is waited for until others take less
-than {idle} cores.
+and warmed up before its first turn. They take turns, round by round; whoever needs {slow} seconds sits out
+every second round, whoever needs twice as many two of three. Seconds are medians over the rounds. A ratio is
+taken round by round, and shown as its median, the least and the greatest. Before a turn, the machine is
+waited for until others take less than {idle} cores.
 
 *Same tokens* compares with the engine's own, greedily. Where some requests differ, it also gives the share of
 all tokens that lie before a request's first difference: from there on, the texts go different ways.
