@@ -11,7 +11,10 @@ HashBlock = Callable[[bytes, tuple[int, ...]], bytes]
 
 
 def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-    """The hash of a full block: of its tokens and, through `parent`, of all that precede them."""
+    """The hash of a full block: of its tokens and, through `parent`, of all that precede them.
+
+    It is quick, and prompts can be made up that collide: they are found more slowly, and never wrongly.
+    """
     # Python hashes numbers alike in every run. The 1 in front keeps leading zeros of a parent, say a salt.
     before = int.from_bytes(b"\1" + parent, "big")
     return hash((before, token_ids)).to_bytes(8, "big", signed=True)
