@@ -12,6 +12,7 @@ from labs.kit.toys.storms import Script
 def play(request: dict[str, Any], out: BinaryIO) -> None:
     """A line of JSON for each script that came to an end; {"broken": why} if the file does not load."""
     module = types.ModuleType("submission")
+    module.__dict__["__source__"] = request["source"]  # for a storm that asks what loading it needs
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
         if request["others"]:  # the other tasks' code, for a task that is judged by itself
