@@ -9,9 +9,8 @@ import sys
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
-from unittest.mock import patch
 
-from labs.kit import Skip, make_request
+from labs.kit import Skip, builtin, make_request
 
 SCRIPTS = 60
 NAMES = ["r0", "r1", "r2", "r3"]
@@ -511,7 +510,7 @@ def work_in_a_pool(part, num_blocks):
     """
     request, others = make_request("a", 8), [make_request(f"r{n}", 1) for n in range(num_blocks // 16)]
     size_of = len
-    with patch.object(builtins, "range", Ids), patch.object(builtins, "len", lambda things: size_of(things)):
+    with builtin(range=Ids, len=lambda things: size_of(things)):
         kv = part.BlockManager(num_blocks, 1, watermark=0)
         for other in others:
             kv.admit(other)
