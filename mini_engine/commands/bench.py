@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -51,25 +51,21 @@ def bench(
     if quick:
         # One thread: with more, a tiny model waits longer for threads than it computes.
         model, prompts, rounds, threads, against = "shakespeare", 4, 1, 1, against or ["transformers"]
-    path, device = resolve(model), str(choose_device(device))
-    settings: dict[str, Any] = {"threads": threads, "rounds": rounds, "device": device, "report": report}
-    if all_:
-        typer.echo(f"wrote {plan.everything(path, out / 'all', **settings)}")
-        return
     if workload not in plan.AGAINST:
         raise ValueError(f"unknown workload {workload!r}; there are {', '.join(plan.AGAINST)}")
+    device = str(choose_device(device))
+    this = plan.Bench(resolve(model), out, threads, rounds, device, prompts, report=report)
+    if quick:
+        this.patience = 0
+    if all_:
+        this.folder = out / "all"
+        this.everything()
+        typer.echo(f"wrote {plan.PAGE} and the page beside it")
+        return
     names = against or plan.AGAINST[workload]
     if device != "cpu":
         names = [name for name in names if name.startswith(("transformers", "mini-engine"))]
-    races = plan.races(
-        [(workload, dtype, plan.installed(names, report))],
-        path,
-        out,
-        num_prompts=prompts,
-        patience=0 if quick else plan.PATIENCE,
-        **settings,
-    )
-    for race in races:
+    for race in this.races([(workload, dtype, plan.installed(names, report))]):
         print_table(table(race))
 
 
@@ -82,3 +78,20 @@ def peers(
 
     for name in names or environments.REQUIREMENTS:
         typer.echo(f"{name} is in {environments.make(name, report)}")
+
+
+@app.command()
+def scheduler(
+    nano_vllm: Annotated[
+        Path | None, typer.Option(help="The source folder of nano-vllm, to be compared with.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each takes its turn.")] = 5,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 4096,
+) -> None:
+    """What scheduling costs without a model: schedule and update, traced or not. About 5 s a round."""
+    from mini_engine.bench import scheduler
+    from mini_engine.show.tables import print_table
+
+    contestants = scheduler.contestants(nano_vllm)
+    runs = scheduler.race(contestants, scheduler.Load.drawn(requests), rounds, report)
+    print_table(scheduler.table(runs))

