@@ -72,6 +72,14 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, b
     assert {task.name for task in wrong} <= {bug.title, ""}
 
 
+def test_a_file_may_define_what_it_likes():
+    """A dataclass whose annotations are text looks up its own module."""
+    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    own = "from __future__ import annotations\nimport dataclasses\n\n"
+    own += "@dataclasses.dataclass\nclass Row:\n    number: int\n\n"
+    assert graded("lab-01", own + source).earned == 100
+
+
 def test_what_is_not_written_costs_its_own_points_alone():
     """Five tasks of seven are there; each is judged among the reference's others."""
     lab = find_lab("lab-06")
