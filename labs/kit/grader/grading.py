@@ -112,7 +112,7 @@ def digest(submission: Submission, settings: Settings) -> str:
 def course(lab_id: str) -> str:
     """Changes with what judges a lab."""
     lab, total = find_lab(lab_id), hashlib.blake2b(digest_size=16)
-    names = ("solution.py", "model.py", "storm.py", "lab.toml", "fingerprints.json")
+    names = ("solution.py", "model.py", "storm.py", "elsewhere.py", "lab.toml", "fingerprints.json")
     kit = lab.path.parent / "kit"
     files = [lab.file(name) for name in names]
     files += [
