@@ -41,7 +41,9 @@ class Tokenizer:
         self.bos = bos
         self.chat_template = chat_template
         self._special_tokens = special_tokens or {}
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocab.values(), default=-1)
+        self.longest_token = max(map(len, vocab), default=0)  # in characters, or their bytes
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
 
