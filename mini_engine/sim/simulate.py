@@ -27,6 +27,7 @@ class Simulation:
     trace: Trace
     metrics: Metrics
     num_refused: int  # could never have fitted, and were turned away
+    why_refused: str = ""  # the first of them
 
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
         """Latencies, throughput, and goodput under the limits; throughputs are per millisecond."""
@@ -57,8 +58,8 @@ def simulate(
     metrics = Metrics(recorder.header)
     recorder.consumers.append(metrics)
     try:
-        num_refused = _serve(recorder, clock, workload)
-        return Simulation(recorder.close("drained"), metrics, num_refused)
+        refused = _serve(recorder, clock, workload)
+        return Simulation(recorder.close("drained"), metrics, *refused)
     finally:
         recorder.kept.discard()
 
@@ -77,10 +78,10 @@ def policy_recorder(
     return Recorder(scheduler, clock=clock, parts=parts, backend=backend, keep=keep)
 
 
-def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> int:
-    """Run until all is done; how many requests were refused."""
+def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> tuple[int, str]:
+    """Run until all is done; how many requests were refused, and why the first of them."""
     live: dict[str, Request] = {}
-    num_refused = 0
+    num_refused, why = 0, ""
     coming = ((arrival.timestamp, arrival.request(i)) for i, arrival in enumerate(workload))
     following = next(coming, None)
     while following or recorder.has_work:
@@ -93,13 +94,13 @@ def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival])
             try:
                 recorder.add(request)
                 live[request.request_id] = request
-            except ValueError:
-                num_refused += 1
+            except ValueError as error:
+                num_refused, why = num_refused + 1, why or str(error)
             clock.time = now
             following = next(coming, None)
         if recorder.has_work:
             step(recorder, live, lambda request: 0)
-    return num_refused
+    return num_refused, why
 
 
 def step(
