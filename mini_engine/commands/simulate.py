@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mini_engine.commands.common import writable
 from mini_engine.trace import read_trace
 
 
@@ -36,17 +37,22 @@ def simulate(
 
     names = baseline or list(BASELINES)
     summaries, refused = {}, {}
+    file = Path(workload) if workload.endswith(".jsonl") else None
     if out and len(names) > 1:
         raise ValueError("--out takes the trace of one baseline; name it with --baseline")
+    if out:
+        writable(out, fit, file)
     cost = cost_model.fit(read_trace(fit)) if fit else cost_model.CostModel()
     for name in names:
-        if workload.endswith(".jsonl"):
-            arrivals = workloads.read_arrivals(workload)
+        if file:
+            arrivals = workloads.read_arrivals(file)
         else:
             arrivals = workloads.workload(workload, requests, rate=rate, seed=seed)
         done = run(arrivals, name, cost=cost, keep=out or False)
-        refused[name] = done.num_refused
+        refused[name] = done
         summaries[name] = done.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
-    for name in filter(refused.get, refused):
-        typer.echo(f"{name} refused {refused[name]} of the requests: it could never have served them")
+    for name, done in refused.items():
+        if done.num_refused:
+            never = f"{name} refused {done.num_refused} of the requests, as it could never have served them"
+            typer.echo(f"{never}; the first: {done.why_refused}")
