@@ -37,7 +37,7 @@ def timeline(
     matplotlib.rcParams["text.parse_math"] = False  # a request may be called "$x$"
     trace = read_trace(path)
     out = out or path.with_suffix(".png")
-    out = writable(out if out.suffix else out.with_name(f"{out.name}.png"), path)
+    out = writable(out if out.suffix or out.is_dir() else out.with_name(f"{out.name}.png"), path)
     figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
     typer.echo(f"wrote {out}")
 

@@ -67,9 +67,10 @@ class _Reader:
         self.config, self.source = config, source
 
     def size(self, key: str, default: int = 0) -> int:
-        most = MOST.get(key, 2**31 - 1)
-        value = self._given(key, default)
-        if value is not default and (type(value) is not int or not 1 <= value <= most):
+        value, most = self.config.get(key), MOST.get(key, 2**31 - 1)
+        if value is None:
+            return default
+        if type(value) is not int or not 1 <= value <= most:
             self._refuse(key, f"a whole number from 1 to {most}", value)
         return int(value)
 

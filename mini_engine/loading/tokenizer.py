@@ -153,7 +153,8 @@ def _bpe(gguf: GGUFFile, vocab: dict[str, int], merges: list[Any], **options: An
     try:
         return models.BPE(vocab, merges, **options)
     except Exception as error:  # the package raises Exception itself, whatever is wrong
-        raise ValueError(f"{gguf.path}: tokenizer.ggml.merges do not fit the tokens ({error})") from None
+        why = " ".join(str(error).split())
+        raise ValueError(f"{gguf.path}: tokenizer.ggml.merges do not fit the tokens ({why})") from None
 
 
 def _byte_level(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
