@@ -189,6 +189,8 @@ def open_gguf(gguf: GGUFFile) -> Weights:
         raise ValueError(f"{gguf.path}: one part of several; join them with llama.cpp's gguf-split first")
     tensors: dict[str, ReaderTensor] = {}
     for tensor in gguf.tensors:
+        if "." not in tensor.name:
+            raise ValueError(f"{gguf.path}: a tensor is called {tensor.name!r}, which no model has")
         *layer, stem, kind = tensor.name.split(".")  # blk.3.attn_q.weight, output_norm.weight
         stem = NAMES.get(stem, stem)
         tensors[".".join(["layers", *layer[1:], stem, kind] if layer else [stem, kind])] = tensor

@@ -466,6 +466,13 @@ def test_gguf_metadata(row, tmp_path):
     refusal(lambda: load(file), "m.gguf", words)
 
 
+@pytest.mark.parametrize("seed", [1616, 3044])
+def test_flips_that_were_tracebacks_once(seed, tmp_path):
+    whole = gguf_file(tmp_path / "whole.gguf")
+    raw = damaged(whole.read_bytes(), seed, gguf.GGUFReader(whole).data_offset)
+    read_or_refused(tmp_path / "m.gguf", raw, load)
+
+
 def test_more_tokens_than_embeddings(tmp_path):
     many = ["a", "b", "ab", *map(str, range(62))]
     edits = put(TOKENS + "tokens", many, LIST, TEXT), put(TOKENS + "token_type", [1] * 65, LIST, U32)
