@@ -3,10 +3,13 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from mini_engine.request import whole_number
+from mini_engine.request import shown, whole_number
 
 Policy = Literal["fcfs", "priority"]
 POLICIES: tuple[str, ...] = get_args(Policy)
+# More than any machine holds; each block is an object, so a typing error could keep one busy for hours.
+MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 2**20, 2**16
+MAX_POOL_BYTES = 2**41
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +49,13 @@ class EngineConfig:
             object.__setattr__(self, field.name, whole_number(field.name, value))
         for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_model_len"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but is {value}")
+                raise ValueError(f"{name} must be at least 1, but is {shown(value)}")
+        for name, most in (("num_blocks", MAX_NUM_BLOCKS), ("block_size", MAX_BLOCK_SIZE)):
+            if (getattr(self, name) or 0) > most:
+                raise ValueError(f"{name} must be at most {most:,}, but is {shown(getattr(self, name))}")
         if not isinstance(self.enable_prefix_caching, bool):
             raise ValueError(
-                f"enable_prefix_caching must be True or False, but is {self.enable_prefix_caching!r}"
+                f"enable_prefix_caching must be True or False, but is {shown(self.enable_prefix_caching)}"
             )
         check_limits(**self.scheduler_args())
 
@@ -67,7 +73,13 @@ class EngineConfig:
         if num_blocks is None:
             affordable = self.kv_cache_bytes // (bytes_per_token * self.block_size)
             useful = self.scheduler_args()["max_num_seqs"] * -(-max_model_len // self.block_size)
-            num_blocks = max(1, min(affordable, useful))
+            num_blocks = max(1, min(affordable, useful, MAX_NUM_BLOCKS))
+        needed = num_blocks * self.block_size * bytes_per_token
+        if needed > MAX_POOL_BYTES:
+            raise ValueError(
+                f"num_blocks {num_blocks} of block_size {self.block_size} take {needed / 2**40:.0f} TiB with "
+                "this model; lower one of them"
+            )
         return replace(self, max_model_len=max_model_len, num_blocks=num_blocks)
 
     def scheduler_args(self) -> dict[str, Any]:
@@ -89,8 +101,11 @@ def check_limits(
     policy: str, max_num_batched_tokens: int, max_num_seqs: int, long_prefill_token_threshold: int
 ) -> None:
     """Raise ValueError for limits under which no schedule works."""
-    if policy not in POLICIES:
-        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {policy!r}")
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {shown(policy)}")
+    whole_number("max_num_batched_tokens", max_num_batched_tokens)
+    whole_number("max_num_seqs", max_num_seqs)
+    whole_number("long_prefill_token_threshold", long_prefill_token_threshold)
     if max_num_seqs < 1:
         raise ValueError(f"max_num_seqs must be at least 1, but is {max_num_seqs}")
     if max_num_seqs > max_num_batched_tokens:

@@ -1,6 +1,6 @@
 """The friendly front, in the shape people know from vLLM: `LLM(model).generate(prompts, params)`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, cast
@@ -10,7 +10,7 @@ from rich.progress import Progress
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
 from mini_engine.outputs import Delta
-from mini_engine.request import Request, SamplingParams
+from mini_engine.request import Request, SamplingParams, shown
 from mini_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -79,6 +79,33 @@ def _is_token_id(value: Any) -> bool:
     return isinstance(value, Integral) or getattr(value, "ndim", None) == 0
 
 
+def _several(prompts: Any) -> list[Prompt]:
+    """The prompts one by one. Raises ValueError for what is neither text nor token ids."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not _is_listed(prompts):
+        raise ValueError(f"prompts must be text, token ids or a list of either, but are {shown(prompts)}")
+    if len(prompts) and _is_token_id(prompts[0]):
+        return [prompts]
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str) and not _is_listed(prompt):
+            raise ValueError(f"prompts[{i}] must be text or token ids, but is {shown(prompt)}")
+    return list(prompts)
+
+
+def _is_listed(value: Any) -> bool:
+    """A sequence, or an array of numpy's or torch's kind with something to go through."""
+    return isinstance(value, Sequence) and not isinstance(value, bytes) or getattr(value, "ndim", 0) > 0
+
+
+def _one_each(name: str, values: Any, n: int) -> Sequence[Any]:
+    if not _is_listed(values) or isinstance(values, str):
+        raise ValueError(f"{name} must be a list, one a prompt, but is {shown(values)}")
+    if len(values) != n:
+        raise ValueError(f"there are {n} prompts, but {len(values)} {name}; give one a prompt")
+    return cast(Sequence[Any], values)
+
+
 class LLM:
     """A model ready to be asked: `LLM("smollm2").generate(prompts, sampling_params)`.
 
@@ -118,18 +145,15 @@ class LLM:
         A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Nothing
         is started unless every prompt is accepted.
         """
-        if isinstance(prompts, str) or (len(prompts) and _is_token_id(prompts[0])):
-            all_prompts = [cast(Prompt, prompts)]
-        else:
-            all_prompts = list(cast(Sequence[Prompt], prompts))
+        all_prompts = _several(prompts)
         n = len(all_prompts)
-        params = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * n
-        priorities = [0] * n if priority is None else priority
-        if len(params) != n or len(priorities) != n:
-            raise ValueError(
-                f"{n} prompts, but {len(params)} sampling_params and {len(priorities)} priorities; "
-                "give one a prompt"
-            )
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * n
+        params = _one_each("sampling_params", sampling_params, n)
+        priorities = _one_each("priority", [0] * n if priority is None else priority, n)
+        for i, param in enumerate(params):
+            if not isinstance(param, SamplingParams):
+                raise ValueError(f"sampling_params[{i}] must be a SamplingParams, but is {shown(param)}")
         pending: dict[str, _Pending] = {}
         try:
             for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
@@ -150,7 +174,9 @@ class LLM:
         **kwargs: Any,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several, through the model's chat template."""
-        if messages and isinstance(messages[0], dict):
+        if not _is_listed(messages) or isinstance(messages, str):
+            raise ValueError(f"messages must be a list of messages or of conversations: {shown(messages)}")
+        if len(messages) and isinstance(messages[0], Mapping):
             messages = [messages]
         prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)

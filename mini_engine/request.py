@@ -10,13 +10,29 @@ from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Integral, Real
 from operator import index
+from reprlib import Repr
 from typing import Any
+
+# Sampling computes in float32: beyond these a number would become 0 or infinite there.
+SMALLEST, LARGEST = 1e-30, 1e30
 
 
 class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+_short = Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """A value as error messages show it: on one line, and short however large it is."""
+    try:
+        return " ".join(_short.repr(value).split())
+    except ValueError:  # Python prints no number of more than 4,300 digits
+        return f"a very large {type(value).__name__}"
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -26,11 +42,31 @@ def whole_number(name: str, value: Any) -> int:
             raise TypeError
         return index(value)
     except TypeError:
-        raise ValueError(f"{name} must be a whole number, but is {value!r}") from None
+        raise ValueError(f"{name} must be a whole number, but is {shown(value)}") from None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def check_text(name: str, value: Any) -> None:
+    """Raises ValueError, naming it, for what is no string, or one that cannot be written as UTF-8."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, but is {shown(value)}")
+    if not is_unicode(value):
+        raise ValueError(f"{name} has a lone surrogate (bytes that were no UTF-8?) in {shown(value)}")
+
+
+def is_unicode(value: str) -> bool:
+    """Whether it has whole characters only; a lone surrogate is half of one."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_number(value: Any, least: float = -LARGEST, most: float = LARGEST) -> bool:
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and least <= float(value) <= most
+    except OverflowError:
+        return False
 
 
 def _is_whole(value: Any) -> bool:
@@ -41,13 +77,13 @@ def _is_whole(value: Any) -> bool:
 class SamplingParams:
     """How the next token is chosen, and when to stop.
 
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off. `seed`
+    temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0 and repetition_penalty 1 are off. `seed`
     makes a request reproducible whatever it is batched with. `max_tokens` None runs to the
     limit of the model or of the KV pool. `logprobs` n asks for the n best alternatives of each
     token. `ignore_eos` suppresses the end-of-sequence token only, no other stop.
 
-    Numbers of numpy's or torch's kinds become Python's own. Raises ValueError naming the field whose
-    value makes no sense.
+    Numbers and arrays of numpy's or torch's kinds become Python's own. Raises ValueError naming the field
+    whose value makes no sense.
     """
 
     temperature: float = 1.0
@@ -66,21 +102,26 @@ class SamplingParams:
         # A frozen dataclass that accepts the spellings people type: a lone string, a list, None.
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
+            if hasattr(value, "tolist"):
+                value = value.tolist()
             if isinstance(value, str):
                 value = (value,)
             if value is None or isinstance(value, Iterable):
-                object.__setattr__(self, name, tuple(value or ()))
+                object.__setattr__(self, name, () if value is None else tuple(value))
         rules = {
-            "temperature": (
-                _is_number(self.temperature) and 0 <= self.temperature < float("inf"),
-                "0 (greedy) or more",
+            "temperature": (_is_number(self.temperature, 0), f"0 (greedy) or more, up to {LARGEST:g}"),
+            "top_k": (
+                _is_whole(self.top_k) and -1 <= self.top_k < 2**31,
+                "a whole number, 0 or -1 (off) or more, below 2**31",
             ),
-            "top_k": (_is_whole(self.top_k) and self.top_k >= 0, "a whole number, 0 (off) or more"),
-            "top_p": (_is_number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1"),
-            "min_p": (_is_number(self.min_p) and 0 <= self.min_p <= 1, "between 0 and 1"),
+            "top_p": (
+                _is_number(self.top_p, SMALLEST, 1),
+                f"above 0 (from {SMALLEST:g} on) and at most 1",
+            ),
+            "min_p": (_is_number(self.min_p, 0, 1), "between 0 and 1"),
             "repetition_penalty": (
-                _is_number(self.repetition_penalty) and 0 < self.repetition_penalty < float("inf"),
-                "above 0 (1 is off)",
+                _is_number(self.repetition_penalty, SMALLEST),
+                f"above 0, from {SMALLEST:g} to {LARGEST:g} (1 is off)",
             ),
             "max_tokens": (
                 self.max_tokens is None or _is_whole(self.max_tokens) and self.max_tokens >= 1,
@@ -95,8 +136,9 @@ class SamplingParams:
                 "a whole number, 0 or more, or None",
             ),
             "stop": (
-                isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop),
-                "a string or a list of strings, without empty ones",
+                isinstance(self.stop, tuple)
+                and all(s and isinstance(s, str) and is_unicode(s) for s in self.stop),
+                "a string or a list of strings, without empty ones and lone surrogates",
             ),
             "stop_token_ids": (
                 isinstance(self.stop_token_ids, tuple) and all(map(_is_whole, self.stop_token_ids)),
@@ -106,8 +148,9 @@ class SamplingParams:
         }
         for name, (holds, rule) in rules.items():
             if not holds:
-                raise ValueError(f"{name} must be {rule}, but is {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be {rule}, but is {shown(getattr(self, name))}")
             object.__setattr__(self, name, _plain(getattr(self, name)))
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
 
 
 def _plain(value: Any) -> Any:
@@ -123,7 +166,7 @@ def _token_id(value: Any, owner: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise ValueError(f"{owner}: {value!r} is not a token id") from None
+        raise ValueError(f"{owner}: {shown(value)} is not a token id") from None
 
 
 def _token_ids(values: Iterable[Any], owner: str) -> list[int]:
@@ -161,9 +204,11 @@ class Request:
 
     def __post_init__(self) -> None:
         # The one door for what users give: from here on ids are strings and numbers Python's own.
-        if not isinstance(self.request_id, str):
-            raise ValueError(f"request_id must be a string, but is {self.request_id!r}")
+        check_text("request_id", self.request_id)
         name = f"request {self.request_id!r}"
+        check_text(f"{name}: cache_salt", self.cache_salt)
+        if not isinstance(self.sampling, SamplingParams):
+            raise ValueError(f"{name}: sampling must be a SamplingParams, but is {shown(self.sampling)}")
         self.prompt_token_ids = _token_ids(self.prompt_token_ids, name)
         if not self.prompt_token_ids:
             raise ValueError(f"{name} has an empty prompt; give it a token")

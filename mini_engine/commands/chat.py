@@ -1,11 +1,19 @@
 """`mini-engine chat`: a conversation in the terminal."""
 
-from typing import Annotated
+import sys
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature
+from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, errors, say
+
+if TYPE_CHECKING:
+    from mini_engine.engine import Engine
+    from mini_engine.outputs import Stream
+    from mini_engine.request import SamplingParams
+    from mini_engine.text.tokenizer import Tokenizer
 
 
 def chat(
@@ -18,8 +26,10 @@ def chat(
     dtype: Dtype = "auto",
 ) -> None:
     """Talk to a model. An empty line or Ctrl-D ends the conversation."""
-    from mini_engine.request import SamplingParams
+    from mini_engine.request import SamplingParams, check_text
 
+    if system is not None:
+        check_text("--system", system)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     from mini_engine.engine import Engine
     from mini_engine.loading.checkpoint import load
@@ -29,23 +39,60 @@ def chat(
         raise ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`")
     engine = Engine(loaded, tokenizer)
     messages = [{"role": "system", "content": system}] if system else []
+    first = len(messages)  # what comes after the system message may be forgotten
     console = Console(highlight=False)
-    while True:
-        try:
-            text = console.input("[bold]you:[/] ").strip()
-        except (EOFError, KeyboardInterrupt):
-            console.print()
-            return
-        if not text:
-            return
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # so that a line that is no UTF-8 is one error
+    while text := _read(console):
         messages.append({"role": "user", "content": text})
         answer = ""
         try:
+            stream = _begin(engine, tokenizer, messages, first, params)
             # The conversation so far is found in the prefix cache: only the new turn is computed.
-            for delta in engine.stream(tokenizer.encode_chat(messages), params):
+            for delta in stream:
                 typer.echo(delta.text, nl=False)
                 answer += delta.text
+        except ValueError as error:
+            say(error)
+            messages.pop()
+            continue
         except KeyboardInterrupt:
             pass  # the answer is cut short; the conversation goes on
         typer.echo()
         messages.append({"role": "assistant", "content": answer})
+
+
+def _read(console: Console) -> str:
+    """The next message; empty at the end of the conversation."""
+    try:
+        return console.input("[bold]you:[/] ").strip() if sys.stdin else ""
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+        return ""
+
+
+def _begin(
+    engine: "Engine",
+    tokenizer: "Tokenizer",
+    messages: list[dict[str, str]],
+    first: int,
+    params: "SamplingParams",
+) -> "Stream":
+    """Ask for an answer; where the context is full, the earliest turns are forgotten.
+
+    Raises ValueError when the latest message does not fit even alone.
+    """
+    forgotten = 0
+    while True:
+        prompt = tokenizer.encode_chat(messages)
+        try:
+            stream = engine.stream(prompt, params)
+        except ValueError:
+            if len(messages) <= first + 1:
+                raise
+            del messages[first : first + 2]  # a turn is a message and its answer
+            forgotten += 1
+            continue
+        if forgotten:
+            errors.print(f"[dim](the context is full: the first {forgotten} of the turns are forgotten)[/]")
+        return stream

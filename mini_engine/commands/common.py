@@ -28,7 +28,7 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 class Commands(TyperGroup):
-    """Commands whose ValueError or OSError ends them with one clear sentence on stderr."""
+    """Commands whose ValueError or OSError ends them with one clear sentence on stderr, exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -36,13 +36,27 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # whoever read the output has gone: typer ends the command
             raise
         except (ValueError, OSError) as error:
-            fail(error)
+            fail(error, 2)
 
 
-def fail(error: Exception) -> NoReturn:
-    """One clear sentence on stderr, exit code 1."""
-    errors.print(f"[red]error:[/] {escape(str(error) or type(error).__name__)}")
-    raise typer.Exit(1)
+def fail(error: Exception, code: int = 1) -> NoReturn:
+    """One clear sentence on stderr."""
+    say(error)
+    raise typer.Exit(code)
+
+
+def say(error: Exception) -> None:
+    errors.print(f"[red]error:[/] {escape(' '.join((str(error) or type(error).__name__).splitlines()))}")
+
+
+def writable(out: Path, *read: Path | None) -> Path:
+    """`out`, its folder made. Raises ValueError where it is a folder, or a file that the command reads."""
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name the file to write in it")
+    if out.exists() and any(path and path.exists() and out.samefile(path) for path in read):
+        raise ValueError(f"{out} is what is read; name another file with --out")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out
 
 
 @contextmanager

@@ -12,7 +12,7 @@ def generate(
     model: Model = "shakespeare",
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.7,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 or -1 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeating.")] = 1.0,
@@ -23,8 +23,10 @@ def generate(
     dtype: Dtype = "auto",
 ) -> None:
     """Complete one or more prompts and print the text."""
-    from mini_engine.request import SamplingParams
+    from mini_engine.request import SamplingParams, check_text
 
+    for text in prompt:
+        check_text("--prompt", text)
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,

@@ -37,6 +37,6 @@ def fetch(name: Annotated[str, typer.Argument(help="A name from `models list`.")
         with Progress(*columns, transient=True) as bar:
             task = bar.add_task(f"fetching {name}", total=None)
             path = registry.fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
-    except (registry.FetchError, ValueError) as error:
+    except registry.FetchError as error:
         fail(error)
     typer.echo(f"{name} is at {path}")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mini_engine.commands.common import writable
 from mini_engine.trace import read_trace
 
 
@@ -36,16 +37,21 @@ def simulate(
     from mini_engine.sim.simulate import compare
 
     names = baseline or list(BASELINES)
+    file = Path(workload) if workload.endswith(".jsonl") else None
     if out and len(names) > 1:
         raise ValueError("--out takes the trace of one baseline; name it with --baseline")
+    if out:
+        writable(out, fit, file)
     cost = cost_model.fit(read_trace(fit)) if fit else cost_model.CostModel()
-    arrivals = partial(workloads.workload, workload, requests, rate=rate, seed=seed)
-    if workload.endswith(".jsonl"):
-        arrivals = partial(workloads.read_arrivals, workload)
+    if file:
+        arrivals = partial(workloads.read_arrivals, file)
+    else:
+        arrivals = partial(workloads.workload, workload, requests, rate=rate, seed=seed)
     limits = {"ttft_limit": ttft_limit, "tpot_limit": tpot_limit}
     done = compare(arrivals, names, **limits, cost=cost, keep=out or False)
-    summaries = {name: summary for name, (summary, _) in done.items()}
+    summaries = {name: summary for name, (summary, _, _) in done.items()}
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
-    for name, (_, num_refused) in done.items():
+    for name, (_, num_refused, why) in done.items():
         if num_refused:
-            typer.echo(f"{name} refused {num_refused} of the requests: it could never have served them")
+            never = f"{name} refused {num_refused} of the requests, as it could never have served them"
+            typer.echo(f"{never}; the first: {why}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import TracePath
+from mini_engine.commands.common import TracePath, writable
 from mini_engine.trace import read_trace
 
 Beside = Annotated[
@@ -34,8 +34,10 @@ def timeline(
     from mini_engine.show import figures
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False  # a request may be called "$x$"
     trace = read_trace(path)
     out = out or path.with_suffix(".png")
+    out = writable(out if out.suffix or out.is_dir() else out.with_name(f"{out.name}.png"), path)
     figures.save(figures.timeline(trace), out, alt=figures.alt_text(trace, "timeline"))
     typer.echo(f"wrote {out}")
 
@@ -54,6 +56,7 @@ def play(
 
     if example == (path is not None):
         raise ValueError("give a trace.jsonl, or --example for a ready one (not both)")
+    writable(out, path, other)
     if path is None:
         page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
     else:
@@ -75,8 +78,9 @@ def export(
     """Turn a recorded run into another tool's format."""
     from mini_engine.show.perfetto import to_perfetto
 
-    out = out or path.with_suffix(".perfetto.json")
-    out.write_text(json.dumps(to_perfetto(read_trace(path))), encoding="utf-8")
+    exported = json.dumps(to_perfetto(read_trace(path)))
+    out = writable(out or path.with_suffix(".perfetto.json"), path)
+    out.write_text(exported, encoding="utf-8")
     typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
 
 

@@ -26,7 +26,12 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> tuple[CausalLM, Tokenizer]:
     """Model and tokenizer of what `resolve` finds, opened once; the rest is as in load_model."""
     source = opened(resolve(model))
-    return load_model(source, dtype, device), load_tokenizer(source)
+    loaded, tokenizer = load_model(source, dtype, device), load_tokenizer(source)
+    if tokenizer.vocab_size > loaded.config.vocab_size:
+        size, where = loaded.config.vocab_size, source if isinstance(source, Path) else source.path
+        raise ValueError(f"{where}: {tokenizer.vocab_size} tokens, but embeddings for {size} only")
+    tokenizer.max_characters = loaded.config.max_position_embeddings * tokenizer.longest_token
+    return loaded, tokenizer
 
 
 def load_model(path: ModelPath, dtype: Dtype = "auto", device: Device = "auto") -> CausalLM:
@@ -43,11 +48,18 @@ def load_model(path: ModelPath, dtype: Dtype = "auto", device: Device = "auto") 
     weights = open_folder(source) if isinstance(source, Path) else open_gguf(source)
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
-    elif isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be auto, {', '.join(DTYPES)} or a torch dtype, but is {dtype!r}")
-        dtype = DTYPES[dtype]
+    else:
+        dtype = _dtype(dtype)
     return _build(weights, dtype, device)
+
+
+def _dtype(dtype: Dtype) -> torch.dtype:
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen not in (*DTYPES.values(), torch.float16):
+        raise ValueError(
+            f"dtype must be auto, {', '.join(DTYPES)} or a torch dtype for floats, but is {dtype!r}"
+        )
+    return chosen
 
 
 def choose_device(device: Device = "auto") -> torch.device:
@@ -56,15 +68,20 @@ def choose_device(device: Device = "auto") -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu or cuda, but is {device!r}") from None
+        if chosen.type not in ("cpu", "cuda"):
+            raise RuntimeError
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be auto, cpu or cuda, but is {str(device)!r}") from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"there is no CUDA device here for {str(device)!r}; use auto or cpu")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there are {torch.cuda.device_count()} CUDA devices, and no {str(device)!r}")
     return chosen
 
 
 def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> CausalLM:
     config = weights.config
+    weights.check_sizes()
     with torch.device("meta"), _SkipInit():
         model = CausalLM(config).requires_grad_(False)
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)

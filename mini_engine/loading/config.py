@@ -1,13 +1,16 @@
 """config.json, in transformers' words, as the numbers that the decoder needs."""
 
-from typing import Any
+from math import isfinite
+from typing import Any, NoReturn
 
 from mini_engine.model import ModelConfig
+from mini_engine.request import shown
 
 REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "max_position_embeddings",
 )  # fmt: skip
+MOST = {"num_hidden_layers": 10_000}  # each is an object
 # The kinds of rope scaling, and what each must say.
 ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -18,52 +21,103 @@ ROPE_KEYS: dict[str, tuple[str, ...]] = {
 
 def read_config(config: dict[str, Any], source: str = "config.json") -> ModelConfig:
     """Read a Hugging Face config. Raises ValueError naming `source` and the key at fault."""
+    read = _Reader(config, source)
     model_type = config.get("model_type")
     if model_type not in ("llama", "qwen2", "qwen3"):
         runs = "mini-engine runs llama (SmolLM2 too), qwen2 and qwen3"
-        raise ValueError(f"{source}: model_type {model_type!r} is not supported; {runs}")
+        raise ValueError(f"{source}: model_type {shown(model_type)} is not supported; {runs}")
     if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"{source}: hidden_act {config['hidden_act']!r} is not supported; only silu is")
-    if config.get("use_sliding_window"):
+        raise ValueError(f"{source}: hidden_act {shown(config['hidden_act'])} is not supported; only silu is")
+    if read.flag("use_sliding_window"):
         raise ValueError(f"{source}: use_sliding_window is not supported; every layer attends to all")
     theta, scaling = _rope(config, source)
     if missing := [key for key in REQUIRED if config.get(key) is None]:
         raise ValueError(f"{source}: the key {missing[0]!r} is missing")
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    kv_heads = config.get("num_key_value_heads") or heads
+    sizes = {key: read.size(key) for key in REQUIRED}
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    kv_heads = read.size("num_key_value_heads", heads)
     if heads % kv_heads:
         multiple = f"is not a multiple of num_key_value_heads {kv_heads}"
         raise ValueError(f"{source}: num_attention_heads {heads} {multiple}")
-    attention_bias = bool(config.get("attention_bias", False))
+    # Qwen3's heads are 128 wide unless its config says otherwise, whatever hidden_size is.
+    head_dim = read.size("head_dim", 128 if model_type == "qwen3" else hidden // heads)
+    if head_dim % 2 or not head_dim:  # it is turned by pairs
+        raise ValueError(f"{source}: head_dim must be even and at least 2, but is {head_dim}")
+    attention_bias = read.flag("attention_bias")
     return ModelConfig(
         model_type=model_type,
-        **{key: config[key] for key in REQUIRED},
+        **sizes,
         num_key_value_heads=kv_heads,
-        # Qwen3's heads are 128 wide unless its config says otherwise, whatever hidden_size is.
-        head_dim=config.get("head_dim") or (128 if model_type == "qwen3" else hidden // heads),
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        head_dim=head_dim,
+        rms_norm_eps=read.number("rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tie_word_embeddings=read.flag("tie_word_embeddings"),
         qkv_bias=attention_bias or model_type == "qwen2",
         o_bias=attention_bias and model_type != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)) and model_type == "llama",
+        mlp_bias=read.flag("mlp_bias") and model_type == "llama",
         qk_norm=model_type == "qwen3",
     )
+
+
+class _Reader:
+    """Values of a JSON object by kind; one that is missing or null is the default."""
+
+    def __init__(self, config: dict[str, Any], source: str):
+        self.config, self.source = config, source
+
+    def size(self, key: str, default: int = 0) -> int:
+        value, most = self.config.get(key), MOST.get(key, 2**31 - 1)
+        if value is None:
+            return default
+        if type(value) is not int or not 1 <= value <= most:
+            self._refuse(key, f"a whole number from 1 to {most}", value)
+        return int(value)
+
+    def number(self, key: str, default: float) -> float:
+        value = self._given(key, default)
+        if type(value) not in (int, float) or not 0 < value < 1e30 or not isfinite(value):
+            self._refuse(key, "a number above 0", value)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._given(key, False)
+        if type(value) is not bool:
+            self._refuse(key, "true or false", value)
+        return bool(value)
+
+    def _given(self, key: str, default: Any) -> Any:
+        value = self.config.get(key)
+        return default if value is None else value
+
+    def _refuse(self, key: str, what: str, value: Any) -> NoReturn:
+        raise ValueError(f"{self.source}: {key} must be {what}, but is {shown(value)}")
 
 
 def _rope(config: dict[str, Any], source: str) -> tuple[float, dict[str, Any] | None]:
     """The rotary base, and the scaling, None for none."""
     # transformers 5 writes rope_parameters; earlier versions rope_theta and rope_scaling.
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"{source}: rope scaling must be an object, but is {shown(given)}")
+    rope = {key: value for key, value in given.items() if value is not None}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ROPE_KEYS:
-        raise ValueError(f"{source}: rope scaling {kind!r} is not supported; default, linear and llama3 are")
+    if not isinstance(kind, str) or kind not in ROPE_KEYS:
+        known = "default, linear and llama3 are"
+        raise ValueError(f"{source}: rope scaling {shown(kind)} is not supported; {known}")
+    read = _Reader({"rope_theta": config.get("rope_theta")} | rope, source)
+    theta = read.number("rope_theta", 10000.0)
     for key in ROPE_KEYS[kind]:
-        if rope.get(key) is None:
+        if key not in rope:
             raise ValueError(f"{source}: rope scaling {kind!r} needs the key {key!r}, which is missing")
+        rope[key] = read.number(key, 0)
+    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        raise ValueError(f"{source}: low_freq_factor {low} must be below high_freq_factor {high}")
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise ValueError(f"{source}: partial_rotary_factor {partial} is not supported; heads turn whole")
-    return float(theta), None if kind == "default" else {**rope, "rope_type": kind}
+        raise ValueError(
+            f"{source}: partial_rotary_factor {shown(partial)} is not supported; heads turn whole"
+        )
+    rope.pop("rope_theta", None)
+    return theta, None if kind == "default" else {**rope, "rope_type": kind}

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
 
+from mini_engine.request import shown
+
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises FileNotFoundError or ValueError naming the file."""
@@ -23,6 +25,8 @@ def read_json(file: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{file}: there is no such file; {beside}") from None
     except ValueError as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{file}: nested deeper than any config") from None
     if not isinstance(value, dict):
         raise ValueError(f"{file}: expected a JSON object, found {type(value).__name__}")
     return value
@@ -46,16 +50,38 @@ class GGUFFile(GGUFReader):
         except (ValueError, IndexError, KeyError, struct.error, OverflowError, MemoryError) as error:
             raise ValueError(f"{self.path}: not a whole GGUF file ({error}); fetch it again") from None
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The metadata under `key` as plain Python values, or `default`."""
-        field = self.fields.get(key)
-        return default if field is None else field.contents()
+    def get(self, key: str, default: Any = None, kind: type | None = None) -> Any:
+        """The metadata under `key` as plain Python values, or `default`.
 
-    def need(self, key: str) -> Any:
+        Raises ValueError naming file and key for what is no text, or not of that `kind`.
+        """
+        field = self.fields.get(key)
+        if field is None:
+            return default
+        try:
+            value = field.contents()
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{self.path}: the metadata key {key!r} cannot be read ({error})") from None
+        if kind and type(value) is not kind:
+            raise ValueError(f"{self.path}: {key} must be {kind.__name__}, but is {shown(value)}")
+        return value
+
+    def need(self, key: str, kind: type | None = None) -> Any:
         """The same. Raises ValueError naming file and key when the key is missing."""
         if key not in self.fields:
             raise ValueError(f"{self.path}: the metadata key {key!r} is missing")
-        return self.get(key)
+        return self.get(key, None, kind)
+
+    def listed(self, key: str, kind: type, length: int | None = None) -> Any:
+        """A list whose items are of that kind; as many, where a `length` is given."""
+        values = self.need(key, list)
+        wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
+        if wrong is not None:
+            what = f"{key}[{wrong}] must be {kind.__name__}, but is {shown(values[wrong])}"
+            raise ValueError(f"{self.path}: {what}")
+        if length is not None and len(values) != length:
+            raise ValueError(f"{self.path}: {key} has {len(values)} entries for {length} tokens")
+        return values
 
     # The two methods below override private ones. Should the package rename its own, these are
     # never called, and reading is slower and less well explained, but right.

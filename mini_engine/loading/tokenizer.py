@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from mini_engine.loading.files import GGUFFile, ModelPath, opened, read_json
+from mini_engine.request import shown
 from mini_engine.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
@@ -45,61 +46,92 @@ def _from_folder(path: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises Exception itself, whatever is wrong
-        raise ValueError(f"{file}: not a tokenizer that can be read ({error})") from None
+        why = " ".join(str(error).split())
+        raise ValueError(f"{file}: not a tokenizer that can be read ({why})") from None
     backend.no_truncation()  # settings for training batches that some files carry
     backend.no_padding()
     own, config, generation = (
         read_json(path / name) if (path / name).is_file() else {}
         for name in ("tokenizer_config.json", "config.json", "generation_config.json")
     )
-    # A special token is a string, or a dict that says more.
-    contents = {role: t.get("content") if isinstance(t, dict) else t for role, t in own.items()}
-    special = {role: text for role, text in contents.items() if role.endswith("_token") and text}
+    special = _special_tokens(own, path / "tokenizer_config.json")
     ids = {role: backend.token_to_id(special[role]) for role in special.keys() & {"bos_token", "eos_token"}}
     given = (generation.get("eos_token_id"), config.get("eos_token_id"), ids.get("eos_token"))
     eos = next((e for e in given if e is not None), ())
+    eos = eos if isinstance(eos, list | tuple) else (eos,)
+    bos = ids.get("bos_token", config.get("bos_token_id"))
+    size = config.get("vocab_size")
+    for key, number in (*(("eos_token_id", e) for e in eos), ("bos_token_id", bos), ("vocab_size", size)):
+        if number is not None and (type(number) is not int or number < 0):
+            raise ValueError(f"{path / 'config.json'}: {key} must be a whole number, but is {shown(number)}")
     tokenizer = Tokenizer(
         backend,
         source=str(path),
-        eos_token_ids=eos if isinstance(eos, list | tuple) else (eos,),
-        bos=ids.get("bos_token", config.get("bos_token_id")),
+        eos_token_ids=eos,
+        bos=bos,
         chat_template=_chat_template(path, own),
         special_tokens=special,
     )
     last = tokenizer.vocab_size - 1
-    if last >= config.get("vocab_size", tokenizer.vocab_size):
-        size = f"vocab_size in {path / 'config.json'} is {config['vocab_size']}"
+    if size is not None and last >= size:
+        said = f"vocab_size in {path / 'config.json'} is {size}"
         apart = "tokenizer and model do not belong together"
-        raise ValueError(f"{file}: token ids reach {last}, but {size}; {apart}")
+        raise ValueError(f"{file}: token ids reach {last}, but {said}; {apart}")
     return tokenizer
+
+
+def _special_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
+    """By role. Such a token is a string, or a dict that says more."""
+    special = {}
+    for role, token in config.items():
+        if not role.endswith("_token") or role.startswith("add_") or token is None:
+            continue
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str):
+            raise ValueError(f"{file}: {role} must be a token's text, but is {shown(token)}")
+        if text:
+            special[role] = text
+    return special
 
 
 def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file}: not UTF-8 ({error})") from None
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        return next((entry["template"] for entry in template if entry["name"] == "default"), None)
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        where = path / "tokenizer_config.json"
+        raise ValueError(f"{where}: chat_template must be text, but is {shown(template)}")
     return template
 
 
 def _from_gguf(gguf: GGUFFile) -> Tokenizer:
     """Which splits and normalizers belong to a vocabulary, a GGUF file names in one word only."""
-    tokens = gguf.need("tokenizer.ggml.tokens")
-    model = gguf.need("tokenizer.ggml.model")
+    tokens = gguf.listed("tokenizer.ggml.tokens", str)
+    model = gguf.need("tokenizer.ggml.model", str)
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
     if build is None:
         raise ValueError(f"{gguf.path}: tokenizer.ggml.model {model!r} is not supported; gpt2 and llama are")
     backend, add_bos = build(gguf, tokens)
-    kinds = gguf.get("tokenizer.ggml.token_type") or []
-    typed = list(zip(tokens, kinds, strict=False))
+    typed = list(zip(tokens, _kinds(gguf, tokens), strict=True))
     special = [AddedToken(t, normalized=False, special=True) for t, kind in typed if kind == CONTROL]
     backend.add_special_tokens(special)
     backend.add_tokens([AddedToken(t, normalized=False) for t, kind in typed if kind == USER_DEFINED])
     ids = {role: gguf.get(f"tokenizer.ggml.{role}_token_id") for role in (*ROLES, "eot")}
     ids = {role: number for role, number in ids.items() if number is not None}
-    if gguf.get("tokenizer.ggml.add_bos_token", add_bos) and "bos" in ids:
+    for role, number in ids.items():
+        if type(number) is not int or not 0 <= number < len(tokens):
+            key = f"tokenizer.ggml.{role}_token_id"
+            raise ValueError(
+                f"{gguf.path}: {key} must be one of {len(tokens)} tokens, but is {shown(number)}"
+            )
+    if gguf.get("tokenizer.ggml.add_bos_token", add_bos, bool) and "bos" in ids:
         bos = (tokens[ids["bos"]], ids["bos"])
         backend.post_processor = processors.TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
     return Tokenizer(
@@ -107,20 +139,33 @@ def _from_gguf(gguf: GGUFFile) -> Tokenizer:
         source=str(gguf.path),
         eos_token_ids=[ids[role] for role in ("eos", "eot") if role in ids],
         bos=ids.get("bos"),
-        chat_template=gguf.get("tokenizer.chat_template"),
+        chat_template=gguf.get("tokenizer.chat_template", None, str),
         special_tokens={name: tokens[ids[role]] for role, name in ROLES.items() if role in ids},
     )
 
 
+def _kinds(gguf: GGUFFile, tokens: list[str]) -> list[int]:
+    key = "tokenizer.ggml.token_type"
+    return gguf.listed(key, int, len(tokens)) if gguf.get(key) else [NORMAL] * len(tokens)
+
+
+def _bpe(gguf: GGUFFile, vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab, merges, **options)
+    except Exception as error:  # the package raises Exception itself, whatever is wrong
+        why = " ".join(str(error).split())
+        raise ValueError(f"{gguf.path}: tokenizer.ggml.merges do not fit the tokens ({why})") from None
+
+
 def _byte_level(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
     """Byte-level BPE (Radford et al., Language Models are Unsupervised Multitask Learners, 2019)."""
-    pre = gguf.get("tokenizer.ggml.pre", "default")
+    pre = gguf.get("tokenizer.ggml.pre", "default", str)
     if pre not in SPLITS:
         raise ValueError(f"{gguf.path}: tokenizer.ggml.pre {pre!r} is not supported; {', '.join(SPLITS)} are")
-    merges = [tuple(merge.split(" ", 1)) for merge in gguf.need("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in gguf.listed("tokenizer.ggml.merges", str)]
     vocab = {token: i for i, token in enumerate(tokens)}
     llama3 = pre == "llama-bpe"
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=llama3))
+    backend = tokenizers.Tokenizer(_bpe(gguf, vocab, merges, ignore_merges=llama3))
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[pre]]
@@ -137,8 +182,8 @@ def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokeni
     with the best score is merged first.
     """
     vocab = {token: i for i, token in enumerate(tokens)}
-    scores = gguf.need("tokenizer.ggml.scores")
-    kinds = gguf.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    scores = gguf.listed("tokenizer.ggml.scores", float, len(tokens))
+    kinds = _kinds(gguf, tokens)
     normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
     merges = [
         (tokens[i][:cut], tokens[i][cut:])
@@ -147,10 +192,10 @@ def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokeni
         if tokens[i][:cut] in vocab and tokens[i][cut:] in vocab
     ]
     unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
-    bpe = models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    bpe = _bpe(gguf, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(bpe)
     # A space goes before the text, also where it begins with one: so SentencePiece has it.
-    space = gguf.get("tokenizer.ggml.add_space_prefix", True)
+    space = gguf.get("tokenizer.ggml.add_space_prefix", True, bool)
     prepend, strip = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space else ([], [])
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     join = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -20,6 +20,7 @@ from torch import Tensor
 from mini_engine.loading.config import read_config
 from mini_engine.loading.files import GGUFFile, read_json
 from mini_engine.model import ModelConfig
+from mini_engine.request import shown
 
 # Values that are dequantized at a time: so few stay in the processor's cache, and torch copies
 # them without waking its threads.
@@ -76,19 +77,41 @@ class Weights:
         Raises ValueError naming the file when the tensor is missing, has another shape, or is
         quantized in a way that only GGUF knows.
         """
-        if name not in self.files:
-            files = " and ".join(str(f) for f in sorted(set(self.files.values()))[:3])
-            raise ValueError(f"{files or self.source}: tensor {name!r} is missing")
-        shape, pieces = self.read(name)
+        pieces = self.checked(name, tuple(target.shape))
         what, flat, start = f"{self.files[name]}: tensor {name!r}", target.view(-1), 0
-        if shape != target.shape:
-            raise ValueError(f"{what} has shape {shape}, but {self.source} asks for {tuple(target.shape)}")
         for piece in pieces:
             if not piece.is_floating_point():
                 only = "quantized weights are read from GGUF files only"
                 raise ValueError(f"{what} holds {piece.dtype}; {only}")
             flat[start : start + len(piece)].copy_(piece)
             start += len(piece)
+
+    def checked(self, name: str, shape: tuple[int, ...]) -> Iterable[Tensor]:
+        """The tensor's values. Raises ValueError when it is missing or has another shape."""
+        if name not in self.files:
+            files = " and ".join(str(f) for f in sorted(set(self.files.values()))[:3])
+            raise ValueError(f"{files or self.source}: tensor {name!r} is missing")
+        found, pieces = self.read(name)
+        if found != shape:
+            what = f"{self.files[name]}: tensor {name!r}"
+            raise ValueError(f"{what} has shape {found}, but {self.source} asks for {shape}")
+        return pieces
+
+    def check_sizes(self) -> None:
+        """Raises ValueError when the config asks for more than there is, before anything is made of it."""
+        config = self.config
+        layers = {name.split(".")[1] for name in self.files if name.startswith("layers.")}
+        if layers and config.num_hidden_layers > len(layers):
+            has = f"the weights have {len(layers)} layers"
+            raise ValueError(f"{self.source}: num_hidden_layers is {config.num_hidden_layers}, but {has}")
+        q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        for name, rows in {
+            "embed_tokens": config.vocab_size,
+            "layers.0.self_attn.q_proj": q,
+            "layers.0.self_attn.k_proj": kv,
+            "layers.0.mlp.gate_proj": config.intermediate_size,
+        }.items():
+            self.checked(f"{name}.weight", (rows, config.hidden_size))
 
 
 def open_folder(path: Path) -> Weights:
@@ -125,11 +148,16 @@ def _shards(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
+        if not isinstance(weight_map, dict) or not weight_map:
             raise ValueError(f"{index}: the key 'weight_map' is missing")
+        for file in weight_map.values():
+            if not isinstance(file, str) or file != Path(file).name:
+                raise ValueError(f"{index}: weight_map names {shown(file)}, which is no file of this folder")
         shards = sorted({path / file for file in weight_map.values()})
     else:
         shards = [path / "model.safetensors"]
+        if not shards[0].is_file():
+            _explain_missing(path)
     for shard in shards:
         if not shard.is_file():
             named = f", though {index.name} names it" if index.is_file() else ""
@@ -137,20 +165,32 @@ def _shards(path: Path) -> list[Path]:
     return shards
 
 
+def _explain_missing(path: Path) -> None:
+    """Raises FileNotFoundError that says what to do, where there are weights of another kind."""
+    if parts := sorted(path.glob("model-*-of-*.safetensors")):
+        missing = path / "model.safetensors.index.json"
+        raise FileNotFoundError(f"{missing}: there is no such file; {parts[0].name} needs it, copy it too")
+    if pickled := sorted([*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]):
+        how = "save the model as safetensors: transformers' save_pretrained(folder) does"
+        raise FileNotFoundError(f"{pickled[0]}: a pickle can run code and is not read; {how}")
+
+
 @contextmanager
 def _damage(file: Path) -> Iterator[None]:
     try:
         yield
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{file}: damaged or cut short ({error}); copy it again") from None
 
 
 def open_gguf(gguf: GGUFFile) -> Weights:
     """Raises ValueError naming the file and the key or tensor at fault."""
-    if gguf.get("split.count", 1) > 1:
+    if gguf.get("split.count", 1, int) > 1:
         raise ValueError(f"{gguf.path}: one part of several; join them with llama.cpp's gguf-split first")
     tensors: dict[str, ReaderTensor] = {}
     for tensor in gguf.tensors:
+        if "." not in tensor.name:
+            raise ValueError(f"{gguf.path}: a tensor is called {tensor.name!r}, which no model has")
         *layer, stem, kind = tensor.name.split(".")  # blk.3.attn_q.weight, output_norm.weight
         stem = NAMES.get(stem, stem)
         tensors[".".join(["layers", *layer[1:], stem, kind] if layer else [stem, kind])] = tensor
@@ -197,7 +237,7 @@ def _values(tensor: ReaderTensor, path: Path, heads: int | None) -> Iterator[Ten
 
 def _config(gguf: GGUFFile, tensors: dict[str, ReaderTensor]) -> ModelConfig:
     """llama.cpp's metadata in the words of a config.json; what it leaves out, the tensors show."""
-    arch = gguf.need("general.architecture")
+    arch = gguf.need("general.architecture", str)
     config = {"model_type": arch, "tie_word_embeddings": "lm_head.weight" not in tensors}
     said = {name: gguf.get(f"{arch}.{key}") for name, key in KEYS.items()}
     config |= {name: value for name, value in said.items() if value is not None}
@@ -207,13 +247,18 @@ def _config(gguf: GGUFFile, tensors: dict[str, ReaderTensor]) -> ModelConfig:
         for key in ("expert_count", "attention.sliding_window"):
             if gguf.get(f"{arch}.{key}"):
                 raise ValueError(f"{gguf.path}: {arch}.{key} is not supported; only plain dense decoders are")
-    if "embed_tokens.weight" in tensors:
+    if "embed_tokens.weight" in tensors and len(tensors["embed_tokens.weight"].shape) == 2:
         config["vocab_size"] = int(tensors["embed_tokens.weight"].shape[1])
     scaling = gguf.get(f"{arch}.rope.scaling.type", "none")
     if scaling != "none":
         config["rope_scaling"] = {"rope_type": scaling, "factor": gguf.get(f"{arch}.rope.scaling.factor")}
+    read = read_config(config, str(gguf.path))
+    turned = gguf.get(f"{arch}.rope.dimension_count", read.head_dim)
+    if turned != read.head_dim:
+        what = f"{arch}.rope.dimension_count is {shown(turned)}, but head_dim is {read.head_dim}"
+        raise ValueError(f"{gguf.path}: {what}; heads turn whole")
     return replace(
-        read_config(config, str(gguf.path)),
+        read,
         qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
         o_bias="layers.0.self_attn.o_proj.bias" in tensors,
         mlp_bias="layers.0.mlp.gate_proj.bias" in tensors,

@@ -2,8 +2,10 @@
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from mini_engine.trace import Trace
 from mini_engine.trace.metrics import Summary, request_metrics
@@ -19,7 +21,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 def metrics_table(trace: Trace) -> Table:
     """One row a request, in the field's terms."""
     unit = trace.header.unit
-    scale, shown = (1e3, "ms") if unit == "s" else (1, unit)
+    scale, shown = (1e3, "ms") if unit == "s" else (1, escape(unit))
 
     def time(value: float | None) -> str:
         return "-" if value is None else f"{value * scale:.0f}" if scale > 1 else f"{value:g}"
@@ -32,7 +34,7 @@ def metrics_table(trace: Trace) -> Table:
     table.add_column("end")
     for m in request_metrics(trace).values():
         table.add_row(
-            m.id,
+            Text(m.id),
             str(m.priority),
             str(m.num_prompt_tokens),
             str(m.num_cached_tokens),
@@ -40,7 +42,7 @@ def metrics_table(trace: Trace) -> Table:
             "-" if m.queue_steps is None else str(m.queue_steps),
             *(time(value) for value in (m.queue_time, m.prefill_time, m.ttft, m.tpot)),
             str(m.num_preemptions),
-            m.finish_reason or "-",
+            Text(m.finish_reason or "-"),
         )
     return table
 

@@ -29,6 +29,7 @@ class Simulation:
     trace: Trace
     metrics: Metrics
     num_refused: int  # could never have fitted, and were turned away
+    why_refused: str = ""  # the first of them
 
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
         """Latencies, throughput, and goodput under the limits; throughputs are per millisecond."""
@@ -60,8 +61,8 @@ def simulate(
     clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
     recorder.consumers.append(metrics)
     try:
-        num_refused = _serve(recorder, clock, workload)
-        return Simulation(recorder.close("drained"), metrics, num_refused)
+        refused = _serve(recorder, clock, workload)
+        return Simulation(recorder.close("drained"), metrics, *refused)
     finally:
         recorder.kept.discard()
 
@@ -73,8 +74,8 @@ def compare(
     ttft_limit: float | None = None,
     tpot_limit: float | None = None,
     **options: Any,
-) -> dict[str, tuple[Summary, int]]:
-    """One workload under several policies: of each the summary, and how many requests it refused.
+) -> dict[str, tuple[Summary, int, str]]:
+    """One workload under several policies: of each the summary, how many requests it refused, and why.
 
     Each runs in a process of its own, as many at a time as there are cores, where `workload` is called: a
     function that can be pickled, say a `functools.partial` of `workloads.workload`. `options` are those
@@ -93,9 +94,9 @@ def compare(
 
 def _summarise(
     workload: Callable[[], Iterable[Arrival]], limits: dict[str, Any], options: dict[str, Any], baseline: str
-) -> tuple[Summary, int]:
+) -> tuple[Summary, int, str]:
     done = simulate(workload(), baseline, **options)
-    return done.summary(**limits), done.num_refused
+    return done.summary(**limits), done.num_refused, done.why_refused
 
 
 def policy_recorder(
@@ -112,10 +113,10 @@ def policy_recorder(
     return Recorder(scheduler, clock=clock, parts=parts, backend=backend, keep=keep)
 
 
-def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> int:
-    """Run until all is done; how many requests were refused."""
+def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> tuple[int, str]:
+    """Run until all is done; how many requests were refused, and why the first of them."""
     live: dict[str, Request] = {}
-    num_refused = 0
+    num_refused, why = 0, ""
     coming = ((arrival.timestamp, arrival.request(i)) for i, arrival in enumerate(workload))
     following = next(coming, None)
     while following or recorder.has_work:
@@ -128,13 +129,13 @@ def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival])
             try:
                 recorder.add(request)
                 live[request.request_id] = request
-            except ValueError:
-                num_refused += 1
+            except ValueError as error:
+                num_refused, why = num_refused + 1, why or str(error)
             clock.time = now
             following = next(coming, None)
         if recorder.has_work:
             step(recorder, live, lambda request: 0)
-    return num_refused
+    return num_refused, why
 
 
 def step(

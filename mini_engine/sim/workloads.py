@@ -9,13 +9,14 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mini_engine.request import Request, SamplingParams
+from mini_engine.request import Request, SamplingParams, check_text, shown
 
 HASH_ID_TOKENS = 512  # what one of Mooncake's hash_ids stands for
+LONGEST = 2**22  # tokens of a prompt or an answer: each is a number in a list
+LONGEST_TIME = 1e15  # milliseconds: 30,000 years
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def arrivals(
     `longest`. With prefix groups, each prompt is preceded by one of that many shared prefixes.
     """
     for option, value in (("rate", rate), ("burstiness", burstiness)):
-        if not 0 < value < float("inf"):  # NaN too: time would stand still
+        if not 1e-12 < value < 1e12:  # NaN too: time would stand still
             raise ValueError(f"{option} must be above 0 and finite, but is {value}")
     rng = random.Random(seed)
 
@@ -124,26 +125,53 @@ def read_arrivals(path: str | os.PathLike[str]) -> Iterator[Arrival]:
     """Arrivals from JSON Lines: the fields of Arrival, the first three required, in order of time.
 
     The names are those of the public Mooncake traces, which can be read as they are. Raises
-    ValueError naming file and line.
+    ValueError naming file, line and field.
     """
     last = float("-inf")
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
-                fields = json.loads(text)
-                arrival = Arrival(**{**fields, "hash_ids": tuple(fields.get("hash_ids", ()))})
-                if type(arrival.timestamp) not in (int, float) or not isfinite(arrival.timestamp):
-                    raise ValueError("timestamp must be a number of milliseconds")
-                lengths = (arrival.input_length, arrival.output_length)
-                if not all(type(n) is int and n >= 1 for n in lengths):
-                    raise ValueError("lengths must be whole numbers, at least 1")
-                if not all(type(n) is int for n in arrival.hash_ids):
-                    raise ValueError("hash_ids must be whole numbers")
-            except (ValueError, TypeError, AttributeError) as error:
+                check_text("the line", text)
+                arrival = _arrival(json.loads(text))
+            except RecursionError:
+                raise ValueError(f"{path}, line {number}: not an arrival (nested too deep)") from None
+            except (ValueError, TypeError) as error:
                 raise ValueError(f"{path}, line {number}: not an arrival ({error})") from None
             if arrival.timestamp < last:
                 raise ValueError(f"{path}, line {number}: earlier than the line before; sort by timestamp")
             last = arrival.timestamp
             yield arrival
+
+
+def _arrival(line: Any) -> Arrival:
+    """Raises ValueError, or TypeError for a field too many or too few, naming the field."""
+    if not isinstance(line, dict):
+        raise ValueError(f"an object is wanted, not {shown(line)}")
+    hash_ids = line.get("hash_ids", [])
+    if not isinstance(hash_ids, list):
+        raise ValueError(f"hash_ids must be a list, but is {shown(hash_ids)}")
+    arrival = Arrival(**{**line, "hash_ids": tuple(hash_ids)})
+    time = arrival.timestamp
+    if type(time) not in (int, float) or not abs(time) < LONGEST_TIME:  # NaN, too
+        raise ValueError(f"timestamp must be a number of milliseconds, but is {shown(time)}")
+    for name in ("input_length", "output_length"):
+        _whole(name, getattr(arrival, name), 1, LONGEST)
+    _whole("priority", arrival.priority, -(2**53), 2**53)
+    if arrival.prefix_length is not None:
+        _whole("prefix_length", arrival.prefix_length, 0, LONGEST)
+    group = arrival.prefix_group
+    if group is not None and type(group) not in (str, int):
+        raise ValueError(f"prefix_group must be a name or a number, but is {shown(group)}")
+    if len(hash_ids) * HASH_ID_TOKENS > LONGEST + HASH_ID_TOKENS:
+        raise ValueError(f"hash_ids has {len(hash_ids)} entries, for more than {LONGEST:,} tokens")
+    for hash_id in hash_ids:
+        _whole("hash_ids", hash_id, 0, 2**53)
+    return arrival
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        limits = f"from {least} to {most}"
+        raise ValueError(f"{name} must be a whole number {limits}, but is {shown(value)}")

@@ -169,7 +169,7 @@ def test_generate_stops_before_a_stop_string():
     ],
 )
 def test_bad_input_is_one_line_that_says_what(arguments, message):
-    result = run(*arguments, code=1)
+    result = run(*arguments, code=2)
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert "Traceback" not in result.output
@@ -274,8 +274,8 @@ def test_simulate_compares_the_baselines(tmp_path):
     assert "good: finished with TTFT up to 1e+06 ms" in printed
     run("simulate", "--requests", 5, "-b", "mixed", "--out", tmp_path / "s.jsonl")
     assert read_trace(tmp_path / "s.jsonl").header.unit == "ms"
-    assert "one baseline" in run("simulate", "--out", tmp_path / "x", code=1).stderr
-    assert "'tidal'" in run("simulate", "-w", "tidal", code=1).stderr
+    assert "one baseline" in run("simulate", "--out", tmp_path / "x", code=2).stderr
+    assert "'tidal'" in run("simulate", "-w", "tidal", code=2).stderr
 
 
 def test_fit_prints_prices_and_how_well_they_fit():
@@ -288,9 +288,9 @@ def test_a_malformed_trace_is_named_with_its_line(demo_run, tmp_path):
     lines = (demo_run[1] / "trace.jsonl").read_text().splitlines()
     broken = tmp_path / "broken.jsonl"
     broken.write_text("\n".join([lines[0], lines[1][:20]]))
-    assert f"{broken}, line 2: not JSON" in run("trace", "summary", broken, code=1).stderr
+    assert f"{broken}, line 2: not JSON" in run("trace", "summary", broken, code=2).stderr
     broken.write_text(json.dumps({"hello": 1}))
-    assert "not the header of a mini-engine trace" in run("trace", "summary", broken, code=1).stderr
+    assert "not the header of a mini-engine trace" in run("trace", "summary", broken, code=2).stderr
 
 
 def test_chat_answers_and_remembers_until_an_empty_line(monkeypatch):

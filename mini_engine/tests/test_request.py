@@ -16,7 +16,7 @@ BAD = [
     ("temperature", "hot"),
     ("temperature", None),
     ("temperature", True),
-    ("top_k", -1),
+    ("top_k", -2),
     ("top_k", 2.5),
     ("top_k", "5"),
     ("top_k", True),

@@ -411,6 +411,6 @@ def test_policies_are_compared_in_processes_of_their_own():
     assert list(done) == names
     for name, found in done.items():
         alone = simulate(load(), name, keep=False)
-        assert found == (alone.summary(ttft_limit=200.0), alone.num_refused)
+        assert found == (alone.summary(ttft_limit=200.0), alone.num_refused, alone.why_refused)
     with pytest.raises(ValueError, match="baseline must be one of .* but is 'fastest'"):
         compare(load, ["mixed", "fastest"])

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mini_engine.block_manager import BlockManager
+from mini_engine.scheduler import Scheduler
 from mini_engine.tests.helpers import (
     SlotEngine,
     make_request,
@@ -28,6 +30,7 @@ from mini_engine.trace import (
     VirtualClock,
     WallClock,
     decisions,
+    describe,
     first_difference,
     read_trace,
     replay,
@@ -447,7 +450,8 @@ def test_a_run_without_an_end_can_be_read(tmp_path, runs):
     assert read_trace(path).end is None and len(read_trace(path).steps) == 3
 
 
-HEADER = json.dumps(Header("virtual", "step", "paged", {}, {}).to_json()) + "\n"
+CONFIG = describe(Scheduler(BlockManager(4, 4), max_num_batched_tokens=8, max_num_seqs=2))
+HEADER = json.dumps(Header("virtual", "step", "paged", {}, CONFIG).to_json()) + "\n"
 STEP = StepTrace(0, 0.0, 1.0, {"a": 1}, 1, 1, 0, Blocked("empty"), {}, {"a": [7]}, 1, 0, []).to_json()
 
 

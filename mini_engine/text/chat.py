@@ -16,8 +16,9 @@ def render(template: str, source: str, **variables: Any) -> str:
     """The template's text. Raises ValueError naming `source` when it is broken or refuses the messages."""
     try:
         return _compiled(template).render(variables)
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template of {source} failed: {error}") from None
+    except Exception as error:  # a template is a program, and may fail in any way
+        what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"the chat template of {source} failed: {' '.join(what.split())}") from None
 
 
 @lru_cache(maxsize=8)

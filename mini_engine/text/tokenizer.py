@@ -9,6 +9,8 @@ from typing import Any
 
 import tokenizers
 
+from mini_engine.request import check_text, shown
+
 Messages = Sequence[Mapping[str, Any]]  # each {"role": ..., "content": ...}
 
 
@@ -17,8 +19,11 @@ class Tokenizer:
 
     `vocab_size` is one more than the largest id; `eos_token_ids` are the ids that end a text (of
     generation_config.json, else config.json, else the tokenizer's own); `bos` is the id that opens
-    one, or None. `special_tokens` are by role ("bos_token"), as chat templates see them.
+    one, or None. `special_tokens` are by role ("bos_token"), as chat templates see them. Text of more
+    than `max_characters` (None: of any length) is refused before it takes minutes.
     """
+
+    max_characters: int | None = None
 
     def __init__(
         self,
@@ -36,7 +41,9 @@ class Tokenizer:
         self.bos = bos
         self.chat_template = chat_template
         self._special_tokens = special_tokens or {}
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocab.values(), default=-1)
+        self.longest_token = max(map(len, vocab), default=0)  # in characters, or their bytes
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
 
@@ -45,7 +52,15 @@ class Tokenizer:
 
         `add_special_tokens` lets the tokenizer put its own around the text (a BOS, where the model
         has been trained with one). Leave it off for chat text: the template has written them.
+
+        Raises ValueError for what is no text, or too much of it.
         """
+        check_text("the text", text)
+        if self.max_characters is not None and len(text) > self.max_characters:
+            raise ValueError(
+                f"the text has {len(text):,} characters, but the model's context holds "
+                f"{self.max_characters:,} at most; shorten it"
+            )
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
@@ -60,11 +75,24 @@ class Tokenizer:
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """Messages as the text the model was trained on.
 
-        Raises ValueError when the model has no chat template, or its template refuses the messages.
+        Raises ValueError for what are no messages, when the model has no chat template, or when its
+        template refuses them.
         """
         if self.chat_template is None:
             raise ValueError(f"{self._source} has no chat template; use a chat model, or give a plain prompt")
+        _check_messages(messages)
         from mini_engine.text.chat import render  # brings in jinja2, and most runs never chat
 
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, self._source, **variables, **self._special_tokens)
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError(f"messages must be a list of at least one message, but are {shown(messages)}")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            what = '{"role": ..., "content": ...}'
+            raise ValueError(f"messages[{i}] must be {what}, but is {shown(message)}")
+        for key in ("role", "content"):
+            check_text(f"messages[{i}][{key!r}]", message[key])

@@ -9,6 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Self
 
+from mini_engine.request import shown
+from mini_engine.trace.check import Check
 from mini_engine.trace.record import Record
 from mini_engine.trace.records import VERSION, End, Header, StepTrace, Trace
 
@@ -60,7 +62,7 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Raises ValueError naming file, line and field if this is not a trace that we can read."""
-    trace = None
+    trace, check = None, Check()
     # So that a binary file, too, is "not JSON" on a line that can be named.
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, 1):
@@ -68,14 +70,21 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
                 line = json.loads(text)
                 if trace is None:
                     trace = Trace(_header(line))
+                    check.header(trace.header)
+                elif trace.end:
+                    raise ValueError("the trace has ended before; two files in one?")
                 elif not isinstance(line, dict) or not ("end" in line or "step" in line):
                     raise ValueError("neither a step nor the end")
                 elif "end" in line:
                     trace.end = End.from_json(line)
+                    check.end(trace.end)
                 else:
                     trace.steps.append(StepTrace.from_json(line))
+                    check.step(trace.steps[-1])
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
+            except RecursionError:
+                raise ValueError(f"{path}, line {number}: nested deeper than any trace") from None
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if trace is None:
@@ -87,5 +96,5 @@ def _header(line: Any) -> Header:
     if not isinstance(line, dict) or line.get("trace") != Header.trace:
         raise ValueError("not the header of a mini-engine trace")
     if line.get("version") != VERSION:
-        raise ValueError(f"trace version {line.get('version')!r}; this reads version {VERSION}")
+        raise ValueError(f"trace version {shown(line.get('version'))}; this reads version {VERSION}")
     return Header.from_json(line)

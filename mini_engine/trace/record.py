@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import cache
+from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+from mini_engine.request import is_unicode, shown
 
 
 class Record:
@@ -34,17 +37,18 @@ class Record:
     def from_json(cls, line: Any) -> Self:
         """Raises ValueError naming the field that is missing or of another type."""
         if type(line) is not dict:
-            raise ValueError(f"{cls.what} must be an object, but is {line!r}")
+            raise ValueError(f"{cls.what} must be an object, but is {shown(line)}")
         values = {}
         this: Any = cls
         for name, key, default, read in _plan(this):
             if key in line:
                 try:
                     values[name] = read(line[key])
-                except TypeError:
+                except TypeError as error:
                     kind = get_type_hints(cls)[name]
-                    kind = getattr(kind, "__name__", kind) if isinstance(kind, type) else kind
-                    raise ValueError(f"{cls.what}'s {key!r} must be {kind}, but is {line[key]!r}") from None
+                    kind = str(error) or (kind.__name__ if isinstance(kind, type) else kind)
+                    value = shown(line[key])
+                    raise ValueError(f"{cls.what}'s {key!r} must be {kind}, but is {value}") from None
             elif default is MISSING:
                 raise ValueError(f"{cls.what} has no {key!r}")
         return cls(**values)
@@ -73,13 +77,44 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is(*kinds: type) -> Callable[[Any], Any]:
+LARGEST = 2**53  # whole numbers beyond it are not exact in JavaScript, where the player reads them
+
+
+def _is(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) not in kinds:  # not isinstance: True is no number
+        if type(value) is not kind:  # not isinstance: True is no number
             raise TypeError
         return value
 
     return read
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError
+    if abs(value) > LARGEST:
+        raise TypeError("whole numbers of at most 2**53")
+    return value
+
+
+def _finite(value: Any) -> float:
+    """Python's json reads NaN, Infinity and 1e999 as numbers."""
+    if type(value) is not float:
+        return _whole(value)
+    if not isfinite(value):
+        raise TypeError("a finite number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    if not is_unicode(value):
+        raise TypeError("text without lone surrogates")
+    return value
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {int: _whole, float: _finite, str: _text}
 
 
 @cache
@@ -93,7 +128,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return lambda value: [item(v) for v in a_list(value)]
     if kind is dict:
         a_dict, item = _is(dict), _reader(inner[1])
-        return lambda value: {key: item(v) for key, v in a_dict(value).items()}
+        return lambda value: {_text(key): item(v) for key, v in a_dict(value).items()}
     if kind is UnionType and NoneType in inner:
         some = _reader(inner[0])
         return lambda value: None if value is None else some(value)
@@ -102,14 +137,14 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if issubclass(hint, Record):
         read: Callable[[Any], Any] = hint.from_json
         return read
-    return _is(int, float) if hint is float else _is(hint)
+    return _PLAIN.get(hint) or _is(hint)
 
 
 def _one_of(readers: dict[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
     def read(line: Any) -> Any:
         kind = line.get("type") if type(line) is dict else line
-        if kind not in readers:
-            raise ValueError(f"the event's 'type' must be one of {', '.join(readers)}, but is {kind!r}")
+        if type(kind) is not str or kind not in readers:
+            raise ValueError(f"the event's 'type' must be one of {', '.join(readers)}, but is {shown(kind)}")
         return readers[kind](line)
 
     return read

@@ -1,0 +1,875 @@
+"""Every door has a row for each thing that must not come through: where, what, the words of the error.
+
+An error is one short line that says what is wrong, and with which value; the command line ends with exit
+code 2. What came in damaged (bits flipped, files cut) is read or refused in one sentence, never a traceback.
+"""
+
+import copy
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFValue, GGUFValueType
+from typer.testing import CliRunner
+
+from mini_engine.commands import app
+from mini_engine.config import EngineConfig
+from mini_engine.llm import LLM
+from mini_engine.loading.checkpoint import choose_device, load
+from mini_engine.loading.config import read_config
+from mini_engine.loading.registry import resolve
+from mini_engine.loading.tokenizer import load_tokenizer
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.show.player import ready_setup
+from mini_engine.sim.workloads import read_arrivals
+from mini_engine.tests.helpers import byte_tokenizer
+from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder, write_gguf
+from mini_engine.trace import read_trace, write_trace
+
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+NAN, INF, HUGE, LONE = math.nan, math.inf, 10**400, "a\udcff"
+
+
+def refusal(call, *words, error=ValueError):
+    """What the call is refused with: one short line that has the words."""
+    started = time.perf_counter()
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1 and len(said) < 600, said
+    for word in words:
+        assert word in said, said
+    assert time.perf_counter() - started < 5, "sizes are judged before work"
+
+
+def table(rows):
+    return pytest.mark.parametrize("row", rows, ids=[f"{i}-{row[0]}" for i, row in enumerate(rows)])
+
+
+# --------------------------------------------------------------------------------------- Python API
+
+SAMPLING = [
+    *[
+        ("temperature", v, "temperature must be 0")
+        for v in (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, 1e31, [1])
+    ],
+    *[("top_k", v, "top_k must be") for v in (2**63, -2, 1.5, "3", None, True, HUGE, NAN)],
+    *[("top_p", v, "top_p must be") for v in (0, 1e-50, 1.1, NAN, "1", None, -0.1, HUGE)],
+    *[("min_p", v, "min_p must be") for v in (-0.1, 1.1, NAN, "0", None, HUGE)],
+    *[
+        ("repetition_penalty", v, "repetition_penalty must be")
+        for v in (0, HUGE, 1e-40, 1e40, -1, NAN, INF, "1", None)
+    ],
+    *[("max_tokens", v, "max_tokens must be") for v in (0, -1, 1.5, "5", True, NAN)],
+    *[("logprobs", v, "logprobs must be") for v in (-1, 0.5, "2", True)],
+    *[("seed", v, "seed must be") for v in (-1, 1.5, "1", True, [1])],
+    *[("stop", v, "stop must be") for v in ("", [""], [1], 5, LONE, ["a", None], b"ab")],
+    *[
+        ("stop_token_ids", v, "stop_token_ids must be")
+        for v in (5, ["a"], np.array([[1]]), np.array([0.5]), torch.tensor(3))
+    ],
+    *[("ignore_eos", v, "ignore_eos must be") for v in (1, "no", None)],
+]
+
+
+@table(SAMPLING)
+def test_sampling_params(row):
+    name, value, words = row
+    refusal(lambda: SamplingParams(**{name: value}), words, "but is ")
+
+
+REQUEST = [
+    *[("cache_salt", v, "cache_salt") for v in (None, 5, b"x", LONE)],
+    *[("request_id", v, "request_id") for v in (None, 5, b"x", LONE)],
+    *[("sampling", v, "sampling must be a SamplingParams") for v in ({}, {"top_k": 1}, None, "greedy")],
+    *[("priority", v, "priority must be") for v in (None, "high", 1.5, True)],
+    *[("prompt_token_ids", v, "is not a token id") for v in ([1.5], ["a"], [None], [[1]])],
+    ("prompt_token_ids", [], "empty prompt"),
+]
+
+
+@table(REQUEST)
+def test_requests(row):
+    name, value, words = row
+    given = {"request_id": "a", "prompt_token_ids": [1], name: value}
+    refusal(lambda: Request(**given), words)
+
+
+SETTINGS = [
+    *[("block_size", v, "block_size must be") for v in (1.5, 0, -1, "16", None, True, 10**12, HUGE)],
+    *[("num_blocks", v, "num_blocks must be") for v in (10**12, 0, 2.5, "8", True, HUGE)],
+    *[
+        ("long_prefill_token_threshold", v, "long_prefill_token_threshold must be")
+        for v in (2.5, -1, "1", None)
+    ],
+    *[("max_num_batched_tokens", v, "max_num_") for v in (0, 2.5, "8", None, True)],
+    *[("max_num_seqs", v, "max_num_seqs") for v in (0, 1.5, "8", 10**6)],
+    *[("watermark", v, "watermark must be") for v in (0.5, "1")],
+    *[("max_model_len", v, "max_model_len must be") for v in (0, 1.5, "8")],
+    *[("kv_cache_bytes", v, "kv_cache_bytes must be") for v in (0, 1.5, None)],
+    *[("policy", v, "policy must be") for v in ("best", None, 5, ["fcfs"])],
+    *[("enable_prefix_caching", v, "enable_prefix_caching must be") for v in (1, None, "yes")],
+    ("seed", 0.5, "seed must be"),
+]
+
+
+@table(SETTINGS)
+def test_engine_settings(row):
+    name, value, words = row
+    refusal(lambda: EngineConfig(**{name: value}), words)
+
+
+def test_a_scheduler_by_itself_wants_whole_numbers_too():
+    limits = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "long_prefill_token_threshold": 2.5}
+    refusal(
+        lambda: Scheduler(None, **limits), "long_prefill_token_threshold must be a whole number, but is 2.5"
+    )
+
+
+def test_a_pool_that_no_machine_holds():
+    config = EngineConfig(num_blocks=2**20, block_size=2**16)
+    refusal(lambda: config.fitted(128, 1000), "num_blocks 1048576 of block_size 65536 take")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    model = LLM()
+    model.engine.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    return model
+
+
+PROMPTS = [
+    *[("prompts", v, "prompts must be") for v in (None, 5, b"abc", {"a": 1}, 1.5)],
+    *[("prompts", v, "prompts[0] must be") for v in ([None], [b"ab"], [{}], [1.5])],
+    *[("prompts", v, "is not a token id") for v in ([["a"]], [[None]])],
+    ("prompts", ["a", 5], "prompts[1] must be"),
+    ("prompts", [[10**9]], "outside the vocabulary"),
+    ("prompts", [[]], "empty prompt"),
+    ("prompts", LONE, "lone surrogate"),
+    ("prompts", "x" * 10_000_000, "10,000,000 characters"),
+    *[("sampling_params", v, "sampling_params") for v in ({}, {"top_k": 1}, 5, "hot", [{}], [None], [])],
+    *[("priority", v, "priority") for v in (5, "a", [None], ["high"], [])],
+]
+
+
+@table(PROMPTS)
+def test_generate(row, llm):
+    name, value, words = row
+    given = {"prompts": ["a"], "progress": False, name: value}
+    refusal(lambda: llm.generate(**given), words)
+    assert not llm.engine.has_work, "nothing is left behind"
+
+
+MESSAGES = [
+    *[
+        ({"role": "user", "content": v}, "messages[0]['content'] must be a string")
+        for v in (None, 5, [{"type": "text"}], {})
+    ],
+    ({"role": "user", "content": LONE}, "messages[0]['content'] has a lone surrogate"),
+    *[({"role": v, "content": "a"}, "messages[0]['role'] must be a string") for v in (None, 5)],
+    ({"role": "user"}, "messages[0] must be {"),
+    ({"content": "a"}, "messages[0] must be {"),
+]
+
+
+@table([(str(message), message, words) for message, words in MESSAGES])
+def test_messages(row, llm):
+    refusal(lambda: llm.chat([row[1]], progress=False), row[2])
+
+
+@table([(str(v), v) for v in ("hello", 5, None, {"role": "user", "content": "a"}, [[]], ["a"])])
+def test_conversations(row, llm):
+    refusal(lambda: llm.chat(row[1], progress=False), "messages")
+
+
+TEMPLATES = [
+    "{{ 1 / 0 }}",
+    "{{ messages[9]['content'] }}",
+    "{% if %}",
+    "{{ 'a' + 1 }}",
+    "{{ raise_exception('no\nway') }}",
+    "{{ messages.__class__.__mro__ }}",
+    "{{ undefined_name.x }}",
+    "{% for i in range(10**9) %}{% endfor %}",
+]
+
+
+@table([(template,) for template in TEMPLATES])
+def test_a_chat_template_that_raises(row, llm, monkeypatch):
+    monkeypatch.setattr(llm.tokenizer, "chat_template", row[0])
+    refusal(
+        lambda: llm.chat([{"role": "user", "content": "a"}], progress=False),
+        "the chat template of",
+        "failed:",
+    )
+
+
+def test_what_is_meant_is_taken(llm):
+    """As vLLM has it: top_k -1 is off. Arrays, fractions and empty lists are what they stand for."""
+    assert SamplingParams(top_k=-1).top_k == 0
+    assert SamplingParams(stop_token_ids=np.array([0, 2])).stop_token_ids == (0, 2)
+    assert SamplingParams(stop_token_ids=torch.tensor([3])).stop_token_ids == (3,)
+    assert SamplingParams(temperature=Fraction(1, 2)).temperature == 0.5
+    assert llm.generate([], progress=False) == []
+    assert len(llm.generate(torch.tensor([1, 2]), SamplingParams(max_tokens=1), progress=False)) == 1
+
+
+@table([(v,) for v in ("mps", "xpu", "meta", "abacus", "", "cpu:x", 5.5)])
+def test_devices(row):
+    refusal(lambda: choose_device(row[0]), "device must be auto, cpu or cuda, but is")
+
+
+@table([(v,) for v in (torch.int8, torch.bool, torch.complex64, "int8", "", None, 5)])
+def test_dtypes(row):
+    refusal(lambda: load("shakespeare", row[0]), "dtype must be auto, float32, bfloat16, float64")
+
+
+# -------------------------------------------------------------------------------------- checkpoints
+
+KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "head_dim",
+)
+CONFIGS = [
+    *[(key, v, key) for key in KEYS for v in ("64", 1.5, 0, -1, True, [64], 10**12)],
+    *[(key, v, key) for key in ("rms_norm_eps", "rope_theta") for v in ("1", 0, -1, NAN, INF, True, [1])],
+    *[(key, v, key) for key in ("tie_word_embeddings", "attention_bias", "mlp_bias") for v in (1, "yes", [])],
+    *[("model_type", v, "model_type") for v in (None, 5, ["llama"], {})],
+    *[("hidden_act", v, "hidden_act") for v in (5, ["silu"], "gelu")],
+    *[
+        ("rope_scaling", v, "rope scaling")
+        for v in ("linear", 5, [1], {"type": ["linear"]}, {"type": "linear"})
+    ],
+    ("rope_scaling", {"type": "linear", "factor": "8"}, "factor must be a number above 0"),
+    ("rope_scaling", {"type": "linear", "factor": 0}, "factor must be a number above 0"),
+    (
+        "rope_scaling",
+        {
+            "type": "llama3",
+            "factor": 8,
+            "low_freq_factor": 4,
+            "high_freq_factor": 4,
+            "original_max_position_embeddings": 32,
+        },
+        "must be below high_freq_factor",
+    ),
+    ("head_dim", 5, "head_dim must be even"),
+    ("num_attention_heads", 128, "head_dim must be even"),
+    ("use_sliding_window", "no", "use_sliding_window"),
+]
+
+
+@table(CONFIGS)
+def test_config_json(row):
+    key, value, words = row
+    refusal(lambda: read_config({**CONFIG, key: value}), "config.json", words)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder with all its files."""
+    folder = write_folder(
+        tmp_path / "model", CONFIG | {"vocab_size": 257}, tensors_of(CONFIG | {"vocab_size": 257})
+    )
+    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+FILES = [
+    ("config.json", b"\xff\xfe", "config.json: not valid JSON"),
+    ("config.json", b"[" * 100_000, "config.json: nested deeper"),
+    ("config.json", b"7", "config.json: expected a JSON object, found int"),
+    ("config.json", {"eos_token_id": "x"}, "eos_token_id must be a whole number, but is 'x'"),
+    ("config.json", {"eos_token_id": [1, None, 1.5]}, "eos_token_id must be a whole number, but is 1.5"),
+    ("config.json", {"eos_token_id": -1}, "eos_token_id must be a whole number, but is -1"),
+    ("config.json", {"bos_token_id": [1]}, "bos_token_id must be a whole number, but is [1]"),
+    ("config.json", {"num_hidden_layers": 1000}, "num_hidden_layers is 1000, but the weights have 2 layers"),
+    ("config.json", {"hidden_size": 2**30, "head_dim": 16}, "has shape (257, 64)"),
+    ("config.json", {"intermediate_size": 2**30}, "has shape (96, 64)"),
+    ("config.json", {"vocab_size": 100}, "has shape (257, 64)"),
+    ("generation_config.json", {"eos_token_id": {"a": 1}}, "eos_token_id must be a whole number"),
+    ("generation_config.json", b"{", "generation_config.json: not valid JSON"),
+    ("tokenizer_config.json", b"[]", "tokenizer_config.json: expected a JSON object, found list"),
+    *[
+        ("tokenizer_config.json", {"bos_token": v}, "bos_token must be a token's text")
+        for v in (5, [1], {"content": 5}, True)
+    ],
+    *[
+        ("tokenizer_config.json", {"chat_template": v}, "chat_template must be text")
+        for v in (5, {"a": 1}, [{"name": "default", "template": 5}])
+    ],
+    ("chat_template.jinja", b"\xff", "chat_template.jinja: not UTF-8"),
+    ("tokenizer.json", b"{}", "tokenizer.json: not a tokenizer that can be read"),
+    ("tokenizer.json", b"\xff", "tokenizer.json: not a tokenizer that can be read"),
+    ("tokenizer.json", None, "tokenizer.json: there is no such file"),
+    ("model.safetensors", b"", "model.safetensors: damaged or cut short"),
+    ("model.safetensors", b"\xff" * 64, "model.safetensors: damaged or cut short"),
+    ("model.safetensors", None, "model.safetensors: there is no such file"),
+    ("model.safetensors.index.json", {"weight_map": {}}, "'weight_map' is missing"),
+    *[
+        ("model.safetensors.index.json", {"weight_map": {"a": v}}, "which is no file of this folder")
+        for v in (5, None, "../x.safetensors", "/etc/passwd", [])
+    ],
+]
+
+
+@table(FILES)
+def test_files_of_a_model_folder(row, folder):
+    name, content, words = row
+    file = folder / name
+    if content is None:
+        file.unlink()
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        there = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps(there | content))
+    refusal(lambda: load(folder), words, error=(ValueError, FileNotFoundError))
+
+
+def test_a_folder_without_safetensors_says_what_to_do(folder):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    refusal(lambda: load(folder), "index.json: there is no such file", "copy it too", error=FileNotFoundError)
+    (folder / "model-00001-of-00002.safetensors").rename(folder / "pytorch_model.bin")
+    refusal(
+        lambda: load(folder),
+        "pytorch_model.bin: a pickle can run code",
+        "safetensors",
+        error=FileNotFoundError,
+    )
+
+
+def read_or_refused(file, raw, read):
+    """Whatever the bytes are: read, or one short sentence that names the file."""
+    file.write_bytes(raw)
+    started = time.perf_counter()
+    try:
+        read(file)
+    except (ValueError, OSError) as error:
+        assert file.stem in str(error) and len(str(error).splitlines()) == 1, error
+    assert time.perf_counter() - started < 5
+
+
+def damaged(raw, seed, within):
+    """The bytes cut short, or with one to three bits flipped in the first `within`."""
+    rng, raw = random.Random(seed), bytearray(raw)
+    if seed % 5 == 0:
+        return bytes(raw[: rng.randrange(len(raw))])
+    for _ in range(rng.randint(1, 3)):
+        raw[rng.randrange(within)] ^= 1 << rng.randrange(8)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("start", range(0, 60, 20))
+def test_damaged_safetensors(start, folder):
+    file = folder / "model.safetensors"
+    raw = file.read_bytes()
+    header = 8 + int.from_bytes(raw[:8], "little")
+    for seed in range(start, start + 20):
+        read_or_refused(file, damaged(raw, seed, header), lambda file: load(folder))
+
+
+# --------------------------------------------------------------------------------------------- GGUF
+
+TOKENS, ARCH = "tokenizer.ggml.", "llama."
+U32, F32, TEXT, LIST, FLAG = (
+    getattr(GGUFValueType, n) for n in ("UINT32", "FLOAT32", "STRING", "ARRAY", "BOOL")
+)
+
+
+def put(key, value, kind, of=None):
+    return lambda writer: writer.kv_data[0].__setitem__(key, GGUFValue(value, kind, of))
+
+
+def vocabulary(writer):
+    writer.add_tokenizer_model("gpt2")
+    put(TOKENS + "tokens", ["a", "b", "ab", "<e>"], LIST, TEXT)(writer)
+    writer.add_token_types([1, 1, 1, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(3)
+
+
+def gguf_file(path, *edits):
+    return write_gguf(path, CONFIG, tensors_of(CONFIG), extra=[vocabulary, *edits])
+
+
+METADATA = [
+    *[
+        (f"{TOKENS}{role}_token_id", v, U32, "must be one of 4 tokens")
+        for role in ("bos", "eos", "padding")
+        for v in (4, 2**32 - 1)
+    ],
+    (TOKENS + "bos_token_id", "x", TEXT, "must be one of 4 tokens, but is 'x'"),
+    (TOKENS + "merges", ["a zz"], (LIST, TEXT), "merges do not fit the tokens"),
+    (TOKENS + "merges", ["ab"], (LIST, TEXT), "merges do not fit the tokens"),
+    (TOKENS + "merges", [1, 2], (LIST, U32), "merges[0] must be str, but is 1"),
+    (TOKENS + "tokens", [1, 2], (LIST, U32), "tokens[0] must be str, but is 1"),
+    (TOKENS + "tokens", "abc", TEXT, "tokens must be list, but is 'abc'"),
+    (TOKENS + "tokens", [b"\xff", b"b"], (LIST, TEXT), "tokens' cannot be read"),
+    (TOKENS + "tokens", ["a", "b", "ab", *map(str, range(62))], (LIST, TEXT), "has 4 entries for 65 tokens"),
+    (TOKENS + "token_type", [1, 1], (LIST, U32), "token_type has 2 entries for 4 tokens"),
+    (TOKENS + "token_type", ["a"] * 4, (LIST, TEXT), "token_type[0] must be int, but is 'a'"),
+    (TOKENS + "token_type", 5, U32, "token_type must be list, but is 5"),
+    (TOKENS + "model", 5, U32, "model must be str, but is 5"),
+    (TOKENS + "model", "magic", TEXT, "tokenizer.ggml.model 'magic' is not supported"),
+    (TOKENS + "model", "llama", TEXT, "the metadata key 'tokenizer.ggml.scores' is missing"),
+    (TOKENS + "pre", 5, U32, "pre must be str, but is 5"),
+    (TOKENS + "pre", "mine", TEXT, "tokenizer.ggml.pre 'mine' is not supported"),
+    (TOKENS + "add_bos_token", "yes", TEXT, "add_bos_token must be bool, but is 'yes'"),
+    ("tokenizer.chat_template", 5, U32, "chat_template must be str, but is 5"),
+    ("tokenizer.chat_template", b"\xff\xff", TEXT, "chat_template' cannot be read"),
+    ("general.architecture", b"\xff", TEXT, "architecture' cannot be read"),
+    ("general.architecture", 5, U32, "architecture must be str, but is 5"),
+    ("split.count", "two", TEXT, "split.count must be int, but is 'two'"),
+    (ARCH + "attention.head_count", 0, U32, "num_attention_heads must be a whole number from 1"),
+    (ARCH + "attention.head_count", [4, 4], (LIST, U32), "num_attention_heads must be a whole number from 1"),
+    (ARCH + "attention.head_count", "4", TEXT, "num_attention_heads must be a whole number from 1"),
+    (ARCH + "attention.head_count_kv", 0, U32, "num_key_value_heads must be a whole number from 1"),
+    (ARCH + "attention.head_count_kv", 3, U32, "is not a multiple of num_key_value_heads 3"),
+    (ARCH + "attention.key_length", 15, U32, "head_dim must be even"),
+    (ARCH + "attention.layer_norm_rms_epsilon", -1.0, F32, "rms_norm_eps must be a number above 0"),
+    (ARCH + "rope.freq_base", 0.0, F32, "rope_theta must be a number above 0"),
+    (ARCH + "rope.freq_base", NAN, F32, "rope_theta must be a number above 0"),
+    (ARCH + "rope.dimension_count", 8, U32, "llama.rope.dimension_count is 8, but head_dim is 16"),
+    (ARCH + "rope.scaling.type", 5, U32, "rope scaling 5 is not supported"),
+    (ARCH + "rope.scaling.type", "yarn", TEXT, "rope scaling 'yarn' is not supported"),
+    (ARCH + "block_count", 2**31, U32, "num_hidden_layers must be a whole number from 1 to 10000"),
+    (ARCH + "block_count", 9000, U32, "num_hidden_layers is 9000, but the weights have 2 layers"),
+    (ARCH + "context_length", 0, U32, "max_position_embeddings must be a whole number from 1"),
+    (ARCH + "embedding_length", 2**30, U32, "has shape"),
+    (ARCH + "feed_forward_length", 2**31 - 2, U32, "has shape"),
+]
+
+
+@table(METADATA)
+def test_gguf_metadata(row, tmp_path):
+    key, value, kind, words = row
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    file = gguf_file(tmp_path / "m.gguf", put(key, value, *kinds))
+    refusal(lambda: load(file), "m.gguf", words)
+
+
+@pytest.mark.parametrize("seed", [1616, 3044])
+def test_flips_that_were_tracebacks_once(seed, tmp_path):
+    whole = gguf_file(tmp_path / "whole.gguf")
+    raw = damaged(whole.read_bytes(), seed, gguf.GGUFReader(whole).data_offset)
+    read_or_refused(tmp_path / "m.gguf", raw, load)
+
+
+def test_more_tokens_than_embeddings(tmp_path):
+    many = ["a", "b", "ab", *map(str, range(62))]
+    edits = put(TOKENS + "tokens", many, LIST, TEXT), put(TOKENS + "token_type", [1] * 65, LIST, U32)
+    file = gguf_file(tmp_path / "m.gguf", *edits)
+    refusal(lambda: load(file), "m.gguf: 65 tokens, but embeddings for 64 only")
+
+
+@pytest.mark.parametrize("start", range(0, 60, 15))
+def test_damaged_gguf(start, tmp_path):
+    """Bits flipped in metadata, vocabulary and tensor table, and files cut anywhere."""
+    whole = gguf_file(tmp_path / "whole.gguf")
+    raw, tensors = whole.read_bytes(), gguf.GGUFReader(whole).data_offset
+    for seed in range(start, start + 15):
+        read_or_refused(tmp_path / "m.gguf", damaged(raw, seed, tensors), load)
+
+
+# ------------------------------------------------------------------------------------------- traces
+
+
+def trace_lines():
+    trace = ready_setup()
+    return [json.loads(json.dumps(record.to_json())) for record in trace.lines()]
+
+
+LINES = trace_lines()
+SETTING = [
+    *[
+        (("config", key), v, f"the header's config's {key!r} must be")
+        for key in ("num_blocks", "block_size")
+        for v in (0, -1, 10**9, "4", 1.5, None, True)
+    ],
+    *[
+        (("config", key), v, f"the header's config's {key!r} must be")
+        for key in ("max_num_batched_tokens", "max_num_seqs")
+        for v in (0, "4", None)
+    ],
+    *[
+        (("config", key), v, f"the header's config's {key!r} must be")
+        for key in ("prefix_caching", "policy")
+        for v in (5, None)
+    ],
+    *[(("config",), v, "the header") for v in (None, 5, [], {})],
+    *[
+        ((key,), v, f"the header's {key!r} must be")
+        for key in ("clock", "unit", "backend")
+        for v in (None, 5)
+    ],
+    (("clock",), "sundial", "the header's 'clock' must be virtual or wall, but is 'sundial'"),
+    (("parts",), {"Scheduler": 5}, "the header's 'parts' must be"),
+    (("cached_blocks",), [99], "the header's 'cached_blocks' must be 0 to 19, but is 99"),
+    (("requests",), [{"request_id": "x"}], "the header's request has no 'num_prompt_tokens'"),
+]
+STEP = [
+    *[
+        ((key,), v, f"the step's {key!r} must be")
+        for key in ("t", "t_end")
+        for v in (None, "1", NAN, INF, True, [])
+    ],
+    *[
+        ((key,), v, f"the step's {key!r} must be")
+        for key in ("num_running", "num_batched_tokens", "num_free_blocks")
+        for v in (None, 1.5, "2", 2**60)
+    ],
+    *[
+        ((key,), v, f"the step's {key!r} must be")
+        for key in ("scheduled", "blocks", "new_tokens", "events")
+        for v in (None, 5, "r0")
+    ],
+    *[
+        ((key, "nobody"), v, "names request 'nobody', which was never QUEUED")
+        for key, v in (("scheduled", 1), ("blocks", [1]), ("new_tokens", [1]))
+    ],
+    (("step",), 0, "the step's 'step' must rise, but is 0 after 0"),
+    (("t_end",), 0.5, "must not run backwards"),
+    (("t",), -1, "must not run backwards"),
+    (("scheduled", "r0"), -5, "the step's 'scheduled' must be at least 0, but is -5"),
+    (("blocks", "r0"), [20], "the step's 'blocks' must be 0 to 19, but is 20"),
+    (("blocks", "r0"), [-1], "the step's 'blocks' must be 0 to 19, but is -1"),
+    (("num_free_blocks",), 21, "the step's 'num_free_blocks' must be 0 to 20, but is 21"),
+    (("blocked",), {"reason": None}, "the step's 'blocked''s 'reason' must be str"),
+    (
+        ("events",),
+        [{"type": "FINISHED", "id": "nobody", "reason": "stop"}],
+        "the event's 'id' names request 'nobody'",
+    ),
+    (("events",), [{"type": ["QUEUED"], "id": "a"}], "the event's 'type' must be one of"),
+    (
+        ("events",),
+        [{"type": "SCHEDULED", "id": "r0", "num_cached_tokens": -1, "cached_blocks": []}],
+        "num_cached_tokens' must be at least 0",
+    ),
+    (
+        ("events",),
+        [{"type": "SCHEDULED", "id": "r0", "num_cached_tokens": 0, "cached_blocks": [77]}],
+        "cached_blocks' must be 0 to 19, but is 77",
+    ),
+    (
+        ("events",),
+        [{"type": "FINISHED", "id": "\ud800", "reason": "stop"}],
+        "must be text without lone surrogates",
+    ),
+    (("scheduled", "\ud800"), 1, "must be text without lone surrogates"),
+    (("events",), [7], "the event's 'type' must be one of"),
+]
+TRACES = [(0, *row) for row in SETTING] + [(1, *row) for row in STEP]
+
+
+def edited(line, path, value):
+    lines = copy.deepcopy(LINES)
+    at = lines[line]
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return "\n".join(map(json.dumps, lines))
+
+
+@table(
+    [
+        (f"{'.'.join(path)}={value!r}".encode("ascii", "replace").decode(), *row)
+        for row in TRACES
+        for line, path, value, _ in [row]
+    ]
+)
+def test_trace_records(row, tmp_path):
+    """The second step stands in line 3; what is wrong there is named with line and field."""
+    _, line, path, value, words = row
+    file = tmp_path / "bad.jsonl"
+    line += line  # the second step, where there is one before it
+    file.write_text(edited(line, path, value))
+    refusal(lambda: read_trace(file), f"bad.jsonl, line {line + 1}: ", words)
+
+
+RAW = [
+    ("deep", "[" * 100_000, "line 1: nested deeper than any trace"),
+    ("digits", '{"trace":' + "9" * 5000 + "}", "line 1: "),
+    ("two files", "\n".join(map(json.dumps, [*LINES, LINES[1]])), "the trace has ended before"),
+    (
+        "twice",
+        "\n".join(map(json.dumps, [LINES[0], LINES[1], LINES[1]])),
+        "line 3: the step's 'step' must rise",
+    ),
+    ("no header", json.dumps(LINES[1]), "line 1: not the header"),
+    (
+        "the end names nobody",
+        json.dumps(LINES[0])
+        + '\n{"end":"drained","step":1,"events":[{"type":"FINISHED","id":"x","reason":"stop"}]}',
+        "line 2: the event's 'id' names request 'x'",
+    ),
+]
+
+
+@table(RAW)
+def test_trace_files(row, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(row[1])
+    refusal(lambda: read_trace(tmp_path / "bad.jsonl"), "bad.jsonl", row[2])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_trace_that_is_read_can_be_looked_at(seed, tmp_path):
+    """Values of the file exchanged at random: refused with its line, or good for every view of it."""
+    rng, lines = random.Random(seed), copy.deepcopy(LINES)
+    for _ in range(rng.randint(1, 2)):
+        at = rng.choice(lines[: rng.choice([1, 8])])
+        while isinstance(at, dict | list) and at:
+            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+            key, holder = rng.choice(keys), at
+            at = at[key]
+        holder[key] = rng.choice(
+            [None, 0, -1, 2**40, 10**400, 1e300, "", "x", "[/b]", "$\\frac$", [], {}, True, [[]], 1.5]
+        )
+    file = tmp_path / "t.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    views = (
+        ["summary"],
+        ["export", "-o", tmp_path / "t.json"],
+        ["play", "--no-open", "-o", tmp_path / "t.html"],
+    )
+    for verb, *options in [*views, *([["timeline", "-o", tmp_path / "t.png"]] if seed % 6 == 0 else [])]:
+        ended = command("trace", verb, file, *options)
+        assert ended.exit_code in (0, 2), (ended.output, ended.exception)
+        assert len(ended.stderr.splitlines()) <= 1
+
+
+# ---------------------------------------------------------------------------------------- workloads
+
+ARRIVAL = {"timestamp": 0, "input_length": 4, "output_length": 2}
+WORKLOADS = [
+    *[
+        ({name: v}, f"{name} must be a whole number from 1 to")
+        for name in ("input_length", "output_length")
+        for v in (0, -1, 1.5, "4", None, True, 10**12, [4])
+    ],
+    *[
+        ({"timestamp": v}, "timestamp must be a number of milliseconds")
+        for v in (None, "0", NAN, INF, True, HUGE, [0])
+    ],
+    *[
+        ({"prefix_length": v, "prefix_group": "a"}, "prefix_length must be a whole number from 0")
+        for v in ("x", 1.5, -1, 10**12, [1], True)
+    ],
+    *[({"prefix_group": v}, "prefix_group must be a name or a number") for v in ([1], {}, 1.5, True)],
+    *[({"priority": v}, "priority must be a whole number") for v in (None, "high", 1.5, True, HUGE)],
+    *[({"hash_ids": v}, "hash_ids must be a list") for v in (None, 5, "abc", {"a": 1})],
+    *[
+        ({"hash_ids": v}, "hash_ids must be a whole number")
+        for v in (["a"], [1.5], [-1], [None], [HUGE], [10**40])
+    ],
+    ({"hash_ids": [0] * 20_000}, "hash_ids has 20000 entries"),
+    ({"colour": "red"}, "colour"),
+]
+
+
+@table(
+    [(f"{changes}"[:60].encode("ascii", "replace").decode(), changes, words) for changes, words in WORKLOADS]
+)
+def test_workloads(row, tmp_path):
+    file = tmp_path / "w.jsonl"
+    file.write_text(json.dumps(ARRIVAL) + "\n" + json.dumps(ARRIVAL | row[1]))
+    refusal(lambda: list(read_arrivals(file)), "w.jsonl, line 2: not an arrival (", row[2])
+
+
+@table(
+    [
+        (
+            "latin-1",
+            b'{"timestamp": 0, "input_length": 4, "output_length": 2, "prefix_group": "\xe9"}',
+            "lone surrogate",
+        ),
+        ("json", b"{", "Expecting property name"),
+        ("deep", b"[" * 100_000, "nested too deep"),
+        ("list", b"[]", "an object is wanted, not []"),
+        ("missing", b'{"timestamp": 0}', "input_length"),
+    ]
+)
+def test_lines_of_workloads(row, tmp_path):
+    (tmp_path / "w.jsonl").write_bytes(row[1])
+    refusal(lambda: list(read_arrivals(tmp_path / "w.jsonl")), "w.jsonl, line 1: not an arrival (", row[2])
+
+
+# ------------------------------------------------------------------------------------- command line
+
+
+def command(*arguments, **kwargs):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **kwargs)
+
+
+COMMANDS = [
+    ("generate -p a\udcff", "--prompt has a lone surrogate"),
+    ("generate -p a --stop b\udcff", "stop must be"),
+    ("generate -p a --device mps", "device must be auto, cpu or cuda, but is 'mps'"),
+    ("generate -p a --device xpu", "device must be"),
+    ("generate -p a --device meta", "device must be"),
+    ("generate -p a --device cuda:99", "CUDA device"),
+    ("generate -p a --dtype int8", "dtype must be auto"),
+    ("generate -p a --top-k -2", "top_k must be"),
+    ("generate -p a --top-k 9223372036854775808", "top_k must be"),
+    ("generate -p a --temperature nan", "temperature must be"),
+    ("generate -p a --repetition-penalty 1e-40", "repetition_penalty must be"),
+    ("generate -p a --seed -1", "seed must be"),
+    ("generate -p a --max-tokens 0", "max_tokens must be"),
+    ("generate -p a -m FOLDER", "config.json: there is no such file"),
+    ("generate -p a -m bad.gguf", "bad.gguf: not a whole GGUF file"),
+    ("chat --system a\udcff", "--system has a lone surrogate"),
+    ("demo --out t.jsonl", "t.jsonl is no folder that can be written to"),
+    ("demo --out t.jsonl/deeper", "t.jsonl is no folder that can be written to"),
+    ("trace timeline t.png", "t.png is what is read; name another file"),
+    ("trace timeline t.jsonl -o t.jsonl", "t.jsonl is what is read; name another file"),
+    ("trace timeline t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
+    ("trace timeline t.jsonl -o x.xyz", "xyz"),
+    ("trace timeline t.jsonl -o t.jsonl/x.png", "t.jsonl"),
+    ("trace export t.jsonl -o t.jsonl", "t.jsonl is what is read; name another file"),
+    ("trace export t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
+    ("trace play t.jsonl --no-open -o t.jsonl", "t.jsonl is what is read; name another file"),
+    ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is what is read; name another file"),
+    ("trace summary FOLDER", "FOLDER"),
+    ("trace summary bad.gguf", "bad.gguf, line 1: not JSON"),
+    ("trace fit t.jsonl", "only a trace in wall time can be fitted"),
+    ("simulate -w w.jsonl -b mixed -o w.jsonl", "No such option"),
+    ("simulate -w w.jsonl -b mixed --out w.jsonl", "w.jsonl is what is read; name another file"),
+    ("simulate -w nowhere.jsonl", "nowhere.jsonl"),
+    ("simulate -w FOLDER", "workload must be one of"),
+    ("simulate -b tidal", "baseline must be one of"),
+    ("simulate --rate nan", "rate must be above 0"),
+    ("simulate --rate 1e-320", "rate must be above 0"),
+    ("simulate --fit t.jsonl", "only a trace in wall time can be fitted"),
+    ("models fetch gpt5", "unknown model 'gpt5'"),
+]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("t.jsonl", "t2.jsonl", "t.png"):
+        write_trace(name, ready_setup())
+    Path("FOLDER").mkdir()
+    Path("bad.gguf").write_bytes(b"not a model")
+    Path("w.jsonl").write_text(json.dumps(ARRIVAL))
+
+
+@table([(line.encode("ascii", "replace").decode(), line, words) for line, words in COMMANDS])
+def test_commands(row, files):
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    ended = command(*row[1].split(" "))
+    assert ended.exit_code == 2, (ended.output, ended.exception)
+    assert row[2] in ended.stderr, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("loading ")]
+    assert len(said) == 1 or "Usage" in said[0]
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+
+
+def test_pictures_and_pages_go_where_it_says(files):
+    """A name without a suffix gets one, and it says so; folders are made; $ and [ in an id are letters."""
+    lines = (
+        json.dumps(LINES).replace('"r1"', '"a$x^$"').replace('"r2"', '"job[/x]"').replace('"r3"', '"user[a]"')
+    )
+    Path("t.jsonl").write_text("\n".join(map(json.dumps, json.loads(lines))))
+    assert command("trace", "timeline", "t.jsonl", "-o", "new/pic").stdout == "wrote new/pic.png\n"
+    assert Path("new/pic.png").is_file()
+    assert (
+        command("trace", "export", "t.jsonl", "-o", "newer/x.json").exit_code == 0
+        and Path("newer/x.json").is_file()
+    )
+    printed = command("trace", "summary", "t.jsonl").stdout
+    assert all(name in printed for name in ("a$x^$", "job[/x]", "user[a]"))
+
+
+def test_what_a_simulation_refuses_it_names(files):
+    Path("w.jsonl").write_text(json.dumps(ARRIVAL | {"input_length": 20_000}))
+    printed = command("simulate", "-w", "w.jsonl", "-b", "mixed").stdout
+    assert "mixed refused 1 of the requests" in printed and "'r0'" in printed and "20000" in printed
+
+
+@pytest.fixture
+def chats(monkeypatch):
+    """The embedded model with a chat template."""
+    tokenizer = load_tokenizer(resolve("shakespeare"))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    asked = []
+    encode = type(tokenizer).encode_chat
+    monkeypatch.setattr(
+        type(tokenizer),
+        "encode_chat",
+        lambda self, m: asked.append([x["content"] for x in m]) or encode(self, m),
+    )
+    monkeypatch.setattr("mini_engine.loading.checkpoint.load_tokenizer", lambda path: tokenizer)
+    return asked
+
+
+def test_a_chat_goes_on_when_its_context_is_full(chats):
+    """The system message and the latest turns stay; a message too long by itself is refused, and no more."""
+    lines = ["a" * 300, "b" * 300, "c" * 5000, "d", "", ""]
+    ended = command("chat", "-m", "shakespeare", "--max-tokens", "3", "--system", "S", input="\n".join(lines))
+    assert ended.exit_code == 0, ended.output
+    assert "the context is full" in ended.stderr and "exceeds the model's length" in ended.stderr
+    assert chats[-1][0] == "S" and chats[-1][-1] == "d" and "c" * 5000 not in chats[-1]
+
+
+def test_a_chat_goes_on_after_a_line_that_is_no_text(chats):
+    ended = command("chat", "-m", "shakespeare", "--max-tokens", "3", input=b"caf\xe9\nhello\n\n")
+    assert ended.exit_code == 0 and "lone surrogate" in ended.stderr
+    assert chats[-1] == ["hello"]
+
+
+# ------------------------------------------------------------------------- the process and its streams
+
+MAIN = [sys.executable, "-c", "from mini_engine.commands import main; main()"]
+
+
+@table(
+    [
+        ("full disk", "generate -p a --max-tokens 2 > /dev/full", 2, "No space left on device"),
+        ("full disk, help", "--help > /dev/full", 2, "No space left on device"),
+        ("full disk, table", "simulate --requests 3 > /dev/full", 2, "No space left on device"),
+        ("closed pipe", "simulate --requests 3 | true", 0, ""),
+        ("closed stdout", "generate -p a --max-tokens 2 >&-", 0, ""),
+        ("no UTF-8", "generate -p $'caf\\xe9'", 2, "--prompt has a lone surrogate"),
+        ("a path that is no UTF-8", "trace play --example --no-open -o $'out\\xe9.html'", 0, ""),
+    ]
+)
+def test_streams(row, tmp_path):
+    _, line, code, words = row
+    ended = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" {line}', MAIN[0], MAIN[2]], capture_output=True, cwd=tmp_path, env=ENV
+    )
+    said = ended.stderr.decode()
+    assert ended.returncode == code and words in said and "Traceback" not in said, said
+    assert len(said.splitlines()) == (1 if words else 0), said
+
+
+def test_sigterm_leaves_nothing_half_written(tmp_path):
+    run = subprocess.Popen(
+        [*MAIN, *"simulate -b mixed --requests 200000 --out run.jsonl".split()], cwd=tmp_path, env=ENV
+    )
+    deadline = time.time() + 20
+    while not list(tmp_path.glob("*.part")) and time.time() < deadline:
+        time.sleep(0.05)
+    assert list(tmp_path.glob("*.part")), "it writes"
+    run.terminate()
+    assert run.wait(10) == 143
+    assert list(tmp_path.iterdir()) == []
