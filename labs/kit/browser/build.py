@@ -1,6 +1,6 @@
-"""Builds the labs' web pages: `python -m labs.kit.browser.build OUT` leaves a folder that any file server can serve.
+"""Builds the labs' web pages: `python -m labs.kit.browser.build OUT` leaves a folder for any file server.
 
-Python, editor, player and the student edition of the course lie in it: a page asks no other host for anything.
+Python, editor, player and the student edition of the course lie in it; a page asks no other host.
 """
 
 import gzip
@@ -29,11 +29,15 @@ HERE = Path(__file__).parent
 PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 COURSE = (
-    "conftest.py", "pyproject.toml", "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
-    "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/show/__init__.py", "mini_engine/show/player/*",
+    "conftest.py", "pyproject.toml",
+    "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
+    "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py",
+    "mini_engine/show/__init__.py", "mini_engine/show/player/*",
 )  # fmt: skip
 # pytest colours what it shows, and needs no other of Pygments' five hundred languages.
-PYGMENTS = re.compile(r"pygments/(lexers|formatters|styles)/(?!__init__|_mapping|python|terminal\.|default|diff)")
+PYGMENTS = re.compile(
+    r"pygments/(lexers|formatters|styles)/(?!__init__|_mapping|python|terminal\.|default|diff)"
+)
 MOST = 12_000_000  # bytes, gzipped, that a first look at a lab's page loads
 
 
@@ -80,7 +84,9 @@ def npm() -> Path:
         try:
             subprocess.run(["npm", "ci", *options], cwd=folder, check=True, capture_output=True, text=True)
         except FileNotFoundError:
-            raise ValueError("npm is not installed; it brings Pyodide and the editor (on Debian: npm)") from None
+            raise ValueError(
+                "npm is not installed; it brings Pyodide and the editor (on Debian: npm)"
+            ) from None
         except subprocess.CalledProcessError as error:
             raise ValueError(f"npm ci could not install what the pages need: {error.stderr[-500:]}") from None
         (folder / "done").touch()
@@ -179,7 +185,9 @@ def main() -> None:
     print(f"{out}: {total / 1e6:.1f} MB in all")
     for lab_id in LABS:
         loaded = sum(first_load(out, lab_id).values())
-        print(f"{lab_id}/index.html loads {loaded / 1e6:.1f} MB at first (gzipped; the limit is {MOST / 1e6:g})")
+        print(
+            f"{lab_id}/index.html loads {loaded / 1e6:.1f} MB at first (gzipped; the limit is {MOST / 1e6:g})"
+        )
         if loaded > MOST:
             sys.exit(f"error: {lab_id}'s page loads too much at first")
     print(f"serve it with: python -m http.server --directory {out}")

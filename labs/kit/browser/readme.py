@@ -43,7 +43,9 @@ def lead(link: Token, lab: Lab, course: Path, named: set[str]) -> None:
     tab = {"AFTER.md": "after", "README.md": "read"}.get(posixpath.relpath(path, f"labs/{lab.id}"))
     if tab:
         link.attrs = {"href": f"#{tab}"}
-    elif path.endswith(".py") and (course / path).is_file() and "sealed: it" not in (course / path).read_text():
+    elif (
+        path.endswith(".py") and (course / path).is_file() and "sealed: it" not in (course / path).read_text()
+    ):
         named.add(path)
         link.attrs = {"href": f"../source/{path}.txt", "target": "_blank"}
     else:

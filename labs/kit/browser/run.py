@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,11 +23,12 @@ from labs.kit.judge.standing import Standing
 from mini_engine.show.player import payload
 
 Tell = Callable[[str], object]
+PATIENCE = 2.0  # seconds for a run that nobody asked for
 PLACE = re.compile(r"starter\.py(?::|, line | does not parse, line | fails at import, line )(\d+)")
 HERE = {  # what a learner does in a terminal, and how in the page
-    r"write it in labs/\S+starter\.py; a hint: python -m labs hint \S+": "write it above; hints are below Hints",
+    r"write it in labs/\S+\.py; a hint: python -m labs hint \S+": "write it in the editor; help: Hints",
     r"python -m labs reset \S+": "Start over",
-    r"--- step through it ---\n+the player: ": "--- step through it ---\n\nin the player: ",
+    r"(?m)^the player shows": "The player shows",
 }
 
 
@@ -36,6 +38,7 @@ class Told(examine.Examination):
     def __init__(self, lab: Lab, unwritten: list[str], tell: Tell):
         super().__init__(lab, unwritten, io.StringIO())
         self.tell, self.claims = tell, claims(lab)
+        self.begun = "the first test"
 
     def write(self, row: object) -> None:
         if isinstance(row, dict):
@@ -71,7 +74,7 @@ def run(lab_id: str, source: str, tell: Tell = lambda row: None, columns: int = 
     if not ended:
         return json.dumps({"problem": "pytest could not run the tests:\n" + said.getvalue()[-2000:]})
     verdict = judged(told.standing, report)
-    verdict["player"] = shown[0] if shown else played(lab) if verdict["done"] else None
+    verdict["player"] = shown[0] if shown else None if verdict["problem"] else played(lab)
     return json.dumps(verdict)
 
 
@@ -79,7 +82,7 @@ def judged(now: Standing, report: str) -> dict[str, Any]:
     """How the file stands: its tasks, the one to go on with, and the failure that says most."""
     for terminal, here in HERE.items():
         report = re.sub(terminal, here, report)
-    test, _, text = report.partition("\n")
+    test, _, text = folded(report).partition("\n")
     following = now.next_task
     name = now.name(following) if following else None
     said = {result.said for result in now.results}
@@ -107,25 +110,44 @@ def fingerprinted(now: Standing, task: str) -> list[list[Any]]:
     return [[r.test, r.passed, r.said.partition(":")[0], r.runs] for r in results]
 
 
-def played(lab: Lab, impl: str = "starter") -> dict[str, Any] | None:
-    """The lab's longest scenario for the player: yours, and the reference beside it."""
-    scenarios = loading.load(lab.id, "scenarios")
-    with contextlib.suppress(BaseException), deadline(lab.timeout), silence(), kept_alive():
-        reference = loading.load(lab.id, "solution")
-        expected = [scenarios.run(reference, scenario) for scenario in scenarios.SCENARIOS]
-        number = max(range(len(expected)), key=lambda n: len(expected[n].steps))
-        if impl == "solution":
-            return payload(expected[number], names=("the reference",))
-        yours = scenarios.run(
-            loading.namespace(lab.id, impl), scenarios.SCENARIOS[number], raise_errors=False
-        )
-        return payload(yours, expected[number], names=("yours", "reference"))
-    return None
+def played(lab: Lab) -> dict[str, Any] | None:
+    """For the player, where no test has a run to show: the lab's first scenario in which yours departs."""
+    scenarios = loading.load(lab.id, "scenarios").SCENARIOS
+    yours, reference = loading.namespace(lab.id, "starter"), loading.load(lab.id, "solution")
+    found = None
+    with contextlib.suppress(BaseException), deadline(PATIENCE), silence(), kept_alive():
+        for scenario in sorted(scenarios, key=lambda one: -len(one.get("requests", ()))):
+            run, expected = recorded(lab, yours, scenario), recorded(lab, reference, scenario)
+            parted = compare.departure(run, expected)
+            if run.steps and (found is None or parted):
+                at = parted and (parted.yours or parted.reference)
+                found = payload(run, expected, names=("yours", "reference"), step=at.step if at else None)
+            if parted:
+                break
+    return found
+
+
+def recorded(lab: Lab, part: Any, scenario: dict[str, Any]) -> compare.Run:
+    trace: compare.Run = loading.load(lab.id, "scenarios").run(part, scenario, raise_errors=False)
+    return trace
 
 
 def preview(lab_id: str) -> str:
     """What the player shows before anything is written: the reference's run."""
-    return json.dumps(played(find_lab(lab_id), "solution"))
+    lab = find_lab(lab_id)
+    scenario = max(loading.load(lab_id, "scenarios").SCENARIOS, key=lambda one: len(one.get("requests", ())))
+    run = recorded(lab, loading.load(lab_id, "solution"), scenario)
+    return json.dumps(payload(run, names=("the reference",)))
+
+
+def folded(text: str) -> str:
+    """A traceback of a recursion in a few lines: of equal entries the first three."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for entry in re.split(r"(?m)^(?=\S+\.py:\d+: in )", text):
+        seen[entry] += 1
+        kept += [entry] if seen[entry] <= 3 else ["... and so on\n"] if seen[entry] == 4 else []
+    return "".join(kept)
 
 
 def claims(lab: Lab) -> dict[str, str]:
@@ -140,5 +162,5 @@ def forget() -> None:
     matrix.implementation.cache_clear()
     loading.namespace.cache_clear()
     plugin.timed_out.clear()
-    plugin.REPORTING = False
+    plugin.REPORTING = plugin.HURRY = False
     gc.collect()

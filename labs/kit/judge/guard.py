@@ -28,7 +28,7 @@ last_words = 2  # the file descriptor that a process's end is told on; pytest re
 _no_limit = _armed = False
 _monitoring: Any = vars(sys).get("monitoring")
 _ends: list[float] = []  # when the open deadlines are over, where no thread can watch
-_look_again = 0.0
+_ticks, _over, _look_again = 0, False, 0.0
 
 
 class TimeUp(BaseException):
@@ -122,9 +122,13 @@ def _look(code: CodeType, *_: object) -> None:
     A learner's `except:` that catches it is struck again at its next jump; others have time to unwind. What
     must end in good order (pytest's hooks, the guards here) is left alone.
     """
-    global _look_again
+    global _ticks, _over, _look_again
+    _ticks += 1
+    if not _over and _ticks & 63:  # reading the clock costs more than a loop's turn
+        return
     now, path = monotonic(), code.co_filename
-    if not _ends or now < min(_ends) or "/pluggy/" in path or "/_pytest/" in path:
+    _over = bool(_ends) and now >= min(_ends)
+    if not _over or "/pluggy/" in path or "/_pytest/" in path:
         return
     learner_s = path.endswith("starter.py") or path.startswith("<lab-")
     if learner_s or (now >= _look_again and path not in (__file__, contextlib.__file__)):

@@ -201,7 +201,12 @@ def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: st
     if call.excinfo:
         said = describe(call.excinfo.value)
         runs = json.dumps([fingerprint(trace) for _, trace in RUNS])
-        if test == STORM and storm.only is None and call.when == "call" and not said.startswith("TimeUp"):
+        if (
+            test == STORM
+            and storm.only is None
+            and call.when == "call"
+            and not said.startswith(("TimeUp", "NotBegun"))
+        ):
             try:
                 with deadline(lab.timeout), silence(), kept_alive():
                     runs = json.dumps(storm.fingerprint(lab.id, item.funcargs["lab"]))  # type: ignore[attr-defined]

@@ -39,20 +39,20 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
 
             if screen:
                 screen(payload(run, expected, names=("yours", "reference"), **found))
-                name = "the player"
+                lead = "the player shows"
             elif lab.id in _written or not may_write:
                 return f"{name} shows the first failure of these tests; run this one alone to see it there"
             else:
                 write_player(path_of(lab), run, expected, names=("yours", "reference"), **found)
                 _written.add(lab.id)
-                name = f"{name} in a browser"
+                lead = f"{name} in a browser:"
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # TimeUp, too
         return f"no page for the player: {describe(error)}"
     whose = "yours beside the reference" if expected else "yours"
     at = f", opened at step {found['step']}" if found else ""
-    return f"{name}: {whose}{at}"
+    return f"{lead} {whose}{at}"
 
 
 def _chosen(

@@ -3,6 +3,11 @@ import { readFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 
+process.on("uncaughtException", (error) => { // not with Pyodide's source, which Node would print
+  console.error(String(error.stack).slice(-3000));
+  process.exit(1);
+});
+
 const [site, files] = process.argv.slice(2).map((path) => resolve(path));
 const { loadPyodide } = await import(pathToFileURL(`${site}/app/pyodide/pyodide.mjs`));
 const python = await loadPyodide({ indexURL: `${site}/app/pyodide/`, stdin: () => null });
