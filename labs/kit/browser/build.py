@@ -75,29 +75,33 @@ def build(out: Path) -> None:
 def npm() -> Path:
     """The pinned npm packages, installed once for each state of the lock file."""
     lock = (HERE / "package-lock.json").read_bytes()
-    folder = ROOT / "out" / f"npm-{hashlib.sha256(lock).hexdigest()[:12]}"
-    if not (folder / "done").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, folder / name)
-        options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
-        try:
-            subprocess.run(["npm", "ci", *options], cwd=folder, check=True, capture_output=True, text=True)
-        except FileNotFoundError:
-            raise ValueError(
-                "npm is not installed; it brings Pyodide and the editor (on Debian: npm)"
-            ) from None
-        except subprocess.CalledProcessError as error:
-            raise ValueError(f"npm ci could not install what the pages need: {error.stderr[-500:]}") from None
-        (folder / "done").touch()
-    return folder / "node_modules"
+    kept = ROOT / "out" / f"npm-{hashlib.sha256(lock).hexdigest()[:12]}"
+    if kept.exists():
+        return kept / "node_modules"
+    kept.parent.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="npm-", dir=kept.parent))  # two may do this at the same time
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, folder / name)
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+    try:
+        subprocess.run(["npm", "ci", *options], cwd=folder, check=True, capture_output=True, text=True)
+        folder.rename(kept)
+    except FileNotFoundError:
+        raise ValueError("npm is not installed; Pyodide and the editor come with it") from None
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"npm ci could not install what the pages need: {error.stderr[-500:]}") from None
+    except OSError:  # the other was first
+        pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return kept / "node_modules"
 
 
 def bundle(modules: Path, target: Path) -> None:
     """The editor and all that it imports as one module."""
     source = HERE / "page" / "editor.js"
     options = ("--bundle", "--minify", "--format=esm", "--sourcefile=editor.js", "--legal-comments=none")
-    line = [modules / ".bin" / "esbuild", *options, f"--outfile={target.absolute()}"]
+    line = [str(modules / ".bin" / "esbuild"), *options, f"--outfile={target.absolute()}"]
     done = subprocess.run(line, cwd=modules.parent, input=source.read_bytes(), capture_output=True)
     if done.returncode:
         raise ValueError(f"esbuild could not bundle the editor: {done.stderr.decode()[-1000:]}")

@@ -143,7 +143,7 @@ def preview(lab_id: str) -> str:
 def folded(text: str) -> str:
     """A traceback of a recursion in a few lines: of equal entries the first three."""
     seen: Counter[str] = Counter()
-    kept = []
+    kept: list[str] = []
     for entry in re.split(r"(?m)^(?=\S+\.py:\d+: in )", text):
         seen[entry] += 1
         kept += [entry] if seen[entry] <= 3 else ["... and so on\n"] if seen[entry] == 4 else []

@@ -39,7 +39,7 @@ export function makeEditor(parent, doc, { run, changed }) {
       extensions: [
         keymap.of([{ key: "Mod-Enter", run: () => (run(), true) }, indentWithTab]),
         basicSetup, python(), indentUnit.of("    "), EditorState.tabSize.of(4),
-        syntaxHighlighting(style), theme,
+        syntaxHighlighting(style), theme, EditorView.lineWrapping,
         EditorView.contentAttributes.of({ "aria-label": "starter.py: your code" }),
         EditorView.updateListener.of((update) => update.docChanged && changed(update.state.doc.toString())),
       ],

@@ -55,6 +55,7 @@ function run() {
   waiting = !ready;
   if (waiting) return say("Python is loading. The tests run as soon as it is there.");
   runs(true);
+  if (matchMedia("(max-width: 899px)").matches) go("results");
   begun = "";
   clear();
   say("The tests are running.");
@@ -119,7 +120,7 @@ function show(verdict) {
   const all = verdict.done ? `All ${rows.length} tests pass.` : `${failed} of ${rows.length} tests ${failed === 1 ? "fails" : "fail"}.`;
   $("verdict").textContent = verdict.problem
     ? sentence(verdict.problem)
-    : all + (verdict.done ? " Read on under Afterwards." : ` Next: ${verdict.next}.`);
+    : all + (verdict.done ? " Read on under Afterwards." : lab.tasks.length > 1 ? ` Next: ${verdict.next}.` : "");
   say(verdict.started === false ? "Nothing is written yet." : verdict.problem ? "Your file has a problem." : all);
   if (verdict.problem) editor.mark(verdict.line, verdict.problem);
   if (!verdict.tasks || verdict.problem) return;
@@ -152,15 +153,22 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.tes
 function report({ test, report: text, line, next }) {
   const [head, ...sections] = text.split(/^--- (.*) ---$/m);
   const title = el("h3", "The failure that says most");
-  $("report").append(title, el("p", test, { class: "test" }), lines(head.trim()));
+  const [claim, ...traceback] = head.trim().split("\n");
+  $("report").append(title, el("p", claim), el("p", test, { class: "test" }), lines(traceback.join("\n")));
   for (let n = 0; n + 1 < sections.length; n += 2) {
+    if (sections[n] === "step through it") {
+      const open = el("button", "Step through it in the player");
+      open.onclick = () => { go("play"); $("play").focus(); };
+      $("report").append(open);
+      continue;
+    }
     const name = sections[n][0].toUpperCase() + sections[n].slice(1);
     $("report").append(el("h3", name), lines(sections[n + 1].replace(/^\n+|\s+$/g, "")));
   }
   if (line) {
-    const go = el("button", `Go to line ${line}`);
-    go.onclick = () => editor.go(line);
-    title.append(" ", go);
+    const there = el("button", `Go to line ${line}`);
+    there.onclick = () => { go("write"); editor.go(line); };
+    title.append(" ", there);
     editor.mark(line, `${next}: the failure that says most came through here`);
   }
 }
@@ -197,7 +205,7 @@ addEventListener("message", ({ source, data }) => {
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function choose(id) {
-  for (const tab of tabs) {
+  for (const tab of tabs) { // beside the editor, where there is room
     const mine = tab.getAttribute("aria-controls") === id;
     tab.setAttribute("aria-selected", mine);
     tab.tabIndex = mine ? 0 : -1;
@@ -205,8 +213,18 @@ function choose(id) {
   }
 }
 
+/** Show a part of the page: on a phone in place of the others. */
+function go(id) {
+  for (const pane of document.querySelectorAll(".pane")) pane.classList.toggle("current", pane.id === id);
+  for (const link of document.querySelectorAll(".jump a")) {
+    if (link.hash === `#${id}`) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  if (tabs.some((tab) => tab.getAttribute("aria-controls") === id)) choose(id);
+}
+
 for (const [number, tab] of tabs.entries()) {
-  tab.onclick = () => choose(tab.getAttribute("aria-controls"));
+  tab.onclick = () => go(tab.getAttribute("aria-controls"));
   tab.onkeydown = ({ key }) => {
     const to = { ArrowRight: number + 1, ArrowLeft: number - 1, Home: 0, End: -1 }[key];
     if (to === undefined) return;
@@ -215,9 +233,12 @@ for (const [number, tab] of tabs.entries()) {
     other.focus();
   };
 }
-document.addEventListener("click", ({ target }) => {
-  const id = target.closest?.("a[href^='#']")?.getAttribute("href").slice(1);
-  if (tabs.some((tab) => tab.getAttribute("aria-controls") === id)) choose(id);
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='#']");
+  if (!link || !$(link.hash.slice(1))?.matches(".pane")) return;
+  event.preventDefault();
+  go(link.hash.slice(1));
+  scrollTo(0, 0);
 });
 
 for (const task of lab.tasks) {
@@ -266,5 +287,9 @@ $("reset").onclick = () => {
   editor.text = lab.starter;
   say("The file is as new. Undo (Ctrl+Z in the editor) brings yours back.");
 };
+document.body.classList.add("awake");
+go(editor.text === lab.starter ? "read" : "write");
+choose("read");
+$("player").src = new URL("player/shell.html", import.meta.url); // now that somebody listens
 window.labPage = { editor, get rows() { return rows; } }; // for tests
 start();
