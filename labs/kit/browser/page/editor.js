@@ -2,7 +2,7 @@
 import { basicSetup } from "codemirror";
 import { EditorView, keymap } from "@codemirror/view";
 import { EditorState } from "@codemirror/state";
-import { indentWithTab } from "@codemirror/commands";
+import { indentWithTab, isolateHistory } from "@codemirror/commands";
 import { HighlightStyle, indentUnit, syntaxHighlighting } from "@codemirror/language";
 import { python } from "@codemirror/lang-python";
 import { setDiagnostics } from "@codemirror/lint";
@@ -45,20 +45,20 @@ export function makeEditor(parent, doc, { run, changed }) {
       ],
     }),
   });
-  const doc_ = () => view.state.doc;
+  const now = () => view.state.doc;
   return {
     view,
-    get text() { return doc_().toString(); },
+    get text() { return now().toString(); },
     /** One change, so that undo takes it back. */
-    set text(text) { view.dispatch({ changes: { from: 0, to: doc_().length, insert: text } }); },
+    set text(text) { view.dispatch({ changes: { from: 0, to: now().length, insert: text }, annotations: isolateHistory.of("full") }); },
     /** Underline a line, with words; none without a line. */
     mark(number, message) {
-      const line = number && number <= doc_().lines ? doc_().line(number) : null;
+      const line = number && number <= now().lines ? now().line(number) : null;
       const marks = line ? [{ from: line.from, to: line.to, severity: "error", message }] : [];
       view.dispatch(setDiagnostics(view.state, marks));
     },
     go(number) {
-      const { from } = doc_().line(Math.min(number, doc_().lines));
+      const { from } = now().line(Math.min(number, now().lines));
       view.dispatch({ selection: { anchor: from }, effects: EditorView.scrollIntoView(from, { y: "center" }) });
       view.focus();
     },
