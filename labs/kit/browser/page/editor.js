@@ -40,7 +40,7 @@ export function makeEditor(parent, doc, { run, changed }) {
         keymap.of([{ key: "Mod-Enter", run: () => (run(), true) }, indentWithTab]),
         basicSetup, python(), indentUnit.of("    "), EditorState.tabSize.of(4),
         syntaxHighlighting(style), theme, EditorView.lineWrapping,
-        EditorView.contentAttributes.of({ "aria-label": "starter.py: your code" }),
+        EditorView.contentAttributes.of({ "aria-label": "starter.py: your code", tabindex: "0" }),
         EditorView.updateListener.of((update) => update.docChanged && changed(update.state.doc.toString())),
       ],
     }),

@@ -142,8 +142,9 @@ function show(verdict) {
   if (verdict.player) {
     const { step, traces } = verdict.player;
     const beside = traces.length > 1 ? "Yours beside the reference" : "Your run";
-    play(verdict.player, step === null ? `${beside}.` : `${beside}, opened at step ${step}: there the two part.`);
-    choose("play");
+    const parted = step !== null, same = verdict.done ? "." : ". The failure has no run to play; in this one you decide alike.";
+    play(verdict.player, beside + (parted ? `, opened at step ${step}: there the two part.` : same));
+    if (parted || verdict.done) choose("play");
   }
 }
 
