@@ -46,6 +46,8 @@ class Told(examine.Examination):
 
     def keep(self, variant: str, result: Result) -> None:
         super().keep(variant, result)
+        if result.said.startswith("TimeUp"):
+            matrix.HURRY = True
         if variant == examine.YOURS:
             tasks = [task.name for task in self.lab.tests.get(result.function, ())]
             claim = self.claims.get(result.function, result.test)
@@ -162,5 +164,5 @@ def forget() -> None:
     matrix.implementation.cache_clear()
     loading.namespace.cache_clear()
     plugin.timed_out.clear()
-    plugin.REPORTING = plugin.HURRY = False
+    plugin.REPORTING = matrix.HURRY = False
     gc.collect()

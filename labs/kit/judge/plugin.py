@@ -31,7 +31,6 @@ from labs.kit.toys.words import brief
 
 ENOUGH = 3  # tests of a lab that do not end; the others are not begun
 E_LINES, WIDEST = 12, 300  # of an error, in a report
-HURRY = False  # a run in which some test did not end: no other is waited for as long
 REPORTING = False  # a process that shows one failure to a learner, whole: examine.py
 SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # that a test had; of the session
 timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
@@ -124,7 +123,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     key = lab.id, matrix.variant_of(item)
     if timed_out[key] >= ENOUGH:
         raise NotBegun(f"{lab.id}: not begun, because {ENOUGH} tests before it did not end")
-    item.stash[SECONDS] = min(1.0, lab.timeout) if HURRY or timed_out[key] else lab.timeout
+    item.stash[SECONDS] = min(1.0, lab.timeout) if matrix.HURRY or timed_out[key] else lab.timeout
     with deadline(item.stash[SECONDS]), limited_prints(), kept_alive():
         try:
             return (yield)
