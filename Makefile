@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
-.PHONY: help demo test test-fast soak check pictures clean
+.PHONY: help demo test test-fast soak check pictures pages clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
 	@echo 'make soak        long proofs: thousands of further scripts, every known mistake graded'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
+	@echo 'make pages       labs to write in a web page, in out/pages; it needs npm'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
 	@echo 'make clean       away with .venv and out'
 
@@ -41,12 +42,12 @@ test-fast: $(VENV)/installed
 	@$(PYTEST) $(SLOW:%=--ignore=%)
 
 soak: $(VENV)/installed
-	@SOAK=1 $(PYTEST) labs/kit/tests/test_storm.py labs/kit/tests/test_grader_honest.py
+	@SOAK=1 $(PYTEST) $(patsubst %,labs/kit/tests/test_%.py,storm grader_honest browser)
 
 OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
 STRICT = $(if $(LEARNING),,--strict)
 
-SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives check cli diagnose edition panel plugin) \
+SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives browser check cli diagnose edition panel plugin) \
 	$(patsubst %,mini_engine/tests/test_%.py,oracle_engine oracle_model player)
 
 check: $(VENV)/installed
@@ -70,6 +71,9 @@ pictures: $(VENV)/installed
 	@cp out/timeline.png docs/images/timeline.png
 	@for picture in docs/images/*.py; do $(BIN)/python $$picture || exit 1; done
 	@$(BIN)/python -m labs.kit.author.pictures
+
+pages: $(VENV)/installed
+	@$(BIN)/python -m labs.kit.browser.build out/pages
 
 clean:
 	rm -rf $(VENV) out

@@ -38,6 +38,7 @@ class Examination(matrix.Matrix):
         if not self.run([YOURS], {}):
             return False
         now, lab = self.standing, self.lab
+        matrix.HURRY = any(result.said.startswith("TimeUp") for result in now.results)
         written = [task for task in lab.tasks if task.name not in now.unwritten]
         tests = {task.name: {result.test for result in now.of(task, now.results)} for task in written}
         failed = {task.name: {result.test for result in now.failures(task)} for task in written}

@@ -3,6 +3,7 @@
 A pytest run's first failure of a lab gets the page; none that follows overwrites it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mini_engine.trace import StepTrace
 
 SECONDS = 5.0
 _written: set[str] = set()  # labs whose page this process has made
+screen: Callable[[dict[str, Any]], None] | None = None  # where runs are played, in place of a page in a file
 
 
 def path_of(lab: Lab) -> Path:
@@ -33,19 +35,24 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
             run, expected, found = _chosen(yours, reference)
             if not run.steps and not (expected and expected.steps):
                 return ""
-            if lab.id in _written or not may_write:
-                return f"{name} shows the first failure of these tests; run this one alone to see it there"
-            from mini_engine.show.player import write_player
+            from mini_engine.show.player import payload, write_player
 
-            write_player(path_of(lab), run, expected, names=("yours", "reference"), **found)
-            _written.add(lab.id)
+            if screen:
+                screen(payload(run, expected, names=("yours", "reference"), **found))
+                lead = "the player shows"
+            elif lab.id in _written or not may_write:
+                return f"{name} shows the first failure of these tests; run this one alone to see it there"
+            else:
+                write_player(path_of(lab), run, expected, names=("yours", "reference"), **found)
+                _written.add(lab.id)
+                lead = f"{name} in a browser:"
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # TimeUp, too
         return f"no page for the player: {describe(error)}"
     whose = "yours beside the reference" if expected else "yours"
     at = f", opened at step {found['step']}" if found else ""
-    return f"{name} in a browser: {whose}{at}"
+    return f"{lead} {whose}{at}"
 
 
 def _chosen(

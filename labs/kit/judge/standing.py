@@ -119,6 +119,20 @@ class Standing:
             task = needed
         return task
 
+    def stands(self, task: Task) -> str:
+        """How a task stands, in a few words."""
+        if task.name in self.unwritten:
+            return "not written yet"
+        passed = f"{self.passed(task)} of {len(task.tests)} tests pass"
+        if self.done(task):
+            return passed
+        if not_begun := sum(result.said.startswith("NotBegun") for result in self.failures(task)):
+            passed += f", {not_begun} are not begun"
+        by_itself = "" if self.failures(task) else " by itself"
+        if needed := self.waits_for(task):
+            return f"{passed}{by_itself}; waits for {needed.name}"
+        return passed
+
     @property
     def telling(self) -> Result | None:
         """Of the next task's failures the one that says most: of a known mistake its own test."""

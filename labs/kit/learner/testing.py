@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from labs.kit.judge import page
-from labs.kit.judge.manifest import Lab, Task, find_lab
-from labs.kit.learner.progress import Progress, first_open, progress
+from labs.kit.judge.manifest import Lab, find_lab
+from labs.kit.learner.progress import first_open, progress
 from labs.kit.learner.screen import filled, say
 
 STYLES = {"E ": "red", "> ": "red"}  # what failed, and the rows that differ
@@ -39,7 +39,7 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
         say(now.problem)
         return False
     for task in lab.tasks:
-        typer.echo(filled(f"{lab.id} {task.name}: {stands(now, task)}", hang=2))
+        typer.echo(filled(f"{lab.id} {task.name}: {now.stands(task)}", hang=2))
     if now.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if lab.has_solution else ""
         say(f"{lab.id} is done: {now.points} points.{reference}")
@@ -58,21 +58,6 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
     if page.path_of(lab).exists():
         show_page(lab, page.path_of(lab), open_page)
     return False
-
-
-def stands(now: Progress, task: Task) -> str:
-    """One task in a few words."""
-    if task.name in now.unwritten:
-        return "not written yet"
-    passed = f"{now.passed(task)} of {len(task.tests)} tests pass"
-    if now.done(task):
-        return passed
-    if not_begun := sum(result.said.startswith("NotBegun") for result in now.failures(task)):
-        passed += f", {not_begun} are not begun"
-    by_itself = "" if now.failures(task) else " by itself"
-    if needed := now.waits_for(task):
-        return f"{passed}{by_itself}; waits for {needed.name}"
-    return passed
 
 
 def show_page(lab: Lab, path: Path, open_page: bool) -> None:

@@ -1,0 +1,201 @@
+"""Builds the labs' web pages: `python -m labs.kit.browser.build OUT` leaves a folder for any file server.
+
+Python, editor, player and the student edition of the course lie in it; a page asks no other host.
+"""
+
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from html import escape
+from importlib.metadata import distribution
+from pathlib import Path
+
+from labs.kit.author.export import ROOT, export
+from labs.kit.browser.readme import html_of
+from labs.kit.browser.run import claims
+from labs.kit.judge.manifest import Lab, find_lab
+from labs.kit.judge.pristine import starter_source
+from mini_engine.show.player import write_shell
+
+LABS = ("lab-01", "lab-02", "lab-03", "lab-06")
+HERE = Path(__file__).parent
+PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
+COURSE = (
+    "conftest.py", "pyproject.toml",
+    "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
+    "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py",
+    "mini_engine/show/__init__.py", "mini_engine/show/player/*",
+)  # fmt: skip
+# pytest colours what it shows, and needs no other of Pygments' five hundred languages.
+PYGMENTS = re.compile(
+    r"pygments/(lexers|formatters|styles)/(?!__init__|_mapping|python|terminal\.|default|diff)"
+)
+MOST = 12_000_000  # bytes, gzipped, that a first look at a lab's page loads
+
+
+def build(out: Path) -> None:
+    """Write the site into `out`, which is made anew; ValueError where it would load too much."""
+    if out.exists() and any(out.iterdir()) and not (out / "app" / "course.zip").exists():
+        raise ValueError(f"{out} is not empty, and none of these sites; name a new folder")
+    shutil.rmtree(out, ignore_errors=True)
+    modules, app = npm(), out / "app"
+    (app / "pyodide").mkdir(parents=True)
+    for name in PYODIDE:
+        shutil.copy(modules / "pyodide" / name, app / "pyodide" / name)
+    lock = json.loads((modules / "pyodide" / "pyodide-lock.json").read_text("utf-8"))
+    (app / "pyodide" / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
+    for name in ("page.js", "worker.js", "page.css"):
+        shutil.copy(HERE / "page" / name, app / name)
+    bundle(modules, app / "editor.js")
+    write_shell(app / "player")
+    with tempfile.TemporaryDirectory(prefix="labs-") as folder:
+        course = Path(folder, "course")
+        export(course)
+        pack(course, app / "course.zip")
+        labs = [find_lab(lab_id) for lab_id in LABS]
+        for lab in labs:
+            write_lab(lab, labs, course, out)
+    rows = "".join(
+        f'<li><a href="{lab.id}/"><b>{lab.id} {escape(lab.title)}</b> {escape(lab.question)} '
+        f"<small>about {lab.minutes} minutes</small></a></li>"
+        for lab in labs
+    )
+    home = (HERE / "page" / "home.html").read_text("utf-8").replace("{{LABS}}", rows)
+    (out / "index.html").write_text(home, encoding="utf-8")
+
+
+def npm() -> Path:
+    """The pinned npm packages, installed once for each state of the lock file."""
+    lock = (HERE / "package-lock.json").read_bytes()
+    kept = ROOT / "out" / f"npm-{hashlib.sha256(lock).hexdigest()[:12]}"
+    if kept.exists():
+        return kept / "node_modules"
+    kept.parent.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="npm-", dir=kept.parent))  # two may do this at the same time
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(HERE / name, folder / name)
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
+    try:
+        subprocess.run(["npm", "ci", *options], cwd=folder, check=True, capture_output=True, text=True)
+        folder.rename(kept)
+    except FileNotFoundError:
+        raise ValueError("npm is not installed; Pyodide and the editor come with it") from None
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"npm ci could not install what the pages need: {error.stderr[-500:]}") from None
+    except OSError:  # the other was first
+        pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return kept / "node_modules"
+
+
+def bundle(modules: Path, target: Path) -> None:
+    """The editor and all that it imports as one module."""
+    source = HERE / "page" / "editor.js"
+    options = ("--bundle", "--minify", "--format=esm", "--sourcefile=editor.js", "--legal-comments=none")
+    line = [str(modules / ".bin" / "esbuild"), *options, f"--outfile={target.absolute()}"]
+    done = subprocess.run(line, cwd=modules.parent, input=source.read_bytes(), capture_output=True)
+    if done.returncode:
+        raise ValueError(f"esbuild could not bundle the editor: {done.stderr.decode()[-1000:]}")
+
+
+def pack(course: Path, target: Path) -> None:
+    """The student edition's part that judges these labs, and pytest, as one archive."""
+    files = {path.relative_to(course).as_posix(): path for pattern in COURSE for path in course.glob(pattern)}
+    for lab_id in LABS:
+        for path in [
+            *(course / "labs" / lab_id).glob("*.*"),
+            *(course / "labs/kit/pristine").glob(f"{lab_id}*.py"),
+        ]:
+            if path.suffix in (".py", ".toml", ".json"):
+                files[path.relative_to(course).as_posix()] = path
+    for name in ("__init__.py", "run.py"):
+        files[f"labs/kit/browser/{name}"] = HERE / name
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in [*packages(), *((name, path.read_bytes()) for name, path in files.items())]:
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+
+
+def packages() -> Iterator[tuple[str, bytes]]:
+    """The files of pytest and what it needs, as they are installed here."""
+    for package in PACKAGES:
+        for file in distribution(package).files or ():
+            name, path = file.as_posix(), Path(str(file.locate()))
+            metadata = name.endswith((".dist-info/METADATA", ".dist-info/entry_points.txt"))
+            if (name.endswith(".py") and not PYGMENTS.match(name) or metadata) and ".." not in name:
+                yield f"site/{name}", path.read_bytes()
+
+
+def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path) -> None:
+    """One lab's page, its pictures, and the course's files that its texts name."""
+    folder = out / lab.id
+    shutil.copytree(lab.path / "images", folder / "images", ignore=shutil.ignore_patterns("*.py"))
+    named: set[str] = {f"labs/{lab.id}/test_lab.py"}
+    texts = {name: html_of(lab, name, course, named) for name in ("README.md", "AFTER.md")}
+    for name in named:
+        target = out / "source" / f"{name}.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(course / name, target)
+    other = "".join(
+        f'<a href="../{one.id}/"{" aria-current=page" if one is lab else ""}>{one.id}</a>' for one in labs
+    )
+    parts = {
+        "ID": lab.id,
+        "TITLE": escape(lab.title),
+        "QUESTION": escape(lab.question),
+        "OTHERS": other,
+        "README": texts["README.md"],
+        "AFTER": texts["AFTER.md"],
+    }
+    page = (HERE / "page" / "lab.html").read_text("utf-8")
+    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], page)
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    data = {
+        "id": lab.id,
+        "starter": starter_source(lab),
+        "tests": len(claims(lab)),
+        "tasks": [{"name": task.name, "hints": list(task.hints)} for task in lab.tasks],
+    }
+    (folder / "lab.json").write_text(json.dumps(data), encoding="utf-8")
+
+
+def first_load(out: Path, lab_id: str) -> dict[str, int]:
+    """What a first look at a lab's page loads, and the bytes of each, gzipped as servers do."""
+    page = [*(out / lab_id).rglob("*"), *(path for path in (out / "app").rglob("*"))]
+    return {
+        path.relative_to(out).as_posix(): min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
+        for path in page
+        if path.is_file()
+    }
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("python -m labs.kit.browser.build OUT: the folder to build the site in")
+    out = Path(sys.argv[1])
+    try:
+        build(out)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{out}: {total / 1e6:.1f} MB in all")
+    for lab_id in LABS:
+        loaded = sum(first_load(out, lab_id).values())
+        print(
+            f"{lab_id}/index.html loads {loaded / 1e6:.1f} MB at first (gzipped; the limit is {MOST / 1e6:g})"
+        )
+        if loaded > MOST:
+            sys.exit(f"error: {lab_id}'s page loads too much at first")
+    print(f"serve it with: python -m http.server --directory {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+// A lab's page: the editor, the worker that runs Python and the watch over it, and what is shown of a run.
+
+import { makeEditor } from "./editor.js";
+
+const QUIET = 20_000; // ms without a word, after which Python hangs in something that it cannot interrupt
+const $ = (id) => document.getElementById(id);
+const lab = await (await fetch("lab.json")).json();
+const key = (name) => `mini-engine/${lab.id}/${name}`;
+
+function kept(name, otherwise) {
+  try { return localStorage.getItem(key(name)) ?? otherwise; } catch { return otherwise; }
+}
+function keep(name, value) {
+  try { localStorage.setItem(key(name), value); } catch { say("This browser keeps nothing: download your code before you leave."); }
+}
+function el(tag, text = "", attributes = {}) {
+  const element = Object.assign(document.createElement(tag), { textContent: text });
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+const say = (text) => { $("status").textContent = text; };
+
+// ---------------------------------------------------------------------------------- Python, and the watch over it
+
+let worker, ready = false, running = false, waiting = false, watch, begun = "";
+
+function start() {
+  ready = false;
+  worker = new Worker(new URL(`worker.js?lab=${lab.id}`, import.meta.url), { type: "module" });
+  worker.onmessage = ({ data }) => heard(data);
+  worker.onerror = (event) => ended(`Python could not start: ${event.message ?? "see the console"}.`, false);
+}
+
+function heard(message) {
+  if ("ready" in message) {
+    ready = true;
+    if (!waiting && !running) say("Python is ready.");
+    if (!played) play(message.ready, "The reference at work. When you have run the tests, your own run is here.");
+    if (waiting) run();
+  } else if ("row" in message) {
+    listen();
+    if (message.row.begun) begun = message.row.begun;
+    else told(message.row);
+  } else if ("verdict" in message) {
+    clearTimeout(watch);
+    runs(false);
+    show(message.verdict);
+  } else {
+    ended(`Python ended: ${message.broken.trim().split("\n").pop().slice(0, 200)}.`, ready);
+  }
+}
+
+function run() {
+  if (running) return ended("Stopped. Python starts anew.");
+  waiting = !ready;
+  if (waiting) return say("Python is loading. The tests run as soon as it is there.");
+  runs(true);
+  if (matchMedia("(max-width: 899px)").matches) go("results");
+  begun = "";
+  clear();
+  say("The tests are running.");
+  const columns = Math.max(40, Math.min(100, Math.floor(($("results").clientWidth - 40) / 7.5)));
+  worker.postMessage({ source: editor.text, columns });
+  listen();
+}
+
+function listen() {
+  clearTimeout(watch);
+  const words = () => `${begun || "The file"} does not end, and hangs so that nothing interrupts it. Python was ended and starts anew.`;
+  watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, QUIET);
+}
+
+function ended(why, again = true) {
+  clearTimeout(watch);
+  worker.terminate();
+  runs(false);
+  waiting = false;
+  say(why);
+  if (again) start();
+}
+
+function runs(now) {
+  running = now;
+  $("run").textContent = now ? "Stop" : "Run the tests";
+  $("run").classList.toggle("stop", now);
+  $("results").setAttribute("aria-busy", now);
+}
+
+// -------------------------------------------------------------------------------------------- what is shown of it
+
+let rows = [];
+
+function clear() {
+  rows = [];
+  for (const id of ["marks", "tests", "report", "tasks"]) $(id).replaceChildren();
+  for (const id of ["name", "all", "tasks"]) $(id).hidden = true;
+  $("verdict").textContent = "";
+  $("verdict").className = "";
+  editor.mark(null);
+}
+
+function told(row) {
+  rows.push(row);
+  const state = row.passed ? "passed" : "failed";
+  $("marks").append(el("li", "", { class: state, title: row.claim }));
+  const item = el("li", "", { class: state });
+  item.append(el("span", row.passed ? "passes: " : "fails: ", { class: "state" }), row.claim);
+  if (!row.passed) item.append(el("small", row.said.slice(0, 300)));
+  $("tests").append(item);
+  $("all").hidden = false;
+  const failed = rows.filter((one) => !one.passed);
+  $("verdict").textContent = `${rows.length - failed.length} pass${failed.length ? `, ${failed.length} fail` : ""} so far.`;
+  if (failed.length === 1 && failed[0] === row) $("report").replaceChildren(el("p", `${row.claim} ${row.said}`));
+}
+
+function show(verdict) {
+  const failed = rows.filter((row) => !row.passed).length;
+  $("report").replaceChildren();
+  $("verdict").className = verdict.done ? "good" : "bad";
+  const all = verdict.done ? `All ${rows.length} tests pass.` : `${failed} of ${rows.length} tests ${failed === 1 ? "fails" : "fail"}.`;
+  $("verdict").textContent = verdict.problem
+    ? sentence(verdict.problem)
+    : all + (verdict.done ? " Read on under Afterwards." : lab.tasks.length > 1 ? ` Next: ${verdict.next}.` : "");
+  say(verdict.started === false ? "Nothing is written yet." : verdict.problem ? "Your file has a problem." : all);
+  if (verdict.problem) editor.mark(verdict.line, verdict.problem);
+  if (!verdict.tasks || verdict.problem) return;
+  if (verdict.tasks.length > 1) {
+    $("tasks").hidden = false;
+    for (const task of verdict.tasks) {
+      const item = el("li", "", { class: task.done ? "passed" : task.name === verdict.next ? "failed" : "open" });
+      item.append(el("code", task.name), ` ${task.stands}`);
+      $("tasks").append(item);
+    }
+  }
+  if (verdict.name) {
+    const [title, hint] = $("name").children;
+    title.firstChild.textContent = `This looks like: ${verdict.name.title}`;
+    hint.textContent = verdict.name.hint;
+    $("name").hidden = false;
+  }
+  if (verdict.report) report(verdict);
+  if (verdict.player) {
+    const { step, traces } = verdict.player;
+    const beside = traces.length > 1 ? "Yours beside the reference" : "Your run";
+    const parted = step !== null, same = verdict.done ? "." : ". The failure has no run to play; in this one you decide alike.";
+    play(verdict.player, beside + (parted ? `, opened at step ${step}: there the two part.` : same));
+    if (parted || verdict.done) choose("play");
+  }
+}
+
+const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
+
+/** The failure that says most, by its sections. */
+function report({ test, report: text, line, next }) {
+  const [head, ...sections] = text.split(/^--- (.*) ---$/m);
+  const title = el("h3", "The failure that says most");
+  const [claim, ...traceback] = head.trim().split("\n");
+  $("report").append(title, el("p", claim), el("p", test, { class: "test" }), lines(traceback.join("\n")));
+  for (let n = 0; n + 1 < sections.length; n += 2) {
+    if (sections[n] === "step through it") {
+      const open = el("button", "Step through it in the player");
+      open.onclick = () => { go("play"); $("play").focus(); };
+      $("report").append(open);
+      continue;
+    }
+    const name = sections[n][0].toUpperCase() + sections[n].slice(1);
+    $("report").append(el("h3", name), lines(sections[n + 1].replace(/^\n+|\s+$/g, "")));
+  }
+  if (line) {
+    const there = el("button", `Go to line ${line}`);
+    there.onclick = () => { go("write"); editor.go(line); };
+    title.append(" ", there);
+    editor.mark(line, `${next}: the failure that says most came through here`);
+  }
+}
+
+function lines(text) {
+  const block = el("pre", "", { tabindex: "0" });
+  for (const line of text.split("\n")) block.append(el("span", line, /^(E |> )/.test(line) ? { class: "wrong" } : {}), "\n");
+  return block;
+}
+
+// ---------------------------------------------------------------------------------------------------- the player
+
+let played = null, listening = false;
+
+function play(payload, words) {
+  if (!payload) return;
+  played = payload;
+  $("playing").textContent = words;
+  if (listening) $("player").contentWindow.postMessage({ type: "mini-engine-trace", ...payload }, "*");
+}
+
+addEventListener("message", ({ source, data }) => {
+  if (source !== $("player").contentWindow) return;
+  if (data?.type === "mini-engine-ready") {
+    listening = true;
+    if (played) play(played, $("playing").textContent);
+  } else if (data?.type === "mini-engine-failed") {
+    $("playing").textContent = `This run cannot be played: ${data.message}`;
+  }
+});
+
+// ------------------------------------------------------------------------------------------------ tabs and hints
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function choose(id) {
+  for (const tab of tabs) { // beside the editor, where there is room
+    const mine = tab.getAttribute("aria-controls") === id;
+    tab.setAttribute("aria-selected", mine);
+    tab.tabIndex = mine ? 0 : -1;
+    $(tab.getAttribute("aria-controls")).classList.toggle("chosen", mine);
+  }
+}
+
+/** Show a part of the page: on a phone in place of the others. */
+function go(id) {
+  for (const pane of document.querySelectorAll(".pane")) pane.classList.toggle("current", pane.id === id);
+  for (const link of document.querySelectorAll(".jump a")) {
+    if (link.hash === `#${id}`) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  if (tabs.some((tab) => tab.getAttribute("aria-controls") === id)) choose(id);
+}
+
+for (const [number, tab] of tabs.entries()) {
+  tab.onclick = () => go(tab.getAttribute("aria-controls"));
+  tab.onkeydown = ({ key }) => {
+    const to = { ArrowRight: number + 1, ArrowLeft: number - 1, Home: 0, End: -1 }[key];
+    if (to === undefined) return;
+    const other = tabs.at(to % tabs.length);
+    other.click();
+    other.focus();
+  };
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href^='#']");
+  if (!link || !$(link.hash.slice(1))?.matches(".pane")) return;
+  event.preventDefault();
+  go(link.hash.slice(1));
+  scrollTo(0, 0);
+});
+
+for (const task of lab.tasks) {
+  const box = el("div", "", { class: "task" }), more = el("button");
+  const shown = () => Math.min(task.hints.length, Number(kept(`hints/${task.name}`, 0)));
+  const draw = () => {
+    const hints = task.hints.slice(0, shown()).map((hint, n) => el(n + 1 === task.hints.length ? "pre" : "p", hint));
+    more.textContent = `Show hint ${shown() + 1} of ${task.hints.length}`;
+    more.hidden = shown() === task.hints.length;
+    more.setAttribute("aria-label", `${more.textContent} for ${task.name}`);
+    box.replaceChildren(el("h3", task.name), ...hints, more);
+  };
+  more.onclick = () => {
+    keep(`hints/${task.name}`, shown() + 1);
+    draw();
+    const last = [...box.querySelectorAll("p, pre")].pop();
+    last.tabIndex = -1;
+    last.focus();
+  };
+  draw();
+  $("hints").append(box);
+}
+
+// ------------------------------------------------------------------------------------------- the file, and a start
+
+const editor = makeEditor($("editor"), kept("starter.py", lab.starter), { run, changed: (text) => keep("starter.py", text) });
+$("run").onclick = run;
+addEventListener("keydown", (event) => {
+  if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && !event.defaultPrevented) run();
+});
+$("download").onclick = () => {
+  const address = URL.createObjectURL(new Blob([editor.text], { type: "text/x-python" }));
+  el("a", "", { href: address, download: "starter.py" }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+};
+$("upload").onclick = () => $("file").click();
+$("file").onchange = async () => {
+  const [file] = $("file").files;
+  $("file").value = "";
+  if (!file) return;
+  if (file.size > 500_000) return say(`${file.name} has ${file.size} bytes: this is no starter.py.`);
+  editor.text = await file.text();
+  say(`${file.name} is in the editor. Undo brings back what was there.`);
+};
+$("reset").onclick = () => {
+  editor.text = lab.starter;
+  say("The file is as new. Undo (Ctrl+Z in the editor) brings yours back.");
+};
+document.body.classList.add("awake");
+go(editor.text === lab.starter ? "read" : "write");
+choose("read");
+$("player").src = new URL("player/shell.html", import.meta.url); // now that somebody listens
+window.labPage = { editor, get rows() { return rows; } }; // for tests
+start();

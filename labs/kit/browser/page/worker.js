@@ -1,0 +1,32 @@
+// Python, in a worker of its own: what hangs in it can be ended by the page. It loads from its own folder alone.
+//   to it    {lab, source, columns}
+//   from it  {ready: preview}, {row}, {verdict}, {broken: why}
+
+const lab = new URLSearchParams(location.search).get("lab");
+
+async function start() {
+  const course = fetch("course.zip").then((answer) => answer.arrayBuffer());
+  const { loadPyodide } = await import("./pyodide/pyodide.mjs");
+  const python = await loadPyodide({ indexURL: new URL("pyodide/", location).href, stdin: () => null });
+  python.unpackArchive(await course, "zip", { extractDir: "/course" });
+  python.runPython(`
+import os, sys
+sys.path[:0] = ["/course", "/course/site"]
+os.chdir("/course")
+`);
+  const judge = python.pyimport("labs.kit.browser.run");
+  postMessage({ ready: JSON.parse(judge.preview(lab)) });
+  return judge;
+}
+
+const started = start();
+started.catch((error) => postMessage({ broken: String(error) }));
+onmessage = async ({ data: { source, columns } }) => {
+  const judge = await started;
+  try {
+    const tell = (row) => postMessage({ row: JSON.parse(row) });
+    postMessage({ verdict: JSON.parse(judge.run(lab, source, tell, columns)) });
+  } catch (error) {
+    postMessage({ broken: String(error) });
+  }
+};

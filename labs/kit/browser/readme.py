@@ -1,0 +1,52 @@
+"""A lab's README.md or AFTER.md as a part of its page."""
+
+import posixpath
+import re
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from labs.kit.judge.manifest import Lab
+
+markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def html_of(lab: Lab, name: str, course: Path, named: set[str]) -> str:
+    """The text as HTML; `named` gains the course's files that it leads to, which are shown as plain text."""
+    tokens = markdown.parse(lab.file(name).read_text(encoding="utf-8"))
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):  # the page itself has the first
+            token.tag = f"h{int(token.tag[1]) + 1}"
+        open_links: list[Token] = []
+        for child in token.children or ():
+            if child.type == "link_open":
+                open_links.append(child)
+                lead(child, lab, course, named)
+            elif child.type == "link_close":
+                child.tag = open_links.pop().tag
+            elif child.type == "image":
+                child.attrSet("loading", "lazy")
+                child.content = " ".join(child.content.split())
+    html = str(markdown.renderer.render(tokens, markdown.options, {}))
+    html = html.replace("<pre>", '<pre tabindex="0">')
+    return re.sub(r"<table>.*?</table>", r'<div class="scroll" tabindex="0">\g<0></div>', html, flags=re.S)
+
+
+def lead(link: Token, lab: Lab, course: Path, named: set[str]) -> None:
+    """A link leads to the page's own tab, to a file of the course, or out; else its text alone stays."""
+    target = str(link.attrGet("href"))
+    if target.startswith(("https:", "http:")):
+        link.attrs = {"href": target, "target": "_blank", "rel": "noopener noreferrer"}
+        return
+    path = posixpath.normpath(posixpath.join("labs", lab.id, target.partition("#")[0]))
+    tab = {"AFTER.md": "after", "README.md": "read"}.get(posixpath.relpath(path, f"labs/{lab.id}"))
+    if tab:
+        link.attrs = {"href": f"#{tab}"}
+    elif (
+        path.endswith(".py") and (course / path).is_file() and "sealed: it" not in (course / path).read_text()
+    ):
+        named.add(path)
+        link.attrs = {"href": f"../source/{path}.txt", "target": "_blank"}
+    else:
+        link.tag, link.attrs = "span", {}

@@ -1,0 +1,282 @@
+"""The labs' web pages: judged in Pyodide as in a terminal, and driven as a learner would, in Chromium."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from labs.kit.author.export import ROOT
+from labs.kit.browser.build import LABS, MOST, build, first_load, npm
+from labs.kit.judge.manifest import find_lab, replace_body
+from labs.kit.judge.pristine import starter_source
+from mini_engine.tests.browser import find_browser, open_browser
+
+SOAK = bool(os.environ.get("SOAK"))  # the whole zoo, which takes minutes; else every sixteenth mistake
+ZOO = Path(__file__).with_name("browser_zoo.mjs")
+NATIVE = """
+import json, sys
+from pathlib import Path
+from labs.kit.browser import run
+for lab, source in json.loads(Path(sys.argv[1]).read_text("utf-8")):
+    print(json.dumps(json.loads(run.run(lab, source))))
+"""
+SAME = ("started", "problem", "done", "tasks", "next", "name", "fingerprints")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built pages, from which nothing outside is asked."""
+    if not (shutil.which("node") and shutil.which("npm")):
+        pytest.skip("THE PAGES ARE NOT TESTED: node and npm are not installed")
+    try:
+        npm()
+    except ValueError as error:
+        pytest.skip(f"THE PAGES ARE NOT TESTED: {error}")
+    folder = tmp_path_factory.mktemp("pages") / "site"
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def course(site, tmp_path_factory):
+    """What the pages' Python has, for a Python of this machine."""
+    folder = tmp_path_factory.mktemp("course")
+    with zipfile.ZipFile(site / "app" / "course.zip") as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if not name.startswith("site/")])
+    return folder
+
+
+def verdicts(command, cwd=ROOT):
+    own = {k: v for k, v in os.environ.items() if k not in ("LAB_IMPL", "PYTEST_ADDOPTS", "PYTHONPATH")}
+    done = subprocess.run(command, cwd=cwd, env=own, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("lab_id", LABS)
+def test_a_browser_judges_as_a_terminal_does(lab_id, site, course, tmp_path):
+    """Reference, pristine starter and the zoo's mistakes: the same failures, runs, names and next task."""
+    lab = find_lab(lab_id)
+    solution = lab.file("solution.py").read_text("utf-8")
+    bugs = lab.bugs if SOAK else lab.bugs[::16]
+    sources = [solution, starter_source(lab), *(bug.apply(solution) for bug in bugs)]
+    files = tmp_path / "files.json"
+    files.write_text(json.dumps([[lab_id, source] for source in sources]), encoding="utf-8")
+    with ThreadPoolExecutor() as both:
+        browser = both.submit(verdicts, ["node", str(ZOO), str(site), str(files)])
+        here = verdicts([sys.executable, "-c", NATIVE, str(files)], course)
+        there = browser.result()
+    assert [one.get("done") for one in there] == [True, None, *([False] * len(bugs))]
+    for name, one, other in zip(["solution", "starter", *(bug.id for bug in bugs)], there, here, strict=True):
+        told = {key: (one.get(key), other.get(key)) for key in SAME}
+        assert {key: pair for key, pair in told.items() if pair[0] != pair[1]} == {}, name
+
+
+def test_it_ships_the_student_edition_and_loads_little(site):
+    """No solution that can be read, no zoo, and a first look at any page is below the limit."""
+    solutions = [find_lab(lab_id).file("solution.py").read_text("utf-8") for lab_id in LABS]
+    shapes = {
+        line.strip() for text in solutions for line in text.splitlines() if len(line) > 60 and "=" in line
+    }
+    given = "".join(starter_source(find_lab(lab_id)) for lab_id in LABS)
+    secret = {line for line in shapes if line not in given}
+    assert len(secret) > 3
+    with zipfile.ZipFile(site / "app" / "course.zip") as archive:
+        ours = [name for name in archive.namelist() if not name.startswith("site/")]
+        assert not [
+            name for name in ours if re.search(r"solution\.py|bugs\.toml|/author/|/grader/|/tests/", name)
+        ]
+        texts = {name: archive.read(name).decode("utf-8") for name in ours if name.endswith((".py", ".toml"))}
+    texts |= {p.name: p.read_text("utf-8") for p in site.rglob("*") if p.suffix in (".txt", ".json")}
+    assert {name for name, text in texts.items() for line in secret if line in text} == set()
+    for lab_id in LABS:
+        assert sum(first_load(site, lab_id).values()) < MOST
+
+
+# ------------------------------------------------------------------------------------------- as a learner
+
+
+class Learner:
+    """A lab's page, and what a learner does in it. The page forbids eval, so that nothing waits inside it."""
+
+    def __init__(self, page, address, lab_id="lab-01"):
+        self.page, self.address = page, f"{address}/{lab_id}/"
+        self.solution = find_lab(lab_id).file("solution.py").read_text("utf-8")
+        self.open()
+
+    def open(self):
+        self.page.goto(self.address)
+        self.until("document.body.classList.contains('awake')")
+
+    def until(self, expression, seconds=120):
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, f"{expression} is not so; {self.page.text_content('#status')}"
+            time.sleep(0.05)
+
+    def write(self, source):
+        self.page.evaluate("(text) => { labPage.editor.text = text }", source)
+
+    def body(self, code):
+        self.write(replace_body(self.solution, "schedule_step", code))
+
+    def run(self):
+        self.page.click("#run")
+        self.ended()
+
+    def ended(self):
+        self.until("document.querySelector('#verdict.good, #verdict.bad') && run.textContent != 'Stop'")
+
+    def says(self, selector):
+        return self.page.text_content(selector)
+
+    @property
+    def player(self):
+        return self.page.frame(url="**/shell.html")
+
+
+@pytest.fixture(scope="module")
+def served(site):
+    quiet = {"log_message": lambda *_: None}
+    handler = partial(type("Quiet", (SimpleHTTPRequestHandler,), quiet), directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(site):
+    pytest.importorskip("playwright", reason="playwright is not installed (the dev extra has it)")
+    path = find_browser()
+    if path is None:
+        pytest.skip("no Chromium or Chrome on PATH (or in BROWSER_PATH)")
+    with open_browser(path) as browser:
+        yield browser
+
+
+@pytest.fixture
+def learner(browser, served):
+    """lab-01's page. Whatever is done in it: no request to another host, and nothing in the console."""
+    page, troubles, outside = browser.new_page(), [], []
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", lambda one: one.url.startswith((served, "blob:", "data:")) or outside.append(one.url))
+    yield Learner(page, served)
+    page.close()
+    assert (troubles, outside) == ([], [])
+
+
+def test_from_an_empty_function_to_a_right_one(learner):
+    """Not written, wrong with a name and the run in the player, mended, right; a reload keeps the code."""
+    page, bug = learner.page, find_lab("lab-01").bugs[0]
+    learner.until("status.textContent, document.querySelector('#status').textContent == 'Python is ready.'")
+    learner.page.click("#run")
+    learner.until("verdict.textContent.includes('not written yet')")
+    learner.write(bug.apply(learner.solution))
+    learner.run()
+    assert learner.says("#name").startswith(f"This looks like: {bug.title}")
+    assert "fail." in learner.says("#verdict") and bug.caught_by in learner.says("#report")
+    assert "first that differs" in learner.says("#report")
+    assert "opened at step" in learner.says("#playing")
+    names = learner.player.locator(".name").all_text_contents()
+    assert names == ["yours", "reference"]
+    assert "Difference 1" in learner.player.text_content("#difference-summary")
+    page.reload()
+    learner.until("document.body.classList.contains('awake')")
+    assert page.evaluate("labPage.editor.text") == bug.apply(learner.solution)
+    learner.write(learner.solution)
+    page.locator(".cm-content").press("Control+Enter")  # while Python is still loading: it runs then
+    learner.ended()
+    assert learner.says("#verdict").startswith("All ") and learner.says("#status").startswith("All ")
+    assert page.locator("#marks .failed").count() == 0
+
+
+def test_what_never_ends_is_ended(learner):
+    """A loop in Python becomes a failed test with its line; what hangs in C ends with its worker, and a
+    person may stop it before. What is written afterwards is judged as ever."""
+    page = learner.page
+    learner.body("while True:\n    try:\n        pass\n    except:\n        pass")
+    learner.run()
+    assert "a loop that never ends? It was in starter.py, line" in learner.says("#report")
+    learner.body("sum(iter(int, 1))")
+    page.click("#run")
+    learner.until("run.textContent == 'Stop'")
+    page.click("#run")
+    learner.until("run.textContent == 'Run the tests'")
+    assert "Stopped" in learner.says("#status")
+    page.click("#run")
+    learner.until("verdict.textContent.includes('hangs so that nothing interrupts it')")
+    learner.write(learner.solution)
+    learner.run()
+    assert learner.says("#verdict").startswith("All ")
+
+
+def test_what_learners_write_by_accident_is_answered_in_words(learner):
+    words = {
+        "def f(n): return f(n + 1)\nf(0)": "RecursionError",
+        "import os\nos._exit(3)": "SystemExit",
+        "for i in range(10**6): print(i)": "characters were printed",
+        "input()": "stdin",
+        "import torch": "No module named 'torch'",
+    }
+    for code, said in words.items():
+        learner.body(code)
+        learner.run()
+        assert said in learner.says("#report"), code
+    learner.write("def (")
+    learner.run()
+    assert "does not parse, line 1" in learner.says("#verdict")
+
+
+def test_hints_files_and_keys(learner, tmp_path):
+    """A hint at a time, kept; the file goes out and comes in; tabs and editor go by keyboard alone."""
+    page, lab = learner.page, find_lab("lab-01")
+    page.click("#tab-hints")
+    page.click("text=Show hint 1 of 3")
+    assert page.locator("#hints .task p").count() == 1
+    page.focus("#tab-hints")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-after" and page.is_visible("#after")
+    learner.write("# mine\n")
+    with page.expect_download() as download:
+        page.click("#download")
+    assert Path(download.value.path()).read_text("utf-8") == "# mine\n"
+    file = tmp_path / "starter.py"
+    file.write_text("# from elsewhere\n", encoding="utf-8")
+    page.set_input_files("#file", file)
+    learner.until("labPage.editor.text == '# from elsewhere\\n'")
+    page.click("#reset")
+    assert page.evaluate("labPage.editor.text") == starter_source(lab)
+    page.locator(".cm-content").press("Control+z")
+    assert page.evaluate("labPage.editor.text") == "# from elsewhere\n"
+    page.locator(".cm-content").press("Escape")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") != "editor"
+    learner.open()
+    assert page.locator("#hints .task p").count() == 1
+
+
+def test_on_a_phone_one_part_is_shown_at_a_time(learner):
+    page = learner.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    wide = "document.documentElement.scrollWidth > innerWidth"
+    for part in ("read", "write", "results", "play", "hints", "after"):
+        page.click(f".jump a[href='#{part}']")
+        assert page.locator(".pane:visible").evaluate_all("all => all.map((one) => one.id)") == [part]
+        assert not page.evaluate(wide), part
+    learner.write(learner.solution)
+    learner.run()
+    assert page.is_visible("#verdict")
