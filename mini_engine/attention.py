@@ -1,7 +1,7 @@
 """The KV pool, and attention that reads and writes it through block tables.
 
 Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention
-(2023). Here the pages are gathered for torch's own attention; a GPU kernel reads them in place.
+(2023). Here the pages are gathered for torch's own attention; fast/kernels.cpp reads them in place.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ vLLM's automatic prefix caching: reference counts, least recently used out first
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from mini_engine.prefix_cache import Block, HashBlock, PrefixCache, hash_block
+from mini_engine.prefix_cache import HashBlock, PrefixCache, hash_block
 from mini_engine.request import Request
 
 
@@ -49,14 +49,14 @@ class BlockManager:
         if not 0 <= self.watermark < num_blocks:
             raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
         self.stats = PrefixCacheStats()
-        self._blocks = [Block(i) for i in range(num_blocks)]
+        self._ref_counts = [0] * num_blocks  # by block id: how many tables it stands in
         # Two kinds of free block: without content, taken first (a stack: the last freed is warmest
         # in the processor's cache), and with content that may still be asked for, oldest first.
         self._free = list(reversed(range(num_blocks)))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._tables: dict[str, list[int]] = {}
         self._num_published: dict[str, int] = {}  # leading blocks of a table that can be found
-        self._cache = PrefixCache(block_size, hash_block)
+        self._cache = PrefixCache(num_blocks, block_size, hash_block)
 
     # ------------------------------------------------------------------ what the scheduler asks
 
@@ -71,8 +71,8 @@ class BlockManager:
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
         """How many blocks `allocate` would take."""
-        held = len(self._tables.get(request.request_id, ()))
-        return max(0, self._blocks_for(request.num_computed_tokens + num_new_tokens) - held)
+        needed = self._blocks_for(request.num_computed_tokens + num_new_tokens)
+        return max(0, needed - len(self._tables.get(request.request_id, ())))
 
     def admit(self, request: Request) -> bool:
         """Claim room for the whole sequence, less the cached prefix it starts with.
@@ -85,14 +85,14 @@ class BlockManager:
         hits = self.find_prefix(request)
         num_new = self._blocks_for(request.num_tokens) - len(hits)
         # A free block that is itself a hit cannot also be room for something new.
-        room = self.num_free_blocks - sum(block.ref_count == 0 for block in hits)
+        room = self.num_free_blocks - sum(self._ref_counts[block_id] == 0 for block_id in hits)
         if num_new + (self.watermark if self._tables else 0) > room:
             return False
-        for block in hits:
-            if block.ref_count == 0:
-                del self._free_cached[block.block_id]
-            block.ref_count += 1
-        self._tables[request.request_id] = [block.block_id for block in hits] + self._take(num_new)
+        for block_id in hits:
+            if self._ref_counts[block_id] == 0:
+                del self._free_cached[block_id]
+            self._ref_counts[block_id] += 1
+        self._tables[request.request_id] = hits + self._take(num_new)
         self._num_published[request.request_id] = len(hits)
         request.num_computed_tokens = request.num_cached_tokens = len(hits) * self.block_size
         self._count(request)
@@ -111,11 +111,11 @@ class BlockManager:
         """Give back all that the request holds; nothing happens if it holds nothing."""
         self._num_published.pop(request.request_id, None)
         # Last block first: of a cached sequence the tail is evicted before the head it needs.
+        ref_counts, hashes = self._ref_counts, self._cache.hashes
         for block_id in reversed(self._tables.pop(request.request_id, ())):
-            block = self._blocks[block_id]
-            block.ref_count -= 1
-            if block.ref_count == 0:
-                if block.hash is None:
+            ref_counts[block_id] -= 1
+            if ref_counts[block_id] == 0:
+                if hashes[block_id] is None:
                     self._free.append(block_id)
                 else:
                     self._free_cached[block_id] = None
@@ -136,7 +136,7 @@ class BlockManager:
 
     # ------------------------------------------------------------------------- the prefix cache
 
-    def find_prefix(self, request: Request) -> list[Block]:
+    def find_prefix(self, request: Request) -> list[int]:
         """The longest run of cached blocks that the sequence starts with.
 
         At most (num_tokens - 1) // block_size of them, so that a token is left to compute: without
@@ -148,13 +148,10 @@ class BlockManager:
 
     def publish(self, request: Request) -> None:
         """After a step: the full blocks whose keys and values are computed can now be found."""
-        if not self.enable_prefix_caching:
-            return
         full = request.num_computed_tokens // self.block_size
         first = self._num_published.get(request.request_id, 0)
-        if full > first:
-            table = self._tables[request.request_id]
-            self._cache.publish(request, [self._blocks[i] for i in table[:full]], first)
+        if full > first and self.enable_prefix_caching:
+            self._cache.publish(request, self._tables[request.request_id], first, full)
             self._num_published[request.request_id] = full
 
     def reset_prefix_cache(self) -> bool:
@@ -162,7 +159,7 @@ class BlockManager:
         if self._tables:
             return False
         for block_id in self._free_cached:
-            self._cache.forget(self._blocks[block_id])
+            self._cache.forget(block_id)
         self._free.extend(self._free_cached)
         self._free_cached.clear()
         self.stats = PrefixCacheStats()
@@ -180,8 +177,8 @@ class BlockManager:
                 block_id = self._free.pop()
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
-                self._cache.forget(self._blocks[block_id])
-            self._blocks[block_id].ref_count = 1
+                self._cache.forget(block_id)
+            self._ref_counts[block_id] = 1
             taken.append(block_id)
         return taken
 
@@ -209,12 +206,12 @@ class BlockManager:
                 owners[block_id] += 1
         free = [*self._free, *self._free_cached]
         require(len(set(free)) == len(free), "a block is free twice")
-        for block in self._blocks:
-            i = block.block_id
-            require(block.ref_count == owners[i], f"block {i} counts {block.ref_count} of {owners[i]} owners")
+        for i, (count, held) in enumerate(zip(self._ref_counts, owners, strict=True)):
+            require(count == held, f"block {i} counts {count} of {held} owners")
         require(set(free) == {i for i, n in enumerate(owners) if n == 0}, "free and unowned blocks differ")
-        require(all(self._blocks[i].hash is None for i in self._free), "an uncached free block has a hash")
+        require(all(self._cache.hashes[i] is None for i in self._free), "an uncached free block has a hash")
         cached = self._cache.block_ids()
-        require(cached == {b.block_id for b in self._blocks if b.hash is not None}, "the hash map is stale")
+        hashed = {i for i, name in enumerate(self._cache.hashes) if name is not None}
+        require(cached == hashed, "the hash map is stale")
         require(self.num_cached_blocks == len(cached), "the count of cached blocks is off")
         require(set(self._free_cached) <= cached, "a free block without content is kept as cached")

@@ -15,8 +15,8 @@ import torch
 
 from mini_engine.attention import KVPool, PagedBackend
 from mini_engine.config import EngineConfig
-from mini_engine.fast.attention import FastBackend
-from mini_engine.fast.model import Fast, FastLM, prepare
+from mini_engine.fast.attention import paged_backend
+from mini_engine.fast.model import Fast, prepare
 from mini_engine.interfaces import Clock, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
@@ -75,10 +75,8 @@ class Engine:
             schedule_step=self.parts.schedule_step,
             clamp=self.parts.clamp,
         )
-        attend_backend = self.parts.attend_backend
-        if attend_backend is PagedBackend and isinstance(self.model, FastLM):
-            attend_backend = FastBackend
-        self.backend = attend_backend(self.model, kv, self.parts)
+        own = self.parts.attend_backend is PagedBackend
+        self.backend = (paged_backend if own else self.parts.attend_backend)(self.model, kv, self.parts)
         if record is not False:
             self.scheduler = Recorder(
                 self.scheduler,

@@ -3,10 +3,7 @@
 What is found is decided by content and what precedes it; the hash only says where to look.
 """
 
-import hashlib
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from mini_engine.request import Request
 
@@ -14,87 +11,93 @@ HashBlock = Callable[[bytes, tuple[int, ...]], bytes]
 
 
 def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-    """The hash of a full block: of its tokens and, through `parent`, of all that precede them."""
-    seam = len(parent).to_bytes(8, "little")  # a parent, say a salt, must not end like a token
-    return hashlib.blake2b(seam + parent + array("q", token_ids).tobytes(), digest_size=16).digest()
+    """The hash of a full block: of its tokens and, through `parent`, of all that precede them.
 
-
-@dataclass(slots=True)
-class Block:
-    """One block of the pool. The last four fields are set while it can be found by its content."""
-
-    block_id: int
-    ref_count: int = 0
-    hash: bytes | None = None
-    token_ids: tuple[int, ...] = ()
-    # What precedes the block: the cache salt for a first block, else its parent's prefix_id.
-    parent: str | int = ""
-    prefix_id: int = -1  # names the whole content from the first token to the block's last
+    It is quick, and prompts can be made up that collide: they are found more slowly, and never wrongly.
+    """
+    # Python hashes numbers alike in every run. The 1 in front keeps leading zeros of a parent, say a salt.
+    before = int.from_bytes(b"\1" + parent, "big")
+    return hash((before, token_ids)).to_bytes(8, "big", signed=True)
 
 
 class PrefixCache:
-    """The blocks that can be found, by hash. Holds no blocks and frees none: the manager does."""
+    """The blocks that can be found, by hash. Holds no blocks and frees none: the manager does.
 
-    def __init__(self, block_size: int, hash_block: HashBlock = hash_block):
+    A block is its number. What is known of it stands in a list at that index, and means something as long
+    as `hashes` has a hash there.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, hash_block: HashBlock = hash_block):
         self.block_size = block_size
         self.hash_block = hash_block
-        self.num_blocks = 0
-        self._blocks: dict[bytes, list[Block]] = {}
+        self.num_blocks = 0  # that can be found
+        self.hashes: list[bytes | None] = [None] * num_blocks
+        self._token_ids: list[tuple[int, ...]] = [()] * num_blocks
+        # A prefix number names the whole content from the first token to the block's last. What precedes
+        # the block is then its parent's number, or the cache salt of a first block.
+        self._prefixes = [0] * num_blocks
+        self._parents: list[str | int] = [""] * num_blocks
         self._num_prefixes = 0
+        self._named: dict[bytes, tuple[int, ...]] = {}  # by hash; rarely more than one
 
-    def find(self, request: Request, most: int) -> list[Block]:
+    def find(self, request: Request, most: int) -> list[int]:
         """The longest run of blocks, at most so many, that the sequence starts with."""
-        hits: list[Block] = []
+        hits: list[int] = []
         parent: str | int = request.cache_salt
-        while len(hits) < most and (block := self._lookup(request, len(hits), parent)):
-            hits.append(block)
-            parent = block.prefix_id
+        while len(hits) < most:
+            hash, token_ids = self._name(request, len(hits))
+            block_id = self._match(self._named.get(hash, ()), token_ids, parent)
+            if block_id is None:
+                break
+            hits.append(block_id)
+            parent = self._prefixes[block_id]
         return hits
 
-    def publish(self, request: Request, blocks: list[Block], first: int) -> None:
-        """Let `blocks`, the sequence's full ones, be found from index `first` on."""
-        for index in range(first, len(blocks)):
-            block = blocks[index]
-            block.parent = blocks[index - 1].prefix_id if index else request.cache_salt
-            twin = self._lookup(request, index, block.parent)
+    def publish(self, request: Request, table: list[int], first: int, end: int) -> None:
+        """Let the blocks `table[first:end]` be found, full ones of the sequence; those before them are."""
+        parent = self._prefixes[table[first - 1]] if first else request.cache_salt
+        for index in range(first, end):
+            block_id = table[index]
+            hash, token_ids = self._name(request, index)
+            named = self._named.get(hash, ())
+            twin = self._match(named, token_ids, parent) if named else None
+            self._named[hash] = (*named, block_id)
+            self.hashes[block_id] = hash
+            self._token_ids[block_id] = token_ids
+            self._parents[block_id] = parent
             if twin is None:
                 self._num_prefixes += 1
             # Two requests that computed the same side by side keep a copy each, under one name.
-            block.prefix_id = twin.prefix_id if twin else self._num_prefixes
-            block.token_ids = self._tokens(request, index)
-            block.hash = self._hash(request, index)
-            self._blocks.setdefault(block.hash, []).append(block)
-            self.num_blocks += 1
+            parent = self._num_prefixes if twin is None else self._prefixes[twin]
+            self._prefixes[block_id] = parent
+        self.num_blocks += end - first
 
-    def forget(self, block: Block) -> None:
+    def forget(self, block_id: int) -> None:
         """The block's content goes: it cannot be found any more."""
-        assert block.hash is not None
-        blocks = self._blocks[block.hash]
-        blocks.remove(block)
-        if not blocks:
-            del self._blocks[block.hash]
+        hash = self.hashes[block_id]
+        assert hash is not None
+        named = self._named.pop(hash)
+        if len(named) > 1:
+            self._named[hash] = tuple(other for other in named if other != block_id)
+        self.hashes[block_id] = None
         self.num_blocks -= 1
-        block.hash, block.token_ids, block.parent, block.prefix_id = None, (), "", -1
 
     def block_ids(self) -> set[int]:
-        return {block.block_id for blocks in self._blocks.values() for block in blocks}
+        return {block_id for named in self._named.values() for block_id in named}
 
-    def _lookup(self, request: Request, index: int, parent: str | int) -> Block | None:
-        candidates = self._blocks.get(self._hash(request, index))
-        if candidates:
-            token_ids = self._tokens(request, index)
-            for block in candidates:
-                if block.parent == parent and block.token_ids == token_ids:
-                    return block
+    def _match(self, named: tuple[int, ...], token_ids: tuple[int, ...], parent: str | int) -> int | None:
+        """Which of the blocks that share a hash has this content, behind this parent."""
+        for block_id in named:
+            if self._parents[block_id] == parent and self._token_ids[block_id] == token_ids:
+                return block_id
         return None
 
-    def _tokens(self, request: Request, index: int) -> tuple[int, ...]:
-        return tuple(request.token_ids(index * self.block_size, (index + 1) * self.block_size))
-
-    def _hash(self, request: Request, index: int) -> bytes:
-        # Kept on the request: a blocked head of the queue is looked up again every step.
-        hashes = request.block_hashes
-        while len(hashes) <= index:
+    def _name(self, request: Request, index: int) -> tuple[bytes, tuple[int, ...]]:
+        """The hash and the tokens of a full block. The chain of hashes is kept on the request: a blocked
+        head of the queue is looked up again every step."""
+        start, hashes = index * self.block_size, request.block_hashes
+        token_ids = tuple(request.token_ids(start, start + self.block_size))
+        if index == len(hashes):
             parent = hashes[-1] if hashes else request.cache_salt.encode()
-            hashes.append(self.hash_block(parent, self._tokens(request, len(hashes))))
-        return hashes[index]
+            hashes.append(self.hash_block(parent, token_ids))
+        return hashes[index], token_ids

@@ -126,6 +126,14 @@ def _token_id(value: Any, owner: str) -> int:
         raise ValueError(f"{owner}: {value!r} is not a token id") from None
 
 
+def _token_ids(values: Iterable[Any], owner: str) -> list[int]:
+    values = list(values)
+    try:
+        return list(map(index, values))  # a prompt may be long
+    except TypeError:
+        return [_token_id(value, owner) for value in values]  # names the value
+
+
 @dataclass(eq=False)
 class Request:
     """One prompt on its way through the engine. Compared by identity.
@@ -156,7 +164,7 @@ class Request:
         if not isinstance(self.request_id, str):
             raise ValueError(f"request_id must be a string, but is {self.request_id!r}")
         name = f"request {self.request_id!r}"
-        self.prompt_token_ids = [_token_id(token_id, name) for token_id in self.prompt_token_ids]
+        self.prompt_token_ids = _token_ids(self.prompt_token_ids, name)
         if not self.prompt_token_ids:
             raise ValueError(f"{name} has an empty prompt; give it a token")
         self.priority = whole_number(f"{name}: priority", self.priority)
@@ -174,7 +182,7 @@ class Request:
     @property
     def num_new_tokens(self) -> int:
         """Tokens that are known but not computed: the work that is left."""
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
 
     @property
     def is_decode(self) -> bool:
@@ -183,20 +191,24 @@ class Request:
 
     def token_ids(self, start: int = 0, end: int | None = None) -> list[int]:
         """Prompt and output tokens of the positions [start, end), without copying the rest."""
+        n = len(self.prompt_token_ids)
         end = self.num_tokens if end is None else end
-        n = self.num_prompt_tokens
-        return self.prompt_token_ids[start:end] + self.output_token_ids[max(start - n, 0) : max(end - n, 0)]
+        if start >= n:
+            return self.output_token_ids[start - n : end - n]
+        if end <= n:
+            return self.prompt_token_ids[start:end]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - n]
 
     def check_stop(self) -> str | None:
         """Why the request ends after the output token it has just got, or None: it goes on.
 
         Stop strings are not looked at here: they are found in the text, which the engine keeps.
         """
-        last = self.output_token_ids[-1]
-        if last in self.sampling.stop_token_ids:
+        token_ids, sampling = self.output_token_ids, self.sampling
+        if token_ids[-1] in sampling.stop_token_ids:
             return "stop"
-        if last in self.eos_token_ids and not self.sampling.ignore_eos:
+        if token_ids[-1] in self.eos_token_ids and not sampling.ignore_eos:
             return "stop"
-        if self.max_tokens is not None and len(self.output_token_ids) >= self.max_tokens:
+        if self.max_tokens is not None and len(token_ids) >= self.max_tokens:
             return "length"
         return None

@@ -16,6 +16,10 @@ def policy_key(request: Request, policy: str) -> tuple[int, int]:
     return (request.priority if policy == "priority" else 0, request.arrival)
 
 
+# The key, a number that decides between equal keys of marked entries, the request.
+_Entry = tuple[int, int, int, Request]
+
+
 class RequestQueue:
     """The waiting requests, first in policy order on top: a min-heap over `policy_key`.
 
@@ -27,20 +31,19 @@ class RequestQueue:
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {policy!r}")
         self.policy = policy
-        # (key, a number that decides between equal keys of marked entries, the request).
-        self._heap: list[tuple[tuple[int, int], int, Request]] = []
+        self._heap: list[_Entry] = []
         self._entries: dict[Request, int] = {}  # the number of each request's entry; others are marked
         self._numbers = count()
 
     def push(self, request: Request) -> None:
         number = self._entries[request] = next(self._numbers)
-        heapq.heappush(self._heap, (policy_key(request, self.policy), number, request))
+        heapq.heappush(self._heap, (*policy_key(request, self.policy), number, request))
 
     def peek(self) -> Request:
-        return self._heap[0][2]
+        return self._heap[0][-1]
 
     def pop(self) -> Request:
-        request = heapq.heappop(self._heap)[2]
+        request = heapq.heappop(self._heap)[-1]
         del self._entries[request]
         self._drop_marked()
         return request
@@ -58,15 +61,16 @@ class RequestQueue:
         while self._heap and not self._is_live(self._heap[0]):
             heapq.heappop(self._heap)
 
-    def _is_live(self, entry: tuple[tuple[int, int], int, Request]) -> bool:
-        return self._entries.get(entry[2]) == entry[1]
+    def _is_live(self, entry: _Entry) -> bool:
+        *_, number, request = entry
+        return self._entries.get(request) == number
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
         """In the order in which they would be popped."""
-        return (entry[2] for entry in sorted(self._heap) if self._is_live(entry))
+        return (entry[-1] for entry in sorted(self._heap) if self._is_live(entry))
 
 
 def pick_victim(running: list[Request], policy: str) -> Request:

@@ -59,15 +59,20 @@ def schedule_step(
     Admits by moving requests from `waiting` to the end of `running`. The front of the queue
     blocks those behind it: skipping past it would let small requests starve a large one.
     """
-    budget = max_num_batched_tokens
+    budget, block_size = max_num_batched_tokens, kv.block_size
     scheduled: dict[str, int] = {}
 
     # Running first: a reader is watching their tokens stream.
     for request in running:
-        num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
-        if num_tokens == 0:
-            continue
-        if not kv.allocate(request, num_tokens):
+        computed = request.num_computed_tokens
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids) - computed
+        if num_tokens != 1 or budget < 1:  # nothing can be cut off a decode
+            num_tokens = clamp(num_tokens, budget, long_prefill_token_threshold)
+            if num_tokens == 0:
+                continue
+        # What fits behind the last computed token, into its block, need not be asked for.
+        room = -computed % block_size
+        if num_tokens > room and not kv.allocate(request, num_tokens):
             raise RuntimeError(f"no KV room for running request {request.request_id!r}: make room first")
         scheduled[request.request_id] = num_tokens
         budget -= num_tokens
@@ -165,10 +170,16 @@ class Scheduler:
         Nothing is scheduled yet, so there is nothing to take back from a victim.
         """
         made_room = False
-        while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
+        # A token takes one block at most, so with a free block for each there is nothing to count.
+        while len(self.running) > self.kv.num_free_blocks and self._is_short():
             self.preempt(pick_victim(self.running, self.policy))
             made_room = True
         return made_room
+
+    def _is_short(self) -> bool:
+        size = self.kv.block_size
+        at_edge = (request for request in self.running if request.num_computed_tokens % size == 0)
+        return sum(self.kv.num_new_blocks(request, 1) for request in at_edge) > self.kv.num_free_blocks
 
     def preempt(self, request: Request) -> None:
         """Back to the queue, to be recomputed. Outputs and arrival are kept: the reader of the
@@ -189,27 +200,29 @@ class Scheduler:
         that have finished; their blocks are free for the very next step.
         """
         finished = []
+        publish = self.kv.publish
         for request in self.running:
-            num_tokens = scheduled.get(request.request_id)
-            if num_tokens is None:
+            request_id = request.request_id
+            if request_id not in scheduled:
                 continue
-            request.num_computed_tokens += num_tokens
-            self.kv.publish(request)
-            if request.request_id not in sampled:
+            request.num_computed_tokens += scheduled[request_id]
+            publish(request)
+            if request_id not in sampled:
                 continue
-            if request.num_new_tokens:
+            if len(request.prompt_token_ids) + len(request.output_token_ids) > request.num_computed_tokens:
                 raise ValueError(
-                    f"request {request.request_id!r} got a token with {request.num_new_tokens} tokens "
+                    f"request {request_id!r} got a token with {request.num_new_tokens} tokens "
                     "still to compute; only a chunk that ends the sequence is sampled"
                 )
-            for token_id in sampled[request.request_id]:
+            reason = None
+            for token_id in sampled[request_id]:
                 request.output_token_ids.append(token_id)
-                request.finish_reason = request.check_stop()
-                if request.finish_reason:  # what follows a stop is dropped
+                if reason := request.check_stop():  # what follows a stop is dropped
                     break
-            if request.request_id in stopped:
-                request.finish_reason = "stop"
-            if request.finish_reason:
+            if request_id in stopped:
+                reason = "stop"
+            if reason:
+                request.finish_reason = reason
                 finished.append(request)
         for request in finished:
             self._finish(request)

@@ -9,7 +9,7 @@ from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
 from labs.kit.toys.loop import RequestQueue, StepLoop
 from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
-from labs.kit.toys.storms import Script, Skip
+from labs.kit.toys.storms import Script, Skip, builtin
 from labs.kit.toys.tensors import Owner, assert_close, assert_rows
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "assert_close",
     "assert_drained",
     "assert_rows",
+    "builtin",
     "drive",
     "judge_storm",
     "load",

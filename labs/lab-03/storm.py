@@ -40,6 +40,8 @@ def draw_queue(rng):
     if rng.random() < 0.5:
         calls.append(["RequestQueue", rng.choice(["shortest", "lifo", "FCFS", ""])])
     config = {"queue": "alone", "policy": rng.choice(["fcfs", "priority"])}
+    if rng.random() < 0.3:
+        calls.insert(0, ["long_queue", 200])
     return {"config": config, "calls": [*calls, ["pop_all"]]}
 
 
@@ -256,6 +258,20 @@ def three_at_most(num_new, budget, threshold):
     return max(0, min(num_new, budget, 3))
 
 
+class Looks(int):
+    """An arrival that counts how often arrivals are compared."""
+
+    def __new__(cls, value, looks):
+        self = super().__new__(cls, value)
+        self.looks = looks
+        return self
+
+    def _counted(compare):
+        return lambda self, other: self.looks.append(1) or compare(self, other)
+
+    __lt__, __le__, __gt__, __ge__ = map(_counted, (int.__lt__, int.__le__, int.__gt__, int.__ge__))
+
+
 class Play:
     """One script on one part. Requests go by their ids; the next of an id is shown with a stroke: a'."""
 
@@ -315,6 +331,17 @@ class Play:
 
     def RequestQueue(self, policy):  # noqa: N802, named like what it calls
         self.part.RequestQueue(policy)
+
+    def long_queue(self, count):
+        """Another queue: `count` requests go in and come out, with some 15 comparisons each in a heap."""
+        queue, looks = self.part.RequestQueue(self.policy), []
+        for i in range(count):
+            request = make_request(f"r{i}", 1)
+            request.arrival = Looks(i * 7919 % count, looks)
+            queue.push(request)
+        popped = [int(queue.pop().arrival) for _ in range(count)]
+        is_slow = len(looks) > 40 * count and not hasattr(self.part, "SLOW")
+        return {"popped": popped, "comparisons": f"{'more than' if is_slow else 'at most'} 40 a request"}
 
     # --------------------------------------------------------------- calls of a script: the scheduler
 

@@ -39,7 +39,7 @@ def token_in(column, width, real):
 
 
 def fused_attention_mask(past_lens, num_new):
-    past_lens, num_new = past_lens.tolist(), num_new.tolist()
+    device, past_lens, num_new = past_lens.device, past_lens.tolist(), num_new.tolist()
     p_max, t_max = max(past_lens), max(num_new)
 
     def sees(row, query, key):
@@ -56,7 +56,8 @@ def fused_attention_mask(past_lens, num_new):
         [
             [[[sees(row, query, key) for key in range(p_max + t_max)] for query in range(t_max)]]
             for row in range(len(past_lens))
-        ]
+        ],
+        device=device,
     )
 
 
@@ -81,12 +82,13 @@ def assemble_fused_batch(rows, caches):
             if nth is not None:
                 positions[row][column] = request.num_computed_tokens + nth
                 tokens[row][column] = text(request)[request.num_computed_tokens + nth]
-    past_lens = torch.tensor([request.num_computed_tokens for request, _, _ in rows])
-    num_new = torch.tensor([num_tokens for _, num_tokens, _ in rows])
+    device = caches[rows[0].request.request_id].get(0)[0].device
+    past_lens = torch.tensor([request.num_computed_tokens for request, _, _ in rows], device=device)
+    num_new = torch.tensor([num_tokens for _, num_tokens, _ in rows], device=device)
     return FusedBatch(
         [request.request_id for request, _, _ in rows],
-        torch.tensor(tokens),
-        torch.tensor(positions),
+        torch.tensor(tokens, device=device),
+        torch.tensor(positions, device=device),
         past_lens,
         num_new,
         fused_attention_mask(past_lens, num_new),

@@ -4,17 +4,20 @@ The caches are kept from step to step. `step` counts a request's tokens up as th
 it its next token where it was sampled. Keys are made up where a request arrives in the middle of its life.
 """
 
+from copy import deepcopy
 from functools import cache
+from types import SimpleNamespace
 from zlib import crc32
 
 import torch
 
-from labs.kit import Skip
+from labs.kit import Skip, load
 from mini_engine.backends.dense import DenseCache
 from mini_engine.interfaces import Row
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
 
+elsewhere = load("lab-04", "elsewhere")
 SCRIPTS = 20
 NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
 VOCAB = 11
@@ -22,6 +25,7 @@ CONFIG = ModelConfig("llama", VOCAB, 8, 8, 2, 2, 1, 4, 64, tie_word_embeddings=T
 WEIGHTS = torch.arange(
     1, CONFIG.head_dim + 1, dtype=torch.float64
 ).sqrt()  # of the elements of a key or value
+TENSORS = ("tokens", "positions", "past_lens", "num_new", "mask")  # of a batch
 DIGITS = 5  # behind the point, of what is shown
 
 
@@ -92,6 +96,11 @@ def draw(rng):
         if rng.random() < 0.3:
             rng.choice((arrives, comes_again))(rng.choice(NAMES))
     dtype = rng.choice(("float64",) * 7 + ("float32",))
+    if rng.random() < 0.25:
+        masks()
+        calls[-1][0] = "fused_attention_mask_on_another_device"
+    if rng.random() < 0.3:
+        computes("assemble_on_another_device", rows())
     return {"config": {"seed": rng.randint(0, 3), "dtype": dtype}, "calls": calls}
 
 
@@ -118,6 +127,14 @@ class Play:
         self.made = self._kept("mask", lambda: pictures(mask, num_new))
         self.made |= {"the counts": "changed"} if changed else {}
 
+    def fused_attention_mask_on_another_device(self, past_lens, num_new):
+        """Each tensor that it makes must be made there, as on a GPU."""
+        counts = [elsewhere.moved(torch.tensor(x)) for x in (past_lens, num_new)]
+        with elsewhere.Elsewhere():
+            mask = self.part.fused_attention_mask(*counts)
+        self.made = pictures(elsewhere.here(mask), num_new)
+        return lies_on(mask)
+
     def arrive(self, name, prompt, outputs, computed):
         """Another request of that name, `computed` of whose tokens are in its cache."""
         self.arrived += 1
@@ -140,6 +157,19 @@ class Play:
         rows = self._rows()
         batch = self._watched(rows, lambda: self.part.assemble_fused_batch(rows, self.caches))
         self.made = self._kept("batch", lambda: said(batch))
+
+    def assemble_on_another_device(self):
+        """The caches lie there, and so should all of the batch."""
+        rows = self._rows()
+        caches = {name: deepcopy(store) for name, store in self.caches.items()}
+        for store in caches.values():
+            store.k, store.v = elsewhere.moved(store.k), elsewhere.moved(store.v)
+        with elsewhere.Elsewhere():
+            batch = self._watched(rows, lambda: self.part.assemble_fused_batch(rows, caches))
+        tensors = {name: getattr(batch, name) for name in TENSORS}
+        here = {name: elsewhere.here(x) for name, x in tensors.items()}
+        self.made = said(SimpleNamespace(request_ids=batch.request_ids, is_last=batch.is_last, **here))
+        return {name: lies_on(x) for name, x in tensors.items()}
 
     def store(self):
         """disassemble_fused_cache, with keys and values that are made up, those of the pads too."""
@@ -316,9 +346,13 @@ def pictures(mask, num_new):
     return result
 
 
+def lies_on(tensor):
+    return "the other device" if elsewhere.is_elsewhere(tensor.device) else "the CPU"
+
+
 def said(batch):
     """A batch as JSON."""
-    tensors = {name: getattr(batch, name) for name in ("tokens", "positions", "past_lens", "num_new")}
+    tensors = {name: getattr(batch, name) for name in TENSORS[:4]}
     result = {"request_ids": list(batch.request_ids), "is_last": list(map(bool, batch.is_last))}
     result |= {name: [str(tensor.dtype), tensor.tolist()] for name, tensor in tensors.items()}
     return result | pictures(batch.mask, batch.num_new.tolist())

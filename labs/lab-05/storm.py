@@ -4,9 +4,13 @@ A script keeps books or works on tensors, so that each half is judged without th
 by the tensor calls only. Any free block will do, so blocks are renamed: 0 is the first one that is held.
 """
 
+import builtins
+import sys
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 
-from labs.kit import Skip, make_request
+from labs.kit import Skip, builtin, make_request
 
 SCRIPTS = 60
 NAMES = ["r0", "r1", "r2", "r3"]
@@ -81,6 +85,8 @@ def draw_books(rng):
     # At the end all are gone, and a request that comes alone may have the whole pool.
     calls += [["free", name] for name in rng.sample(NAMES, len(NAMES))]
     calls += [["admit_all", "r0", 0], ["last_slots", "r0", most, 0]]
+    if rng.random() < 0.15:
+        calls.insert(0, ["what_costs_more_in_a_pool_of", 2048])
     return {"config": {"num_blocks": num_blocks, "block_size": size, "watermark": watermark}, "calls": calls}
 
 
@@ -106,6 +112,8 @@ def draw_tensors(rng):
             calls.append(["write_kv", rng.randint(0, 1), slots if rng.random() < 0.7 else sorted(slots)])
         else:
             calls.append(["paged_attention", rng.randint(0, 1), *step(rng, **config)])
+    if rng.random() < 0.2:
+        calls.insert(0, ["without_the_torch_of_the_file"])
     return {"config": config, "calls": calls}
 
 
@@ -145,6 +153,7 @@ class Play:
         self.caches = None  # keys and values: (2, num_layers, num_slots, num_kv_heads, head_dim)
         self.tokens = 0  # that have been made up for the memory so far
         self.changed = []  # arguments of the latest call that were only to be read
+        self.hidden = ()  # global names of the part that are not there for it
         if "watermark" in config:
             self.kv = part.BlockManager(config["num_blocks"], self.size, watermark=config["watermark"])
 
@@ -154,6 +163,13 @@ class Play:
         """Another pool; this one's books are not touched by it."""
         kv = self.part.BlockManager(num_blocks, block_size, watermark=watermark)
         return [kv.num_blocks, kv.block_size, kv.watermark, kv.num_free_blocks]
+
+    def what_costs_more_in_a_pool_of(self, num_blocks):
+        """The methods that do more work than in a pool of 64: they go through all blocks, or all tables."""
+        if hasattr(self.part, "SLOW"):
+            return []
+        small, large = (work_in_a_pool(self.part, size) for size in (64, num_blocks))
+        return [name for name in small if large[name] > 5 * small[name]]
 
     def admit(self, name, num_prompt_tokens, num_output_tokens):
         """A new Request; its id may have been another's before, or hold blocks at the moment."""
@@ -231,6 +247,10 @@ class Play:
 
     # ---------------------------------------------------------------------- calls on the tensors
 
+    def without_the_torch_of_the_file(self):
+        """From here on what the top of the file imports of torch is not there, as in a program without it."""
+        self.hidden = names_of_torch(getattr(self.part, "__source__", ""))
+
     def write_kv(self, layer, slots):
         """Makes up a token for each slot and stores it. What slot holds which token is to be seen."""
         import torch
@@ -238,7 +258,7 @@ class Play:
         given = {"k": self._made_up(len(slots)), "slot_mapping": torch.tensor(slots)}
         given["v"] = -given["k"]
         self.tokens += len(slots)
-        with unchanged(self, given):
+        with unchanged(self, given), without(self.part, self.hidden):
             self.part.write_kv(*self._layer(layer), given["slot_mapping"], given["k"], given["v"])
 
     def paged_attention(self, layer, requests, width):
@@ -270,7 +290,7 @@ class Play:
         shape = (len(positions), self.config["num_heads"], self.config["head_dim"])
         q = self._noise(*shape)
         fields = {name: value for name, value in vars(batch).items() if name != "plan"}
-        with unchanged(self, {"q": q, **fields}):
+        with unchanged(self, {"q": q, **fields}), without(self.part, self.hidden):
             out = self.part.paged_attention(q, k_cache, v_cache, batch)
         if tuple(out.shape) != shape or "float64" not in str(out.dtype):
             return [str(out.dtype), *out.shape]
@@ -441,3 +461,119 @@ def copied(value):
 
 def plain(value):
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+# ---------------------------------------------------------------------------- the work, without a clock
+
+
+class Id(int):
+    """A block id. Comparing it is a call of a function of Python, as making one is, and so it is counted."""
+
+    def _seen(compare):
+        return lambda self, other: compare(self, other)
+
+    __lt__, __le__, __gt__, __ge__ = map(_seen, (int.__lt__, int.__le__, int.__gt__, int.__ge__))
+    __eq__, __ne__, __hash__ = _seen(int.__eq__), _seen(int.__ne__), int.__hash__
+
+
+class Ids:
+    """range, but of such numbers."""
+
+    def __init__(self, *limits, range=range, numbers=None):  # noqa: A002, the real one
+        self.numbers = range(*limits) if numbers is None else numbers
+
+    def __iter__(self):
+        return (Id(number) for number in self.numbers)
+
+    def __reversed__(self):
+        return (Id(number) for number in reversed(self.numbers))
+
+    def __getitem__(self, index):
+        found = self.numbers[index]
+        return Ids(numbers=found) if isinstance(index, slice) else Id(found)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __contains__(self, number):
+        return (int(number) if isinstance(number, int) else number) in self.numbers
+
+    def __getattr__(self, name):
+        return getattr(self.numbers, name)
+
+
+def work_in_a_pool(part, num_blocks):
+    """Of each method, the steps of Python that it takes; of some turns the fewest, for what must be tidied.
+
+    A table in sixteen blocks is another's. Beside the lines of Python that are run, each number that range
+    makes counts, each comparison of two, and each len.
+    """
+    request, others = make_request("a", 8), [make_request(f"r{n}", 1) for n in range(num_blocks // 16)]
+    size_of = len
+    with builtin(range=Ids, len=lambda things: size_of(things)):
+        kv = part.BlockManager(num_blocks, 1, watermark=0)
+        for other in others:
+            kv.admit(other)
+        calls = {
+            "admit": lambda: kv.admit(request),
+            "num_free_blocks": lambda: kv.num_free_blocks,
+            "allocate": lambda: kv.allocate(request, 24),
+            "free": lambda: kv.free(request),
+        }
+        turns = [{name: steps_of(call) for name, call in calls.items()} for _ in range(5)]
+    return {name: min(turn[name] for turn in turns) for name in calls}
+
+
+def steps_of(call):
+    """How many lines and calls of Python it takes."""
+    count, others = 0, sys.gettrace()
+
+    def look(frame, event, argument):
+        nonlocal count
+        count += 1
+        return look
+
+    sys.settrace(look)
+    try:
+        call()
+    finally:
+        sys.settrace(others)
+    return count
+
+
+# ------------------------------------------------------------------------ a file that torch is taken from
+
+
+class Absent:
+    """Stands for torch, and all that is in it, while a file is loaded."""
+
+    def __getattr__(self, name):
+        return self
+
+    def __call__(self, *arguments, **more):
+        return self
+
+
+@lru_cache(4)
+def names_of_torch(source):
+    """The global names that a file has from torch, or from a module that imports torch, when it is loaded."""
+    absent, its_import = Absent(), builtins.__import__
+
+    def without_torch(name, *more):
+        found = its_import(name, *more)
+        uses_it = "torch" in vars(sys.modules.get(name, found))
+        return absent if name.partition(".")[0] == "torch" or uses_it else found
+
+    anew = {"__name__": "anew", "__builtins__": vars(builtins) | {"__import__": without_torch}}
+    with suppress(Exception):  # up to where it cannot do without
+        exec(source, anew)
+    return tuple(name for name, value in anew.items() if value is absent)
+
+
+@contextmanager
+def without(part, names):
+    kept = {name: vars(part).pop(name) for name in names if name in vars(part)}
+    try:
+        yield
+    finally:
+        vars(part).update(kept)

@@ -5,7 +5,7 @@ looks at what the contract fixes and at no more: blocks are renamed by first app
 that could choose between two copies of a block is left out.
 """
 
-from labs.kit import Skip, load, make_request
+from labs.kit import Skip, builtin, load, make_request
 
 SCRIPTS = 40
 wrong_books = load("lab-06", "scenarios").wrong_books
@@ -47,6 +47,7 @@ ALMOST_ALIKE = [
     [["a", [1, 2]], ["a ", [1, 2]]],
     [["", [1, 2]], ["", [1, 2]]],
 ]
+IN_WORDS = "its text in words"  # a hash_block whose names can be read, and which notes what it is asked
 SENSELESS = [[0, 4, 0], [-1, 4, None], [4, 0, None], [4, 4, 4], [4, 4, -1], [1, 1, 1]]
 
 
@@ -135,6 +136,10 @@ def draw(rng):
         calls[:0] = [["hash_block", *block] for pair in rng.sample(ALMOST_ALIKE, 3) for block in pair]
     if rng.random() < 0.1:
         calls.insert(0, ["BlockManager", *rng.choice(SENSELESS)])
+    if rng.random() < 0.15:
+        calls.insert(0, ["hash_block_in_two_runs_of_python", *rng.choice(ALMOST_ALIKE)[0]])
+    if config["hash_block"] == "its own" and rng.random() < 0.4:
+        config["hash_block"] = IN_WORDS
     # At the end one newcomer after the other takes a block: which texts are lost, and in which order?
     return {"config": config, "calls": calls + [["admit", f"z{i}", [900 + i], ""] for i in range(4)]}
 
@@ -147,6 +152,11 @@ class Play:
         settings = {name: config[name] for name in ("enable_prefix_caching", "watermark")}
         if config["hash_block"] in HASHES:
             settings["hash_block"] = HASHES[config["hash_block"]]
+        self.is_noting = config["hash_block"] == IN_WORDS
+        self.asked, self.to_ask = set(), set()  # what hash_block was called with, and what it should be
+        self.came = []  # all requests, whose blocks say so
+        if self.is_noting:
+            settings["hash_block"] = self._in_words
         self.kv = part.BlockManager(config["num_blocks"], self.size, **settings)
         self.probes = {f"text {i}": self._request("probe", *text) for i, text in enumerate(config["texts"])}
         self.requests = {}  # all that hold blocks or wait for them, by name
@@ -229,6 +239,22 @@ class Play:
             self.names_seen.append(name)
         return [type(name).__name__, self.names_seen.index(name)]
 
+    def hash_block_in_two_runs_of_python(self, parent, token_ids):
+        """hash() of bytes and strings begins with another number in each."""
+
+        def name_in_run(number):
+            def hashed(value):
+                return real(value) + number * differs(value)
+
+            with builtin(hash=hashed):
+                return self.part.hash_block(parent.encode(), tuple(token_ids))
+
+        def differs(value):
+            return any(map(differs, value)) if isinstance(value, tuple) else isinstance(value, bytes | str)
+
+        real = hash
+        return "the same name" if name_in_run(1) == name_in_run(2) else "another name"
+
     def BlockManager(self, num_blocks, block_size, watermark):  # noqa: N802
         self.part.BlockManager(num_blocks, block_size, watermark=watermark)
 
@@ -249,19 +275,36 @@ class Play:
         seen["wrong in the books"] = wrong_books(kv)
         for name, request in [*sorted(self.requests.items()), *self.probes.items()]:
             seen[f"blocks found for {name}"] = len(list(kv.find_prefix(request)))
-        return seen
+        return seen | (self._misnamed() if self.is_noting else {})
 
     # ----------------------------------------------------------------------------------- helpers
 
     def _request(self, name, prompt, salt):
         request = make_request(name, prompt)
         request.cache_salt = salt
+        self.came.append(request)
         return request
 
     def _holder(self, name):
         if name not in self.held:
             raise Skip
         return self.requests[name]
+
+    def _in_words(self, parent, token_ids):
+        call = bytes(parent), tuple(token_ids)
+        self.asked.add(call)
+        return words(*call)
+
+    def _misnamed(self):
+        """Calls with another parent than the block before (or the salt), and blocks of another name."""
+        blocks = getattr(self.kv, "blocks", None)  # of a class that keeps them as the starter's does
+        blocks = blocks if isinstance(blocks, list) else []
+        names = {getattr(block, "hash", None) for block in blocks} - {None}
+        if not self.asked <= self.to_ask or not names <= {words(*call) for call in self.to_ask}:
+            self.to_ask |= {call for request in self.came for call in chain(request, self.size)}
+        wrong = sorted(map(repr, self.asked - self.to_ask))
+        others = names - {words(*call) for call in self.to_ask}
+        return {"hash_block was called with": wrong, "blocks of a name that it did not give": len(others)}
 
     def _text(self, request, end):
         return (request.cache_salt, *request.token_ids(0, end))
@@ -305,3 +348,16 @@ class Play:
     def _not_its_own(self, request):
         slots = enumerate(self.kv.slot_mapping(request, 0, request.num_computed_tokens))
         return [p for p, slot in slots if self.written.get(slot) != self._text(request, p + 1)]
+
+
+def words(parent, token_ids):
+    return repr((parent, token_ids)).encode()
+
+
+def chain(request, size):
+    """What hash_block should be called with for each full block of a request."""
+    parent = request.cache_salt.encode()
+    for end in range(size, request.num_tokens + 1, size):
+        call = parent, tuple(request.token_ids(end - size, end))
+        yield call
+        parent = words(*call)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mini_engine.attention import PagedBackend
 from mini_engine.backends.padded import PaddedBackend
+from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM
 from mini_engine.sim.policies import BASELINES
@@ -25,7 +26,7 @@ class TwoPassBackend:
     name = "two-pass"
 
     def __init__(self, model: CausalLM, kv: KVManager, parts: Parts | None = None):
-        self.paged = PagedBackend(model, kv, parts)
+        self.paged = paged_backend(model, kv, parts)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""

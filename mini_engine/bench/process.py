@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from threading import Timer
 from typing import IO, Any, Self
 
 from mini_engine.bench import environments
 from mini_engine.bench.workloads import Workload
 
 OURS, FLOOR = "mini-engine", "mini-engine/floor"
+LONGEST = 600  # seconds to load, or for a turn: who needs more hangs
 WORKER = Path(__file__).parent / "peers" / "worker.py"
 
 
@@ -38,7 +40,7 @@ class Process:
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{peer}.log"
         threads = str(job["threads"])
-        env = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
+        env = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [python, str(WORKER), environments.MODULES[peer]],
@@ -47,7 +49,7 @@ class Process:
                 stderr=log,
                 text=True,
                 encoding="utf-8",
-                env=env,
+                env=os.environ | env | environments.variables(peer),
                 start_new_session=True,  # a process group of its own, by which its CPU time is known
             )
         self._send(job)
@@ -76,12 +78,15 @@ class Process:
             stdin.write(json.dumps(what) + "\n")
             stdin.flush()
         except OSError:
-            raise PeerError(f"the process has ended; {self.log} says why") from None
+            raise PeerError(f"the process has ended; {self.log} may say why") from None
 
     def _receive(self) -> dict[str, Any]:
+        limit = Timer(LONGEST, self.popen.kill)
+        limit.start()
         line = self.popen.stdout.readline()  # type: ignore[union-attr]
+        limit.cancel()
         if not line:
-            raise PeerError(f"the process has ended; {self.log} says why")
+            raise PeerError(f"the process has ended, or needed over {LONGEST} s; {self.log} may say why")
         said: dict[str, Any] = json.loads(line)
         if "error" in said:
             raise PeerError(said["error"])
@@ -89,7 +94,8 @@ class Process:
 
     def close(self) -> None:
         """At the end of its input the worker ends by itself."""
-        self.popen.stdin.close()  # type: ignore[union-attr]
+        with suppress(OSError):  # it has ended, with something unread
+            self.popen.stdin.close()  # type: ignore[union-attr]
         try:
             self.popen.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -120,7 +126,8 @@ class Processes:
 
     def groups(self, name: str) -> set[int]:
         """The process groups that may compute during a contestant's turn: its own, and this one's."""
-        return {os.getpgrp(), self.processes[peer_of(name)].popen.pid}
+        own = getattr(os, "getpgrp", os.getpid)()  # Windows has no groups, and no /proc to look them up in
+        return {own, self.processes[peer_of(name)].popen.pid}
 
     def serve(self, name: str, load: Workload) -> dict[str, Any]:
         """One contestant's seconds, tokens, versions and settings. Raises PeerError with its reason."""

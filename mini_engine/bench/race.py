@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
-from mini_engine.bench.quiet import Watch, between, usage
+from mini_engine.bench.quiet import Meanwhile, Watch, between, usage
 from mini_engine.bench.workloads import Workload
 
-SLOW = 40  # seconds; who needs more sits out every second round
+SLOW = 25  # seconds
 
 Report = Callable[[str], None]
 
@@ -73,6 +73,16 @@ class Race:
         )
         return sum(ours == theirs for ours, theirs in pairs), before / sum(self.num_outputs)
 
+    def take(self, turn: Turn, said: dict[str, Any]) -> None:
+        """Write down a turn, and what the contestant said: its tokens, or the floor's other half."""
+        self.turns.append(turn)
+        if turn.name == FLOOR:
+            self.floor = {"reading": said["reading"], "num_steps": said["num_steps"]}
+            return
+        self.tokens[turn.name] = said["tokens"]
+        if OURS in self.tokens:
+            self.same[turn.name] = self.agreement(turn.name, self.tokens[OURS])
+
     def save(self, file: Path) -> None:
         """Whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +111,18 @@ def resumed(race: Race, file: Path, report: Report) -> Race:
     if found.conditions != race.conditions or found.num_outputs != race.num_outputs:
         report(f"{file} was measured under other conditions: starting anew")
         return race
+    found.failed.clear()  # they may do better today
     return found
 
 
 def missing(race: Race, names: Iterable[str], rounds: int) -> list[tuple[int, str]]:
-    """The turns that are still to be run, as they stand; a slow contestant sits out the even rounds."""
+    """The turns that are still to be run, as they stand. Who needs SLOW seconds sits out every second
+    round, who needs twice as many two of three, and so on."""
     done = {(turn.round, turn.name) for turn in race.turns}
-    slow = {turn.name for turn in race.turns if turn.seconds > SLOW}
-    all_turns = [
-        (number, name) for number in range(1, rounds + 1) for name in names if name not in race.failed
-    ]
-    return [turn for turn in all_turns if turn not in done and not (turn[0] % 2 == 0 and turn[1] in slow)]
+    period = {turn.name: 1 + int(turn.seconds // SLOW) for turn in race.turns}
+    left = [name for name in names if name not in race.failed]
+    turns = [(n, name) for n in range(rounds) for name in left if n % period.get(name, 1) == 0]
+    return [(n + 1, name) for n, name in turns if (n + 1, name) not in done]
 
 
 def run(
@@ -136,28 +147,30 @@ def run(
                 said = processes.serve(name, load.warm_up())
                 race.about[name] = {key: said[key] for key in ("versions", "settings")}
                 warm.add(name)
-            watch.groups = processes.groups(name)
-            waited = watch.wait()
-            start = usage(watch.groups)
-            said = processes.serve(name, load)
-            meanwhile = between(start, usage(watch.groups), waited)
+            said, meanwhile = served(name, load, processes, watch)
         except PeerError as error:
             race.failed[name] = str(error)
             report(f"{name} is out: {error}")
             continue
-        race.turns.append(
-            Turn(number, name, said["seconds"], meanwhile.waited, meanwhile.others, meanwhile.stolen)
+        race.take(
+            Turn(number, name, said["seconds"], meanwhile.waited, meanwhile.others, meanwhile.stolen), said
         )
-        if "tokens" in said:
-            race.tokens[name] = said["tokens"]
-            if OURS in race.tokens:
-                race.same[name] = race.agreement(name, race.tokens[OURS])
-        if name == FLOOR:
-            race.floor = {"reading": said["reading"], "num_steps": said["num_steps"]}
         noise = "" if meanwhile.is_quiet else f" (others took {meanwhile.others:.2f} cores)"
-        report(
-            f"{race.workload} {race.dtype}, round {number} of {rounds}: {name} {said['seconds']:.2f} s{noise}"
-        )
+        what = f"{race.workload} {race.dtype}, round {number} of {rounds}"
+        report(f"{what}: {name} {said['seconds']:.2f} s{noise}")
         if file:
             race.save(file)
     return race
+
+
+def served(name: str, load: Workload, processes: Processes, watch: Watch) -> tuple[dict[str, Any], Meanwhile]:
+    """One turn, on a machine that is as quiet as patience gets it. Raises PeerError."""
+    watch.groups = processes.groups(name)
+    waited = watch.wait()
+    start = usage(watch.groups)
+    said = processes.serve(name, load)
+    meanwhile = between(start, usage(watch.groups), waited)
+    lengths = [len(tokens) for tokens in said.get("tokens", [])]
+    if lengths and lengths != load.num_outputs:
+        raise PeerError(f"gave {sum(lengths)} tokens, but {sum(load.num_outputs)} were asked for")
+    return said, meanwhile

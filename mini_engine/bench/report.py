@@ -28,15 +28,17 @@ HEAD = [
 PAGE = """\
 # Benchmarks
 
-`mini-engine bench --all` measured this and wrote this page from [benchmarks.json](benchmarks.json).
+`mini-engine bench --all` measured this and wrote this page from [benchmarks.json](benchmarks.json);
+`mini-engine bench peers` installs those that need an environment of their own.
 
 {conditions}
 
-Everybody has the same weights, prompts (random tokens), output lengths (nothing ends a text early), number
-of threads and precision. Each is a process of its own, loaded and warmed up before its first turn. They take
-turns, round by round; whoever needs more than {slow} seconds sits out every second round. Seconds are medians
-over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest. Before
-a turn, the machine is waited for until others take less than {idle} cores.
+Everybody has the same weights (a quantized file is dequantized first), prompts (random tokens), output
+lengths (nothing ends a text early), number of threads and precision. Each is a process of its own, loaded
+and warmed up before its first turn. They take turns, round by round; whoever needs {slow} seconds sits out
+every second round, whoever needs twice as many two of three. Seconds are medians over the rounds. A ratio is
+taken round by round, and shown as its median, the least and the greatest. Before a turn, the machine is
+waited for until others take less than {idle} cores.
 
 *Same tokens* compares with the engine's own, greedily. Where some requests differ, it also gives the share of
 all tokens that lie before a request's first difference: from there on, the texts go different ways.
@@ -48,9 +50,9 @@ memory. In the column of ratios stands the part of the engine's time that it mak
 
 
 def rows(race: Race) -> list[list[str]]:
-    """A row a contestant, the quickest first; then the floors, then who failed, with the reason."""
+    """A row a contestant, the quickest first; then the floors, then who failed."""
     names = sorted((name for name in race.names() if name != FLOOR), key=race.rate, reverse=True)
-    return [_row(race, name) for name in names] + _floors(race) + [[n, why] for n, why in race.failed.items()]
+    return [_row(race, name) for name in names] + _floors(race) + [[name, "out"] for name in race.failed]
 
 
 def _row(race: Race, name: str) -> list[str]:
@@ -80,12 +82,20 @@ def table(race: Race) -> Table:
     shown = Table(*HEAD, header_style="bold", title=f"{race.workload}, {race.dtype}")
     for row in rows(race):
         shown.add_row(*row)
-    shown.caption, shown.caption_justify = noise(race), "left"
+    shown.caption, shown.caption_justify = "\n".join(remarks(race)), "left"
     return shown
 
 
+def remarks(race: Race) -> list[str]:
+    """Why somebody is out, how far bfloat16 leads away, and whether the machine was ours alone."""
+    found = [f"{name} is out: {why}" for name, why in race.failed.items()]
+    if race.as_float32:
+        shares = ", ".join(f"{name} {share:.0%}" for name, (_, share) in race.as_float32.items())
+        found.append(f"Tokens before a difference from the engine's in float32: {shares}.")
+    return [*found, noise(race)]
+
+
 def noise(race: Race) -> str:
-    """Whether the machine was ours alone."""
     taken = [turn.others + (turn.stolen or 0) for turn in race.turns if turn.others is not None]
     if not taken:
         return "What others computed meanwhile is not known on this system."
@@ -109,7 +119,7 @@ def machine() -> dict[str, Any]:
         "cpu": model[1] if model else platform.processor(),
         "instructions": [flag for flag in telling if flags and flag in flags[1].split()],
         "cores": os.cpu_count(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
 
@@ -132,14 +142,11 @@ def page(whole: dict[str, Any]) -> str:
     )
     parts = [PAGE.format(conditions=conditions, slow=SLOW, idle=IDLE), headline(races)]
     for race in races:
-        doc = (WORKLOADS[race.workload].__doc__ or "").strip()
-        parts.append(
-            f"## {race.workload}, {race.dtype}\n\n{doc}\n\n{markdown([HEAD, *rows(race)])}\n{noise(race)}\n"
-        )
-        if race.as_float32:
-            shares = ", ".join(f"{name} {share:.0%}" for name, (_, share) in race.as_float32.items())
-            parts.append(f"Tokens before a difference from the engine's in float32: {shares}.\n")
-    parts.append("## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)]))
+        title, doc = f"## {race.workload}, {race.dtype}", WORKLOADS[race.workload].__doc__ or ""
+        parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]
+    parts.append(
+        "## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)], "---")
+    )
     return "\n".join(parts)
 
 
@@ -156,16 +163,19 @@ def headline(races: list[Race]) -> str:
 
 
 def versions(races: list[Race]) -> list[list[str]]:
-    found = {name: about for race in races for name, about in race.about.items() if name != FLOOR}
-    return [
-        [name, ", ".join(f"{what} {v}" for what, v in about["versions"].items()), about["settings"]]
-        for name, about in found.items()
-    ]
+    """Of each contestant; settings that are others in another precision stand side by side."""
+    found: dict[str, tuple[str, dict[str, None]]] = {}
+    for race in races:
+        for name, about in race.about.items():
+            versions = ", ".join(f"{what} {version}" for what, version in about["versions"].items())
+            found.setdefault(name, (versions, {}))[1][about["settings"]] = None
+    return [[name, versions, " or ".join(s)] for name, (versions, s) in found.items() if name != FLOOR]
 
 
-def markdown(lines: list[list[str]]) -> str:
-    """A table: the first line is its head; what follows the first column is aligned right."""
+def markdown(lines: list[list[str]], rule: str = "---:") -> str:
+    """A table: the first line is its head; `rule` aligns the columns after the first."""
     width = len(lines[0])
     padded = [line + [""] * (width - len(line)) for line in lines]
-    rule = ["---", *["---:"] * (width - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:]))
+    return "".join(
+        f"| {' | '.join(line)} |\n" for line in (padded[0], ["---"] + [rule] * (width - 1), *padded[1:])
+    )

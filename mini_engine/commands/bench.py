@@ -78,3 +78,20 @@ def peers(
 
     for name in names or environments.REQUIREMENTS:
         typer.echo(f"{name} is in {environments.make(name, report)}")
+
+
+@app.command()
+def scheduler(
+    nano_vllm: Annotated[
+        Path | None, typer.Option(help="The source folder of nano-vllm, to be compared with.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each takes its turn.")] = 5,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 4096,
+) -> None:
+    """What scheduling costs without a model: schedule and update, traced or not. About 5 s a round."""
+    from mini_engine.bench import scheduler
+    from mini_engine.show.tables import print_table
+
+    contestants = scheduler.contestants(nano_vllm)
+    runs = scheduler.race(contestants, scheduler.Load.drawn(requests), rounds, report)
+    print_table(scheduler.table(runs))

@@ -1,5 +1,6 @@
 """`mini-engine simulate`: the engine's policy and slower ones on one workload, without a model."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,21 +33,19 @@ def simulate(
     from mini_engine.show.tables import comparison_table, print_table
     from mini_engine.sim import cost_model, workloads
     from mini_engine.sim.policies import BASELINES
-    from mini_engine.sim.simulate import simulate as run
+    from mini_engine.sim.simulate import compare
 
     names = baseline or list(BASELINES)
-    summaries, refused = {}, {}
     if out and len(names) > 1:
         raise ValueError("--out takes the trace of one baseline; name it with --baseline")
     cost = cost_model.fit(read_trace(fit)) if fit else cost_model.CostModel()
-    for name in names:
-        if workload.endswith(".jsonl"):
-            arrivals = workloads.read_arrivals(workload)
-        else:
-            arrivals = workloads.workload(workload, requests, rate=rate, seed=seed)
-        done = run(arrivals, name, cost=cost, keep=out or False)
-        refused[name] = done.num_refused
-        summaries[name] = done.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
+    arrivals = partial(workloads.workload, workload, requests, rate=rate, seed=seed)
+    if workload.endswith(".jsonl"):
+        arrivals = partial(workloads.read_arrivals, workload)
+    limits = {"ttft_limit": ttft_limit, "tpot_limit": tpot_limit}
+    done = compare(arrivals, names, **limits, cost=cost, keep=out or False)
+    summaries = {name: summary for name, (summary, _) in done.items()}
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
-    for name in filter(refused.get, refused):
-        typer.echo(f"{name} refused {refused[name]} of the requests: it could never have served them")
+    for name, (_, num_refused) in done.items():
+        if num_refused:
+            typer.echo(f"{name} refused {num_refused} of the requests: it could never have served them")

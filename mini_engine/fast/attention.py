@@ -17,6 +17,7 @@ from mini_engine.attention import PagedBackend
 from mini_engine.batch import Batch
 from mini_engine.fast.model import FastLM
 from mini_engine.interfaces import KVManager
+from mini_engine.model import CausalLM
 
 if TYPE_CHECKING:
     from mini_engine.parts import Parts
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 # and masking those costs about as much as another call.
 PADDING = 512
 TILE = 16  # rows of a chunk that a thread takes at a time
+
+
+def paged_backend(model: CausalLM, kv: KVManager, parts: Parts | None = None) -> PagedBackend:
+    """The paged backend that is made for this model."""
+    return FastBackend(model, kv, parts) if isinstance(model, FastLM) else PagedBackend(model, kv, parts)
 
 
 class FastBackend(PagedBackend):

@@ -1,7 +1,7 @@
 // Attention that reads the pages where they lie, and the small steps between two products.
 //
 // Kwon et al., PagedAttention (2023); the running softmax is Milakov and Gimelshein's (2018). Plain C++
-// without torch's headers: it builds in seconds. kernels.py builds it, calls it, and checks the shapes.
+// without torch's headers: it builds in seconds. kernels.py builds it and calls it.
 
 #include <algorithm>
 #include <cmath>
@@ -118,17 +118,28 @@ template <typename T> struct Pages {
     }
 };
 
+// One head of one row: load it as the sums need it, scaled, each number `step` apart; and store it.
+template <typename T>
+static void load_query(const Attention &a, int64_t row, int64_t head, Sum<T> *to, int64_t step) {
+    const T *from = (const T *)a.q + row * a.q_stride + head * a.head_dim;
+    const Sum<T> scale = 1 / std::sqrt(Sum<T>(a.head_dim));
+    for (int64_t d = 0; d < a.head_dim; d++) to[d * step] = load(from[d]) * scale;
+}
+
+template <typename T>
+static void store_out(const Attention &a, int64_t row, int64_t head, const Sum<T> *from, int64_t step, Sum<T> total) {
+    T *to = (T *)a.out + (row * a.heads + head) * a.head_dim;
+    for (int64_t d = 0; d < a.head_dim; d++) store(to[d], from[d * step] / total);
+}
+
 // One row, a decode. The head's numbers lie in the lanes: a page is read as it comes from memory, and
 // that is what the time goes into.
 template <typename T> static void attend_row(const Attention &a, const int64_t *tile, int64_t kv_head) {
     using S = Sum<T>;
     Pages<T> pages(a, tile, kv_head);
     const int64_t dim = pages.dim, vecs = dim / LANES<S>, group = a.heads / a.kv_heads;
-    const int64_t at = tile[1] * a.q_stride + kv_head * group * a.head_dim;
     std::vector<S> q(group * dim), out(group * dim), best(group, LOWEST), total(group), weight(pages.keys);
-    for (int64_t i = 0; i < group; i++)
-        for (int64_t d = 0; d < a.head_dim; d++)
-            q[i * dim + d] = load(((const T *)a.q)[at + i * a.head_dim + d]) / std::sqrt(S(a.head_dim));
+    for (int64_t i = 0; i < group; i++) load_query<T>(a, tile[1], kv_head * group + i, &q[i * dim], 1);
     for (int64_t start = 0; start <= pages.last; start += a.block_size) {
         const int64_t filled = pages.load_page(start);
         for (int64_t i = 0; i < group; i++) {
@@ -158,9 +169,8 @@ template <typename T> static void attend_row(const Attention &a, const int64_t *
             }
         }
     }
-    T *to = (T *)a.out + (tile[1] * a.heads + kv_head * group) * a.head_dim;
     for (int64_t i = 0; i < group; i++)
-        for (int64_t d = 0; d < a.head_dim; d++) store(to[i * a.head_dim + d], out[i * dim + d] / total[i]);
+        store_out<T>(a, tile[1], kv_head * group + i, &out[i * dim], 1, total[i]);
 }
 
 // Several rows of a chunk, and of each the query heads that share a key head: so many that each has a
@@ -172,13 +182,9 @@ template <typename T> static void attend_chunk(const Attention &a, const int64_t
     const int64_t first = tile[1], num = (tile[2] - first) * group, room = round_up(num, lanes);
     std::vector<S> q(room * dim), out(room * dim), best(room, LOWEST), total(room), limit(room);
     std::vector<S> weight(pages.keys * lanes);
-    auto lane = [&](std::vector<S> &x, int64_t i, int64_t d) -> S & {
-        return x[(i / lanes * dim + d) * lanes + i % lanes];
-    };
-    auto head_of = [&](int64_t i) { return kv_head * group + i % group; };
+    auto lane = [&](int64_t i) { return i / lanes * dim * lanes + i % lanes; };  // of query i, in q and out
     for (int64_t i = 0; i < num; i++) {
-        const T *from = (const T *)a.q + (first + i / group) * a.q_stride + head_of(i) * a.head_dim;
-        for (int64_t d = 0; d < a.head_dim; d++) lane(q, i, d) = load(from[d]) / std::sqrt(S(a.head_dim));
+        load_query<T>(a, first + i / group, kv_head * group + i % group, &q[lane(i)], lanes);
         limit[i] = a.positions[first + i / group];
     }
     for (int64_t start = 0; start <= pages.last; start += a.block_size) {
@@ -216,10 +222,8 @@ template <typename T> static void attend_chunk(const Attention &a, const int64_t
             }
         }
     }
-    for (int64_t i = 0; i < num; i++) {
-        T *to = (T *)a.out + ((first + i / group) * a.heads + head_of(i)) * a.head_dim;
-        for (int64_t d = 0; d < a.head_dim; d++) store(to[d], lane(out, i, d) / total[i]);
-    }
+    for (int64_t i = 0; i < num; i++)
+        store_out<T>(a, first + i / group, kv_head * group + i % group, &out[lane(i)], lanes, total[i]);
 }
 
 template <typename T> static void attend(const Attention &a) {

@@ -95,9 +95,8 @@ class _Attention(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of kernels.cpp for one type of number. Rows may be apart; a row lies in one piece."""
-
-    MAX_HEAD_DIM = 1024  # as in kernels.cpp
+    """The functions of kernels.cpp for one type of number. They take what FastLM and FastBackend have:
+    tensors on the CPU, each row in one piece, the rows of q, k and v a stride apart."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
         lib, name = ctypes.CDLL(str(path)), NAMES[dtype]
@@ -128,7 +127,7 @@ class Kernels:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """(N, 2 * size) to (N, size)."""
-        rows, size = len(gate_up), gate_up.shape[1] // 2
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out

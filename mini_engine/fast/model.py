@@ -52,19 +52,19 @@ class FastLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(token_ids.flatten(), self.embed_tokens.weight)
         cos, sin = self._angles(positions.flatten())
-        shape, eps = token_ids.shape, self.config.rms_norm_eps
+        shape, num_rows, eps = token_ids.shape, len(x), self.config.rms_norm_eps
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
         dim = self.config.head_dim
         delta: Tensor | None = None  # what the last product adds to x; added on the way into the next norm
         for i, layer in enumerate(self.blocks):
             qkv = layer.qkv(self.steps.add_rms_norm(x, delta, layer.input_norm, eps))
-            qkv = qkv.view(len(x), -1, dim)
+            qkv = qkv.view(num_rows, -1, dim)
             if layer.q_norm is not None:
                 qkv[:, :heads] = layer.q_norm(qkv[:, :heads])
                 qkv[:, heads : heads + kv_heads] = layer.k_norm(qkv[:, heads : heads + kv_heads])
             self.steps.rope(qkv[:, : heads + kv_heads], cos, sin)
             q, k, v = torch.split(qkv.view(*shape, -1, dim), [heads, kv_heads, kv_heads], dim=-2)
-            delta = layer.o(attend(i, q, k, v).reshape(len(x), -1))
+            delta = layer.o(attend(i, q, k, v).reshape(num_rows, -1))
             gate_up = layer.gate_up(self.steps.add_rms_norm(x, delta, layer.post_attention_norm, eps))
             delta = layer.down(self.steps.silu_mul(gate_up))
         if delta is not None:
@@ -73,7 +73,9 @@ class FastLM(CausalLM):
 
     def logits(self, hidden: Tensor) -> Tensor:
         rows = self.norm(hidden).reshape(-1, hidden.shape[-1])
-        return self.head(rows).view(*hidden.shape[:-1], self.config.vocab_size)
+        logits = self.head(rows).view(*hidden.shape[:-1], self.config.vocab_size)
+        # torch finds the largest of many bfloat16 values more slowly than it widens them.
+        return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (N, head_dim / 2); the kernels take them unrounded."""

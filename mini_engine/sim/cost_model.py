@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from mini_engine.trace import Fold, Header, StepTrace, Trace
+from mini_engine.trace import Fold, StepTrace, Trace
 
 # How a step's rows meet the model: the names that a trace's header has for its backend.
 BACKENDS = ("paged", "two-pass", "padded")
@@ -47,9 +47,11 @@ class CostModel:
             + self.per_kv_token * load.num_kv_tokens
         )
 
-    def clock(self, backend: str = "paged") -> Callable[[StepTrace], float]:
-        """The cost of a trace record, as VirtualClock wants it; takes a run's records in order."""
-        meter = LoadMeter(backend)
+    def clock(self, backend: str = "paged", fold: Fold | None = None) -> Callable[[StepTrace], float]:
+        """The cost of a trace record, as VirtualClock wants it; takes a run's records in order.
+
+        `fold` is one that takes the same records elsewhere, so that it need not be done twice."""
+        meter = LoadMeter(backend, fold)
         return lambda record: self.step_time(meter(record))
 
 
@@ -60,11 +62,11 @@ class LoadMeter:
     Raises ValueError for an unknown backend.
     """
 
-    def __init__(self, backend: str = "paged", header: Header | None = None):
+    def __init__(self, backend: str = "paged", fold: Fold | None = None):
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, but is {backend!r}")
         self.backend = backend
-        self.fold = Fold(header, keep_finished=False)
+        self.fold = fold or Fold(keep_finished=False)
 
     def __call__(self, record: StepTrace) -> StepLoad:
         views = self.fold.add(record)
@@ -86,7 +88,8 @@ def backend_of(trace: Trace) -> str:
 
 def step_loads(trace: Trace, backend: str | None = None) -> Iterator[StepLoad]:
     """The load of every step of a trace."""
-    return map(LoadMeter(backend or backend_of(trace), trace.header), trace.steps)
+    fold = Fold(trace.header, keep_finished=False)
+    return map(LoadMeter(backend or backend_of(trace), fold), trace.steps)
 
 
 def fit(trace: Trace, backend: str | None = None, *, steps: slice = slice(None)) -> CostModel:

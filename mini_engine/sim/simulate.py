@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mini_engine.block_manager import BlockManager
@@ -52,15 +54,48 @@ def simulate(
     if baseline not in BASELINES:
         raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, but is {baseline!r}")
     backend = BASELINES[baseline].backend
-    clock = VirtualClock((cost or CostModel()).clock(backend))
+    clock = VirtualClock(unit="ms")
     recorder = policy_recorder(baseline, replace(config, **settings), clock, backend, keep)
     metrics = Metrics(recorder.header)
+    clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
     recorder.consumers.append(metrics)
     try:
         num_refused = _serve(recorder, clock, workload)
         return Simulation(recorder.close("drained"), metrics, num_refused)
     finally:
         recorder.kept.discard()
+
+
+def compare(
+    workload: Callable[[], Iterable[Arrival]],
+    baselines: Iterable[str],
+    *,
+    ttft_limit: float | None = None,
+    tpot_limit: float | None = None,
+    **options: Any,
+) -> dict[str, tuple[Summary, int]]:
+    """One workload under several policies: of each the summary, and how many requests it refused.
+
+    Each runs in a process of its own, as many at a time as there are cores, where `workload` is called: a
+    function that can be pickled, say a `functools.partial` of `workloads.workload`. `options` are those
+    of `simulate`.
+    """
+    limits = {"ttft_limit": ttft_limit, "tpot_limit": tpot_limit}
+    serve = partial(_summarise, workload, limits, options)
+    names = list(baselines)
+    if len(names) == 1:
+        return {names[0]: serve(names[0])}
+    from concurrent.futures import ProcessPoolExecutor  # a browser has none
+
+    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
+        return dict(zip(names, pool.map(serve, names), strict=True))
+
+
+def _summarise(
+    workload: Callable[[], Iterable[Arrival]], limits: dict[str, Any], options: dict[str, Any], baseline: str
+) -> tuple[Summary, int]:
+    done = simulate(workload(), baseline, **options)
+    return done.summary(**limits), done.num_refused
 
 
 def policy_recorder(
@@ -115,7 +150,8 @@ def step(
             f"the scheduler scheduled nothing with {len(recorder.waiting)} requests waiting "
             f"and {len(recorder.running)} running"
         )
-    ending = [live[name] for name, n in scheduled.items() if n == live[name].num_new_tokens]
+    rows = ((live[name], num_tokens) for name, num_tokens in scheduled.items())
+    ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
     sampled = {request.request_id: [next_token(request)] for request in ending}
     stopped = {request.request_id for request in ending if stops(request)}
     for request in recorder.update(scheduled, sampled, stopped):

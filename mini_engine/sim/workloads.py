@@ -8,6 +8,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,12 @@ class Arrival:
             tokens = [*range(start, start + shared), *own[shared:]]
         else:
             tokens = list(own)
-        sampling = SamplingParams(temperature=0, max_tokens=self.output_length)
-        return Request(f"r{number}", tokens, sampling, self.priority)
+        return Request(f"r{number}", tokens, _greedy(self.output_length), self.priority)
+
+
+@lru_cache(4096)  # requests of one length share them: they never change
+def _greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens)
 
 
 # Changes to the defaults of `arrivals`.

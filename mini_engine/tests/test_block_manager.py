@@ -154,11 +154,11 @@ def test_allocation_does_not_search():
     [
         (lambda kv: kv._free.append(kv._free[0]), "free twice"),
         (lambda kv: kv._tables["a"].append(kv._tables["a"][0]), "'a' holds a block twice"),
-        (lambda kv: setattr(kv._blocks[kv._tables["a"][0]], "ref_count", 2), "counts 2 of 1 owners"),
+        (lambda kv: kv._ref_counts.__setitem__(kv._tables["a"][0], 2), "counts 2 of 1 owners"),
         (lambda kv: kv._free.append(kv._tables["a"][0]), "free and unowned blocks differ"),
         (lambda kv: kv._free.pop(), "free and unowned blocks differ"),
-        (lambda kv: setattr(kv._blocks[kv._free[0]], "hash", b"x"), "uncached free block has a hash"),
-        (lambda kv: kv._cache._blocks.clear(), "hash map is stale"),
+        (lambda kv: kv._cache.hashes.__setitem__(kv._free[0], b"x"), "uncached free block has a hash"),
+        (lambda kv: kv._cache._named.clear(), "hash map is stale"),
         (lambda kv: setattr(kv._cache, "num_blocks", 0), "count of cached blocks is off"),
     ],
 )

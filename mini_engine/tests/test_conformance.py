@@ -746,7 +746,7 @@ def test_29_when_drained_everything_is_back():
         engine = play(*random_workload(seed))
         engine.check_drained()
         kv = engine.kv
-        assert all(block.ref_count == 0 for block in kv._blocks)
+        assert not any(kv._ref_counts)
         assert kv._tables == {} and kv._num_published == {}
         taker = make_request("all", [0])
         kv.admit(taker)
@@ -855,11 +855,12 @@ class SharesToo(BlockManager):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._cache._lookup = self._lookup
+        self._cache._match = self._match
 
-    def _lookup(self, request, index, parent):
-        token_ids = self._cache._tokens(request, index)
-        return next((b for b in self._blocks if b.hash is not None and b.token_ids == token_ids), None)
+    def _match(self, named, token_ids, parent):
+        known = zip(self._cache.hashes, self._cache._token_ids, strict=True)
+        equal = [hash is not None and content == token_ids for hash, content in known]
+        return equal.index(True) if True in equal else None
 
 
 class FreesTooMuch(BlockManager):
@@ -867,7 +868,7 @@ class FreesTooMuch(BlockManager):
 
     def free(self, request):
         for block_id in self.block_table(request):
-            self._blocks[block_id].ref_count = 1
+            self._ref_counts[block_id] = 1
         super().free(request)
 
 

@@ -4,8 +4,10 @@ Each test runs with torch alone and with kernels.cpp, which is built here where 
 """
 
 import copy
+import gc
 import random
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -13,9 +15,10 @@ import torch.nn.functional as F
 
 from mini_engine.attention import PagedBackend, paged_attention, write_kv
 from mini_engine.backends.padded import PaddedBackend
+from mini_engine.backends.two_pass import TwoPassBackend
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
-from mini_engine.fast import kernels, onednn
+from mini_engine.fast import kernels, measure, onednn
 from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
 from mini_engine.fast.model import FastLM, prepare
 from mini_engine.model import sdpa
@@ -179,6 +182,22 @@ def test_it_is_the_default_where_it_applies_and_can_be_switched_off():
         Engine(small, fast="no")
 
 
+def test_the_unpacked_weights_are_kept_by_nobody():
+    """Who makes an engine of a model and drops the model has each matrix once."""
+    small = tiny_model(dtype="float32")
+    engine, gone = Engine(small), weakref.ref(small.layers[0].mlp.gate_up_proj.weight)
+    del small
+    gc.collect()
+    assert gone() is None and engine.model.config.num_hidden_layers == 2
+
+
+def test_two_passes_are_as_quick():
+    """What the engine is compared with computes its products and its attention the same way."""
+    for fast, kind in ((True, FastBackend), (False, PagedBackend)):
+        engine = Engine(tiny_model(dtype="float32"), parts=Parts(attend_backend=TwoPassBackend), fast=fast)
+        assert type(engine.backend.paged) is kind
+
+
 def test_the_trace_does_not_say_which():
     """Backend and parts are the engine's own either way."""
     headers = [
@@ -271,3 +290,17 @@ def test_tokens_on_smollm2(smollm2, dtype, way):
         assert tokens[0] == tokens[1]
     else:
         assert sum(a[0] == b[0] for a, b in zip(*tokens, strict=True)) >= 3
+
+
+def test_the_little_measurements_run(library, monkeypatch):
+    """At tiny sizes: a line for each product and number of rows, and for each kind of step."""
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    sizes = {"LAYERS": 1, "CACHE": 1, "ROWS": (1, 3), "PRODUCTS": {"small": (32, 48)}}
+    for name, value in (sizes | {"STEPS": {"two": [(1, 20), (5, 5)]}}).items():
+        monkeypatch.setattr(measure, name, value)
+    with torch.inference_mode():
+        assert [line[0] for line in measure.products(torch.float32, 1)] == ["small, 1", "small, 3"]
+        (line,) = measure.attention(torch.float32, 1)
+    assert line[0] == "two" and all(float(us.replace(",", "")) > 0 for us in line[1:])
+    with pytest.raises(SystemExit, match="fast.measure products"):
+        measure.main("everything")

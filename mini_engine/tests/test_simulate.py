@@ -1,6 +1,7 @@
 """The simulator against arithmetic, against the engine, and against a recording of a real run."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from mini_engine.request import SamplingParams
 from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
 from mini_engine.sim.policies import BASELINES
 from mini_engine.sim.resimulate import replay_workload, resimulate
-from mini_engine.sim.simulate import simulate
+from mini_engine.sim.simulate import compare, simulate
 from mini_engine.sim.workloads import WORKLOADS, Arrival, arrivals, read_arrivals, workload
 from mini_engine.trace import Header, Trace, first_difference, read_trace
 from mini_engine.trace.metrics import summary
@@ -400,3 +401,16 @@ def test_the_recording_of_a_real_run():
     ours = [record.t_end - record.t for record in simulated.steps]
     assert sum(ours[1::2]) == pytest.approx(sum(real[1::2]), rel=0.15)
     assert sum(ours) == pytest.approx(sum(real), rel=0.15)
+
+
+def test_policies_are_compared_in_processes_of_their_own():
+    """The same figures as one after the other, in the order asked for; an error there is raised here."""
+    load = partial(workload, "poisson", 40, seed=2)
+    names = ["static", "mixed", "prefill-first"]
+    done = compare(load, names, ttft_limit=200.0, keep=False)
+    assert list(done) == names
+    for name, found in done.items():
+        alone = simulate(load(), name, keep=False)
+        assert found == (alone.summary(ttft_limit=200.0), alone.num_refused)
+    with pytest.raises(ValueError, match="baseline must be one of .* but is 'fastest'"):
+        compare(load, ["mixed", "fastest"])

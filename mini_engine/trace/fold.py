@@ -50,7 +50,11 @@ class Fold:
                 self._block_size = header.config["block_size"]
 
     def add(self, record: StepTrace) -> dict[str, RequestView]:
-        """Take the next step; the views, by id. Raises ValueError for a request that was never QUEUED."""
+        """Take the next step; the views, by id. Raises ValueError for a request that was never QUEUED.
+
+        A record that it holds already changes nothing: a clock and what follows the run may share a fold."""
+        if record is self._record:
+            return self.views
         self.settle()
         self._record, self._num_events = record, len(record.events)
         self.step, self.t = record.step, record.t
@@ -59,8 +63,9 @@ class Fold:
         for request_id, blocks in record.blocks.items():
             self._view(request_id).blocks.extend(blocks)
             self.cached.difference_update(blocks)  # taken anew: what they held is gone
+        views = self.views
         for request_id, num_tokens in record.scheduled.items():
-            view = self._view(request_id)
+            view = views.get(request_id) or self._view(request_id)
             view.state, view.num_scheduled = "decode" if view.is_decode else "prefill", num_tokens
         self._end_requests(record.t_end)
         return self.views
@@ -71,14 +76,16 @@ class Fold:
         if record is None:
             return self.views
         self.step, self.t = record.step + 1, record.t_end
+        size = self._block_size
         for request_id, num_tokens in record.scheduled.items():
             view = self.views[request_id]
             before = view.num_computed_tokens
-            view.num_computed_tokens, view.num_scheduled = before + num_tokens, 0
-            if size := self._block_size:
-                self.cached.update(view.blocks[before // size : view.num_computed_tokens // size])
+            view.num_computed_tokens = computed = before + num_tokens
+            view.num_scheduled = 0
+            if size and computed % size < num_tokens:  # a block was filled
+                self.cached.update(view.blocks[before // size : computed // size])
         for request_id, token_ids in record.new_tokens.items():
-            view = self._view(request_id)
+            view = self.views.get(request_id) or self._view(request_id)
             if not token_ids:
                 continue
             if not view.num_output_tokens:

@@ -107,7 +107,7 @@ class Metrics:
 
     def __init__(self, header: Header):
         self.unit, self.config = header.unit, header.config
-        self._fold = Fold(header)
+        self.fold = Fold(header)
         self._is_whole = not header.requests  # so far: the first step may be a later one
         # When each output token was there; of a request that is older, from the last one before.
         self._times = {
@@ -128,11 +128,12 @@ class Metrics:
         """Take the next step's record."""
         if not self._num_steps:
             self._is_whole &= record.step == 0
-        self._fold.add(record)
+        self.fold.add(record)
         self._arrive(record)
         for request_id, token_ids in record.new_tokens.items():
-            self._times[request_id].extend([record.t_end] * len(token_ids))
-        self._fold.settle()
+            for _ in token_ids:
+                self._times[request_id].append(record.t_end)
+        self.fold.settle()
         self._num_steps += 1
         self._num_batched += record.num_batched_tokens
         used = self.config.get("num_blocks", 0) - record.num_free_blocks
@@ -141,7 +142,7 @@ class Metrics:
 
     def close(self, end: End | None) -> None:
         """Take the closing line, which may hold what came after the last step."""
-        self._fold.close(end)
+        self.fold.close(end)
         if end:
             self._arrive(end)
 
@@ -151,7 +152,7 @@ class Metrics:
                 self._times[event.id] = array("d")
 
     def requests(self) -> dict[str, RequestMetrics]:
-        return {name: self._request(view, self._gaps(name)) for name, view in self._fold.views.items()}
+        return {name: self._request(view, self._gaps(name)) for name, view in self.fold.views.items()}
 
     def _gaps(self, request_id: str) -> ndarray[Any, Any]:
         """The distances between output tokens that follow each other, as a numpy array."""
@@ -184,14 +185,14 @@ class Metrics:
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
         """Goodput as DistServe counts it (Zhong et al., 2024): completed within both limits, per
         unit of time. A request without a TPOT has none to exceed."""
-        views = self._fold.views
+        views = self.fold.views
         # Without their gaps: of a long run these are many, and only their distribution is asked for.
         requests = [self._request(view) for view in views.values()]
         steps, budget = self._num_steps, self.config.get("max_num_batched_tokens")
         num_blocks = self.config.get("num_blocks")
         arrivals = [view.t_queued for view in views.values() if view.t_queued is not None]
-        start = min(arrivals, default=self._fold.t) if steps else self._fold.t
-        duration = self._fold.t - start if self._is_whole else None
+        start = min(arrivals, default=self.fold.t) if steps else self.fold.t
+        duration = self.fold.t - start if self._is_whole else None
 
         def rate(amount: int) -> float | None:
             return amount / duration if duration else None

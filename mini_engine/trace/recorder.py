@@ -99,23 +99,26 @@ class Recorder:
         return found
 
     def schedule(self) -> dict[str, int]:
-        kv, t = self.kv, self.clock.now()
-        before, free = list(self.running), self.kv.num_free_blocks
-        needs = [(request.request_id, kv.num_new_blocks(request, 1)) for request in before]
+        kv, size, t = self.kv, self.kv.block_size, self.clock.now()
+        before, free = list(self.running), kv.num_free_blocks
+        # Only at the edge of a block can a request need one more.
+        at_edge = [request for request in before if request.num_computed_tokens % size == 0]
+        needs = {request: kv.num_new_blocks(request, 1) for request in at_edge}
         scheduled = self.scheduler.schedule()
-        events, self._events = self._events, []
-        preempted = self._preemptions(needs, free)
-        events += [*preempted, *self._admissions({request.request_id for request in before})]
+        running, events, self._events = list(self.running), self._events, []
+        gone, admitted = _changes(before, running)
+        preempted = self._preemptions(gone, needs, free)
+        events += [*preempted, *self._admissions(admitted)]
         self._record = StepTrace(
             step=self.step,
             t=t,
             t_end=t,
             scheduled=dict(scheduled),
             num_batched_tokens=sum(scheduled.values()),
-            num_running=len(self.running),
+            num_running=len(running),
             num_waiting=len(self.waiting),
             blocked=self._blocked(scheduled, bool(preempted)),
-            blocks=self._new_blocks(),
+            blocks=self._new_blocks(scheduled, at_edge, admitted),
             new_tokens={},
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
@@ -128,12 +131,14 @@ class Recorder:
     ) -> list[Request]:
         if self._record is None:
             raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
-        known = {r.request_id: len(r.output_token_ids) for r in self.running if r.request_id in sampled}
+        known: dict[str, int] = {}
+        if sum(map(len, sampled.values())) > len(sampled):  # of several tokens some may be dropped
+            known = {request.request_id: len(request.output_token_ids) for request in self.running}
         finished = self.scheduler.update(scheduled, sampled, stopped)
         record, self._record = self._record, None
         self.clock.advance(record)
         record.t_end = self.clock.now()
-        record.new_tokens = {request_id: list(tokens) for request_id, tokens in sampled.items()}
+        record.new_tokens = dict(sampled)
         for request in finished:
             name = request.request_id
             self._num_blocks_seen.pop(name, None)
@@ -162,24 +167,22 @@ class Recorder:
 
     # ------------------------------------------------------------------------- what a step is made of
 
-    def _preemptions(self, needs: list[tuple[str, int]], free: int) -> list[Event]:
-        """Of the requests that ran before: those that are gone, for the first that was short of blocks."""
-        running = {request.request_id for request in self.running}
-        gone = [name for name, _ in needs if name not in running]
-        short = _first_short(needs, running, free)
-        total = sum(num_blocks for _, num_blocks in needs)
-        for name in gone:
-            self._num_blocks_seen.pop(name, None)
-        return [Preempted(name, short or name, total, free) for name in gone]
+    def _preemptions(self, gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
+        """Of the requests that ran before and are gone: for the first of the others that was short."""
+        if not gone:
+            return []
+        short, total = _first_short(needs, set(gone), free), sum(needs.values())
+        for request in gone:
+            self._num_blocks_seen.pop(request.request_id, None)
+        return [Preempted(r.request_id, (short or r).request_id, total, free) for r in gone]
 
-    def _admissions(self, before: set[str]) -> list[Event]:
+    def _admissions(self, admitted: list[Request]) -> list[Event]:
         events: list[Event] = []
-        for request in self.running:
-            if request.request_id not in before:
-                cached = request.num_computed_tokens // self.kv.block_size
-                blocks = self.kv.block_table(request)[:cached]
-                events.append(Scheduled(request.request_id, request.num_computed_tokens, blocks))
-                self._num_blocks_seen[request.request_id] = cached
+        for request in admitted:
+            cached = request.num_computed_tokens // self.kv.block_size
+            blocks = self.kv.block_table(request)[:cached]
+            events.append(Scheduled(request.request_id, request.num_computed_tokens, blocks))
+            self._num_blocks_seen[request.request_id] = cached
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
@@ -200,14 +203,21 @@ class Recorder:
             return Blocked("memory", request.request_id, needs, kv.num_free_blocks)
         return Blocked("none", request.request_id)  # it could have been admitted: a bug of the scheduler
 
-    def _new_blocks(self) -> dict[str, list[int]]:
+    def _new_blocks(
+        self, scheduled: dict[str, int], at_edge: list[Request], admitted: list[Request]
+    ) -> dict[str, list[int]]:
+        """Of the requests that can have got any; several tokens may go beyond the edge of a block, too."""
+        growing = [*at_edge, *admitted]
+        several = {name for name, num_tokens in scheduled.items() if num_tokens > 1}
+        if several.difference(request.request_id for request in growing):
+            growing = list(self.running)
         new_blocks = {}
-        for request in self.running:
-            table = self.kv.block_table(request)
-            seen = self._num_blocks_seen.get(request.request_id, 0)
+        for request in growing:
+            name, table = request.request_id, self.kv.block_table(request)
+            seen = self._num_blocks_seen.get(name, 0)
             if len(table) > seen:
-                new_blocks[request.request_id] = table[seen:]
-                self._num_blocks_seen[request.request_id] = len(table)
+                new_blocks[name] = table[seen:]
+                self._num_blocks_seen[name] = len(table)
         return new_blocks
 
 
@@ -240,10 +250,18 @@ def _view(request: Request, scheduler: SchedulerLike) -> RequestView:
     return view
 
 
-def _first_short(needs: list[tuple[str, int]], survivors: set[str], free: int) -> str | None:
+def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:
+    """The running requests that are gone, and those that are new."""
+    if after[: len(before)] == before:  # as good as always
+        return [], after[len(before) :]
+    were, are = set(before), set(after)
+    return [r for r in before if r not in are], [r for r in after if r not in were]
+
+
+def _first_short(needs: dict[Request, int], gone: set[Request], free: int) -> Request | None:
     """The first surviving request that could not have grown with the blocks that were free."""
-    for request_id, num_blocks in needs:
+    for request, num_blocks in needs.items():
         free -= num_blocks
-        if free < 0 and num_blocks and request_id in survivors:
-            return request_id
-    return next((i for i, n in needs if n and i in survivors), None)
+        if free < 0 and num_blocks and request not in gone:
+            return request
+    return next((r for r, num_blocks in needs.items() if num_blocks and r not in gone), None)

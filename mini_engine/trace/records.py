@@ -108,7 +108,8 @@ class RequestView(Record):
 
     @property
     def is_decode(self) -> bool:
-        return self.num_output_tokens > 0 and self.num_new_tokens == 1
+        known = self.num_prompt_tokens + self.num_output_tokens
+        return self.num_output_tokens > 0 and known - self.num_computed_tokens == 1
 
 
 @dataclass(slots=True)

@@ -112,7 +112,7 @@ def digest(submission: Submission, settings: Settings) -> str:
 def course(lab_id: str) -> str:
     """Changes with what judges a lab."""
     lab, total = find_lab(lab_id), hashlib.blake2b(digest_size=16)
-    names = ("solution.py", "model.py", "storm.py", "lab.toml", "fingerprints.json")
+    names = ("solution.py", "model.py", "storm.py", "elsewhere.py", "lab.toml", "fingerprints.json")
     kit = lab.path.parent / "kit"
     files = [lab.file(name) for name in names]
     files += [
@@ -249,10 +249,11 @@ def grade_task(
     failing = [case for case, result in zip(played, whole, strict=True) if not result.passed][:ENOUGH]
     by_itself = sandbox.run(source, [json.loads(case.script) for case in failing], **alone)
     passed = sum(judged(lab, case, n, by_itself).passed for n, case in enumerate(failing))
+    grade.passed, grade.total = passed, len(failing)
     if passed == len(failing):
         grade.state, grade.earned = WAITS, task.points
         return grade
-    grade.state, grade.passed, grade.total = WRONG, passed, len(failing)
+    grade.state = WRONG
     if by_itself.ended or by_itself.broken:
         return grade
     rest = [case for case in played if not (case.hidden or case in failing)]

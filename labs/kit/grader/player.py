@@ -1,6 +1,7 @@
 """Plays scripts on a submission, inside a sandbox. What it answers is a claim, and checked outside."""
 
 import json
+import sys
 import types
 from typing import Any, BinaryIO
 
@@ -11,7 +12,8 @@ from labs.kit.toys.storms import Script
 
 def play(request: dict[str, Any], out: BinaryIO) -> None:
     """A line of JSON for each script that came to an end; {"broken": why} if the file does not load."""
-    module = types.ModuleType("submission")
+    module = sys.modules["submission"] = types.ModuleType("submission")  # where a dataclass looks itself up
+    module.__dict__["__source__"] = request["source"]  # for a storm that asks what loading it needs
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
         if request["others"]:  # the other tasks' code, for a task that is judged by itself

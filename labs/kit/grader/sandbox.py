@@ -52,8 +52,9 @@ def course_for(lab: Lab, folder: Path) -> Path:
         copy(ROOT / name, folder / name)
     for name in INSIDE:
         copy(ROOT / "labs/kit/grader" / name, folder / "labs/kit/grader" / name)
-    for name in ("lab.toml", "storm.py", "scenarios.py"):  # scenarios: some storms draw from them
-        copy(lab.file(name), folder / "labs" / lab.id / name)
+    for name in ("lab.toml", "storm.py", "scenarios.py", "elsewhere.py"):  # what some storms need
+        if lab.file(name).exists():
+            copy(lab.file(name), folder / "labs" / lab.id / name)
     copy(ROOT / "mini_engine", folder / "mini_engine")
     for module, names in twins(lab).items():
         path = folder / f"{module.replace('.', '/')}.py"

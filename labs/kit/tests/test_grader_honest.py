@@ -21,8 +21,20 @@ ALTERNATIVES = [  # but for those that build on the engine's answers, which no s
     for path in sorted((Path(__file__).parent / "alternatives").glob("lab_*.py"))
     if not imports(path.read_text("utf-8")) & {"mini_engine.block_manager.BlockManager"}
 ]
-SOAK = bool(os.environ.get("SOAK"))  # all bugs of the zoo, which takes minutes; else every twentieth
+SOAK = bool(os.environ.get("SOAK"))  # all bugs of the zoo, which takes minutes; else some
 ZOO = [(lab_id, bug) for lab_id in lab_ids() for bug in find_lab(lab_id).bugs if not bug.storm]
+RIGHT_BUT = (  # what they answer is right, and how they come to it is not
+    "sorted-at-every-pop",
+    "mask-on-the-cpu",
+    "batch-on-the-cpu",
+    "free-list-searched",
+    "counted-by-the-tables",
+    "torch-at-the-top",
+    "built-in-hash",
+    "salt-is-every-parent",
+    "function-of-the-module",
+)
+SOME = [(lab_id, bug) for n, (lab_id, bug) in enumerate(ZOO) if n % 20 == 0 or bug.id in RIGHT_BUT]
 
 
 def graded(lab_id: str, source: str, **settings):
@@ -46,9 +58,7 @@ def test_right_but_different_solutions_earn_all(path):
     assert lab.earned == lab.points, [case.said for case in lab.cases if not case.passed][:1]
 
 
-@pytest.mark.parametrize(
-    ("lab_id", "bug"), ZOO if SOAK else ZOO[::20], ids=lambda one: getattr(one, "id", one)
-)
+@pytest.mark.parametrize(("lab_id", "bug"), ZOO if SOAK else SOME, ids=lambda one: getattr(one, "id", one))
 def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, bug):
     lab = find_lab(lab_id)
     found = graded(lab_id, bug.apply(lab.file("solution.py").read_text("utf-8")))
@@ -60,6 +70,14 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, b
         if task.state != WRONG:
             assert (task.state, task.earned, task.waits_for) == (WAITS, task.points, wrong[0].task)
     assert {task.name for task in wrong} <= {bug.title, ""}
+
+
+def test_a_file_may_define_what_it_likes():
+    """A dataclass whose annotations are text looks up its own module."""
+    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    own = "from __future__ import annotations\nimport dataclasses\n\n"
+    own += "@dataclasses.dataclass\nclass Row:\n    number: int\n\n"
+    assert graded("lab-01", own + source).earned == 100
 
 
 def test_what_is_not_written_costs_its_own_points_alone():

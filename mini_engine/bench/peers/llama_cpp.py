@@ -8,6 +8,7 @@ import ctypes
 from typing import Any
 
 import llama_cpp as c
+import numpy as np
 
 BATCH = 512  # tokens in a call, as in llama.cpp's own programs (n_ubatch)
 KV_TYPES = {"float32": c.GGML_TYPE_F32, "bfloat16": c.GGML_TYPE_F16}  # bytes alike; F16 is its quickest
@@ -91,7 +92,5 @@ class Peer:
         return {i: self.best(row) for i, row in ends.items()}
 
     def best(self, row: int) -> int:
-        import numpy as np
-
         logits = c.llama_get_logits_ith(self.context, row)
         return int(np.ctypeslib.as_array(logits, (self.vocab_size,)).argmax())

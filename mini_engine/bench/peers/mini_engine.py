@@ -72,6 +72,8 @@ class Served:
 
     def __init__(self, model: CausalLM, variant: str) -> None:
         settings, fast = SETTINGS.copy(), FAST.get(variant, True)
+        if variant not in FAST | BASELINES:
+            raise ValueError(f"no variant {variant!r}; there are {', '.join([*FAST, *BASELINES][1:])}")
         if variant not in FAST:
             settings["parts"] = Parts(**policy_parts(variant))
             settings["enable_prefix_caching"] = BASELINES[variant].backend != "padded"
@@ -79,7 +81,8 @@ class Served:
         self.llm, self.model = LLM.from_engine(self.engine), self.engine.model
         with_kernel = isinstance(self.model, FastLM) and self.model.kernels
         how = "the C++ kernel" if with_kernel else "torch alone" if fast else "model.py and attention.py"
-        self.settings = f"{how}, 64 sequences, 512 tokens a step"
+        policy = "" if variant in FAST else f"{BASELINES[variant].about}; "
+        self.settings = f"{policy}{how}, 64 sequences, 512 tokens a step"
         self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore

@@ -23,6 +23,8 @@ class Peer:
     def variant(self, name: str) -> tuple[Any, str]:
         if name == "batch":
             return self.continuous, f"generate_batch, {BUDGET} tokens a step, pages of {PAGE}"
+        if name and not name.isdigit():
+            raise ValueError(f"no variant {name!r}; there are batch, and numbers, the size of a static batch")
         return partial(self.static, int(name or 0)), f"generate, static batches of {name or 'all'}"
 
     @torch.inference_mode()

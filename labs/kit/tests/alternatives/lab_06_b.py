@@ -5,7 +5,6 @@ import hashlib
 from collections import deque
 
 from mini_engine.block_manager import BlockManager as EngineBlockManager
-from mini_engine.prefix_cache import Block
 
 
 def hash_block(parent, token_ids):
@@ -24,12 +23,12 @@ class BlockManager(EngineBlockManager):
         for _ in range(num_blocks):
             if not self._free:
                 oldest, _ = self._free_cached.popitem(last=False)
-                self._cache.forget(self._blocks[oldest])
+                self._cache.forget(oldest)
                 self._free.append(oldest)
             block_id = self._free.popleft()
-            self._blocks[block_id].ref_count = 1
+            self._ref_counts[block_id] = 1
             taken.append(block_id)
         return taken
 
 
-__all__ = ["Block", "BlockManager", "hash_block"]
+__all__ = ["BlockManager", "hash_block"]

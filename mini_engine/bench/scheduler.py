@@ -1,0 +1,173 @@
+"""What scheduling itself costs: the seconds in `schedule` and `update` over a workload without a model.
+
+The contestants are the engine's scheduler, the same under a Recorder, and nano-vllm's, read from a folder
+that the user names. They take turns, in CPU time, so that a noisy machine is noisy to all.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import process_time
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from rich.table import Table
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.interfaces import SchedulerLike
+from mini_engine.request import Request, SamplingParams
+from mini_engine.scheduler import Scheduler
+from mini_engine.trace import Recorder
+
+SLOTS, BUDGET, BLOCK_SIZE, NUM_BLOCKS = 256, 8192, 16, 20_000
+TOKEN = 7  # what every row samples: which token it is costs nothing
+
+
+@dataclass
+class Load:
+    """Prompts of random tokens, and how many tokens each request puts out."""
+
+    prompts: list[list[int]]
+    num_outputs: list[int]
+
+    @classmethod
+    def drawn(cls, num_requests: int = 4096, seed: int = 0) -> Load:
+        """Prompts of 100 to 512 tokens, outputs of 64 to 256."""
+        rng = random.Random(seed)
+        prompts = [rng.choices(range(32_000), k=rng.randint(100, 512)) for _ in range(num_requests)]
+        return cls(prompts, [rng.randint(64, 256) for _ in range(num_requests)])
+
+
+@dataclass
+class Run:
+    """One pass over the load: CPU seconds in schedule and update, their calls, the rows they served."""
+
+    seconds: float
+    num_steps: int
+    num_rows: int
+
+
+Contestant = Callable[[Load], Run]
+
+
+def mini_engine(load: Load, traced: bool = False) -> Run:
+    kv = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    scheduler: SchedulerLike = Scheduler(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
+    if traced:
+        scheduler = Recorder(scheduler)
+    requests: dict[str, Request] = {}
+    for i, (prompt, num_outputs) in enumerate(zip(load.prompts, load.num_outputs, strict=True)):
+        requests[f"r{i}"] = Request(f"r{i}", prompt, SamplingParams(max_tokens=num_outputs))
+        scheduler.add(requests[f"r{i}"])
+    run = Run(0.0, 0, 0)
+    while scheduler.has_work:
+        start = process_time()
+        scheduled = scheduler.schedule()
+        run.seconds += process_time() - start
+        ending = (name for name, n in scheduled.items() if n == requests[name].num_new_tokens)
+        sampled = {name: [TOKEN] for name in ending}
+        start = process_time()
+        scheduler.update(scheduled, sampled)
+        run.seconds += process_time() - start
+        run.num_steps, run.num_rows = run.num_steps + 1, run.num_rows + len(scheduled)
+    return run
+
+
+def nano_vllm(folder: Path) -> Contestant:
+    """nano-vllm's scheduler, from its source folder. Raises ValueError if that is not one."""
+    engine = _nano_vllm_modules(folder)
+
+    def serve(load: Load) -> Run:
+        engine.Sequence.block_size = BLOCK_SIZE
+        limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": BUDGET}
+        pool = {"kvcache_block_size": BLOCK_SIZE, "num_kvcache_blocks": NUM_BLOCKS}
+        scheduler = engine.Scheduler(SimpleNamespace(eos=-1, **limits, **pool))
+        for prompt, num_outputs in zip(load.prompts, load.num_outputs, strict=True):
+            scheduler.add(engine.Sequence(prompt, engine.SamplingParams(max_tokens=num_outputs)))
+        run = Run(0.0, 0, 0)
+        while not scheduler.is_finished():
+            start = process_time()
+            sequences, is_prefill = scheduler.schedule()
+            run.seconds += process_time() - start
+            sampled = [TOKEN] * len(sequences)
+            start = process_time()
+            scheduler.postprocess(sequences, sampled, is_prefill)
+            run.seconds += process_time() - start
+            run.num_steps, run.num_rows = run.num_steps + 1, run.num_rows + len(sequences)
+        return run
+
+    return serve
+
+
+def _nano_vllm_modules(folder: Path) -> Any:
+    """Its Scheduler, Sequence and SamplingParams, without the model that its package would import."""
+    if not (folder / "nanovllm" / "engine" / "scheduler.py").is_file():
+        raise ValueError(f"{folder} is not nano-vllm's source: it has no nanovllm/engine/scheduler.py")
+    package, config = ModuleType("nanovllm"), ModuleType("nanovllm.config")
+    package.__path__ = [str(folder / "nanovllm")]
+    config.Config = SimpleNamespace  # type: ignore[attr-defined]  # theirs imports transformers
+    sys.modules |= {"nanovllm": package, "nanovllm.config": config}
+    try:
+        from nanovllm.engine.scheduler import Scheduler  # type: ignore[import-not-found]
+        from nanovllm.engine.sequence import Sequence  # type: ignore[import-not-found]
+        from nanovllm.sampling_params import SamplingParams  # type: ignore[import-not-found]
+    except ModuleNotFoundError as error:
+        raise ValueError(f"nano-vllm's scheduler needs {error.name}: pip install {error.name}") from None
+    finally:  # another folder may be asked for next
+        for name in [name for name in sys.modules if name.partition(".")[0] == "nanovllm"]:
+            del sys.modules[name]
+    return SimpleNamespace(Scheduler=Scheduler, Sequence=Sequence, SamplingParams=SamplingParams)
+
+
+def reference_loop() -> float:
+    """CPU seconds of a million appends to a deque and as many poplefts: how quick this Python is."""
+    queue: deque[int] = deque()
+    start = process_time()
+    for i in range(1_000_000):
+        queue.append(i)
+        queue.popleft()
+    return process_time() - start
+
+
+def contestants(nano_vllm_folder: Path | None = None) -> dict[str, Contestant]:
+    """The last one is what the others are compared with."""
+    named: dict[str, Contestant] = {"traced": partial(mini_engine, traced=True), "mini-engine": mini_engine}
+    if nano_vllm_folder:
+        named["nano-vllm"] = nano_vllm(nano_vllm_folder)
+    return named
+
+
+def race(
+    contestants: dict[str, Contestant], load: Load, rounds: int, report: Callable[[str], None]
+) -> dict[str, list[Run]]:
+    """Let the contestants take turns; `report` gets a line a turn."""
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
+    for number in range(1, rounds + 1):
+        for name, serve in contestants.items():
+            gc.collect()
+            runs[name].append(serve(load))
+            report(f"round {number} of {rounds}: {name} {runs[name][-1].seconds:.2f} s")
+    return runs
+
+
+def table(runs: dict[str, list[Run]]) -> Table:
+    """Medians, and the ratios to the last contestant, taken round by round."""
+    *_, baseline = runs
+    shown = Table("", "seconds", "steps", "us a step", "us a row", f"time / {baseline}", header_style="bold")
+    for name, rounds in runs.items():
+        one, seconds = rounds[0], statistics.median(run.seconds for run in rounds)
+        ratios = [a.seconds / b.seconds for a, b in zip(rounds, runs[baseline], strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        per_step, per_row = 1e6 * seconds / one.num_steps, 1e6 * seconds / one.num_rows
+        shown.add_row(name, f"{seconds:.2f}", str(one.num_steps), f"{per_step:.0f}", f"{per_row:.2f}", spread)
+    shown.caption = f"a million deque.append and popleft took {reference_loop():.3f} s"
+    shown.caption_justify = "left"
+    return shown

@@ -1,0 +1,137 @@
+"""What fast/ gains, part by part: python -m mini_engine.fast.measure products|attention [DTYPE [THREADS]]
+
+Microseconds a call, at the sizes of SmolLM2-135M. The ways take turns, each on weights or pages that
+the caches have forgotten, and medians are shown. docs/performance.md says what came of it; the whole
+engine is measured by `mini-engine bench`.
+"""
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from mini_engine.attention import PagedBackend
+from mini_engine.batch import build_batch
+from mini_engine.block_manager import BlockManager
+from mini_engine.fast import kernels
+from mini_engine.fast.attention import FastBackend
+from mini_engine.fast.model import FastLM
+from mini_engine.fast.onednn import Linear
+from mini_engine.interfaces import Row
+from mini_engine.loading.checkpoint import DTYPES
+from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.request import Request, SamplingParams
+
+SMOLLM2 = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 2048, tie_word_embeddings=True)
+PRODUCTS = {"gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}  # columns in, columns out
+ROWS = (1, 8, 32, 128, 512)
+CACHE = 2**27  # bytes: more than a processor's caches hold
+LAYERS = 8  # so many layers' pages together, too
+WAYS = ("attention.py", "torch", "kernel")
+# Requests as (new tokens, tokens in all).
+STEPS = {
+    "1 decode at 100": [(1, 100)],
+    "32 decodes at 60 to 320": [(1, random.Random(i).randint(60, 320)) for i in range(32)],
+    "4 decodes at 2,000": [(1, 2000)] * 4,
+    "4 first chunks of 130": [(130, 130)] * 4,
+    "a chunk, 1,488 to 2,000": [(512, 2000)],
+}
+
+
+def medians(ways: Mapping[str, Callable[[int], object]], num_copies: int, rounds: int) -> dict[str, float]:
+    """Microseconds of each way's call on copy 0, 1, 2 … of what it reads, after a round to warm up."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 1):
+        for way, call in ways.items():
+            for copy in range(num_copies):
+                start = time.perf_counter()
+                call(copy)
+                if turn:
+                    seconds[way].append(time.perf_counter() - start)
+    return {way: 1e6 * statistics.median(all_seconds) for way, all_seconds in seconds.items()}
+
+
+def products(dtype: torch.dtype, rounds: int = 3) -> Iterator[list[str]]:
+    """A line for each matrix and number of rows: plain, packed, how often quicker, GB and GFLOP a second."""
+    for name, (columns_in, columns_out) in PRODUCTS.items():
+        size = columns_in * columns_out * dtype.itemsize
+        plain = [torch.randn(columns_out, columns_in, dtype=dtype) for _ in range(max(2, CACHE // size))]
+        packed = [Linear(weight) for weight in plain]
+        for rows in ROWS:
+            x = torch.randn(rows, columns_in, dtype=dtype)
+            ways = {"F.linear": partial(_plain, plain, x), "packed": partial(_packed, packed, x)}
+            took = medians(ways, len(plain), rounds)
+            speed = size / took["packed"] / 1e3, 2 * rows * columns_in * columns_out / took["packed"] / 1e3
+            ratio = f"{took['F.linear'] / took['packed']:.2f}"
+            yield [
+                f"{name}, {rows}",
+                *(f"{us:,.0f}" for us in took.values()),
+                ratio,
+                *(f"{s:.0f}" for s in speed),
+            ]
+
+
+def _plain(weights: list[Tensor], x: Tensor, copy: int) -> Tensor:
+    return F.linear(x, weights[copy])
+
+
+def _packed(linears: list[Linear], x: Tensor, copy: int) -> Tensor:
+    return linears[copy](x)
+
+
+def attention(dtype: torch.dtype, rounds: int = 10) -> Iterator[list[str]]:
+    """A line for each kind of step: one layer's attention by attention.py, by torch, by the kernel."""
+    config = replace(SMOLLM2, num_hidden_layers=LAYERS, vocab_size=8)
+    model = CausalLM(config).to(dtype).requires_grad_(False)
+    kv = BlockManager(600, 16, enable_prefix_caching=False)
+    backends = [PagedBackend(model, kv), *(FastBackend(FastLM(model, way), kv) for way in (False, True))]
+    for name, requests in STEPS.items():
+        rows = [_row(kv, str(i), *request) for i, request in enumerate(requests)]
+        heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+        qkv = torch.randn(sum(row.num_tokens for row in rows), sum(heads), config.head_dim, dtype=dtype)
+        q, k, v = torch.split(qkv, heads, dim=1)
+        calls = [partial(backend.attend, build_batch(rows, kv), q=q, k=k, v=v) for backend in backends]
+        took = medians(dict(zip(WAYS, calls, strict=True)), LAYERS, rounds)
+        yield [name, *(f"{us:,.0f}" for us in took.values())]
+        for row in rows:
+            kv.free(row.request)
+
+
+def _row(kv: BlockManager, request_id: str, num_new: int, length: int) -> Row:
+    """A request that has computed all but `num_new` of its tokens, its pages in no order."""
+    request = Request(request_id, [0] * length, SamplingParams(max_tokens=1))
+    kv.admit(request)
+    random.Random(0).shuffle(kv.block_table(request))
+    request.num_computed_tokens = length - num_new
+    return Row(request, num_new, True)
+
+
+@torch.inference_mode()
+def main(what: str = "", dtype: str = "float32", threads: str = "2") -> None:
+    measures = {
+        "products": (products, ["matrix, rows", "F.linear", "packed", "ratio", "GB/s", "GFLOP/s"]),
+        "attention": (attention, ["step", *WAYS]),
+    }
+    if what not in measures or dtype not in DTYPES or not threads.isdigit():
+        raise SystemExit(__doc__)
+    if what == "attention" and kernels.load(DTYPES[dtype]) is None:
+        raise SystemExit("the kernels are not built; run mini-engine kernels build")
+    torch.set_num_threads(int(threads))
+    measure, columns = measures[what]
+    table = Table(*columns, title=f"{dtype}, {threads} threads, microseconds", header_style="bold")
+    for line in measure(DTYPES[dtype]):
+        table.add_row(*line)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
