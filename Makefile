@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
-.PHONY: help demo test test-fast soak check pictures pages clean
+.PHONY: help demo test test-fast soak check docs pictures pages clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
@@ -21,6 +21,7 @@ help:
 	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
 	@echo 'make soak        long proofs: thousands of further scripts, every known mistake graded'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
+	@echo 'make docs        the book, into docs/_build/site; no network needed'
 	@echo 'make pages       labs to write in a web page, in out/pages; it needs npm'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
 	@echo 'make clean       away with .venv and out'
@@ -30,7 +31,7 @@ demo: $(VENV)/installed
 
 # A learner's starter.py is work in progress; make check and CI want it as it was generated.
 test: LEARNING := $(if $(CI),,yes)
-test: check
+test: check docs
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
 	@echo 'notebooks: every cell gives what is saved'
 	@$(PYTEST) --dist loadfile --nbval notebooks
@@ -44,10 +45,13 @@ test-fast: $(VENV)/installed
 soak: $(VENV)/installed
 	@SOAK=1 $(PYTEST) $(patsubst %,labs/kit/tests/test_%.py,storm grader_honest browser)
 
+SPHINX := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet \
+	--conf-dir docs --doctree-dir docs/_build/doctrees .
+
 OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
 STRICT = $(if $(LEARNING),,--strict)
 
-SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives browser check cli diagnose edition panel plugin) \
+SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives browser check cli diagnose docs edition panel plugin) \
 	$(patsubst %,mini_engine/tests/test_%.py,oracle_engine oracle_model player)
 
 check: $(VENV)/installed
@@ -57,6 +61,10 @@ check: $(VENV)/installed
 	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports --no-logo)
 	@rm -rf $(KEPT)
 	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
+
+docs: $(VENV)/installed
+	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)
+	@echo 'open docs/_build/site/index.html'
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }
@@ -76,4 +84,4 @@ pages: $(VENV)/installed
 	@$(BIN)/python -m labs.kit.browser.build out/pages
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) out docs/_build

@@ -6,14 +6,11 @@ from io import TextIOWrapper
 
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.commands import app
-from labs.kit.learner.screen import complain
+from labs.kit.learner.screen import App, complain
 
 
-def main() -> None:
-    """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
+def every_command() -> App:
+    """The learner's commands, and those of authors and instructors where this edition has them."""
     if find_spec("labs.kit.author"):  # the student edition has none
         from labs.kit.author.commands import check, export, generate
 
@@ -24,8 +21,16 @@ def main() -> None:
 
         for command in COMMANDS:
             app.command()(command)
+    return app
+
+
+def main() -> None:
+    """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
     try:
-        app(prog_name="python -m labs")
+        every_command()(prog_name="python -m labs")
     except (LabError, OSError) as error:
         complain(str(error))
         sys.exit(2)

@@ -201,6 +201,21 @@ def show_hint(lab: Lab, task_name: str | None, again: int | None = None) -> None
         say(f"that was the last one{left}")
 
 
+@app.command()
+def quiz(
+    topic: Annotated[
+        str | None, typer.Argument(help="One of the topics. Without it, they are listed.", show_default=False)
+    ] = None,
+) -> None:
+    """Answer the book's questions on a topic; a wrong answer is explained."""
+    from labs.kit.learner.quiz import ask, find_topic, list_topics
+
+    if topic is None:
+        list_topics()
+    else:
+        ask(find_topic(topic))
+
+
 def names(lab: Lab) -> list[str]:
     """Its tasks, as short as they may be typed."""
     return [task.name.split(".")[-1].strip("_") for task in lab.tasks]

@@ -1,0 +1,184 @@
+"""What the book adds to Sphinx: quizzes, links to the glossary, and directives that a forge does not show.
+
+A comment `<!-- {name} argument -->` in a page is the directive `name`, its further lines the body. So a
+page reads as plain Markdown elsewhere, and the table of contents or a quiz appears only in the book.
+"""
+
+import html
+import re
+import shutil
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util.docutils import SphinxDirective
+
+DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
+HIDDEN = re.compile(r"^<!-- \{([\w-]+)\} ?([^\n]*?)(?:\n(.*?))?[ \n]-->$", re.M | re.S)
+GLOSSARY = "docs/glossary"
+LINKED = ("docs/concepts/", "labs/", "docs/errors", "docs/reading-a-trace", "docs/guide")
+
+
+def show_hidden(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Comments that are directives become directives, and links to folders plain text."""
+
+    def directive(found: re.Match[str]) -> str:
+        # Some pages are there in some editions of the course only.
+        there = [
+            line
+            for line in (found[3] or "").splitlines()
+            if "*" not in line or any(ROOT.glob(line[1:] + ".*"))
+        ]
+        return "\n".join([f"````{{{found[1]}}} {found[2]}", *there, "````"])
+
+    def link(found: re.Match[str]) -> str:
+        return found[1] if (folder / found[2]).is_dir() else found[0]
+
+    folder = Path(app.env.doc2path(docname)).parent
+    source[0] = re.sub(r"\[([^]\n]+)\]\(([^)\s:#]+)\)", link, HIDDEN.sub(directive, source[0]))
+
+
+# ------------------------------------------------------------------------------------------ quizzes
+
+
+@cache
+def quizzes() -> dict[str, Any]:
+    return tomllib.loads((DOCS / "quizzes.toml").read_text("utf-8"))
+
+
+class Quiz(SphinxDirective):
+    """`<!-- {quiz} preemption -->`: the questions of a topic in quizzes.toml. Each answer is a <details>, so
+    that a click shows whether it is right and why, without any script."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(DOCS / "quizzes.toml"))
+        topic = quizzes().get(self.arguments[0])
+        if topic is None:
+            raise ExtensionError(
+                f"quizzes.toml has no topic {self.arguments[0]!r}; it has {', '.join(quizzes())}"
+            )
+        found: list[nodes.Node] = [raw('<div class="quiz">')]
+        for number, question in enumerate(topic["question"], 1):
+            found += [raw(f'<div class="question"><div class="number">Question {number}</div>')]
+            found += self.parse_text_to_nodes(question["ask"])
+            for answer in question["answer"]:
+                right = answer.get("right", False)
+                kind, verdict = ("right", "Right.") if right else ("wrong", "Not so.")
+                found.append(raw(f'<details class="choice {kind}"><summary>'))
+                found += self.parse_text_to_nodes(answer["text"])
+                found.append(raw(f'</summary><div class="why"><strong>{verdict}</strong>'))
+                found += self.parse_text_to_nodes(answer["why"])
+                found.append(raw("</div></details>"))
+            found.append(raw("</div>"))
+        return [*found, raw("</div>")]
+
+
+def raw(text: str) -> nodes.raw:
+    return nodes.raw("", text, format="html")
+
+
+# ----------------------------------------------------------------------------------------- glossary
+
+
+@cache
+def terms() -> dict[str, tuple[str, str]]:
+    """Each term of glossary.md, in lower case: the anchor of its heading, and its first sentence."""
+    found = {}
+    text = (DOCS / "glossary.md").read_text("utf-8")
+    for heading, body in re.findall(r"^## (.+?)\n+(.*?)(?=\n\n|\Z)", text, re.M | re.S):
+        plain = re.sub(r"\[([^\]]+)\]\([^)]+\)|[`*]", r"\1", " ".join(body.split()))
+        anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for name in re.sub(r"[`)]", "", heading.replace(" (", ", ")).split(", "):
+            found[name.lower()] = (anchor, plain.partition(". ")[0])
+    return found
+
+
+@cache
+def pattern() -> re.Pattern[str]:
+    longest = sorted(terms(), key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, longest))})(?:s|es)?(?![\w-])", re.I)
+
+
+def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """In each page the first use of a term leads to the glossary."""
+    if app.builder.format != "html" or not docname.startswith(LINKED) or docname == GLOSSARY:
+        return
+    to = app.builder.get_relative_uri(docname, GLOSSARY)
+    seen: set[str] = set()
+    for node in list(doctree.findall(nodes.Text)):
+        if not _is_prose(node):
+            continue
+        if isinstance(node.parent, nodes.literal):
+            if (name := str(node).lower()) in terms() and terms()[name][0] not in seen:
+                seen.add(terms()[name][0])
+                place = node.parent
+                place.parent.replace(place, _link(to, name, place.deepcopy()))
+            continue
+        if pieces := _pieces(str(node), to, seen):
+            node.parent.replace(node, pieces)
+
+
+def _is_prose(node: nodes.Node) -> bool:
+    kinds = (nodes.reference, nodes.title, nodes.literal_block, nodes.raw, nodes.caption, nodes.image)
+    chain = node.parent
+    prose = False
+    while chain is not None:
+        if isinstance(chain, kinds) or "number" in getattr(chain, "attributes", {}).get("classes", ()):
+            return False
+        prose = prose or isinstance(chain, nodes.paragraph)
+        chain = chain.parent
+    return prose
+
+
+def _pieces(text: str, to: str, seen: set[str]) -> list[nodes.Node]:
+    pieces: list[nodes.Node] = []
+    done = 0
+    for match in pattern().finditer(text):
+        name = match[0].lower()
+        name = next((n for n in (name, name[:-1], name[:-2]) if n in terms()), None)
+        if name is None or terms()[name][0] in seen:
+            continue
+        seen.add(terms()[name][0])
+        pieces += [nodes.Text(text[done : match.start()]), _link(to, name, nodes.Text(match[0]))]
+        done = match.end()
+    return [*pieces, nodes.Text(text[done:])] if pieces else []
+
+
+def _link(to: str, name: str, shown: nodes.Node) -> nodes.reference:
+    anchor, meaning = terms()[name]
+    return nodes.reference(
+        "", "", shown, refuri=f"{to}#{anchor}", reftitle=meaning, classes=["term"], internal=True
+    )
+
+
+# ------------------------------------------------------------------------------------------- the rest
+
+
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """The site's own address leads to the book's first page; what the theme brings and no page uses goes."""
+    if error is None and app.builder.name == "html":
+        static = Path(app.outdir, "_static")
+        shutil.rmtree(static / "locales", ignore_errors=True)
+        for unused in static.rglob("*.map"):
+            unused.unlink()
+        first = html.escape(app.builder.get_target_uri(app.config.root_doc))
+        page = (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mini-engine</title>'
+            f'<meta http-equiv="refresh" content="0; url={first}"><a href="{first}">mini-engine</a></html>\n'
+        )
+        Path(app.outdir, "index.html").write_text(page, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("source-read", show_hidden)
+    app.connect("doctree-resolved", link_terms)
+    app.connect("build-finished", finish)
+    app.add_directive("quiz", Quiz)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

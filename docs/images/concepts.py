@@ -1,0 +1,190 @@
+"""Pictures of docs/concepts, from runs; the other pictures there are those of the labs.
+
+python docs/images/concepts.py [NAME ...]
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from labs.kit import FakeKV, drive
+from labs.kit.judge import loading
+from mini_engine.show import figures
+from mini_engine.show.figures import style
+from mini_engine.sim.cost_model import CostModel, StepLoad
+from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.simulate import simulate
+from mini_engine.sim.workloads import Arrival, workload
+from mini_engine.trace import replay
+from mini_engine.trace.metrics import request_metrics
+
+FOLDER = Path(__file__).with_name("concepts")
+
+
+def step_cost() -> Any:
+    """What a step costs by the number of its tokens, on the course's cost model: nearly flat up to some ten
+    tokens, where reading the weights is all of it, and in proportion to the tokens from some hundred on."""
+    cost = CostModel()
+    tokens = [2**n for n in range(13)]
+    time = [cost.step_time(StepLoad(1, n, n)) for n in tokens]
+    axes = style.panels(None, 1, 2, 2.6, gridspec_kw={"wspace": 0.28})
+    for ax, values, label in (
+        (axes[0], time, "a step takes (ms)"),
+        (axes[1], [t / n for t, n in zip(time, tokens, strict=True)], "a token costs (ms)"),
+    ):
+        style.frame(ax, xlabel="tokens in the step", ylabel=label)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.plot(tokens, values, "o-", color=style.BLUE, markersize=4)
+        ax.set_xticks([1, 16, 256, 4096], ["1", "16", "256", "4096"])
+    axes[0].set_yticks([8, 30, 100, 300], ["8", "30", "100", "300"])
+    axes[1].set_yticks([0.1, 1, 8], ["0.1", "1", "8"])
+    return tuple(axes)
+
+
+def batching() -> Any:
+    """Busy slots in each step, for eight groups of one answer of 500 tokens and seven of 10. Static batching
+    has all eight busy for 10 steps of every 500 and one for the rest; continuous batching keeps all eight
+    busy until the queue is empty."""
+    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "long_prefill_token_threshold": 0}
+    lengths = ([500] + [10] * 7) * 8
+    scenario = {
+        "name": "64 in line",
+        "config": {"num_blocks": 4000, **settings},
+        "requests": [{"id": f"r{i}", "prompt": 1, "max_tokens": n} for i, n in enumerate(lengths)],
+        "max_steps": 5000,
+    }
+    runs = [drive(BASELINES[way](FakeKV(4000), **settings), scenario) for way in ("static", "mixed")]
+    return figures.utilisation(*runs)
+
+
+def two_counters() -> Any:
+    """num_tokens and num_computed_tokens of one request in each step. Its prompt of 9 is computed at once;
+    then both counters climb, one token apart; a preemption sets the computed ones to 0; on the way back it
+    finds most of its own blocks in the prefix cache."""
+    scenarios = loading.load("lab-06", "scenarios")
+    scenario = scenarios.NAMED["preempted, and back through its own blocks"]
+    trace = scenarios.run(loading.namespace("lab-06", "solution"), scenario)
+    name = next(event.id for record in trace.steps for event in record.events if event.type == "PREEMPTED")
+    steps, known, computed, states = [], [], [], []
+    for record, views in replay(trace):
+        view = views.get(name)
+        if view is None or view.state == "finished":
+            continue
+        steps.append(record.step)
+        known.append(view.num_prompt_tokens + view.num_output_tokens + len(record.new_tokens.get(name, ())))
+        computed.append(view.num_computed_tokens + view.num_scheduled)
+        states.append(view.state)
+    ax = style.one_panel(None, 2.8)
+    style.frame(ax, xlabel="engine step", ylabel="tokens")
+    ax.step(steps, known, where="mid", color=style.VERMILLION, lw=2, label="num_tokens")
+    ax.step(steps, computed, where="mid", color=style.BLUE, lw=2, label="num_computed_tokens")
+    ax.fill_between(
+        steps, computed, known, step="mid", color=style.LIGHT_ORANGE, alpha=0.6, label="left to compute"
+    )
+    out = [step for step, state in zip(steps, states, strict=True) if state in ("preempted", "waiting")]
+    if out:
+        ax.axvspan(min(out) - 0.5, max(out) + 0.5, color=style.PALE, label="preempted, waiting")
+    style.add_legend(ax)
+    return ax
+
+
+def swap_or_recompute() -> Any:
+    """What it costs to bring a victim back, by the length of its sequence, for a model of 8 billion
+    parameters: copying keys and values out and in at 25 GB/s grows slowly, computing them
+    anew grows eight times as fast. By arithmetic, not measured."""
+    tokens = list(range(0, 4001, 250))
+    swap = [2 * n * 128 * 1024 / 25e9 * 1e3 for n in tokens]
+    recompute = [n * CostModel().per_token for n in tokens]
+    ax = style.one_panel(None, 2.6)
+    style.frame(ax, xlabel="tokens of the victim", ylabel="ms")
+    ax.plot(tokens, recompute, color=style.VERMILLION, lw=2, label="recompute, 0.08 ms a token")
+    ax.plot(tokens, swap, color=style.BLUE, lw=2, label="swap, 128 KiB a token, out and in at 25 GB/s")
+    style.add_legend(ax, ncols=1)
+    return ax
+
+
+def waste() -> Any:
+    """KV slots that five requests take in each step of a run: in blocks of four hardly more than the tokens
+    that they hold, with 40 slots reserved for each up to 200, more than the pool has."""
+    scenario = {
+        "name": "five in a pool of twenty",
+        "config": {"max_num_batched_tokens": 16, "max_num_seqs": 6, "num_blocks": 20, "block_size": 4},
+        "requests": [
+            {"id": "a", "prompt": 13, "max_tokens": 10}, {"id": "b", "prompt": 6, "max_tokens": 18},
+            {"id": "c", "prompt": 21, "max_tokens": 6, "at": 2},
+            {"id": "d", "prompt": 9, "max_tokens": 12, "at": 3},
+            {"id": "e", "prompt": 5, "max_tokens": 8, "at": 6},
+        ],
+    }  # fmt: skip
+    from mini_engine.block_manager import BlockManager
+    from mini_engine.scheduler import Scheduler
+
+    kv = BlockManager(20, 4, enable_prefix_caching=False, watermark=0)
+    trace = drive(Scheduler(kv, max_num_batched_tokens=16, max_num_seqs=6), scenario)
+    return figures.waste(trace, max_model_len=40)
+
+
+def metrics() -> Any:
+    """One request on a time line of milliseconds: it arrives, waits in the queue, its prompt is
+    computed, and its tokens come. From arrival to the first token is TTFT; each gap between two
+    tokens is an ITL; their mean is TPOT."""
+    arrivals = [Arrival(0, 200, 6), Arrival(0, 200, 11), Arrival(10, 300, 14), Arrival(60, 700, 4)]
+    trace = simulate(arrivals, max_num_batched_tokens=256, max_num_seqs=2).trace
+    name = "r2"
+    found = request_metrics(trace)[name]
+    queued = next(e.t for r in trace.steps for e in r.events if e.type == "QUEUED" and e.id == name)
+    times = [record.t_end - queued for record in trace.steps if name in record.new_tokens]
+    ax = style.one_panel(None, 1.9)
+    ax.set(xlim=(-0.03 * times[-1], times[-1] * 1.04), ylim=(-1.5, 1.5), yticks=[])
+    ax.spines[["left", "right", "top"]].set_visible(False)
+    ax.set_xlabel("ms since the request arrived", fontsize=9, color=style.INK)
+    ax.tick_params(colors=style.INK, labelsize=8)
+    for start, end, colour in (
+        (0, found.queue_time, style.GREY),
+        (found.queue_time, times[0], style.BLUE),
+        (times[0], times[-1], style.LIGHT_ORANGE),
+    ):
+        ax.barh(0, end - start, left=start, height=0.5, color=colour)
+    ax.plot(times, [0] * len(times), "o", color=style.DARK, markersize=5, zorder=3)
+    spans = (
+        (0, times[0], 0.75, f"TTFT {times[0]:.0f} ms"),
+        (times[0], times[-1], 0.75, f"TPOT {found.tpot:.1f} ms, the mean of the gaps"),
+        (0, found.queue_time, -0.75, f"queue {found.queue_time:.0f} ms"),
+        (found.queue_time, times[0], -0.75, "prefill"),
+    )
+    widest = max(range(1, len(times)), key=lambda i: times[i] - times[i - 1])
+    spans += (
+        (times[widest - 1], times[widest], -0.75, f"longest ITL {times[widest] - times[widest - 1]:.0f} ms"),
+    )
+    for start, end, y, words in spans:
+        ax.annotate("", (start, y), (end, y), arrowprops={"arrowstyle": "<->", "color": style.INK, "lw": 1})
+        ax.text(
+            (start + end) / 2, y + (0.22 if y > 0 else -0.5), words, ha="center", fontsize=8, color=style.INK
+        )
+    return ax
+
+
+def ways() -> Any:
+    """Output tokens a second and the longest gap between two tokens, for seven ways to serve the same 120
+    requests on the course's cost model. One at a time is slowest and has the shortest gap; the padded
+    rectangle has by far the longest; the continuous ways are at the top."""
+    given: dict[str, Any] = {"max_num_seqs": 16, "num_blocks": 1024, "enable_prefix_caching": False}
+    runs = {way: simulate(workload("poisson", 120, rate=40), way, **given).trace for way in BASELINES}
+    return figures.ladder(runs)
+
+
+PICTURES = (step_cost, batching, two_counters, swap_or_recompute, waste, metrics, ways)
+
+
+def main(*names: str) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for picture in PICTURES:
+        if not names or picture.__name__ in names:
+            path = FOLDER / f"{picture.__name__.replace('_', '-')}.png"
+            figures.save(picture(), path, alt=" ".join((picture.__doc__ or "").split()), dpi=130)
+            print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

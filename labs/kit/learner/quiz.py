@@ -1,0 +1,112 @@
+"""`python -m labs quiz`: the book's questions on a terminal. A wrong answer says why, and may be mended."""
+
+import random
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from labs.kit.judge.manifest import LABS_DIR, LabError
+from labs.kit.learner.screen import WIDEST, filled, say
+
+FILE = LABS_DIR.parent / "docs" / "quizzes.toml"
+LETTERS = "abcdef"
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    why: str
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    ask: str
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class Topic:
+    name: str
+    title: str
+    page: str
+    questions: tuple[Question, ...]
+
+
+@cache
+def topics() -> dict[str, Topic]:
+    """The topics of docs/quizzes.toml, in reading order. Raises LabError where the file is missing."""
+    try:
+        entries: dict[str, dict[str, Any]] = tomllib.loads(FILE.read_text("utf-8"))
+    except OSError as error:
+        raise LabError(f"the questions are in docs/quizzes.toml, which cannot be read: {error}") from error
+    return {
+        name: Topic(name, entry["title"], entry["page"], tuple(map(_question, entry["question"])))
+        for name, entry in entries.items()
+    }
+
+
+def _question(entry: dict[str, Any]) -> Question:
+    return Question(entry["ask"], tuple(Answer(**answer) for answer in entry["answer"]))
+
+
+def find_topic(name: str) -> Topic:
+    """A topic by its name. Raises LabError naming all of them."""
+    if name not in topics():
+        raise LabError(f"no quiz is called {name!r}; there is {', '.join(topics())}")
+    return topics()[name]
+
+
+def list_topics() -> None:
+    for topic in topics().values():
+        say(f"{topic.name:<11}{len(topic.questions)}  {topic.title}")
+    say()
+    say("python -m labs quiz NAME asks them; q ends")
+
+
+def ask(topic: Topic, read: Callable[[str], str] = input) -> tuple[int, int]:
+    """Ask a topic's questions; how many were right at the first try, and how many were answered.
+
+    Answers stand in an order drawn anew each time, so that nobody learns letters.
+    """
+    right = asked = 0
+    say(f"{topic.title}: {len(topic.questions)} questions. A letter answers, q ends.")
+    for number, question in enumerate(topic.questions, 1):
+        answers = random.sample(question.answers, len(question.answers))
+        say()
+        _tell(f"{number}. {question.ask}")
+        for letter, answer in zip(LETTERS, answers, strict=False):
+            _tell(f"   {letter}) {answer.text}", 3)
+        first = _until_right(answers, read)
+        if first is None:
+            break
+        right, asked = right + first, asked + 1
+    say()
+    say(f"{right} of {asked} right at the first try; more in {topic.page}")
+    return right, asked
+
+
+def _until_right(answers: list[Answer], read: Callable[[str], str]) -> bool | None:
+    """True if the first answer was right, False if a later one was, None to stop."""
+    tries, letters = 0, LETTERS[: len(answers)]
+    while True:
+        try:
+            said = read("> ").strip().lower()
+        except EOFError:
+            return None
+        if said == "q":
+            return None
+        if len(said) != 1 or said not in letters:
+            say(f"a letter, please: {', '.join(letters)}, or q to end")
+            continue
+        answer = answers[letters.index(said)]
+        _tell(("Right. " if answer.right else "Not so. ") + answer.why)
+        if answer.right:
+            return tries == 0
+        tries += 1
+
+
+def _tell(text: str, hang: int = 0) -> None:
+    say(filled(text.replace("`", ""), WIDEST, hang=hang))

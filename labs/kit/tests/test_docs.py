@@ -1,0 +1,322 @@
+"""The book: links and anchors, commands, snippets, what it says of runs, and the built pages."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from labs.kit.judge.manifest import LABS_DIR
+
+ROOT = LABS_DIR.parent
+DOCS = ROOT / "docs"
+OWN = sorted([*DOCS.glob("*.md"), *DOCS.glob("concepts/*.md")])
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *OWN, *sorted(LABS_DIR.glob("lab-*/*.md"))]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+def prose(text: str) -> str:
+    """A page without its listings and comments."""
+    return re.sub(r"<!--.*?-->", "", FENCE.sub("", text), flags=re.S)
+
+
+@cache
+def anchors(path: str) -> set[str]:
+    """What headings of a page can be linked to by, as forges and the book name them."""
+    found = re.findall(r"^#{1,4} (.+)$", prose((ROOT / path).read_text("utf-8")), re.M)
+    plain = (re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", heading) for heading in found)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+
+
+# ------------------------------------------------------------------------------------- links, pictures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_files_and_to_headings_that_are_there(name):
+    page = ROOT / name
+    text = prose(page.read_text("utf-8"))
+    for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file.relative_to(ROOT).as_posix()), target
+    for label in re.findall(r"\]\[([\w-]+)\]", text):
+        assert re.search(rf"^\[{label}\]: https://", text, re.M), label
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda page: page.name)
+def test_pictures_say_what_they_show(page):
+    for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", prose(page.read_text("utf-8"))):
+        assert len(words) > 40 or target.endswith(("architecture.png",)), target
+
+
+def script(name: str):
+    """A module of docs/images, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_images_{name}", DOCS / "images" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_picture_of_the_concepts_is_made_by_the_script_and_shown():
+    names = {f"{picture.__name__.replace('_', '-')}.png" for picture in script("concepts").PICTURES}
+    assert names == {path.name for path in (DOCS / "images" / "concepts").glob("*.png")}
+    shown = " ".join(page.read_text("utf-8") for page in DOCS.glob("concepts/*.md"))
+    assert all(f"../images/concepts/{name}" in shown for name in names)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("concepts/*.md")), ids=lambda page: page.stem)
+def test_a_concept_is_one_page_with_a_picture_before_the_prose(page):
+    text = page.read_text("utf-8")
+    assert 300 <= len(prose(text).split()) <= 700
+    assert text.split("\n\n")[1].startswith("![")
+
+
+# ------------------------------------------------------------------------------- what blocks claim to say
+
+
+def snippets() -> list[tuple[str, str, str]]:
+    """Each error of the gallery: its heading, the code, and what that says."""
+    text = (DOCS / "errors.md").read_text("utf-8")
+    found = []
+    for section in text.split("\n## ")[1:]:
+        (_, code), (_, said) = FENCE.findall(section)[:2]
+        found.append((section.partition("\n")[0], code, " ".join(said.split())))
+    return found
+
+
+@pytest.mark.parametrize("code, said", [pytest.param(c, s, id=h) for h, c, s in snippets()])
+def test_an_error_of_the_gallery_says_what_the_page_says(code, said):
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "<errors.md>", "exec"), {"__name__": "errors"})
+        really = out.getvalue()
+    except Exception as error:
+        really = f"{type(error).__name__}: {error}"
+    assert " ".join(really.split()) == said
+
+
+def test_an_error_of_the_gallery_has_a_cause_and_a_fix():
+    for section in (DOCS / "errors.md").read_text("utf-8").split("\n## ")[1:]:
+        assert "**Cause.**" in section and "**Fix.**" in section, section
+
+
+BUGS = script("real_bugs")
+
+
+@pytest.mark.parametrize("case", BUGS.CASES, ids=lambda case: case.name)
+def test_a_real_bug_departs_as_its_page_shows(case):
+    page = (DOCS / "real-bugs.md").read_text("utf-8")
+    if case.name in ("found-too-early", "old-name"):
+        assert "```text\n" + case.text() + "\n```" in page
+    else:
+        assert case.text() in page
+    if case.picture:
+        assert f"(images/bugs/{case.name}.png)" in page
+        assert (DOCS / "images" / "bugs" / f"{case.name}.png").is_file()
+    if case.caught_by:
+        assert f"`{case.caught_by}`" in page
+        assert f"def {case.caught_by}(" in (LABS_DIR / case.lab / "test_lab.py").read_text("utf-8")
+
+
+def test_a_step_of_a_trace_is_read_from_one_that_parses():
+    (block,) = (
+        body
+        for kind, body in FENCE.findall((DOCS / "reading-a-trace.md").read_text("utf-8"))
+        if kind == "json"
+    )
+    step = json.loads(block)
+    assert step["num_batched_tokens"] == sum(step["scheduled"].values())
+
+
+# ----------------------------------------------------------------------------------------- commands
+
+COMMAND = re.compile(
+    r"^(?:LAB_IMPL=\w+ )?((?:mini-engine|python -m labs(?!\.)|make|pytest)\b.*?)(?:\s{2,}#.*| #.*)?$"
+)
+
+
+def commands(name: str) -> set[str]:
+    """The commands of a page, from its listings and from code in its prose."""
+    text = (ROOT / name).read_text("utf-8")
+    lines = [
+        line.removeprefix("$ ")
+        for kind, body in FENCE.findall(text)
+        if kind in ("", "console", "sh")
+        for line in body.splitlines()
+    ]
+    lines += [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", FENCE.sub("", text))]
+    return {
+        re.split(r" [|;&>]", match[1])[0].strip() for line in lines if (match := COMMAND.match(line.strip()))
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_have_the_options_that_are_shown(name):
+    for line in commands(name):
+        words = shlex.split(line)
+        if words[0] == "make":
+            targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+            assert all(word in targets or "=" in word for word in words[1:]), line
+        elif words[0] != "pytest":
+            parsed(words)
+
+
+def parsed(words: list[str]) -> None:
+    """Hold the words against the real command; nothing is run."""
+    import typer
+
+    if words[0] == "mini-engine":
+        from mini_engine.commands import app
+
+        rest = words[1:]
+    else:
+        from labs.__main__ import every_command
+
+        app, rest = every_command(), words[3:]
+    command = typer.main.get_command(app)
+    while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
+        name, *rest = rest
+        assert name in command.commands, f"{' '.join(words)}: there is no command {name}"
+        command = command.commands[name]
+    if "..." not in rest:
+        shown = [re.sub(r"^(DIR|FOLDER|FILE|LAB|SUBMISSIONS|REPORT)$", ".", word) for word in rest]
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {
+            "--help"
+        }
+        assert {word.partition("=")[0] for word in shown if word.startswith("-")} <= known, " ".join(words)
+        arguments = [param for param in command.params if param.param_type_name == "argument"]
+        assert arguments or not [
+            w for i, w in enumerate(shown) if not w.startswith("-") and not _is_value(shown, i)
+        ]
+
+
+def _is_value(words: list[str], index: int) -> bool:
+    return index > 0 and words[index - 1].startswith("-")
+
+
+RUN = re.compile(
+    r"mini-engine (simulate|trace (summary|timeline|export|fit) out/trace|generate --prompt)"
+    r"|python -m labs quiz"
+)
+RUNNING = sorted(
+    {
+        line
+        for name in NAMES
+        if name.startswith(("README", "docs/"))
+        for line in commands(name)
+        if RUN.match(line)
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder in which the demo has run."""
+    folder = tmp_path_factory.mktemp("desk")
+    ran("mini-engine demo", folder)
+    assert (folder / "out" / "trace.jsonl").is_file()
+    return folder
+
+
+@pytest.mark.parametrize("line", RUNNING)
+def test_finite_commands_that_need_no_network_run(line, desk):
+    ran(line, desk)
+
+
+def ran(line: str, folder) -> None:
+    words = shlex.split(line)
+    start = ["-m", "mini_engine"] if words[0] == "mini-engine" else ["-m", "labs"]
+    rest = words[1:] if words[0] == "mini-engine" else words[3:]
+    code = (
+        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); "
+        f"runpy.run_module({start[1]!r}, run_name='__main__', alter_sys=True)"
+    )
+    # The checkout's own code, in a folder where files may be written.
+    run = subprocess.run(
+        [sys.executable, "-c", code, *rest],
+        cwd=folder,
+        input="q\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+# ----------------------------------------------------------------------------------------- the built pages
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The book, built as `make docs` builds it."""
+    pytest.importorskip("sphinx_book_theme", reason="the extra docs is not installed")
+    pytest.importorskip("myst_nb", reason="the extra docs is not installed")
+    out = tmp_path_factory.mktemp("book")
+    line = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-c",
+        "docs",
+        "-d",
+        str(out / "trees"),
+        ".",
+        str(out / "site"),
+    ]
+    run = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return out / "site"
+
+
+def test_every_page_is_in_the_book(site):
+    for name in NAMES:
+        assert (site / name).with_suffix(".html").is_file(), name
+    assert 'url=docs/index.html"' in (site / "index.html").read_text("utf-8")
+
+
+def test_no_page_asks_another_host_for_anything(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text("utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)[^>]+src=\"(https?:)?//[^\"]+", text)
+        loaded += re.findall(
+            r"<link[^>]+rel=\"(?:stylesheet|preload|modulepreload)\"[^>]+href=\"(https?:)?//", text
+        )
+        assert not loaded, page.name
+    for css in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?https?:|@import ['\"]?https?:", css.read_text("utf-8")), css.name
+
+
+def test_a_quiz_is_on_its_page_and_answers_without_a_script(site):
+    page = (site / "docs" / "concepts" / "08-preemption.html").read_text("utf-8")
+    assert page.count('<div class="question">') == 5
+    assert page.count('<details class="choice right">') == 5
+    assert "<script>" not in page.partition('<div class="quiz">')[2].partition("</article>")[0]
+
+
+def test_the_first_use_of_a_term_leads_to_the_glossary(site):
+    glossary = (site / "docs" / "glossary.html").read_text("utf-8")
+    for name in ("docs/concepts/08-preemption.html", "labs/lab-03/README.html"):
+        targets = re.findall(
+            r'<a class="term[^"]*" href="[^"#]*glossary.html#([^"]+)"', (site / name).read_text("utf-8")
+        )
+        assert len(targets) >= 5 and len(set(targets)) == len(targets)
+        assert all(f'id="{target}"' in glossary for target in targets)
+
+
+def test_the_search_finds_words_of_the_pages_offline(site):
+    index = (site / "searchindex.js").read_text("utf-8")
+    assert "docs/concepts/09-paging" in index and "preempt" in index

@@ -1,0 +1,106 @@
+"""The questions of the book: the data file, the pages that show them, and `python -m labs quiz`."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from labs.kit.judge.manifest import LABS_DIR, LabError
+from labs.kit.learner import quiz
+
+ROOT = LABS_DIR.parent
+TOPICS = list(quiz.topics().values())
+CONCEPTS = sorted((ROOT / "docs" / "concepts").glob("*.md"))
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_a_topic_has_three_to_five_questions_with_one_right_answer_each_and_a_reason_for_all(topic):
+    assert 3 <= len(topic.questions) <= 5
+    for question in topic.questions:
+        assert question.ask.endswith(("?", "?\n"))
+        assert 3 <= len(question.answers) <= 4
+        assert [answer.right for answer in question.answers].count(True) == 1
+        assert all(len(answer.why.split()) >= 3 for answer in question.answers)
+        assert len({answer.text for answer in question.answers}) == len(question.answers)
+
+
+def test_every_concept_has_its_questions_and_says_how_to_ask_them():
+    assert [ROOT / topic.page for topic in TOPICS] == CONCEPTS
+    for topic in TOPICS:
+        text = (ROOT / topic.page).read_text("utf-8")
+        assert f"<!-- {{quiz}} {topic.name} -->" in text
+        assert f"`python -m labs quiz {topic.name}`" in text
+
+
+ASKED_ELSEWHERE = (
+    "which goes first: the one that came earlier, or the one with fewer tokens left",
+    "to the front of the waiting queue, or to the back",
+    "filled up on the left",
+    "seven end at step 10",
+    "freed before new ones are given memory",
+    "goes to the front of the queue",
+    "after every step, and not after every ten",
+    "cover a request's whole sequence",
+    "counted in tokens, and not in requests",
+    "runs once at the start",
+    "the user's request fails",
+    "start and finish together",
+    "all blocks are taken while requests still generate",
+    "what is a batch",
+)
+
+
+@pytest.mark.parametrize("words", ASKED_ELSEWHERE)
+def test_what_readers_are_asked_elsewhere_is_asked_here(words):
+    assert words in " ".join(question.ask for topic in TOPICS for question in topic.questions).lower()
+
+
+def test_a_wrong_answer_is_explained_and_asked_again(capsys, monkeypatch):
+    monkeypatch.setattr(random, "sample", lambda population, k: sorted(population, key=lambda a: a.right)[:k])
+    topic = quiz.find_topic("chunks")
+    last = quiz.LETTERS[len(topic.questions[0].answers) - 1]
+    said = iter(["a", last, "z", last, "q"])
+    assert quiz.ask(topic, lambda prompt: next(said)) == (1, 2)
+    out = capsys.readouterr().out
+    wrong = next(answer for answer in topic.questions[0].answers if not answer.right)
+    assert f"Not so. {wrong.why}" in out and "Right. " in out
+    assert "a letter, please: a, b, c, or q to end" in out
+    assert "1 of 2 right at the first try" in out
+
+
+def test_an_end_of_input_ends_it(capsys):
+    def closed(prompt):
+        raise EOFError
+
+    assert quiz.ask(quiz.find_topic("cost"), closed) == (0, 0)
+
+
+def test_an_unknown_topic_is_answered_with_all_there_are():
+    with pytest.raises(LabError, match="no quiz is called 'speed'; there is scheduling, batching, "):
+        quiz.find_topic("speed")
+
+
+@pytest.mark.parametrize("columns", [50, 120])
+def test_on_a_terminal_nothing_is_wider_than_it(columns):
+    out = said(columns, "quiz", "preemption", typed="a\nb\nc\n" * 20)
+    assert max(map(len, out.splitlines())) <= columns
+    assert "docs/concepts/08-preemption.md" in out
+    assert "5 questions" in out
+
+
+def test_without_a_topic_they_are_listed():
+    out = said(80, "quiz")
+    assert all(topic.name in out and topic.title in out for topic in TOPICS)
+
+
+def said(columns: int, *arguments: str, typed: str = "") -> str:
+    """What `python -m labs` says on a terminal that wide."""
+    environment = os.environ | {"COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"}
+    line = [sys.executable, "-m", "labs", *arguments]
+    run = subprocess.run(
+        line, cwd=ROOT, env=environment, input=typed, capture_output=True, text=True, encoding="utf-8"
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.replace("> ", "")
