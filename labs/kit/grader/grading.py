@@ -33,7 +33,9 @@ from labs.kit.judge.standing import known, storm_fingerprint
 from labs.kit.toys.driver import OpLog
 from labs.kit.toys.storms import Script
 
-ENOUGH = 20  # failing cases of the whole file, on which a task alone is judged
+# Of the whole file's failing cases so many are played on each task by itself; then, on those that were right
+# there, so many more.
+FEW, ENOUGH = 5, 20
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,10 @@ def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
         found.problem = f"starter.py does not load: {answer.broken}"
     elif answer.ended:
         found.problem = f"after {len(answer.logs)} of {len(played)} cases: {answer.ended}"
-    for task in lab.tasks:
-        found.tasks.append(grade_task(lab, task, source, left, found.cases, played, sandbox, answer))
+    if answer.broken or len(lab.tasks) == 1 or all(case.passed for case in found.cases):
+        found.tasks += [graded_whole(lab, task, left, found.cases, played, answer) for task in lab.tasks]
+    else:
+        found.tasks += Apart(lab, source, left, found.cases, played, sandbox).grades()
     wrong = [task.task for task in found.tasks if task.state in (WRONG, NOT_WRITTEN)]
     for one in found.tasks:
         if one.state == WAITS and wrong:
@@ -218,48 +222,87 @@ def steps(log: list[dict[str, Any]]) -> list[storm.Step]:
     return [storm.Step(step["call"], step["seen"]) for step in log]
 
 
-def grade_task(
+def graded_whole(
     lab: Lab,
     task: Task,
-    source: str,
     left: Sequence[str],
     whole: Sequence[Case],
     played: Sequence[Scripted],
-    sandbox: Sandbox,
     answer: Answer,
 ) -> TaskGrade:
-    """A task's points: all of them if the whole file departs nowhere, or if the task alone does not."""
-    grade = TaskGrade(task.name, task.points, 0, RIGHT, len(whole), len(whole))
+    """A task of a file that departs nowhere, that does not load, or that has no other task."""
+    passed = 0 if answer.broken else sum(case.passed for case in whole)
     if task.name in left:
         return TaskGrade(task.name, task.points, 0, NOT_WRITTEN, 0, len(whole))
-    if all(case.passed for case in whole):
-        grade.earned = task.points
-        return grade
-    if answer.broken:
-        return TaskGrade(task.name, task.points, 0, WRONG, 0, len(whole))
-    if len(lab.tasks) == 1:  # nothing else could be at fault
-        grade.state, grade.passed = WRONG, sum(case.passed for case in whole)
-        return named(lab, grade, played, dict(zip((c.name for c in played), answer.logs, strict=False)))
-    alone = {
-        "task": task.name,
-        "others": without(lab.file("solution.py").read_text("utf-8"), [task.name]),
-        "left": list(left),
-        "made": isolate.made(lab, loading.load(lab.id, "solution")),
-    }
-    failing = [case for case, result in zip(played, whole, strict=True) if not result.passed][:ENOUGH]
-    by_itself = sandbox.run(source, [json.loads(case.script) for case in failing], **alone)
-    passed = sum(judged(lab, case, n, by_itself).passed for n, case in enumerate(failing))
-    grade.passed, grade.total = passed, len(failing)
-    if passed == len(failing):
-        grade.state, grade.earned = WAITS, task.points
-        return grade
-    grade.state = WRONG
-    if by_itself.ended or by_itself.broken:
-        return grade
-    rest = [case for case in played if not (case.hidden or case in failing)]
-    more = sandbox.run(source, [json.loads(case.script) for case in rest], **alone)
-    logs = zip((*failing, *rest), (*by_itself.logs, *more.logs), strict=False)
-    return named(lab, grade, played, {case.name: log for case, log in logs})
+    if passed == len(whole):
+        return TaskGrade(task.name, task.points, task.points, RIGHT, passed, len(whole))
+    grade = TaskGrade(task.name, task.points, 0, WRONG, passed, len(whole))
+    return named(lab, grade, played, dict(zip((c.name for c in played), answer.logs, strict=False)))
+
+
+class Apart:
+    """Tells the tasks of a file that departs apart: which are at fault?
+
+    Each is played by itself, among the reference's others, on a few of the cases that depart. Those that are
+    right there are played together, with the reference in place of the others, on more of them: where nothing
+    departs any more, none of them is at fault. Where something still does, each plays these by itself.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        source: str,
+        left: Sequence[str],
+        whole: Sequence[Case],
+        played: Sequence[Scripted],
+        sandbox: Sandbox,
+    ):
+        self.lab, self.source, self.left, self.played, self.sandbox = lab, source, left, played, sandbox
+        self.failing = [case for case, result in zip(played, whole, strict=True) if not result.passed]
+        self.made = isolate.made(lab, loading.load(lab.id, "solution"))
+        self.reference = lab.file("solution.py").read_text("utf-8")
+
+    def grades(self) -> list[TaskGrade]:
+        written = [task for task in self.lab.tasks if task.name not in self.left]
+        few, enough = self.failing[:FEW], self.failing[:ENOUGH]
+        answers = {task.name: self.play([task], few) for task in written}
+        right = [task for task in written if self.passed(few, answers[task.name]) == len(few)]
+        company = self.play(right, enough) if 0 < len(right) < len(self.lab.tasks) else Answer([])
+        if self.passed(enough, company) < len(enough):
+            answers |= {task.name: self.play([task], enough) for task in right}
+            right = [task for task in right if self.passed(enough, answers[task.name]) == len(enough)]
+        names = {task.name for task in right}
+        return [
+            self.waits(task, len(enough)) if task.name in names else self.wrong(task, answers)
+            for task in self.lab.tasks
+        ]
+
+    def play(self, tasks: Sequence[Task], cases: Sequence[Scripted]) -> Answer:
+        names = [task.name for task in tasks]
+        scripts = [json.loads(case.script) for case in cases]
+        others = without(self.reference, names)
+        alone = {"tasks": names, "others": others, "left": list(self.left), "made": self.made}
+        return self.sandbox.run(self.source, scripts, **alone)
+
+    def passed(self, cases: Sequence[Scripted], answer: Answer) -> int:
+        return sum(judged(self.lab, case, n, answer).passed for n, case in enumerate(cases))
+
+    def waits(self, task: Task, cases: int) -> TaskGrade:
+        return TaskGrade(task.name, task.points, task.points, WAITS, cases, cases)
+
+    def wrong(self, task: Task, answers: dict[str, Answer]) -> TaskGrade:
+        """Or not written. Where its run comes to an end, the public cases may give the mistake its name."""
+        if task.name in self.left:
+            return TaskGrade(task.name, task.points, 0, NOT_WRITTEN, 0, len(self.played))
+        answer = answers[task.name]
+        known = self.failing[: max(len(answer.logs), FEW)]
+        grade = TaskGrade(task.name, task.points, 0, WRONG, self.passed(known, answer), len(known))
+        if answer.ended or answer.broken:
+            return grade
+        rest = [case for case in self.played if not (case.hidden or case in known)]
+        more = self.play([task], rest)
+        logs = zip((*known, *rest), (*answer.logs, *more.logs), strict=False)
+        return named(self.lab, grade, self.played, {case.name: log for case, log in logs})
 
 
 def named(

@@ -16,12 +16,12 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
     module.__dict__["__source__"] = request["source"]  # for a storm that asks what loading it needs
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
-        if request["others"]:  # the other tasks' code, for a task that is judged by itself
+        if request["others"]:  # the other tasks' code, for some that are judged by themselves
             reference = types.ModuleType("others")
             exec(compile(request["others"], "others.py", "exec"), reference.__dict__)
             lab = find_lab(request["lab"])
-            task, left, made = lab.task(request["task"]), request["left"], request["made"]
-            isolate.filled_in(lab, task, module, reference, left, made)
+            tasks = [lab.task(name) for name in request["tasks"]]
+            isolate.filled_in(lab, tasks, module, reference, request["left"], request["made"])
     except BaseException as error:  # sys.exit() too
         say(out, {"broken": f"{type(error).__name__}: {error}"[:300]})
         return

@@ -156,7 +156,7 @@ class Sandbox:
         frames.receive(self.replies, 1 << 16, START)
 
     def run(self, source: str, scripts: list[Script], **alone: Any) -> "Answer":
-        """Play scripts on a submission; on one task of it where `alone` says how (see player.py)."""
+        """Play scripts on a submission; on some of its tasks where `alone` says how (see player.py)."""
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)

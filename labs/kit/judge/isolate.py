@@ -20,27 +20,27 @@ def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
     """A module of `source` in which every task but `task` is the reference's."""
     module = loading.execute(source, f"{lab.id}_{path.stem}".replace("-", "_"), path)
     reference = loading.load(lab.id, "solution")
-    return filled_in(lab, task, module, reference, unwritten(lab, source), made(lab, reference))
+    return filled_in(lab, [task], module, reference, unwritten(lab, source), made(lab, reference))
 
 
 def filled_in(
     lab: Lab,
-    task: Task,
+    tasks: Sequence[Task],
     module: ModuleType,
     reference: ModuleType,
     left: Sequence[str],
     expected: Mapping[str, Sequence[str]],
 ) -> ModuleType:
-    """The module with every task but `task` from the reference.
+    """The module with every task but `tasks` from the reference.
 
     `left` are the tasks that it does not have, `expected` the attributes that the reference's classes make.
     """
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
-    replaced = {}
+    replaced, kept = {}, {name for task in tasks for name in (task.name, class_of(task))}
     apart = keeping_books_of_their_own(lab, module, expected, left)
     for name in dict.fromkeys(class_of(t) if class_of(t) in apart else t.name for t in lab.tasks):
-        if name not in (task.name, class_of(task)):
+        if name not in kept:
             old, new = transplanted(reference, module, name)
             replaced[id(old)] = new
     for function in defined_in(module):  # hash_block=hash_block, say, was bound before
