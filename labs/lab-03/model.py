@@ -6,7 +6,6 @@ read out of it anew at each call. storm.py compares every other lab-03 with this
 
 from mini_engine.request import RequestStatus
 
-SLOW = True  # the storm does not count its work
 CAME, ADMITTED, PREEMPTED, LEFT = "came", "admitted", "preempted", "left"
 
 

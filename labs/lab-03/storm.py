@@ -340,7 +340,7 @@ class Play:
             request.arrival = Looks(i * 7919 % count, looks)
             queue.push(request)
         popped = [int(queue.pop().arrival) for _ in range(count)]
-        is_slow = len(looks) > 40 * count and not hasattr(self.part, "SLOW")
+        is_slow = len(looks) > 40 * count and not self.is_model
         return {"popped": popped, "comparisons": f"{'more than' if is_slow else 'at most'} 40 a request"}
 
     # --------------------------------------------------------------- calls of a script: the scheduler

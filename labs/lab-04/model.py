@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-ONE_BY_ONE = True  # the storm does not count its calls of the model
-
 
 @dataclass
 class FusedBatch:

@@ -204,7 +204,7 @@ class Play:
         self.made = self._kept(
             "logits", lambda: {f"logits of {name}": [str(x.dtype), *rounded(x)] for name, x in logits.items()}
         )
-        if len(calls) > 1 and not hasattr(self.part, "ONE_BY_ONE"):
+        if len(calls) > 1 and not self.is_model:
             self.made["calls of the model"] = len(calls)
         if sum(asked) > VOCAB * sum(row.is_last for row in rows):
             self.made["rows of logits asked for"] = sum(asked) // VOCAB

@@ -6,8 +6,6 @@ is written in plain numbers, one key after the other.
 
 from math import exp, sqrt
 
-SLOW = True  # the storm does not count its work
-
 
 class BlockManager:
     """`history` has an entry for each block that was taken, (request_id, block), and for each request

@@ -166,7 +166,7 @@ class Play:
 
     def what_costs_more_in_a_pool_of(self, num_blocks):
         """The methods that do more work than in a pool of 64: they go through all blocks, or all tables."""
-        if hasattr(self.part, "SLOW"):
+        if self.is_model:
             return []
         small, large = (work_in_a_pool(self.part, size) for size in (64, num_blocks))
         return [name for name in small if large[name] > 5 * small[name]]

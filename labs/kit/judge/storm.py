@@ -74,11 +74,15 @@ def run(lab_id: str, part: Any, script: Script) -> list[Step]:
 
     An error of a call is something seen, and the script goes on; only a task that is not written ends it.
     """
-    return list(steps(lab_id, part or loading.load(lab_id, "model"), script))
+    return list(steps(lab_id, part, script))
 
 
 def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
-    play = loading.load(lab_id, "storm").Play(part, script["config"])
+    is_model = part is None
+    play = loading.load(lab_id, "storm").Play(
+        loading.load(lab_id, "model") if is_model else part, script["config"]
+    )
+    play.is_model = is_model  # which may take its time; a part cannot claim it
     for name, *arguments in script["calls"]:
         PULSE[0] += 1
         step = Step([name, *arguments], {})

@@ -72,6 +72,15 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, b
     assert {task.name for task in wrong} <= {bug.title, ""}
 
 
+def test_no_file_is_excused_from_being_counted():
+    """Whatever names it has: a queue that is searched at every pop costs its points."""
+    lab = find_lab("lab-03")
+    slow = next(bug for bug in lab.bugs if bug.id == "sorted-at-every-pop")
+    source = slow.apply(lab.file("solution.py").read_text("utf-8"))
+    found = graded("lab-03", source + "\nSLOW = is_model = ONE_BY_ONE = True\n")
+    assert {task.task for task in found.tasks if task.state == WRONG} == {"RequestQueue"}
+
+
 def test_a_file_may_define_what_it_likes():
     """A dataclass whose annotations are text looks up its own module."""
     source = find_lab("lab-01").file("solution.py").read_text("utf-8")
