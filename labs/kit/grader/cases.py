@@ -1,0 +1,75 @@
+"""The cases that a lab is graded by: scripts to play, and what should be seen of each.
+
+Expected runs come from the lab's model, outside of any sandbox; an answer is only ever compared with them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labs.kit.grader.results import Case
+from labs.kit.grader.sandbox import Answer
+from labs.kit.judge import loading, storm
+from labs.kit.judge.manifest import Lab
+from labs.kit.toys.storms import Script
+
+if TYPE_CHECKING:
+    from labs.kit.grader.grading import Settings
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A case before it is played."""
+
+    name: str
+    hidden: bool
+    script: str  # JSON
+
+
+def cases(lab: Lab, settings: Settings) -> list[Scripted]:
+    """The public ones, which are those of `labs test`, and the hidden ones, which follow from the seed."""
+    graded = getattr(loading.load(lab.id, "storm"), "graded", lambda script: script)
+
+    def drawn(name: str, seed: object, hidden: bool) -> Scripted:
+        return Scripted(name, hidden, said(graded(storm.drawn(lab.id, seed))))
+
+    public = [drawn(f"public {n + 1}", n, False) for n in range(storm.count(lab.id))]
+    hidden = [drawn(f"hidden {n + 1}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
+    return [*public, *hidden, *own_cases(lab.id, settings.own)]
+
+
+def own_cases(lab_id: str, folder: Path | None) -> list[Scripted]:
+    """An instructor's own scripts: {"config": ..., "calls": [...]} in FOLDER/lab-NN/*.json."""
+    if folder is None:
+        return []
+    files = sorted((folder / lab_id).glob("*.json"))
+    return [Scripted(f"own {file.name}", True, said(json.loads(file.read_text("utf-8")))) for file in files]
+
+
+def said(script: Script) -> str:
+    return json.dumps(script, sort_keys=True)
+
+
+@cache
+def expected(lab_id: str, script: str) -> list[storm.Step]:
+    return storm.run(lab_id, None, json.loads(script))
+
+
+def judged(lab: Lab, case: Scripted, number: int, answer: Answer) -> Case:
+    """One case: what came back beside what should have been seen."""
+    if number >= len(answer.logs):
+        why = answer.broken or answer.ended
+        return Case(case.name, case.hidden, False, why if number == len(answer.logs) else "not begun")
+    yours, model = steps(answer.logs[number]), expected(lab.id, case.script)
+    if storm.departure(yours, model) is None:
+        return Case(case.name, case.hidden, True)
+    text = storm.story(f"{case.name} departs:", json.loads(case.script), yours, model)
+    return Case(case.name, case.hidden, False, text)
+
+
+def steps(log: list[dict[str, Any]]) -> list[storm.Step]:
+    return [storm.Step(step["call"], step["seen"]) for step in log]
