@@ -87,8 +87,8 @@ def build(
     files[ASKED] = (json.dumps(asked, indent=1, sort_keys=True) + "\n").encode()
     if deadlines:
         files[DEADLINES] = checked(deadlines)
-    for lab_id in labs if hidden else ():
-        for path in sorted((hidden / lab_id).glob("*.json")):  # type: ignore[operator]
+    for lab_id in labs:
+        for path in sorted((hidden / lab_id).glob("*.json")) if hidden else ():
             files[f"{HIDDEN}/{lab_id}/{path.name}"] = path.read_bytes()
     files |= {f"course/{name}": data for name, data in course()}
     packed = BytesIO()

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -218,7 +219,7 @@ def in_folder(top: Path) -> Iterator[Found]:
                 else:
                     folders.append(path)
             elif one.is_file(follow_symlinks=False):
-                yield Found(name, one.stat(follow_symlinks=False).st_size, lambda path=path: of_file(path))  # type: ignore[misc]
+                yield Found(name, one.stat(follow_symlinks=False).st_size, partial(of_file, path))
             else:
                 yield refused(name, "no file")
 
@@ -276,7 +277,7 @@ def in_zip(path: Path, opened: ExitStack) -> Iterator[Found]:
         elif hidden := [folder for folder in PurePosixPath(name).parents if passed_by(folder.name)]:
             folders.add(f"{hidden[-1]}/")
         else:
-            yield Found(name, member.file_size, lambda member=member: of_member(packed, member))  # type: ignore[misc]
+            yield Found(name, member.file_size, partial(of_member, packed, member))
     for folder in sorted(folders):
         yield refused(folder, "a folder that is not looked into")
 

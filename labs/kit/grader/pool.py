@@ -273,13 +273,13 @@ class Cluster:
             raise LabError("--cluster needs the package distributed: pip install '.[grade]'") from None
         self.lost: tuple[type[Exception], ...] = (KilledWorker, CancelledError)
         try:
-            self.client = Client(address, set_as_default=False)  # type: ignore[no-untyped-call]
+            self.client = Client(address, set_as_default=False)
             self.client.wait_for_workers(1, timeout=JOINING)
         except (OSError, ValueError) as error:  # a timeout is an OSError
             raise LabError(
                 f"the cluster {address} cannot be reached, or has no workers: {said(error)}"
             ) from None
-        self.executor: Executor = self.client.get_executor(pure=False)  # type: ignore[no-untyped-call]
+        self.executor: Executor = self.client.get_executor(pure=False)
 
     def submit(self, *call: Any) -> Future[str]:
         if self.client.status != "running":
@@ -287,7 +287,7 @@ class Cluster:
         return self.executor.submit(*call)
 
     def width(self) -> int:
-        threads: dict[str, int] = self.client.nthreads()  # type: ignore[no-untyped-call]
+        threads: dict[str, int] = self.client.nthreads()
         return 2 * max(1, sum(threads.values()))
 
     def renew(self) -> None:
@@ -295,4 +295,4 @@ class Cluster:
 
     def stop(self) -> None:
         self.executor.shutdown(wait=False)  # which cancels, too
-        self.client.close()  # type: ignore[no-untyped-call]
+        self.client.close()

@@ -186,6 +186,7 @@ def pytest_runtest_makereport(
         return (yield)
     if call.excinfo is None:
         report = yield
+        # pytest-xdist carries a report's own attributes over, as long as they are JSON.
         report.seen = [lab.id, vars(Result(item.name, True))]  # type: ignore[attr-defined]
         return report
     error = call.excinfo.value
