@@ -42,7 +42,7 @@ def parts_at(name: str) -> int | None:
 
 
 def row(name: str) -> str:
-    """A scenario's row in the table: its steps in both, where they first differ and in what, where the rows do."""
+    """A scenario's row in the table: steps of both, where they first differ and in what, where rows do."""
     vllm, ours = runs(name)
     first, rows = first_difference(vllm, ours), parts_at(name)
     differs = "never"
