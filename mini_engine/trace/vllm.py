@@ -17,6 +17,7 @@ from typing import Any
 
 from mini_engine.trace.clock import VirtualClock, WallClock
 from mini_engine.trace.keep import Keep, Kept
+from mini_engine.trace.recorder import first_short
 from mini_engine.trace.records import (
     Blocked,
     End,
@@ -232,12 +233,7 @@ class Watcher:
 
     def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
         """As a Recorder says it: what all that ran needed, what was free, who was the first short."""
-        needs, left, short = sum(lacking.values()), free, None
-        for name, num_blocks in lacking.items():
-            left -= num_blocks
-            if left < 0 and num_blocks and name not in preempted:
-                short = name
-                break
+        needs, short = sum(lacking.values()), first_short(lacking, set(preempted), free)
         for name in preempted:
             self._num_blocks_seen.pop(name, None)
         return [Preempted(self._names[name], self._names[short or name], needs, free) for name in preempted]
