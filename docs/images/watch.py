@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mini_engine.show.player.picture import step_picture
 from mini_engine.sim import scenarios
-from mini_engine.trace import Trace, decisions, first_difference, read_trace
+from mini_engine.trace import Preempted, Trace, decisions, first_difference, read_trace
 
 HERE = Path(__file__).parent
 RECORDINGS, FOLDER = HERE.parent / "examples" / "vllm", HERE / "watch"
@@ -55,10 +55,11 @@ def row(name: str) -> str:
 
 
 def picture(name: str) -> str:
-    """Both runs at the step in which the rows differ, else at the first difference, else at the first."""
+    """Both runs where the rows differ, else where a request is preempted, else at the first difference."""
     vllm, ours = runs(name)
-    step = parts_at(name)
-    step = first_difference(vllm, ours) if step is None else step
+    preempts = (r.step for r in vllm.steps if any(isinstance(e, Preempted) for e in r.events))
+    places = (parts_at(name), next(preempts, None), first_difference(vllm, ours), 0)
+    step = next(place for place in places if place is not None)
     return step_picture(vllm, step, ours, names=(vllm.header.parts["Scheduler"], "ours"))
 
 
