@@ -116,6 +116,7 @@ def ours(scenario: Scenario, sampled: Trace) -> Trace:
     if scenario.config is None:
         raise ValueError(f"scenario {scenario.name!r} has no settings of its own")
     recorder = policy_recorder("mixed", scenario.config, VirtualClock(), "paged")
+    recorder.header.parts["Scheduler"] = "mini-engine"  # its name beside the other's
     coming = sorted(scenario.requests, key=lambda wanted: wanted.at)
     live: dict[str, Request] = {}
     turn = 0
