@@ -77,8 +77,9 @@ def arguments(scenario: Scenario) -> dict[str, Any]:
     if config is not None and config.num_blocks is not None:
         blocks = config.num_blocks + 1
         given["num_gpu_blocks_override"] = blocks
-        if config.watermark:  # which vLLM takes as a part of the pool, and rounds down
-            given["watermark"] = (config.watermark + 0.5) / blocks
+        watermark = config.num_blocks // 100 if config.watermark is None else config.watermark
+        if watermark:  # which vLLM takes as a part of the pool, and rounds down
+            given["watermark"] = (watermark + 0.5) / blocks
     return given
 
 

@@ -140,6 +140,9 @@ def record_vllm(
     if beside and scenario is None:
         raise ValueError("--beside runs a scenario, not a --prompt: there is no tokenizer in it")
     wanted = scenarios.find(scenario) if scenario else scenarios.of_prompts(prompt or [], max_tokens)
+    if beside:
+        writable(beside)
+        scenarios.ours(wanted)  # what cannot work is said before vLLM starts
     options = {}
     for given in option or []:
         name, equals, value = given.partition("=")

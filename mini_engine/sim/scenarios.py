@@ -93,14 +93,15 @@ def _scenario(entry: dict[str, Any]) -> Scenario:
     return Scenario(entry["name"], entry.get("about", ""), EngineConfig(**entry["config"]), requests)
 
 
-def ours(scenario: Scenario, sampled: Trace) -> Trace:
+def ours(scenario: Scenario, sampled: Trace | None = None) -> Trace:
     """The same requests and settings under our own Scheduler and BlockManager.
 
-    A request gets the tokens that it got in the run `sampled`, so that two runs differ in what was decided
-    and in nothing else. Raises ValueError for a prompt that is text: there is no tokenizer here.
+    A request gets the tokens that it got in the run `sampled` (None: token 0), so that two runs differ in
+    what was decided and in nothing else. Raises ValueError for settings that cannot work, and for a prompt
+    that is text: there is no tokenizer here.
     """
     tokens: dict[str, list[int]] = {wanted.id: [] for wanted in scenario.requests}
-    for record in sampled.steps:
+    for record in sampled.steps if sampled else ():
         for name, token_ids in record.new_tokens.items():
             tokens[name] += token_ids
     texts_end = {wanted.id: len(tokens[wanted.id]) for wanted in scenario.requests if wanted.stop}

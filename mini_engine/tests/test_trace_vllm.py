@@ -7,6 +7,8 @@ MINI_ENGINE_PEERS names a folder with vLLM in it.
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace as Has
@@ -14,8 +16,9 @@ from types import SimpleNamespace as Has
 import pytest
 from typer.testing import CliRunner
 
+import mini_engine
 from mini_engine.bench import environments
-from mini_engine.bench.watch import arguments, record_vllm
+from mini_engine.bench.watch import BOOTSTRAP, arguments, record_vllm
 from mini_engine.commands import app
 from mini_engine.loading.registry import MODELS
 from mini_engine.sim import scenarios
@@ -246,6 +249,12 @@ def test_an_llm_of_another_process_is_refused_with_words():
         pass
 
 
+def test_the_adapter_needs_python_alone():
+    """It is loaded in vLLM's environment, where nothing of ours is installed."""
+    code = BOOTSTRAP.format(init=mini_engine.__file__).replace("main()", "")
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
+
+
 # --------------------------------------------------------------------------------- scenarios, the command
 
 
@@ -281,12 +290,19 @@ def test_a_file_is_a_scenario_too_and_what_is_none_is_named(tmp_path):
         ((), "give a scenario"),
         (("claims", "-p", "Hello"), "give a scenario"),
         (("-p", "Hello", "--beside", "x.jsonl"), "--beside runs a scenario"),
+        (("{mine}", "--beside", "x.jsonl"), "its prompt is text"),
         (("claims", "--option", "dtype"), "name=value"),
         (("claims", "--model", "m", "--python", "/no/python"), "cannot be started"),
         (("claims", "--model", "m", "--python", "false"), "vLLM failed"),
     ],
 )
 def test_bad_input_is_one_clear_error(words, says, tmp_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text(
+        '{"name": "x", "config": {"num_blocks": 4},'
+        ' "requests": [{"id": "a", "prompt": "Hi", "max_tokens": 1}]}'
+    )
+    words = [word.format(mine=mine) for word in words]
     done = CliRunner().invoke(app, ["trace", "record-vllm", *words, "-o", str(tmp_path / "v.jsonl")])
     assert done.exit_code == 2 and says in done.output, done.output
 
