@@ -32,7 +32,7 @@ ENGINE = TESTS.parent
 # processes, which would read the module's own file, is left out.
 COVER = {
     "scheduler": ["test_scheduler.py", "test_invariants.py", "test_conformance.py"],
-    "block_manager": ["test_block_manager.py", "test_conformance.py"],
+    "block_manager": ["test_block_manager.py", "test_invariants.py", "test_conformance.py"],
     "batch": ["test_batch.py", "test_paged_attention.py"],
     "attention": ["test_paged_attention.py", "test_batch.py", "test_isolation.py"],
     "sampler": ["test_sampler.py"],
