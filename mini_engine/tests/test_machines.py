@@ -167,7 +167,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 def test_block_manager():
     """Whatever comes and goes, each slot that a request reads holds its own text, and nothing is lost."""
-    draw(BlockManagerMachine, 50, 5000)
+    draw(BlockManagerMachine, 50, 3000)
 
 
 # ------------------------------------------------------------------------------- the scheduler
@@ -286,7 +286,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_scheduler():
     """It decides as the slow model does in every step, and breaks no rule."""
-    draw(SchedulerMachine, 40, 5000)
+    draw(SchedulerMachine, 40, 1500)
 
 
 STEPS = int(os.environ.get("SOAK_STEPS", "1000000"))
@@ -472,4 +472,4 @@ def expected_outputs(prompt, sampling):
 
 def test_engine():
     """Whatever is added, read, dropped and aborted: each request has the tokens that it has alone."""
-    draw(EngineMachine, 15, 1500, steps=25)
+    draw(EngineMachine, 15, 500, steps=25)
