@@ -200,7 +200,7 @@ def test_random_operations_against_a_naive_model():
 
 
 def test_what_is_refused_is_refused_with_false():
-    """A caller may ask `is False`; and what is larger than the whole pool is no exception, in an empty one."""
+    """A caller may ask `is False`; what is larger than the pool is refused by an empty one too."""
     kv = BlockManager(4, 4)
     assert kv.admit(make_request("big", 17)) is False
     request = make_request("a", 16)
