@@ -9,7 +9,7 @@ import random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
@@ -29,21 +29,24 @@ from mini_engine.request import SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.tests.helpers import VOCAB, make_request, random_workload
 from mini_engine.tests.soak import SOAK, count
+from mini_engine.tests.test_conformance import FreesTooMuch, SharesToo
+from mini_engine.tests.test_invariants import KeepsFinished, ThrowsOutTheFirst
 
 HEADS = [[0, 1, 2, 3, 4] * 3, [0, 1, 2, 3, 1] * 3]  # prompts begin like one of these
 PROMPTS = st.builds(
     lambda head, length, tail: head[:length] + tail,
     st.sampled_from(HEADS),
-    st.integers(0, 15),
-    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6),
+    st.integers(1, 15),
+    st.lists(st.integers(0, 1), max_size=6),
 )
 SALTS = st.sampled_from(["", "", "", "red"])
 
 
-def draw(machine, examples, in_soak, steps=40):
+def draw(machine, examples, in_soak, steps=40, **options):
     """Run a machine: in `make test` the same examples each time, in the soak many others."""
     number = in_soak if SOAK else examples
     options = settings(
+        **options,
         max_examples=number,
         stateful_step_count=steps,
         derandomize=not SOAK,
@@ -167,7 +170,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 def test_block_manager():
     """Whatever comes and goes, each slot that a request reads holds its own text, and nothing is lost."""
-    draw(BlockManagerMachine, 50, 3000)
+    draw(BlockManagerMachine, 80, 3000)
 
 
 # ------------------------------------------------------------------------------- the scheduler
@@ -287,6 +290,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 def test_scheduler():
     """It decides as the slow model does in every step, and breaks no rule."""
     draw(SchedulerMachine, 40, 1500)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "machine"),
+    [
+        ("BlockManager", SharesToo, BlockManagerMachine),
+        ("BlockManager", FreesTooMuch, BlockManagerMachine),
+        ("Scheduler", ThrowsOutTheFirst, SchedulerMachine),
+        ("Scheduler", KeepsFinished, SchedulerMachine),
+    ],
+)
+def test_a_machine_finds_what_is_wrong(name, wrong, machine, monkeypatch):
+    monkeypatch.setitem(globals(), name, wrong)
+    with pytest.raises((AssertionError, RuntimeError)):
+        draw(machine, 80, 80, phases=[Phase.generate])
 
 
 STEPS = int(os.environ.get("SOAK_STEPS", "1000000"))
@@ -414,6 +432,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(stream=consumes(streams))
     def drop(self, stream):
         stream.close()
+        assert stream._request.finish_reason and stream._request.request_id not in self.engine.inboxes
+        assert next(stream, None) is None
 
     @rule(name=consumes(ids))
     def abort(self, name):
