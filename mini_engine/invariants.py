@@ -71,7 +71,8 @@ class Monitor:
     def __init__(self, scheduler: SchedulerLike, seed: object = None):
         self.scheduler, self.kv, self.seed, self.step = scheduler, scheduler.kv, seed, 0
         # Bound now: `watch` puts this monitor's in their place.
-        self._add, self._abort = scheduler.add, scheduler.abort
+        self._add = scheduler.add
+        self._abort: Any = scheduler.abort  # a Recorder's takes the reason, too
         self._schedule, self._update = scheduler.schedule, scheduler.update
         self.known = {r.request_id: r for r in (*scheduler.waiting, *scheduler.running)}
 
@@ -82,9 +83,9 @@ class Monitor:
         self.known[request.request_id] = request
         self._check_state()
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, *reason: str) -> bool:
         request = self.known.get(request_id)
-        found = self._abort(request_id)
+        found: bool = self._abort(request_id, *reason)
         if found and request is not None:
             self._check_gone(request)
             self.known.pop(request_id, None)
