@@ -9,6 +9,7 @@ not ten. What stays alive is listed; what may, stands with its reason in mutants
 import argparse
 import ast
 import copy
+import gc
 import os
 import random
 import resource
@@ -238,6 +239,16 @@ def judge(mutant: Mutant | None, tests: list[str]) -> int:
     return int(pytest.main([*options, *(str(TESTS / name) for name in tests)]))
 
 
+def preload() -> None:
+    """Load what the engine loads, and forget the engine itself: each fork imports it anew."""
+    import mini_engine.llm  # noqa: F401
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mini_engine", "labs")]:
+        del sys.modules[name]
+    gc.collect()
+    gc.freeze()  # else each fork's first collection copies all of it
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(COVER))
@@ -246,6 +257,7 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+    preload()
     reasons = tomllib.loads((TESTS / "mutants.toml").read_text("utf-8"))
     ok = True
     for module in args.modules or COVER:
