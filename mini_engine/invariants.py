@@ -94,6 +94,8 @@ class Monitor:
 
     def schedule(self) -> dict[str, int]:
         scheduler = self.scheduler
+        # An update that raised may have ended some.
+        self.known = {n: r for n, r in self.known.items() if r.status is not RequestStatus.FINISHED}
         queued, running = list(scheduler.waiting), list(scheduler.running)
         texts = {request: tuple(request.output_token_ids) for request in (*queued, *running)}
         scheduled = self._schedule()
