@@ -9,7 +9,6 @@ import html
 import json
 import re
 import shutil
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
+from labs.kit.learner.quiz import find_topic, topics
 from mini_engine.show.player import write_shell
 
 DOCS = Path(__file__).parents[1]
@@ -55,11 +55,6 @@ def show_hidden(app: Sphinx, docname: str, source: list[str]) -> None:
 # ------------------------------------------------------------------------------------------ quizzes
 
 
-@cache
-def quizzes() -> dict[str, Any]:
-    return tomllib.loads((DOCS / "quizzes.toml").read_text("utf-8"))
-
-
 class Quiz(SphinxDirective):
     """`<!-- {quiz} preemption -->`: the questions of a topic in quizzes.toml. Each answer is a <details>, so
     that a click shows whether it is right and why, without any script."""
@@ -68,22 +63,17 @@ class Quiz(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(DOCS / "quizzes.toml"))
-        topic = quizzes().get(self.arguments[0])
-        if topic is None:
-            raise ExtensionError(
-                f"quizzes.toml has no topic {self.arguments[0]!r}; it has {', '.join(quizzes())}"
-            )
+        topics.cache_clear()  # a server that rebuilds would show the first ones for ever
         found: list[nodes.Node] = [raw('<div class="quiz">')]
-        for number, question in enumerate(topic["question"], 1):
+        for number, question in enumerate(find_topic(self.arguments[0]).questions, 1):
             found += [raw(f'<div class="question"><div class="number">Question {number}</div>')]
-            found += self.parse_text_to_nodes(question["ask"])
-            for answer in question["answer"]:
-                right = answer.get("right", False)
-                kind, verdict = ("right", "Right.") if right else ("wrong", "Not so.")
+            found += self.parse_text_to_nodes(question.ask)
+            for answer in question.answers:
+                kind, verdict = ("right", "Right.") if answer.right else ("wrong", "Not so.")
                 found.append(raw(f'<details class="choice {kind}"><summary>'))
-                found += self.parse_text_to_nodes(answer["text"])
+                found += self.parse_text_to_nodes(answer.text)
                 found.append(raw(f'</summary><div class="why"><strong>{verdict}</strong>'))
-                found += self.parse_text_to_nodes(answer["why"])
+                found += self.parse_text_to_nodes(answer.why)
                 found.append(raw("</div></details>"))
             found.append(raw("</div>"))
         return [*found, raw("</div>")]
