@@ -5,6 +5,7 @@ vLLM's automatic prefix caching: reference counts, least recently used out first
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mini_engine.prefix_cache import HashBlock, PrefixCache, hash_block
@@ -107,12 +108,35 @@ class BlockManager:
             self._tables.setdefault(request.request_id, []).extend(self._take(num_new))
         return True
 
+    def trim(self, request: Request, num_tokens: int) -> None:
+        """Give back what lies behind the blocks of the first `num_tokens` tokens."""
+        table = self._tables[request.request_id]
+        keep = self._blocks_for(num_tokens)
+        self._give_back(table[keep:])
+        del table[keep:]
+
+    def unadmit(self, request: Request) -> None:
+        """Give back all that `admit` claimed, as if it had not: the statistics forget it, too."""
+        self._count(request, -1)
+        self.free(request)
+
+    def unpublish(self, request: Request) -> list[int]:
+        """What the request has computed is wrong, and is not to be found: its blocks that nobody shares."""
+        own = [i for i in self.block_table(request) if self._ref_counts[i] == 1]
+        for block_id in own:
+            if self._cache.hashes[block_id] is not None:
+                self._cache.forget(block_id)
+        return own
+
     def free(self, request: Request) -> None:
         """Give back all that the request holds; nothing happens if it holds nothing."""
         self._num_published.pop(request.request_id, None)
+        self._give_back(self._tables.pop(request.request_id, ()))
+
+    def _give_back(self, block_ids: Sequence[int]) -> None:
         # Last block first: of a cached sequence the tail is evicted before the head it needs.
         ref_counts, hashes = self._ref_counts, self._cache.hashes
-        for block_id in reversed(self._tables.pop(request.request_id, ())):
+        for block_id in reversed(block_ids):
             ref_counts[block_id] -= 1
             if ref_counts[block_id] == 0:
                 if hashes[block_id] is None:
@@ -182,15 +206,15 @@ class BlockManager:
             taken.append(block_id)
         return taken
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: Request, times: int = 1) -> None:
         if not self.enable_prefix_caching:
             return
         if request.num_preemptions:
-            self.stats.resumed_queried += request.num_tokens
-            self.stats.resumed_hit += request.num_cached_tokens
+            self.stats.resumed_queried += times * request.num_tokens
+            self.stats.resumed_hit += times * request.num_cached_tokens
         else:
-            self.stats.queried += request.num_tokens
-            self.stats.hit += request.num_cached_tokens
+            self.stats.queried += times * request.num_tokens
+            self.stats.hit += times * request.num_cached_tokens
 
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""

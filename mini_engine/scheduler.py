@@ -228,6 +228,24 @@ class Scheduler:
             self._finish(request)
         return finished
 
+    def take_back(self, before: list[Request]) -> None:
+        """The step that was decided while `before` ran is not computed: what it admitted waits again, and
+        room that decodes were given is free. A step that preempted stands: its victims' room may be
+        written over by now, and what others were given of it is theirs."""
+        if any(request.status is RequestStatus.WAITING for request in before):
+            return
+        for request in self.running[:]:
+            if request not in before and request.num_computed_tokens == request.num_cached_tokens:
+                self.running.remove(request)
+                getattr(self.kv, "unadmit", self.kv.free)(request)
+                request.num_computed_tokens = request.num_cached_tokens = 0
+                request.status = RequestStatus.WAITING
+                self.waiting.push(request)
+        if trim := getattr(self.kv, "trim", None):
+            for request in self.running:
+                if request.is_decode:
+                    trim(request, request.num_computed_tokens)
+
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
         request = self._requests.get(request_id)
