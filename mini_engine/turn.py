@@ -15,6 +15,7 @@ from threading import enumerate as all_threads
 from types import FrameType
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -54,30 +55,27 @@ class Signals:
         self._depth += 1
         if self._depth > 1:
             return
+        self._noted = {}
         try:
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            for signum in SIGNALS:
                 handler = getsignal(signum)
                 if callable(handler) and handler is not self._note:
                     self._handlers[signum] = handler
                     set_handler(signum, self._note)
-        except BaseException:  # one of them, before it was replaced
-            self._depth = 0
-            self._restore()
+        except BaseException:  # one of them, before its handler was replaced
+            self._end()
             raise
 
     def release(self) -> None:
         if get_ident() != main_thread().ident:
             return
-        self._depth -= 1
-        if self._depth:
-            return
-        try:
-            self._restore()
-        finally:
-            self._deliver()
+        if self._depth > 1:
+            self._depth -= 1
+        else:
+            self._end()
 
     def note(self, signum: int, frame: FrameType | None) -> None:
-        if self._depth == 0:  # it came while handlers were being put back
+        if self._depth == 0:  # two signals at once kept one handler from being put back
             self._handlers[signum](signum, frame)
         elif self.interruptible and self._noted:
             self.interruptible = False
@@ -86,10 +84,20 @@ class Signals:
         else:
             self._noted[signum] = frame
 
-    def _restore(self) -> None:
-        for signum, handler in self._handlers.items():
-            if getsignal(signum) is self._note:  # else somebody has set another since
-                set_handler(signum, handler)
+    def _end(self) -> None:
+        try:
+            self._restore(SIGNALS)
+        finally:
+            self._depth = 0
+            self._deliver()
+
+    def _restore(self, signums: tuple[int, ...]) -> None:
+        try:
+            if getsignal(signums[0]) is self._note:  # else somebody has set another since
+                set_handler(signums[0], self._handlers[signums[0]])
+        finally:
+            if signums[1:]:
+                self._restore(signums[1:])
 
     def _deliver(self) -> None:
         while self._noted:
