@@ -57,6 +57,7 @@ class BlockManager:
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._tables: dict[str, list[int]] = {}
         self._num_published: dict[str, int] = {}  # leading blocks of a table that can be found
+        self._grown: dict[str, tuple[int, int]] = {}  # by how much it last grew, at so many computed tokens
         self._cache = PrefixCache(num_blocks, block_size, hash_block)
 
     # ------------------------------------------------------------------ what the scheduler asks
@@ -106,14 +107,16 @@ class BlockManager:
             return False
         if num_new:
             self._tables.setdefault(request.request_id, []).extend(self._take(num_new))
+            self._grown[request.request_id] = (request.num_computed_tokens, num_new)
         return True
 
-    def trim(self, request: Request, num_tokens: int) -> None:
-        """Give back what lies behind the blocks of the first `num_tokens` tokens."""
-        table = self._tables[request.request_id]
-        keep = self._blocks_for(num_tokens)
-        self._give_back(table[keep:])
-        del table[keep:]
+    def shrink(self, request: Request) -> None:
+        """Give back what `allocate` took for tokens that have not been computed since."""
+        num_computed, num_blocks = self._grown.pop(request.request_id, (0, 0))
+        if num_blocks and num_computed == request.num_computed_tokens:
+            table = self._tables[request.request_id]
+            self._give_back(table[-num_blocks:])
+            del table[-num_blocks:]
 
     def unadmit(self, request: Request) -> None:
         """Give back all that `admit` claimed, as if it had not: the statistics forget it, too."""
@@ -131,6 +134,7 @@ class BlockManager:
     def free(self, request: Request) -> None:
         """Give back all that the request holds; nothing happens if it holds nothing."""
         self._num_published.pop(request.request_id, None)
+        self._grown.pop(request.request_id, None)
         self._give_back(self._tables.pop(request.request_id, ()))
 
     def _give_back(self, block_ids: Sequence[int]) -> None:

@@ -201,6 +201,7 @@ class Engine:
         request = self.requests.get(request_id)
         try:
             with self._turn:
+                self._ready = [delta for delta in self._ready if delta.request_id != request_id]
                 return request is not None and self._abort(request)
         except EngineBusyError:
             if request is not None:
@@ -212,7 +213,6 @@ class Engine:
         if self.requests.get(request_id) is not request:  # finished meanwhile; the id may be another's
             return False
         self.scheduler.abort(request_id)
-        self._ready = [delta for delta in self._ready if delta.request_id != request_id]
         self._deliver(Delta(request_id, [], "", "abort"))
         self._forget(request_id)
         return True

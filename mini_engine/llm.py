@@ -166,7 +166,8 @@ class LLM:
             self._run(pending, progress)
         except BaseException:
             if give_back is not None:
-                self._abort(set(self.engine.requests) - there)
+                # Not pending's alone: the signal may have come between the adding of one and its noting.
+                self._abort({*pending, *self.engine.requests} - there)
             raise
         finally:
             if give_back is not None:

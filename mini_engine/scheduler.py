@@ -230,21 +230,18 @@ class Scheduler:
 
     def take_back(self, before: list[Request]) -> None:
         """The step that was decided while `before` ran is not computed: what it admitted waits again, and
-        room that decodes were given is free. A step that preempted stands: its victims' room may be
-        written over by now, and what others were given of it is theirs."""
-        if any(request.status is RequestStatus.WAITING for request in before):
-            return
-        for request in self.running[:]:
-            if request not in before and request.num_computed_tokens == request.num_cached_tokens:
+        the room that decodes were given is free. Preemptions stand: where the victims' keys and values
+        were, others may have written."""
+        for request in [r for r in self.running if r not in before]:
+            if request.num_computed_tokens == request.num_cached_tokens:
                 self.running.remove(request)
                 getattr(self.kv, "unadmit", self.kv.free)(request)
                 request.num_computed_tokens = request.num_cached_tokens = 0
                 request.status = RequestStatus.WAITING
                 self.waiting.push(request)
-        if trim := getattr(self.kv, "trim", None):
+        if shrink := getattr(self.kv, "shrink", None):
             for request in self.running:
-                if request.is_decode:
-                    trim(request, request.num_computed_tokens)
+                shrink(request)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""

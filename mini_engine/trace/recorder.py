@@ -143,21 +143,23 @@ class Recorder:
         record, self._record = self._record, None
         if record is None:
             return
-        running = {request.request_id for request in self.running}
+        running, seen = {request.request_id: request for request in self.running}, self._num_blocks_seen
+        for name, blocks in record.blocks.items():
+            held = seen.pop(name, 0) - len(blocks)
+            if request := running.get(name):
+                del blocks[max(0, len(self.kv.block_table(request)) - held) :]
+                seen[name] = held + len(blocks)
         if any(
             isinstance(e, Preempted) or isinstance(e, Scheduled) and e.id in running for e in record.events
         ):
+            record.blocks = {name: blocks for name, blocks in record.blocks.items() if blocks}
             record.scheduled, record.num_batched_tokens = {}, 0
+            record.num_free_blocks = self.kv.num_free_blocks
             self.clock.advance(record)
             record.t_end = self.clock.now()
             self._finish(record)
-            return
-        for name, blocks in record.blocks.items():
-            if name in running:
-                self._num_blocks_seen[name] -= len(blocks)
-            else:
-                self._num_blocks_seen.pop(name, None)
-        self._events[:0] = [event for event in record.events if not isinstance(event, Scheduled)]
+        else:
+            self._events[:0] = [event for event in record.events if not isinstance(event, Scheduled)]
 
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
