@@ -262,7 +262,10 @@ class Engine:
         if all(request.finish_reason == "error" for request in news):
             if isinstance(self.scheduler, Recorder | Scheduler):
                 self.scheduler.take_back(before)
-        self._ready = self.collect(news, {})
+        try:
+            self._ready = self.collect(news, {})
+        except Exception:  # no more than was tried already; the error that came first is raised
+            return
         for delta in self._ready:
             self._deliver(delta)
 
