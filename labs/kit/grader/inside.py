@@ -132,19 +132,14 @@ def ending(status: int) -> str:
 def enclosed(request: dict[str, Any], batch: bytes, into: int) -> NoReturn:
     """In the fork: new namespaces and limits, then a second fork, which is the first process in them."""
     try:
-        for descriptor in range(3, 256):
-            if descriptor != into:
-                try:
-                    os.close(descriptor)
-                except OSError:
-                    pass
+        os.closerange(3, into)
+        os.closerange(into + 1, 256)
         if request["weak"]:
             os.setsid()
         else:
             namespaces()
         inner = os.fork()
         if inner == 0:
-            prctl(SET_PDEATHSIG, signal.SIGKILL)
             limits(request)
             run(batch, into)
         os.close(into)
@@ -174,10 +169,11 @@ def namespaces() -> None:
 
 def limits(request: dict[str, Any]) -> None:
     """No privileges, and so much of everything; the first process of a pid namespace ends all others."""
-    prctl(NO_NEW_PRIVS, 1)
-    for capability in range(64):
-        prctl(CAPBSET_DROP, capability)
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    for capability in range(64):
+        libc.prctl(CAPBSET_DROP, capability, 0, 0, 0)
     header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     libc.capset(header, data)
     hard = {
@@ -191,10 +187,6 @@ def limits(request: dict[str, Any]) -> None:
     }
     for kind, value in hard.items():
         resource.setrlimit(kind, (value, value))
-
-
-def prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def run(batch: bytes, into: int) -> NoReturn:
