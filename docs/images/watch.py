@@ -14,6 +14,7 @@ from mini_engine.trace import Preempted, Trace, decisions, first_difference, rea
 
 HERE = Path(__file__).parent
 RECORDINGS, FOLDER = HERE.parent / "examples" / "vllm", HERE / "watch"
+NAMES = ("vLLM 0.32.0", "ours")
 WORDS = {
     "scheduled": "who computes",
     "num_batched_tokens": "tokens",
@@ -54,13 +55,17 @@ def row(name: str) -> str:
     return f"| [{name}](#{name}) | {len(vllm.steps)}, {len(ours.steps)} | {differs} | {computes} |"
 
 
-def picture(name: str) -> str:
-    """Both runs where the rows differ, else where a request is preempted, else at the first difference."""
+def place(name: str) -> int:
+    """The step to look at: where the rows differ, else where one is preempted, else the first difference."""
     vllm, ours = runs(name)
     preempts = (r.step for r in vllm.steps if any(isinstance(e, Preempted) for e in r.events))
     places = (parts_at(name), next(preempts, None), first_difference(vllm, ours), 0)
-    step = next(place for place in places if place is not None)
-    return step_picture(vllm, step, ours, names=(vllm.header.parts["Scheduler"], "ours"))
+    return next(place for place in places if place is not None)
+
+
+def picture(name: str) -> str:
+    vllm, ours = runs(name)
+    return step_picture(vllm, place(name), ours, names=NAMES)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace as Has
 
@@ -363,6 +364,24 @@ def test_the_page_says_where_each_run_parts_from_ours_now():
             re.findall("<rect[^>]*>", svg) for svg in (file.read_text("utf-8"), watch.picture(name))
         )
         assert drawn == now, f"{file} is of another run; python docs/images/watch.py draws it anew"
+
+
+@BOOK
+def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
+    page = " ".join((ROOT / "docs" / "watch-the-real-one.md").read_text("utf-8").split())
+    traces = {name: read_trace(RECORDINGS / f"{name}.jsonl") for name in scenarios.named()}
+    lost = 0
+    for step, _ in takewhile(lambda pair: "preempted" != pair[1]["b"].state, replay(traces["claims"])):
+        lost += step.scheduled["b"]
+    assert f"the {lost} tokens that it has computed by then" in page
+    found = next(e for e in traces["twins"].steps[0].events if isinstance(e, Scheduled) and e.id == "b")
+    assert f"vLLM finds {found.num_cached_tokens} tokens of b in the cache" in page
+    alike = [
+        all(a.scheduled == b.scheduled for a, b in zip(trace.steps, own.steps, strict=False))
+        for name, trace in traces.items()
+        for own in [scenarios.ours(scenarios.find(name), trace)]
+    ]
+    assert (alike.count(True), len(alike)) == (6, 10) and "in six of the ten runs" in page
 
 
 @BOOK
