@@ -61,7 +61,7 @@ class Queue(list):
 class Scheduler:
     """Chunk by chunk, the last one preempted while it walks: the smallest that is like vLLM's."""
 
-    block_size, max_num_scheduled_tokens, max_num_running_reqs = 4, 8, 2
+    block_size, max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 4, 8, 2, 0
 
     def __init__(self, num_blocks=6):
         self.policy = Has(value="fcfs")
@@ -235,6 +235,7 @@ def test_the_scheduler_is_left_as_it_was_and_an_error_ends_the_trace(tmp_path):
             lambda s: s.kv_cache_manager.kv_cache_config.kv_cache_groups.append(Has(kv_cache_spec=Has())),
             "in 2",
         ),
+        (lambda s: setattr(s, "num_spec_tokens", 3), "drafts tokens"),
         (lambda s: s.add_request(Request("a", 4, 1)), "unfinished requests"),
     ],
 )

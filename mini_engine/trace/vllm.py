@@ -61,11 +61,13 @@ def scheduler_of(llm: Any) -> Any:
             "environment before vllm is imported"
         )
     scheduler = core.scheduler
-    if scheduler.scheduler_config.async_scheduling:
+    if scheduler.scheduler_config.async_scheduling or getattr(core, "batch_queue", None) is not None:
         raise ValueError(
             "this LLM schedules a step before it knows the last one's tokens; make it with "
-            "LLM(..., async_scheduling=False) to be watched"
+            "LLM(..., async_scheduling=False), without pipeline parallelism, to be watched"
         )
+    if scheduler.num_spec_tokens:
+        raise ValueError("this LLM drafts tokens (speculative decoding), which a trace has no place for")
     groups = scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
     windows = [group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None)]
     if len(groups) != 1 or windows:
@@ -208,7 +210,7 @@ class Watcher:
         self.clock.advance(record)
         record.t_end = self.clock.now()
         for request, num_known in known.items():
-            name, token_ids = self._names[request.request_id], list(request.output_token_ids)[num_known:]
+            name, token_ids = self._names[request.request_id], list(request.output_token_ids[num_known:])
             if token_ids:
                 record.new_tokens[name] = token_ids
             if request.is_finished():
@@ -234,8 +236,6 @@ class Watcher:
     def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
         """As a Recorder says it: what all that ran needed, what was free, who was the first short."""
         needs, short = sum(lacking.values()), first_short(lacking, set(preempted), free)
-        for name in preempted:
-            self._num_blocks_seen.pop(name, None)
         return [Preempted(self._names[name], self._names[short or name], needs, free) for name in preempted]
 
     def _admission(self, request: Any, scheduled: dict[str, int]) -> Event:
