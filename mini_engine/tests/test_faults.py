@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.commands import app
 from mini_engine.engine import Engine
+from mini_engine.invariants import watch
 from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
@@ -275,7 +276,9 @@ def check_trace(engine, outcome, path):
 def storm(seed, path):
     """How many faults of each kind a workload was disturbed by, without effect on what it gave."""
     quiet = Run(seed, 0).play().outcome()
-    run = Run(seed, FAULTS).play()
+    run = Run(seed, FAULTS)
+    with watch(run.engine, seed):
+        run.play()
     outcome = run.outcome()
     assert outcome == quiet
     check_trace(run.engine, outcome, path)
