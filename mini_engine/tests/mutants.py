@@ -37,7 +37,7 @@ COVER = {
     "batch": ["test_batch.py", "test_paged_attention.py"],
     "attention": ["test_paged_attention.py", "test_batch.py"],
     "sampler": ["test_sampler.py"],
-    "engine": ["test_engine.py", "test_llm.py", "test_conformance.py"],
+    "engine": ["test_engine.py", "test_llm.py", "test_faults.py", "test_conformance.py"],
 }
 LEFT_OUT = "not hash_seeds and not cost and not does_not_search and not smollm2"
 ENOUGH = 0.95
