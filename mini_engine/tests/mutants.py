@@ -13,6 +13,7 @@ import gc
 import os
 import random
 import resource
+import signal
 import sys
 import time
 import tomllib
@@ -229,6 +230,7 @@ def run(mutant: Mutant | None, tests: list[str]) -> tuple[str, float]:
 
 def judge(mutant: Mutant | None, tests: list[str]) -> int:
     """In the fork: pytest, quiet, to the first failure."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
     resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
     resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, 3 * 2**30))
     if mutant is not None:

@@ -31,6 +31,7 @@ from mini_engine.tests.helpers import SlotEngine, make_request
         (10, -2, 0, 0),
         (0, 5, 2, 0),
         (1, 1, 1, 1),
+        (5, 20, 1, 1),
     ],
 )
 def test_clamp(num_new, budget, threshold, expected):
