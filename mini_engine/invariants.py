@@ -18,6 +18,7 @@ from mini_engine.request_queue import policy_key
 
 RULES = {
     "budget": "a step computes at most max_num_batched_tokens tokens",
+    "threshold": "a request computes at most long_prefill_token_threshold tokens in a step, if that is set",
     "slots": "at most max_num_seqs requests run",
     "rows": "a schedule names running requests, in their order, with at least one token each",
     "computed": "a request never computes more tokens than it has",
@@ -192,11 +193,14 @@ class Monitor:
         self._require("blocks", held + free == kv.num_blocks, f"{held} held + {free} free of {kv.num_blocks}")
 
     def _check_rows(self, scheduled: dict[str, int]) -> None:
+        most = self.scheduler.long_prefill_token_threshold
         running = {request.request_id: request for request in self.scheduler.running}
         for name, num_tokens in scheduled.items():
             self._require("rows", name in running, f"{name!r} is scheduled and does not run")
             request = running[name]
             self._require("rows", num_tokens >= 1, f"it is scheduled for {num_tokens} tokens", request)
+            fits = not most or num_tokens <= most
+            self._require("threshold", fits, f"{num_tokens} tokens, {most} at most", request)
             left = request.num_new_tokens
             self._require("computed", num_tokens <= left, f"{num_tokens} tokens of {left} left", request)
             room = len(self.kv.block_table(request)) * self.kv.block_size

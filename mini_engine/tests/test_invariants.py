@@ -57,6 +57,10 @@ def more_budget(*args, max_num_batched_tokens, **kwargs):
     return schedule_step(*args, max_num_batched_tokens=max_num_batched_tokens + 1, **kwargs)
 
 
+def no_threshold(*args, long_prefill_token_threshold, **kwargs):
+    return schedule_step(*args, **kwargs)
+
+
 def more_slots(*args, max_num_seqs, **kwargs):
     return schedule_step(*args, max_num_seqs=max_num_seqs + 1, **kwargs)
 
@@ -224,6 +228,7 @@ def second_half():
 
 BROKEN = [
     ("budget", dict(schedule_step=more_budget)),
+    ("threshold", dict(schedule_step=no_threshold, long_prefill_token_threshold=4)),
     ("slots", dict(schedule_step=more_slots, num_blocks=16)),
     ("rows", dict(schedule_step=reversed_rows)),
     ("computed", dict(schedule_step=too_much, num_blocks=30)),
@@ -262,7 +267,11 @@ def test_a_broken_rule_is_named(rule, parts):
     """The error has the rule, the step and the seed; without the break the same run passes."""
     parts = dict(parts)
     requests = parts.pop("requests", six)
-    right = {name: value for name, value in parts.items() if name in ("policy", "num_blocks", *SETTINGS)}
+    right = {
+        name: value
+        for name, value in parts.items()
+        if name in ("policy", "num_blocks", "long_prefill_token_threshold", *SETTINGS)
+    }
     run(make(**right), requests())
     with pytest.raises(InvariantError) as caught:
         run(make(**parts), requests(), seed=("draw", 42))

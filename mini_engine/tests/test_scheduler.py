@@ -31,6 +31,7 @@ from mini_engine.tests.helpers import SlotEngine, make_request
         (10, -2, 0, 0),
         (0, 5, 2, 0),
         (1, 1, 1, 1),
+        (5, 20, 1, 1),
     ],
 )
 def test_clamp(num_new, budget, threshold, expected):
@@ -336,3 +337,15 @@ def test_a_waiting_request_takes_a_kibibyte_beyond_its_tokens():
     finally:
         tracemalloc.stop()
     assert held / 2000 - 8 * len(tokens) < 1024
+
+
+def test_schedule_step_by_itself():
+    """Without a threshold a prompt comes whole; and more decodes than the budget pays for wait for a step."""
+    kv, queue, running = BlockManager(8, 4), RequestQueue(), []
+    for name in "ab":
+        queue.push(make_request(name, 5))
+    assert schedule_step(queue, running, kv, max_num_batched_tokens=64, max_num_seqs=2) == {"a": 5, "b": 5}
+    for request in running:
+        request.num_computed_tokens = 5
+        request.output_token_ids.append(1)
+    assert schedule_step(queue, running, kv, max_num_batched_tokens=1, max_num_seqs=2) == {"a": 1}
