@@ -27,6 +27,7 @@ from labs.kit.learner import progress, quiz
 from labs.kit.tests.conftest import ROOT, Course
 
 LONE = "a\udcff"
+PIPES = hasattr(os, "mkfifo")  # which Windows has not
 
 
 def refused(call, *words):
@@ -223,7 +224,7 @@ def test_deadlines(row, tmp_path):
     refused(lambda: late.read(tmp_path / "deadlines.toml"), words)
 
 
-@table([("none.toml",), (".",), ("/dev/zero",), ("a pipe",)])
+@table([("none.toml",), (".",), ("/dev/zero",), *([("a pipe",)] if PIPES else [])])
 def test_deadlines_that_are_no_file(row, tmp_path):
     if row[0] == "a pipe":
         os.mkfifo(tmp_path / row[0])  # which nobody writes to: to open it would hang
@@ -350,7 +351,8 @@ def course(tmp_path_factory):
     course = Course(tmp_path_factory.mktemp("course"))
     (course.root / "class" / "ann").mkdir(parents=True)
     (course.root / "file").write_text("a file")
-    os.mkfifo(course.root / "pipe")
+    if PIPES:
+        os.mkfifo(course.root / "pipe")
     return course
 
 
@@ -404,7 +406,7 @@ def files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
-@table(COMMANDS)
+@table([row for row in COMMANDS if PIPES or "pipe" not in row[0]])
 def test_commands(row, course):
     line, words = row
     before = files(course.root)
