@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 from labs.kit.judge.manifest import LABS_DIR, LabError, made, tables, toml
 from labs.kit.learner.screen import WIDEST, filled, say
@@ -53,12 +54,14 @@ def _topic(name: str, entry: Any) -> Topic:
 
 
 def _question(entry: dict[str, Any]) -> Question:
-    answers = tuple(made(FILE, Answer, answer) for answer in tables(FILE, entry, "answer"))
+    """Answers in an order that has nothing to do with which is right, the same in every build."""
+    answers = [made(FILE, Answer, answer) for answer in tables(FILE, entry, "answer")]
     said = {key: value for key, value in entry.items() if key != "answer"}
-    question = made(FILE, Question, said | {"answers": answers})
+    question = made(FILE, Question, said | {"answers": tuple(answers)})
     if not any(answer.right for answer in answers) or len(answers) > len(LETTERS):
         raise LabError(f"{FILE}: {question.ask!r} needs a right answer, and {len(LETTERS)} answers at most")
-    return question
+    answers.sort(key=lambda answer: crc32((question.ask + answer.text).encode()))
+    return Question(question.ask, tuple(answers))
 
 
 def find_topic(name: str) -> Topic:
