@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
-.PHONY: help demo test test-fast soak mutants check docs pictures pages clean
+.PHONY: help demo test test-fast soak mutants check docs pictures pages audit clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
@@ -25,6 +25,7 @@ help:
 	@echo 'make docs        the book, into docs/_build/site; no network needed'
 	@echo 'make pages       labs to write in a web page, in out/pages; it needs npm'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
+	@echo 'make audit       what is known against the pinned packages, and their list, out/sbom.json'
 	@echo 'make clean       away with .venv and out'
 
 demo: $(VENV)/installed
@@ -91,6 +92,14 @@ pictures: $(VENV)/installed
 
 pages: $(VENV)/installed
 	@$(BIN)/python -m labs.kit.browser.build out/pages
+
+# Asks PyPI about each pinned package, and installs none of them. The list is CycloneDX.
+audit: $(VENV)/installed
+	@$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[supply]' --constraint constraints.txt
+	@mkdir -p out
+	@$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible \
+		--output-file out/sbom.json
+	@$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) out docs/_build
