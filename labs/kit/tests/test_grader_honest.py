@@ -1,7 +1,6 @@
 """Honest work: the reference earns all, the starter nothing, a known mistake costs its task's points."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from labs.kit.judge import storm
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.tests import marks
+from mini_engine.tests.soak import SOAK, count
 
 pytestmark = marks.namespaces
 
@@ -22,7 +22,7 @@ ALTERNATIVES = [  # but for those that build on the engine's answers, which no s
     for path in sorted((Path(__file__).parent / "alternatives").glob("lab_*.py"))
     if not imports(path.read_text("utf-8")) & {"mini_engine.block_manager.BlockManager"}
 ]
-SOAK = bool(os.environ.get("SOAK"))  # all bugs of the zoo, which takes minutes; else some
+# In a soak all of it is graded, which takes minutes; else some.
 ZOO = [(lab_id, bug) for lab_id in lab_ids() for bug in find_lab(lab_id).bugs if not bug.storm]
 RIGHT_BUT = (  # what they answer is right, and how they come to it is not
     "sorted-at-every-pop",
@@ -71,6 +71,7 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, b
         if task.state != WRONG:
             assert (task.state, task.earned, task.waits_for) == (WAITS, task.points, wrong[0].task)
     assert {task.name for task in wrong} <= {bug.title, ""}
+    count("known mistakes graded")
 
 
 @pytest.mark.parametrize("budget", ["budget == 3", "budget == 8 and len(running) == 2"])
