@@ -36,7 +36,6 @@ nb_output_stderr = "remove"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_mock_imports = ["torch", "tokenizers", "safetensors", "gguf"]  # a second less, and no CUDA asked for
 
 html_theme = "sphinx_book_theme"
 html_title = "mini-engine"

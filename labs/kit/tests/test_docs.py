@@ -471,6 +471,17 @@ def test_the_first_use_of_a_term_leads_to_the_glossary(site):
         assert all(f'id="{target}"' in glossary for target in targets)
 
 
+def test_the_reference_has_what_the_labs_and_the_engine_offer(site):
+    import labs.kit
+    import labs.kit.learner.notebook
+    import mini_engine
+
+    page = (site / "docs" / "api.html").read_text("utf-8")
+    known = {name.rpartition(".")[2] for name in re.findall(r'id="((?:mini_engine|labs)\.[\w.]+)"', page)}
+    offered = {*labs.kit.__all__, *labs.kit.learner.notebook.__all__, *mini_engine.__all__}
+    assert offered - known == {"Script"}  # another name for dict[str, Any]
+
+
 def test_the_search_finds_words_of_the_pages_offline(site):
     index = (site / "searchindex.js").read_text("utf-8")
     assert "docs/concepts/09-paging" in index and "preempt" in index
