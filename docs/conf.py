@@ -34,6 +34,7 @@ nb_execution_mode = "off"  # `pytest --nbval notebooks` runs them; the book show
 nb_ipywidgets_js = {}  # would be loaded from another host
 nb_output_stderr = "remove"
 
+default_role = "literal"  # as docstrings have it
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 
