@@ -21,8 +21,8 @@ from labs.kit.browser.build import LABS, MOST, build, first_load, npm
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
 from mini_engine.tests.browser import find_browser, open_browser
+from mini_engine.tests.soak import SOAK, count
 
-SOAK = bool(os.environ.get("SOAK"))  # the whole zoo, which takes minutes; else every sixteenth mistake
 ZOO = Path(__file__).with_name("browser_zoo.mjs")
 NATIVE = """
 import json, sys
@@ -70,7 +70,7 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, site, course, tmp_path):
     """Reference, pristine starter and the zoo's mistakes: the same failures, runs, names and next task."""
     lab = find_lab(lab_id)
     solution = lab.file("solution.py").read_text("utf-8")
-    bugs = lab.bugs if SOAK else lab.bugs[::16]
+    bugs = lab.bugs if SOAK else lab.bugs[::16]  # all of them take minutes
     sources = [solution, starter_source(lab), *(bug.apply(solution) for bug in bugs)]
     files = tmp_path / "files.json"
     files.write_text(json.dumps([[lab_id, source] for source in sources]), encoding="utf-8")
@@ -82,6 +82,7 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, site, course, tmp_path):
     for name, one, other in zip(["solution", "starter", *(bug.id for bug in bugs)], there, here, strict=True):
         told = {key: (one.get(key), other.get(key)) for key in SAME}
         assert {key: pair for key, pair in told.items() if pair[0] != pair[1]} == {}, name
+    count("mistakes judged in a browser", len(bugs))
 
 
 def test_it_ships_the_student_edition_and_loads_little(site):
