@@ -150,6 +150,7 @@ def test_a_real_bug_departs_as_its_page_shows(case):
 CLAIMS = {
     "README.md python": "here",
     "labs/lab-07/AFTER.md python": "here",
+    "docs/reliability.md python": "here",
     "docs/errors.md python": "here",
     "docs/errors.md text": "here",
     "docs/real-bugs.md text": "here",
@@ -175,6 +176,10 @@ def test_the_readme_asks_a_model_and_gets_the_answer_that_is_shown(capsys):
 def test_after_the_last_lab_a_run_of_ones_own_is_played(capsys):
     exec(python_of("labs/lab-07/AFTER.md").replace('"starter"', '"solution"'), {})
     assert "drained" in capsys.readouterr().out
+
+
+def test_a_watched_run_is_as_the_page_has_it():
+    exec(python_of("docs/reliability.md"), {})
 
 
 def test_every_block_that_claims_something_has_a_test():
