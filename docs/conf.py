@@ -34,9 +34,9 @@ nb_execution_mode = "off"  # `pytest --nbval notebooks` runs them; the book show
 nb_ipywidgets_js = {}  # would be loaded from another host
 nb_output_stderr = "remove"
 
+default_role = "literal"  # as docstrings have it
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_mock_imports = ["torch", "tokenizers", "safetensors", "gguf"]  # a second less, and no CUDA asked for
 
 html_theme = "sphinx_book_theme"
 html_title = "mini-engine"

@@ -30,7 +30,7 @@ HIDDEN = re.compile(
     re.M | re.S,
 )
 GLOSSARY = "docs/glossary"
-LINKED = ("docs/concepts/", "labs/", "docs/errors", "docs/reading-a-trace", "docs/guide")
+LINKED = ("docs/", "labs/", "notebooks/")
 
 
 def show_hidden(app: Sphinx, docname: str, source: list[str]) -> None:
