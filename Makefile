@@ -21,8 +21,8 @@ help:
 	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
 	@echo 'make soak        long proofs: thousands of further scripts, every known mistake graded'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
-	@echo 'make docs        the book, into docs/_build/site; no network needed'
-	@echo 'make pages       labs to write in a web page, in out/pages; it needs npm'
+	@echo 'make docs        the book, and with npm labs to write in a web page, into docs/_build/site'
+	@echo 'make pages       the labs to write in a web page alone, in out/pages; it needs npm'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
 	@echo 'make clean       away with .venv and out'
 
@@ -64,7 +64,8 @@ check: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)
-	@echo 'open docs/_build/site/index.html'
+	@$(BIN)/python -m labs.kit.browser.site docs/_build/site
+	@echo 'look at it with: python -m labs open'
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }

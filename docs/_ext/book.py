@@ -4,9 +4,7 @@ A comment `<!-- {name} argument -->` in a page is the directive `name`, its furt
 page reads as plain Markdown elsewhere, and the table of contents or a quiz appears only in the book.
 """
 
-import html
 import re
-import shutil
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -158,27 +156,8 @@ def _link(to: str, name: str, shown: nodes.Node) -> nodes.reference:
     )
 
 
-# ------------------------------------------------------------------------------------------- the rest
-
-
-def finish(app: Sphinx, error: Exception | None) -> None:
-    """The site's own address leads to the book's first page; what the theme brings and no page uses goes."""
-    if error is None and app.builder.name == "html":
-        static = Path(app.outdir, "_static")
-        shutil.rmtree(static / "locales", ignore_errors=True)
-        for unused in static.rglob("*.map"):
-            unused.unlink()
-        first = html.escape(app.builder.get_target_uri(app.config.root_doc))
-        page = (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mini-engine</title>'
-            f'<meta http-equiv="refresh" content="0; url={first}"><a href="{first}">mini-engine</a></html>\n'
-        )
-        Path(app.outdir, "index.html").write_text(page, encoding="utf-8")
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", show_hidden)
     app.connect("doctree-resolved", link_terms)
-    app.connect("build-finished", finish)
     app.add_directive("quiz", Quiz)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
