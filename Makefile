@@ -36,7 +36,7 @@ test: check docs
 	@echo 'notebooks: every cell gives what is saved'
 	@$(PYTEST) --dist loadfile --nbval notebooks
 	@echo 'tests'
-	@LABS_KEPT=$(KEPT) $(PYTEST)
+	@LABS_KEPT=$(KEPT) SITE=docs/_build/site $(PYTEST)
 
 test-fast: $(VENV)/installed
 	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'

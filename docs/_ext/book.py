@@ -70,7 +70,9 @@ class Quiz(SphinxDirective):
                 right = answer.get("right", False)
                 kind, verdict = ("right", "Right.") if right else ("wrong", "Not so.")
                 found.append(raw(f'<details class="choice {kind}"><summary>'))
-                found += self.parse_text_to_nodes(answer["text"])
+                found += (words := self.parse_text_to_nodes(answer["text"]))
+                for paragraph in words:
+                    paragraph["classes"].append("answer")
                 found.append(raw(f'</summary><div class="why"><strong>{verdict}</strong>'))
                 found += self.parse_text_to_nodes(answer["why"])
                 found.append(raw("</div></details>"))
@@ -128,7 +130,8 @@ def _is_prose(node: nodes.Node) -> bool:
     chain = node.parent
     prose = False
     while chain is not None:
-        if isinstance(chain, kinds) or "number" in getattr(chain, "attributes", {}).get("classes", ()):
+        # An answer is itself what is clicked on: a link in it could not be told from it.
+        if isinstance(chain, kinds) or "answer" in getattr(chain, "attributes", {}).get("classes", ()):
             return False
         prose = prose or isinstance(chain, nodes.paragraph)
         chain = chain.parent

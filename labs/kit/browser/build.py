@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from importlib.metadata import distribution
 from pathlib import Path
@@ -188,11 +189,13 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
 def first_load(out: Path, lab_id: str) -> dict[str, int]:
     """What a first look at a lab's page loads, and the bytes of each, gzipped as servers do."""
     page = [*(out / lab_id).rglob("*"), *(path for path in (out / "app").rglob("*"))]
-    return {
-        path.relative_to(out).as_posix(): min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
-        for path in page
-        if path.is_file()
-    }
+    return {path.relative_to(out).as_posix(): zipped(path) for path in page if path.is_file()}
+
+
+@cache
+def zipped(path: Path) -> int:
+    """Bytes of a file, gzipped as servers do."""
+    return min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
 
 
 def main() -> None:

@@ -38,8 +38,8 @@ def open_site(
     address = f"http://localhost:{port}/{page}"
     with running:
         say(f"{address} (Ctrl+C ends it)")
-        webbrowser.open(address)
         try:
+            webbrowser.open(address)
             running.serve_forever()
         except KeyboardInterrupt:
             say()

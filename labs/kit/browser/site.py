@@ -3,15 +3,13 @@
 The labs' pages come into it, `_headers` for hosts that read one, and the bytes are counted.
 """
 
-import gzip
 import posixpath
 import re
 import sys
-from functools import cache
 from html import escape
 from pathlib import Path
 
-from labs.kit.browser.build import MOST, build, filled
+from labs.kit.browser.build import MOST, build, filled, zipped
 from labs.kit.browser.build import first_load as loads_of_lab
 from labs.kit.browser.policies import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
 from labs.kit.judge.manifest import find_lab
@@ -41,26 +39,22 @@ def add_pages(site: Path) -> str:
 
 def write_headers(site: Path) -> None:
     """The policies once more, for hosts that read a file `_headers`."""
+    built = (site / "write" / "app").exists()
     roots = sorted(path.name for path in site.glob("*.html"))
     kinds = {
         **{f"/{name}": SEARCH if name == "search.html" else TEXT for name in roots},
+        **{path: TEXT for path in ("/", "/write/", "/write/index.html")},
         "/docs/*": TEXT,
         "/labs/*": TEXT,
         "/notebooks/*": TEXT,
         "/_static/player/shell.html": PLAYER,
-        **{f"/write/{lab_id}/*": LAB for lab_id in LABS},
+        **{f"/write/{lab_id}/*": LAB if built else TEXT for lab_id in LABS},
         "/write/app/worker.js": WORKER,
         "/write/app/player/shell.html": PLAYER,
     }
     rules = [f"{path}\n  Content-Security-Policy: {policy}; {FRAMED}\n" for path, policy in kinds.items()]
     always = "/*\n  X-Content-Type-Options: nosniff\n  Referrer-Policy: no-referrer\n"
     (site / "_headers").write_text(always + "".join(rules), encoding="utf-8")
-
-
-@cache
-def zipped(path: Path) -> int:
-    """Bytes of a file, gzipped as servers do."""
-    return min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
 
 
 def first_load(site: Path, page: str) -> dict[str, int]:

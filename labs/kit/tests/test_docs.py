@@ -257,31 +257,6 @@ def ran(line: str, folder) -> None:
 # ----------------------------------------------------------------------------------------- the built pages
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The book, built as `make docs` builds it."""
-    pytest.importorskip("sphinx_book_theme", reason="the extra docs is not installed")
-    pytest.importorskip("myst_nb", reason="the extra docs is not installed")
-    out = tmp_path_factory.mktemp("book")
-    line = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        "-c",
-        "docs",
-        "-d",
-        str(out / "trees"),
-        ".",
-        str(out / "site"),
-    ]
-    run = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return out / "site"
-
-
 def test_every_page_is_in_the_book(site):
     for name in NAMES:
         assert (site / name).with_suffix(".html").is_file(), name

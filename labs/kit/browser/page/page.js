@@ -2,7 +2,8 @@
 
 import { makeEditor } from "./editor.js";
 
-const QUIET = 20_000; // ms without a word, after which Python hangs in something that it cannot interrupt
+// For tests. quiet: ms without a word, after which Python hangs in something that it cannot interrupt.
+window.labPage = { quiet: 25_000, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
 const key = (name) => `mini-engine/${lab.id}/${name}`;
@@ -67,7 +68,7 @@ function run() {
 function listen() {
   clearTimeout(watch);
   const words = () => `${begun || "The file"} does not end, and hangs so that nothing interrupts it. Python was ended and starts anew.`;
-  watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, QUIET);
+  watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, labPage.quiet);
 }
 
 function ended(why, again = true) {
@@ -292,5 +293,4 @@ document.body.classList.add("awake");
 go(editor.text === lab.starter ? "read" : "write");
 choose("read");
 $("player").src = new URL("player/shell.html", import.meta.url); // now that somebody listens
-window.labPage = { editor, get rows() { return rows; } }; // for tests
 start();
