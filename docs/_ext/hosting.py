@@ -44,6 +44,7 @@ def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> Non
     for link in doctree.findall(nodes.reference):
         if (found := WRITE.match(link.astext())) and found[1] in LABS:
             link["refuri"] = page(found[1])
+            link["classes"].append("write")
     lab = docname.removeprefix("labs/").removesuffix("/README")
     title = next(iter(doctree.findall(nodes.title)), None)
     if lab in LABS and title is not None:

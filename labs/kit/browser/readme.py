@@ -9,6 +9,8 @@ from markdown_it.token import Token
 
 from labs.kit.judge.manifest import LABS_DIR, Lab
 
+# The commands that a text begins with, for those at a terminal.
+TERMINAL = re.compile(r"^```\w*\n(?:LAB_IMPL=starter.*\n)(?:.*\n)*?```\n", re.M)
 ROOT = LABS_DIR.parent
 markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -18,7 +20,8 @@ def html_of(lab: Lab, name: str, course: Path, named: set[str], book: str) -> st
 
     Links to other texts lead into the book, where there is one: `book` is the way to it.
     """
-    tokens = markdown.parse(lab.file(name).read_text(encoding="utf-8"))
+    text = lab.file(name).read_text(encoding="utf-8")
+    tokens = markdown.parse(TERMINAL.sub("Write it in the editor. **Run the tests** judges it.\n", text, count=1))
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):  # the page itself has the first
             token.tag = f"h{int(token.tag[1]) + 1}"
