@@ -21,7 +21,9 @@ def html_of(lab: Lab, name: str, course: Path, named: set[str], book: str) -> st
     Links to other texts lead into the book, where there is one: `book` is the way to it.
     """
     text = lab.file(name).read_text(encoding="utf-8")
-    tokens = markdown.parse(TERMINAL.sub("Write it in the editor. **Run the tests** judges it.\n", text, count=1))
+    tokens = markdown.parse(
+        TERMINAL.sub("Write it in the editor. **Run the tests** judges it.\n", text, count=1)
+    )
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):  # the page itself has the first
             token.tag = f"h{int(token.tag[1]) + 1}"

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from labs.kit.judge import compare, examine, isolate, loading, matrix, page, plugin
+from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
@@ -54,8 +54,11 @@ class Told(examine.Examination):
             self.tell(json.dumps({**vars(result), "runs": "", "tasks": tasks, "claim": claim}))
 
 
-def run(lab_id: str, source: str, tell: Tell = lambda row: None, columns: int = 88) -> str:
-    """Judge `source`; each test is told as it ends, and the verdict is returned."""
+def run(
+    lab_id: str, source: str, tell: Tell = lambda row: None, columns: int = 88, scale: float = 1.0
+) -> str:
+    """Judge `source`; each test is told as it ends, and the verdict is returned. `scale` is for tests."""
+    guard.scale = scale
     lab = find_lab(lab_id)
     lab.file("starter.py").write_text(source, encoding="utf-8")
     os.environ |= {"LAB_IMPL": "starter", "COLUMNS": str(columns)}

@@ -31,6 +31,7 @@ _monitoring: Any = vars(sys).get("monitoring")
 # Where no thread can watch: of each open deadline when it is over, on the clock and in computing.
 _ends: list[tuple[float, float]] = []
 _ticks, _over, _look_again = 0, False, 0.0
+scale = 1.0  # of all deadlines where no thread can watch; a test makes them short
 _looked, _worked = 0.0, 0.0  # when the clock was looked at last, and the seconds of computing until then
 
 
@@ -105,6 +106,7 @@ def _looking_at_the_clock(seconds: float) -> Iterator[None]:
     """
     global _looked
     _looked = now = monotonic()
+    seconds *= scale
     events, tool, end = _monitoring.events, _monitoring.DEBUGGER_ID, (now + BUSY * seconds, _worked + seconds)
     if not _ends:
         _monitoring.use_tool_id(tool, "deadline")

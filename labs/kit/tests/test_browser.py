@@ -187,6 +187,7 @@ def test_what_never_ends_is_ended(learner):
     """A loop in Python becomes a failed test with its line; what hangs in C ends with its worker, and a
     person may stop it before. What is written afterwards is judged as ever."""
     page = learner.page
+    page.evaluate("labPage.scale = 0.2")  # a second a test, where learners are given five
     learner.body("while True:\n    try:\n        pass\n    except:\n        pass")
     learner.run()
     assert "a loop that never ends? It was in starter.py, line" in learner.says("#report")
@@ -199,7 +200,7 @@ def test_what_never_ends_is_ended(learner):
     page.evaluate("labPage.quiet = 4_000")  # ms of silence, where learners are given longer
     page.click("#run")
     learner.until("verdict.textContent.includes('hangs so that nothing interrupts it')")
-    page.evaluate("labPage.quiet = 25_000")
+    page.evaluate("labPage.quiet = 25_000, labPage.scale = 1")
     learner.write(learner.solution)
     learner.run()
     assert learner.says("#verdict").startswith("All ")

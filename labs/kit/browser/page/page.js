@@ -3,7 +3,8 @@
 import { makeEditor } from "./editor.js";
 
 // For tests. quiet: ms without a word, after which Python hangs in something that it cannot interrupt.
-window.labPage = { quiet: 25_000, get editor() { return editor; }, get rows() { return rows; } };
+// scale: of the seconds that each test has.
+window.labPage = { quiet: 25_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
 const key = (name) => `mini-engine/${lab.id}/${name}`;
@@ -61,7 +62,7 @@ function run() {
   clear();
   say("The tests are running.");
   const columns = Math.max(40, Math.min(100, Math.floor(($("results").clientWidth - 40) / 7.5)));
-  worker.postMessage({ source: editor.text, columns });
+  worker.postMessage({ source: editor.text, columns, scale: labPage.scale });
   listen();
 }
 
