@@ -13,13 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
-.PHONY: help demo test test-fast soak check docs pictures pages clean
+.PHONY: help demo test test-fast soak mutants check docs pictures pages clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
 	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests'
 	@echo 'make test-fast   while you edit: tests of the engine and the labs, under a minute'
-	@echo 'make soak        long proofs: thousands of further scripts, every known mistake graded'
+	@echo 'make soak        long proofs, half an hour: a million random steps, faults, damaged files; counts'
+	@echo 'make mutants     the core with one thing wrong at a time: do the tests notice?'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
 	@echo 'make docs        the book, and with npm labs to write in a web page, into docs/_build/site'
 	@echo 'make pages       the labs to write in a web page alone, in out/pages; it needs npm'
@@ -42,8 +43,16 @@ test-fast: $(VENV)/installed
 	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
 	@$(PYTEST) $(SLOW:%=--ignore=%)
 
+# make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
+SOAKING = $(patsubst %,mini_engine/tests/test_%.py,faults machines oracle_engine doors) \
+	$(patsubst %,labs/kit/tests/test_%.py,storm grader_honest browser)
+
 soak: $(VENV)/installed
-	@SOAK=1 $(PYTEST) $(patsubst %,labs/kit/tests/test_%.py,storm grader_honest browser)
+	@$(BIN)/python -m mini_engine.tests.soak
+	@SOAK=1 $(PYTEST) --timeout 1800 $(wildcard $(SOAKING)); rc=$$?; $(BIN)/python -m mini_engine.tests.soak --print; exit $$rc
+
+mutants: $(VENV)/installed
+	@$(BIN)/python -m mini_engine.tests.mutants
 
 SPHINX := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet \
 	--conf-dir docs --doctree-dir docs/_build/doctrees .

@@ -1,12 +1,12 @@
 """`python -m labs`: the learner's commands, and the author's where this edition of the course has them."""
 
-import sys
 from importlib.util import find_spec
-from io import TextIOWrapper
 
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.commands import app
 from labs.kit.learner.screen import App, complain
+from mini_engine.commands.common import BadOutput
+from mini_engine.commands.process import run
 
 
 def every_command() -> App:
@@ -30,14 +30,7 @@ def every_command() -> App:
 
 def main() -> None:
     """Run a command; what is wrong with its arguments, a lab or the disk is one line on stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a letter shows a question mark
-    try:
-        every_command()(prog_name="python -m labs")
-    except (LabError, OSError) as error:
-        complain(str(error))
-        sys.exit(2)
+    run(lambda: every_command()(prog_name="python -m labs"), complain, LabError, BadOutput)
 
 
 if __name__ == "__main__":

@@ -164,6 +164,11 @@ class PagedBackend:
         hidden = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
         return self.model.logits(hidden[batch.last_rows])
 
+    def clear(self, slots: list[int]) -> None:
+        """Zeros in these slots of every layer, instead of what must not be read."""
+        for pool in (self.pool.k, self.pool.v):
+            pool.flatten(1, 2)[:, slots] = 0
+
     def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One layer's attention over the pool, the batch's own keys and values first written to it."""
         k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]

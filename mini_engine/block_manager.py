@@ -5,6 +5,7 @@ vLLM's automatic prefix caching: reference counts, least recently used out first
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mini_engine.prefix_cache import HashBlock, PrefixCache, hash_block
@@ -56,6 +57,7 @@ class BlockManager:
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._tables: dict[str, list[int]] = {}
         self._num_published: dict[str, int] = {}  # leading blocks of a table that can be found
+        self._grown: dict[str, tuple[int, int]] = {}  # by how much it last grew, at so many computed tokens
         self._cache = PrefixCache(num_blocks, block_size, hash_block)
 
     # ------------------------------------------------------------------ what the scheduler asks
@@ -105,14 +107,40 @@ class BlockManager:
             return False
         if num_new:
             self._tables.setdefault(request.request_id, []).extend(self._take(num_new))
+            self._grown[request.request_id] = (request.num_computed_tokens, num_new)
         return True
+
+    def shrink(self, request: Request) -> None:
+        """Give back what `allocate` took for tokens that have not been computed since."""
+        num_computed, num_blocks = self._grown.pop(request.request_id, (0, 0))
+        if num_blocks and num_computed == request.num_computed_tokens:
+            table = self._tables[request.request_id]
+            self._give_back(table[-num_blocks:])
+            del table[-num_blocks:]
+
+    def unadmit(self, request: Request) -> None:
+        """Give back all that `admit` claimed, as if it had not: the statistics forget it, too."""
+        self._count(request, -1)
+        self.free(request)
+
+    def unpublish(self, request: Request) -> list[int]:
+        """What the request has computed is wrong, and is not to be found: its blocks that nobody shares."""
+        own = [i for i in self.block_table(request) if self._ref_counts[i] == 1]
+        for block_id in own:
+            if self._cache.hashes[block_id] is not None:
+                self._cache.forget(block_id)
+        return own
 
     def free(self, request: Request) -> None:
         """Give back all that the request holds; nothing happens if it holds nothing."""
         self._num_published.pop(request.request_id, None)
+        self._grown.pop(request.request_id, None)
+        self._give_back(self._tables.pop(request.request_id, ()))
+
+    def _give_back(self, block_ids: Sequence[int]) -> None:
         # Last block first: of a cached sequence the tail is evicted before the head it needs.
         ref_counts, hashes = self._ref_counts, self._cache.hashes
-        for block_id in reversed(self._tables.pop(request.request_id, ())):
+        for block_id in reversed(block_ids):
             ref_counts[block_id] -= 1
             if ref_counts[block_id] == 0:
                 if hashes[block_id] is None:
@@ -182,15 +210,15 @@ class BlockManager:
             taken.append(block_id)
         return taken
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: Request, times: int = 1) -> None:
         if not self.enable_prefix_caching:
             return
         if request.num_preemptions:
-            self.stats.resumed_queried += request.num_tokens
-            self.stats.resumed_hit += request.num_cached_tokens
+            self.stats.resumed_queried += times * request.num_tokens
+            self.stats.resumed_hit += times * request.num_cached_tokens
         else:
-            self.stats.queried += request.num_tokens
-            self.stats.hit += request.num_cached_tokens
+            self.stats.queried += times * request.num_tokens
+            self.stats.hit += times * request.num_cached_tokens
 
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""

@@ -5,7 +5,7 @@ does, stands in parts.py and can be replaced.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from os import PathLike
@@ -14,18 +14,21 @@ from typing import Any
 import torch
 
 from mini_engine.attention import KVPool, PagedBackend
+from mini_engine.block_manager import BlockManager
 from mini_engine.config import EngineConfig
 from mini_engine.fast.attention import paged_backend
 from mini_engine.fast.model import Fast, prepare
-from mini_engine.interfaces import Clock, SchedulerLike
+from mini_engine.interfaces import Clock, Row, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
 from mini_engine.parts import Parts
-from mini_engine.request import Request, SamplingParams
-from mini_engine.sampler import Sampler, top_logprobs
+from mini_engine.request import Request, SamplingParams, shown
+from mini_engine.sampler import NotFiniteError, Sampler, top_logprobs
+from mini_engine.scheduler import Scheduler
 from mini_engine.text.output_text import OutputText
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Recorder, Trace, WallClock
+from mini_engine.turn import Computing, EngineBusyError, Turn
 
 
 @dataclass
@@ -35,6 +38,14 @@ class _Output:
     text: OutputText
     num_given: int = 0  # tokens that were given out
     logprobs: list[dict[int, float]] = field(default_factory=list)  # not given out yet
+    error: str | None = None
+
+
+def is_listed(value: Any) -> bool:
+    """A sequence that is no text and no bytes, or an array of numpy's or torch's kind."""
+    if isinstance(value, Sequence):
+        return not isinstance(value, str | bytes | bytearray | memoryview)
+    return getattr(value, "ndim", 0) > 0
 
 
 class Engine:
@@ -46,6 +57,9 @@ class Engine:
     `part_names` are the trace's names for the source of the `parts` that are not the engine's own, by
     default their modules. `fast` is how the model is computed on a CPU: True as quickly as can be here,
     "torch" with torch alone, False by model.py and attention.py as they stand.
+
+    One thread at a time: a call while another is served raises EngineBusyError. Only `abort` may come
+    from anywhere; in the middle of a step it takes effect at its end.
 
     Raises ValueError for settings that cannot work.
     """
@@ -88,8 +102,13 @@ class Engine:
         self.sampler = Sampler(self.config.seed)
         self.requests: dict[str, Request] = {}
         self.inboxes: dict[str, deque[Delta]] = {}  # where streams listen, by request_id
+        self.computing = Computing()
         self._outputs: dict[str, _Output] = {}
         self._num_added = 0
+        self._turn = Turn("engine")
+        self._ready: list[Delta] = []  # of a step whose caller was interrupted
+        self._fed: list[Request] = []  # whose text has a token that the scheduler has not been given yet
+        self._to_abort: deque[Request] = deque()
 
     def add_request(
         self,
@@ -105,15 +124,33 @@ class Engine:
         Raises ValueError, naming the request, for a prompt that is empty, holds unknown token ids,
         or could never fit with its max_tokens into the model's context or the KV pool.
         """
-        sampling = sampling_params or SamplingParams()
+        with self._turn:
+            return self._add(prompt, sampling_params, request_id, priority, cache_salt).request_id
+
+    def _add(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams | None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        sampling = SamplingParams() if sampling is None else sampling
         if request_id is None:
             request_id = next(i for i in map("r{}".format, count(self._num_added)) if i not in self.requests)
+        name = f"request {shown(request_id)}"
+        if not isinstance(sampling, SamplingParams):
+            raise ValueError(f"{name}: sampling_params must be a SamplingParams, but is {shown(sampling)}")
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("this engine has no tokenizer; give the prompt as token ids")
             prompt = self.tokenizer.encode(prompt)
         elif sampling.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer; this engine has none")
+        elif not is_listed(prompt):
+            raise ValueError(f"{name}: a prompt is text or a list of token ids, and not {shown(prompt)}")
+        elif len(prompt) > (most := self.config.max_model_len or 0):  # before it is looked through
+            raise ValueError(f"{name}: prompt {len(prompt)} exceeds the model's length {most}; shorten it")
         request = Request(
             request_id,
             list(prompt),
@@ -125,12 +162,14 @@ class Engine:
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use by a request that is not finished")
         self._check_fits_model(request)
-        self.scheduler.add(request)
-        self.requests[request_id] = request
-        text = self.parts.OutputText(self.tokenizer, sampling.stop, request.prompt_token_ids)
-        self._outputs[request_id] = _Output(text)
+        output = _Output(self._text_of(request))
+        self.scheduler.add(request)  # the last that can refuse it
+        self.requests[request_id], self._outputs[request_id] = request, output
         self._num_added += 1
-        return request_id
+        return request
+
+    def _text_of(self, request: Request) -> OutputText:
+        return self.parts.OutputText(self.tokenizer, request.sampling.stop, request.prompt_token_ids)
 
     def _check_fits_model(self, request: Request) -> None:
         vocab_size = self.model.config.vocab_size
@@ -154,28 +193,99 @@ class Engine:
             request.max_tokens = max(1, min(longest, room))
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request wherever it is; False if it is not there (any more)."""
-        found = self.scheduler.abort(request_id)
-        if found:
-            self._deliver(Delta(request_id, [], "", "abort"))
-            self._forget(request_id)
-        return found
+        """Drop a request wherever it is; False if it is not there (any more).
+
+        May be called at any time, from any thread: in the middle of a step the request is dropped when
+        the step is over.
+        """
+        request = self.requests.get(request_id)
+        try:
+            with self._turn:
+                self._ready = [delta for delta in self._ready if delta.request_id != request_id]
+                return request is not None and self._abort(request)
+        except EngineBusyError:
+            if request is not None:
+                self._to_abort.append(request)
+            return request is not None
+
+    def _abort(self, request: Request) -> bool:
+        request_id = request.request_id
+        if self.requests.get(request_id) is not request:  # finished meanwhile; the id may be another's
+            return False
+        self.scheduler.abort(request_id)
+        self._deliver(Delta(request_id, [], "", "abort"))
+        self._forget(request_id)
+        return True
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self._ready) or self.scheduler.has_work
 
-    @torch.inference_mode()
     def step(self) -> list[Delta]:
-        """Serve one step; what it added, a Delta for each request that got a token."""
-        deltas = self.parts.step(self)
+        """Serve one step; what it added, a Delta for each request that got a token or ended with an error.
+
+        A step is done or has not begun. When computing it fails, what was decided is taken back, and the
+        error raised: nothing is lost, and the next call tries again. Ctrl-C and SIGTERM wait until the
+        step is done; its Deltas then come with the next call. Pressed a second time while the model
+        computes, Ctrl-C does not wait: the step is taken back.
+        """
+        with self._turn, torch.inference_mode():
+            if not self._ready:
+                self._ready = self._step()
+            while self._to_abort:
+                self._abort(self._to_abort.popleft())
+        # A signal may have raised before this line; from here to the caller nothing can.
+        deltas, self._ready = self._ready, []
+        return deltas
+
+    def _step(self) -> list[Delta]:
+        before = list(self.scheduler.running)
+        try:
+            deltas = self.parts.step(self)
+        except BaseException:
+            self._roll_back(before)
+            raise
         for delta in deltas:
             self._deliver(delta)
         return deltas
 
+    def _roll_back(self, before: list[Request]) -> None:
+        """The step has failed, with `before` running at its beginning. What was computed of it is dropped,
+        what was admitted waits again. Those preempted stay so: others may have written where they were.
+        If the scheduler has taken the step back already, it stands, and its Deltas come with the next."""
+        fed, self._fed = self._fed, []
+        for request in fed:
+            self.sampler.forget(request.request_id)  # its generator is made anew, as far as it was drawn
+            if request.request_id in self.requests and not self._has_news(request):
+                self._reread(request)
+        news = [request for request in self.requests.values() if self._has_news(request)]
+        if all(request.finish_reason == "error" for request in news):
+            if isinstance(self.scheduler, Recorder | Scheduler):
+                self.scheduler.take_back(before)
+        try:
+            self._ready = self.collect(news, {})
+        except Exception:  # no more than was tried already; the error that came first is raised
+            return
+        for delta in self._ready:
+            self._deliver(delta)
+
+    def _has_news(self, request: Request) -> bool:
+        """Whether it was given tokens, or an end, that no Delta has said yet."""
+        given = self._outputs[request.request_id].num_given
+        return request.finish_reason is not None or len(request.output_token_ids) > given
+
+    def _reread(self, request: Request) -> None:
+        """The text as it was before the token that the scheduler was not given."""
+        output = self._outputs[request.request_id]
+        output.text = self._text_of(request)
+        for token_id in request.output_token_ids:
+            output.text.feed(token_id)
+            output.text.take(finished=False)
+        output.logprobs.clear()
+
     def _deliver(self, delta: Delta) -> None:
-        if delta.request_id in self.inboxes:
-            self.inboxes[delta.request_id].append(delta)
+        if (inbox := self.inboxes.get(delta.request_id)) is not None:
+            inbox.append(delta)
 
     def sample(
         self, logits: torch.Tensor, requests: list[Request]
@@ -196,37 +306,102 @@ class Engine:
         stopped: dict[str, str] = {}
         if not requests:
             return sampled, stopped
-        token_ids = self.sampler(logits, requests)
-        for request, token_id, row in zip(requests, token_ids, logits, strict=True):
+        self._fed = requests
+        for request, token_id, row in self._choose(logits, requests):
             output = self._outputs[request.request_id]
+            try:
+                stop = output.text.feed(token_id)
+                if (num := request.sampling.logprobs) is not None:
+                    output.logprobs.append(top_logprobs(row, token_id, num))
+            except Exception as error:
+                self._fail(request, error)
+                continue
             sampled[request.request_id] = [token_id]
-            if stop := output.text.feed(token_id):
+            if stop:
                 stopped[request.request_id] = stop
-            if (num := request.sampling.logprobs) is not None:
-                output.logprobs.append(top_logprobs(row, token_id, num))
         return sampled, stopped
+
+    def _choose(
+        self, logits: torch.Tensor, requests: list[Request]
+    ) -> Iterable[tuple[Request, int, torch.Tensor]]:
+        """A token for each row. If that fails, for each by itself: one bad row is no other's harm."""
+        try:
+            return zip(requests, self.sampler(logits, requests), logits, strict=True)
+        except Exception as error:
+            if len(requests) == 1:
+                self._fail(requests[0], error)
+                return []
+        chosen = []
+        for request, row in zip(requests, logits, strict=True):
+            self.sampler.forget(request.request_id)
+            try:
+                if isinstance(self.backend, PagedBackend) and not row.max().isfinite():
+                    row = self._compute_alone(self.backend, request)
+                (token_id,) = self.sampler(row.unsqueeze(0), [request])
+                chosen.append((request, token_id, row))
+            except Exception as error:
+                self._fail(request, error)
+        return chosen
+
+    def _compute_alone(self, backend: PagedBackend, request: Request) -> torch.Tensor:
+        """Its logits once more. A NaN of one request can be read by another: masked, but 0 times NaN is NaN.
+        By itself, and with the rest of its blocks cleared, a request reads nothing that is not its own."""
+        kv = self.scheduler.kv
+        end = len(kv.block_table(request)) * kv.block_size
+        backend.clear(kv.slot_mapping(request, request.num_tokens, end))
+        return backend.forward([Row(request, request.num_new_tokens, True)])[0]
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that cannot go on."""
+        if request.finish_reason == "error":  # and now its last text cannot be had either
+            return
+        request_id, what = request.request_id, f"{type(error).__name__}: {error}"
+        if isinstance(error, NotFiniteError):
+            weight = self.model.not_finite()
+            what = f"{error}; the model's {weight} holds NaN or infinity" if weight else str(error)
+            self._clear(request)
+        self._outputs[request_id].error = f"request {request_id!r}: {what}"
+        if isinstance(self.scheduler, Recorder):
+            self.scheduler.abort(request_id, "error")
+        else:
+            self.scheduler.abort(request_id)
+        request.finish_reason = "error"
+
+    def _clear(self, request: Request) -> None:
+        """Nobody is to find or read what it has computed."""
+        kv = self.scheduler.kv
+        if isinstance(kv, BlockManager) and isinstance(self.backend, PagedBackend):
+            own, size = kv.unpublish(request), kv.block_size
+            self.backend.clear([b * size + i for b in own for i in range(size)])
 
     def collect(self, requests: list[Request], stopped: dict[str, str]) -> list[Delta]:
         """The Deltas of the requests that were just given tokens; forgets the finished ones.
 
         `stopped` is what `sample` returned: the stop strings that were reached.
         """
+        self._fed = []
         return [self._delta(request, stopped.get(request.request_id)) for request in requests]
 
     def _delta(self, request: Request, stop_string: str | None) -> Delta:
         output, ended = self._outputs[request.request_id], request.finish_reason is not None
         token_ids = request.output_token_ids[output.num_given :]
         stop_reason: str | int | None = stop_string
-        if ended and stop_string is None:
-            output.text.flush()
-            if token_ids[-1] in request.sampling.stop_token_ids:
-                stop_reason = token_ids[-1]
-        text = output.text.take(finished=ended)
+        if ended and stop_string is None and token_ids and token_ids[-1] in request.sampling.stop_token_ids:
+            stop_reason = token_ids[-1]
+        text = ""
+        try:
+            if ended and stop_string is None:
+                output.text.flush()
+            text = output.text.take(finished=ended)
+        except Exception as error:
+            self._fail(request, error)
+            ended = True
         logprobs = output.logprobs if request.sampling.logprobs is not None else None
         output.num_given, output.logprobs = output.num_given + len(token_ids), []
         if ended:
             self._forget(request.request_id)
-        return Delta(request.request_id, token_ids, text, request.finish_reason, stop_reason, logprobs)
+        reason = request.finish_reason
+        return Delta(request.request_id, token_ids, text, reason, stop_reason, logprobs, output.error)
 
     def _forget(self, request_id: str) -> None:
         self.sampler.forget(request_id)
@@ -239,8 +414,13 @@ class Engine:
 
         The request is queued by the call itself. Dropping or closing the iterator aborts it.
         """
-        request_id = self.add_request(prompt, sampling_params, **kwargs)
-        return self.parts.Stream(self, self.requests[request_id])
+        with self._turn:
+            request = self._add(prompt, sampling_params, **kwargs)
+            try:
+                return self.parts.Stream(self, request)
+            except Exception:
+                self._abort(request)
+                raise
 
     @property
     def trace(self) -> Trace:

@@ -1,17 +1,18 @@
 """The friendly front, in the shape people know from vLLM: `LLM(model).generate(prompts, params)`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, cast
 
 from rich.progress import Progress
 
-from mini_engine.engine import Engine
+from mini_engine.engine import Engine, is_listed
 from mini_engine.loading.checkpoint import load
 from mini_engine.outputs import Delta
 from mini_engine.request import Request, SamplingParams, shown
 from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.turn import Turn, signals
 
 Prompt = str | Sequence[int]
 Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": ...}
@@ -25,6 +26,7 @@ class CompletionOutput:
     logprobs: list[dict[int, float]] | None
     finish_reason: str | None
     stop_reason: str | int | None = None
+    error: str | None = None  # why it could not go on, when finish_reason is "error"
 
 
 @dataclass
@@ -48,10 +50,11 @@ class _Pending:
     text: str = ""
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stop_reason: str | int | None = None
+    error: str | None = None
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
-        self.stop_reason = delta.stop_reason
+        self.stop_reason, self.error = delta.stop_reason, delta.error
         self.logprobs.extend(delta.logprobs or ())
 
     def output(self) -> RequestOutput:
@@ -63,6 +66,7 @@ class _Pending:
             self.logprobs if request.sampling.logprobs is not None else None,
             request.finish_reason,
             self.stop_reason,
+            self.error,
         )
         return RequestOutput(
             request.request_id,
@@ -83,23 +87,18 @@ def _several(prompts: Any) -> list[Prompt]:
     """The prompts one by one. Raises ValueError for what is neither text nor token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_listed(prompts):
+    if not is_listed(prompts):
         raise ValueError(f"prompts must be text, token ids or a list of either, but are {shown(prompts)}")
     if len(prompts) and _is_token_id(prompts[0]):
         return [prompts]
     for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str) and not _is_listed(prompt):
+        if not isinstance(prompt, str) and not is_listed(prompt):
             raise ValueError(f"prompts[{i}] must be text or token ids, but is {shown(prompt)}")
     return list(prompts)
 
 
-def _is_listed(value: Any) -> bool:
-    """A sequence, or an array of numpy's or torch's kind with something to go through."""
-    return isinstance(value, Sequence) and not isinstance(value, bytes) or getattr(value, "ndim", 0) > 0
-
-
 def _one_each(name: str, values: Any, n: int) -> Sequence[Any]:
-    if not _is_listed(values) or isinstance(values, str):
+    if not is_listed(values) or isinstance(values, str):
         raise ValueError(f"{name} must be a list, one a prompt, but is {shown(values)}")
     if len(values) != n:
         raise ValueError(f"there are {n} prompts, but {len(values)} {name}; give one a prompt")
@@ -110,19 +109,20 @@ class LLM:
     """A model ready to be asked: `LLM("smollm2").generate(prompts, sampling_params)`.
 
     `model` is a name from `mini-engine models`, a Hugging Face folder or a .gguf file; the other
-    arguments are the Engine's.
+    arguments are the Engine's. A call while `generate` or `chat` is at work, in another thread or in a
+    callback, raises EngineBusyError.
     """
 
     def __init__(
         self, model: str = "shakespeare", *, dtype: str = "auto", device: str = "auto", **engine_args: Any
     ):
-        self.engine = Engine(*load(model, dtype, device), **engine_args)
+        self.engine, self._turn = Engine(*load(model, dtype, device), **engine_args), Turn("LLM")
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
         """Put the front on an engine that is there already."""
         self = cls.__new__(cls)
-        self.engine = engine
+        self.engine, self._turn = engine, Turn("LLM")
         return self
 
     @property
@@ -143,7 +143,8 @@ class LLM:
         """Complete each prompt; the outputs come in the order of the prompts.
 
         A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Nothing
-        is started unless every prompt is accepted.
+        is started unless every prompt is accepted. What ends it early, Ctrl-C or an error of the model,
+        leaves none of its requests behind; a request that alone could not go on has finish_reason "error".
         """
         all_prompts = _several(prompts)
         n = len(all_prompts)
@@ -154,17 +155,23 @@ class LLM:
         for i, param in enumerate(params):
             if not isinstance(param, SamplingParams):
                 raise ValueError(f"sampling_params[{i}] must be a SamplingParams, but is {shown(param)}")
-        pending: dict[str, _Pending] = {}
+        there, pending = set(self.engine.requests), {}
+        give_back: Callable[[], None] | None = None
         try:
+            give_back = self._turn.claim()
             for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
                 request_id = self.engine.add_request(prompt, param, priority=prio)
                 text = prompt if isinstance(prompt, str) else None
                 pending[request_id] = _Pending(self.engine.requests[request_id], text)
             self._run(pending, progress)
         except BaseException:
-            for request_id in pending:
-                self.engine.abort(request_id)
+            if give_back is not None:
+                # Not pending's alone: the signal may have come between the adding of one and its noting.
+                self._abort({*pending, *self.engine.requests} - there)
             raise
+        finally:
+            if give_back is not None:
+                give_back()
         return [p.output() for p in pending.values()]
 
     def chat(
@@ -174,12 +181,20 @@ class LLM:
         **kwargs: Any,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several, through the model's chat template."""
-        if not _is_listed(messages) or isinstance(messages, str):
+        if not is_listed(messages) or isinstance(messages, str):
             raise ValueError(f"messages must be a list of messages or of conversations: {shown(messages)}")
         if len(messages) and isinstance(messages[0], Mapping):
             messages = [messages]
         prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)
+
+    def _abort(self, request_ids: set[str]) -> None:
+        signals.hold()  # a second Ctrl-C must not leave some behind
+        try:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+        finally:
+            signals.release()
 
     def _run(self, pending: dict[str, _Pending], progress: bool) -> None:
         left = set(pending)

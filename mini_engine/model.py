@@ -180,3 +180,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(hidden))
         return logits
+
+    def not_finite(self) -> str | None:
+        """The name of a weight that holds NaN or infinity, or None."""
+        return next((name for name, w in self.named_parameters() if not w.isfinite().all()), None)

@@ -18,7 +18,8 @@ class Delta:
     """What one step added to one request. `finish_reason` is set with the last of them.
 
     `logprobs` has, for each token, the log probabilities that SamplingParams asked for.
-    `stop_reason` is the stop string, or the id of the stop token, that ended the request.
+    `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` says
+    why a request could not go on, whose finish_reason is "error".
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, float]] | None = None
+    error: str | None = None
 
 
 class Stream(Iterator[Delta]):

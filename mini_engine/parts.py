@@ -41,7 +41,8 @@ def step(engine: Engine) -> list[Delta]:
             f"and {len(engine.scheduler.running)} running"
         )
     ending = [row.request for row in rows if row.is_last]
-    logits = engine.backend.forward(rows)
+    with engine.computing:
+        logits = engine.backend.forward(rows)
     sampled, stopped = engine.sample(logits, ending)
     engine.scheduler.update(scheduled, sampled, stopped)
     return engine.collect(ending, stopped)

@@ -5,6 +5,7 @@ it is batched with or on how its prompt was cut.
 """
 
 import random
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -12,10 +13,15 @@ from torch import Tensor
 from mini_engine.request import Request, SamplingParams
 
 
+class NotFiniteError(ValueError):
+    """Logits that nothing can be chosen by."""
+
+
 class Sampler:
     """Call it with logits (S, vocab_size) and the S requests they belong to.
 
-    A request without a seed gets one from `seed` and its arrival number, so a whole run repeats.
+    A request without a seed gets one from `seed` and its arrival number, so a whole run repeats. Raises
+    NotFiniteError before anything is drawn if the largest logit of a row is NaN or infinite.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -26,7 +32,10 @@ class Sampler:
         params = [request.sampling for request in requests]
         if any(p.repetition_penalty != 1 for p in params):
             logits = self._penalize(logits, requests)
-        token_ids = logits.argmax(dim=-1)
+        token_ids = logits.argmax(dim=-1)  # of a NaN, if there is one
+        for best in logits.gather(-1, token_ids.unsqueeze(-1)).flatten().tolist():
+            if not isfinite(best):
+                raise NotFiniteError(f"its largest logit is {best}")
         drawn = [i for i, p in enumerate(params) if p.temperature > 0]
         if drawn:
             probs = _probabilities(logits[drawn], [params[i] for i in drawn])
@@ -45,6 +54,8 @@ class Sampler:
                 # Python's generator, not torch's: that one looks at 32 bits of a seed only.
                 seed = request.sampling.seed
                 generator = random.Random(f"{self.seed}/{request.arrival}" if seed is None else int(seed))
+                for _ in request.output_token_ids:  # where one was forgotten in the middle of a request
+                    generator.random()
                 self._generators[request.request_id] = generator
             draws.append(generator.random())
         return torch.tensor(draws, dtype=torch.float64)

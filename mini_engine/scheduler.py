@@ -228,6 +228,21 @@ class Scheduler:
             self._finish(request)
         return finished
 
+    def take_back(self, before: list[Request]) -> None:
+        """The step that was decided while `before` ran is not computed: what it admitted waits again, and
+        the room that decodes were given is free. Preemptions stand: where the victims' keys and values
+        were, others may have written."""
+        for request in [r for r in self.running if r not in before]:
+            if request.num_computed_tokens == request.num_cached_tokens:
+                self.running.remove(request)
+                getattr(self.kv, "unadmit", self.kv.free)(request)
+                request.num_computed_tokens = request.num_cached_tokens = 0
+                request.status = RequestStatus.WAITING
+                self.waiting.push(request)
+        if shrink := getattr(self.kv, "shrink", None):
+            for request in self.running:
+                shrink(request)
+
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
         request = self._requests.get(request_id)

@@ -1,23 +1,33 @@
-"""What the book adds to Sphinx: quizzes, links to the glossary, and directives that a forge does not show.
+"""What the book adds to Sphinx: quizzes, players, links to the glossary, and directives that a forge hides.
 
 A comment `<!-- {name} argument -->` in a page is the directive `name`, its further lines the body. So a
-page reads as plain Markdown elsewhere, and the table of contents or a quiz appears only in the book.
+page reads as plain Markdown elsewhere, and the table of contents, a quiz or a player appears only in the
+book. In the line above a comment a picture, or words that begin with *In the book*, are for the forge.
 """
 
+import html
+import json
 import re
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import runs
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
+from labs.kit.learner.quiz import find_topic, topics
+from mini_engine.show.player import write_shell
+
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
-HIDDEN = re.compile(r"^<!-- \{([\w-]+)\} ?([^\n]*?)(?:\n(.*?))?[ \n]-->$", re.M | re.S)
+HIDDEN = re.compile(
+    r"(?:^(?:!\[[^]]*\]\([^)]*\)|\*In the book [^\n]*)\n)?^<!-- \{([\w-]+)\} ?([^\n]*?)(?:\n(.*?))?[ \n]-->$",
+    re.M | re.S,
+)
 GLOSSARY = "docs/glossary"
 LINKED = ("docs/concepts/", "labs/", "docs/errors", "docs/reading-a-trace", "docs/guide")
 
@@ -44,11 +54,6 @@ def show_hidden(app: Sphinx, docname: str, source: list[str]) -> None:
 # ------------------------------------------------------------------------------------------ quizzes
 
 
-@cache
-def quizzes() -> dict[str, Any]:
-    return tomllib.loads((DOCS / "quizzes.toml").read_text("utf-8"))
-
-
 class Quiz(SphinxDirective):
     """`<!-- {quiz} preemption -->`: the questions of a topic in quizzes.toml. Each answer is a <details>, so
     that a click shows whether it is right and why, without any script."""
@@ -57,24 +62,19 @@ class Quiz(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(DOCS / "quizzes.toml"))
-        topic = quizzes().get(self.arguments[0])
-        if topic is None:
-            raise ExtensionError(
-                f"quizzes.toml has no topic {self.arguments[0]!r}; it has {', '.join(quizzes())}"
-            )
+        topics.cache_clear()  # a server that rebuilds would show the first ones for ever
         found: list[nodes.Node] = [raw('<div class="quiz">')]
-        for number, question in enumerate(topic["question"], 1):
+        for number, question in enumerate(find_topic(self.arguments[0]).questions, 1):
             found += [raw(f'<div class="question"><div class="number">Question {number}</div>')]
-            found += self.parse_text_to_nodes(question["ask"])
-            for answer in question["answer"]:
-                right = answer.get("right", False)
-                kind, verdict = ("right", "Right.") if right else ("wrong", "Not so.")
+            found += self.parse_text_to_nodes(question.ask)
+            for answer in question.answers:
+                kind, verdict = ("right", "Right.") if answer.right else ("wrong", "Not so.")
                 found.append(raw(f'<details class="choice {kind}"><summary>'))
-                found += (words := self.parse_text_to_nodes(answer["text"]))
+                found += (words := self.parse_text_to_nodes(answer.text))
                 for paragraph in words:
                     paragraph["classes"].append("answer")
                 found.append(raw(f'</summary><div class="why"><strong>{verdict}</strong>'))
-                found += self.parse_text_to_nodes(answer["why"])
+                found += self.parse_text_to_nodes(answer.why)
                 found.append(raw("</div></details>"))
             found.append(raw("</div>"))
         return [*found, raw("</div>")]
@@ -82,6 +82,41 @@ class Quiz(SphinxDirective):
 
 def raw(text: str) -> nodes.raw:
     return nodes.raw("", text, format="html")
+
+
+# ------------------------------------------------------------------------------------------ players
+
+
+class Play(SphinxDirective):
+    """`<!-- {play} paging -->`: a run of runs.py. The page has the run and a picture of the step at which the
+    player opens; play.js puts the player in its place."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        (name,) = self.arguments
+        try:
+            shown = runs.find(name)
+        except KeyError:
+            raise ExtensionError(f"runs.py has no run {name!r}; it has {', '.join(runs.RUNS)}") from None
+        picture = ""
+        if name in runs.RUNS:
+            source = f"{'../' * self.env.docname.count('/')}_static/runs/{name}.svg"
+            picture = f'<img src="{source}" alt="{html.escape(shown.words())}">'
+        title = html.escape(f"The trace player: {' and '.join(shown.names)}")
+        data = json.dumps(shown.payload(), separators=(",", ":")).replace("<", "\\u003c")
+        data = f'<script type="application/json">{data}</script>'
+        return [raw(f'<div class="play full-width" data-title="{title}">{picture}{data}</div>')]
+
+
+def write_players(app: Sphinx, error: Exception | None) -> None:
+    """The player, and the pictures that stand for it."""
+    if error is None and app.builder.name == "html":
+        static = Path(app.outdir, "_static")
+        write_shell(static / "player")
+        (static / "runs").mkdir(exist_ok=True)
+        for name in runs.RUNS:
+            (static / "runs" / f"{name}.svg").write_text(runs.find(name).picture(), encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------------------- glossary
@@ -162,5 +197,9 @@ def _link(to: str, name: str, shown: nodes.Node) -> nodes.reference:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", show_hidden)
     app.connect("doctree-resolved", link_terms)
+    app.connect("build-finished", write_players)
     app.add_directive("quiz", Quiz)
-    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
+    app.add_directive("play", Play)
+    made_by = [*sorted(Path(__file__).parent.glob("*.py")), DOCS / "images" / "real_bugs.py"]
+    state = crc32(b"".join(path.read_bytes() for path in made_by))  # changed, it makes every page anew
+    return {"version": "1", "env_version": state, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from labs.kit import FakeKV, drive
-from labs.kit.judge import loading
 from mini_engine.show import figures
 from mini_engine.show.figures import style
 from mini_engine.sim.cost_model import CostModel, StepLoad
 from mini_engine.sim.policies import BASELINES
 from mini_engine.sim.simulate import simulate
-from mini_engine.sim.workloads import Arrival, workload
+from mini_engine.sim.workloads import workload
 from mini_engine.trace import replay
 from mini_engine.trace.metrics import request_metrics
 
 FOLDER = Path(__file__).with_name("concepts")
+sys.path.append(str(Path(__file__).parents[1] / "_ext"))
+import runs as made  # noqa: E402  what the book plays
 
 
 def step_cost() -> Any:
@@ -46,15 +46,7 @@ def batching() -> Any:
     """Busy slots in each step, for eight groups of one answer of 500 tokens and seven of 10. Static batching
     has all eight busy for 10 steps of every 500 and one for the rest; continuous batching keeps all eight
     busy until the queue is empty."""
-    settings = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "long_prefill_token_threshold": 0}
-    lengths = ([500] + [10] * 7) * 8
-    scenario = {
-        "name": "64 in line",
-        "config": {"num_blocks": 4000, **settings},
-        "requests": [{"id": f"r{i}", "prompt": 1, "max_tokens": n} for i, n in enumerate(lengths)],
-        "max_steps": 5000,
-    }
-    runs = [drive(BASELINES[way](FakeKV(4000), **settings), scenario) for way in ("static", "mixed")]
+    runs = made.batching(([500] + [10] * 7) * 8, slots=8, num_blocks=4000)
     return figures.utilisation(*runs)
 
 
@@ -62,9 +54,7 @@ def two_counters() -> Any:
     """num_tokens and num_computed_tokens of one request in each step. Its prompt of 9 is computed at once;
     then both counters climb, one token apart; a preemption sets the computed ones to 0; on the way back it
     finds most of its own blocks in the prefix cache."""
-    scenarios = loading.load("lab-06", "scenarios")
-    scenario = scenarios.NAMED["preempted, and back through its own blocks"]
-    trace = scenarios.run(loading.namespace("lab-06", "solution"), scenario)
+    trace = made.counters()
     name = next(event.id for record in trace.steps for event in record.events if event.type == "PREEMPTED")
     steps, known, computed, states = [], [], [], []
     for record, views in replay(trace):
@@ -107,21 +97,7 @@ def swap_or_recompute() -> Any:
 def waste() -> Any:
     """KV slots that five requests take in each step of a run: in blocks of four hardly more than the tokens
     that they hold, with 40 slots reserved for each up to 200, more than the pool has."""
-    scenario = {
-        "name": "five in a pool of twenty",
-        "config": {"max_num_batched_tokens": 16, "max_num_seqs": 6, "num_blocks": 20, "block_size": 4},
-        "requests": [
-            {"id": "a", "prompt": 13, "max_tokens": 10}, {"id": "b", "prompt": 6, "max_tokens": 18},
-            {"id": "c", "prompt": 21, "max_tokens": 6, "at": 2},
-            {"id": "d", "prompt": 9, "max_tokens": 12, "at": 3},
-            {"id": "e", "prompt": 5, "max_tokens": 8, "at": 6},
-        ],
-    }  # fmt: skip
-    from mini_engine.block_manager import BlockManager
-    from mini_engine.scheduler import Scheduler
-
-    kv = BlockManager(20, 4, enable_prefix_caching=False, watermark=0)
-    trace = drive(Scheduler(kv, max_num_batched_tokens=16, max_num_seqs=6), scenario)
+    trace = made.five_in_a_pool()
     return figures.waste(trace, max_model_len=40)
 
 
@@ -129,8 +105,7 @@ def metrics() -> Any:
     """One request on a time line of milliseconds: it arrives, waits in the queue, its prompt is
     computed, and its tokens come. From arrival to the first token is TTFT; each gap between two
     tokens is an ITL; their mean is TPOT."""
-    arrivals = [Arrival(0, 200, 6), Arrival(0, 200, 11), Arrival(10, 300, 14), Arrival(60, 700, 4)]
-    trace = simulate(arrivals, max_num_batched_tokens=256, max_num_seqs=2).trace
+    trace = made.waits_for_a_slot()
     name = "r2"
     found = request_metrics(trace)[name]
     queued = next(e.t for r in trace.steps for e in r.events if e.type == "QUEUED" and e.id == name)

@@ -16,6 +16,7 @@ SCRIPTS = 60
 NAMES = ["r0", "r1", "r2", "r3"]
 SENSELESS = [[0, 4, 0], [-1, 4, None], [4, 0, None], [4, -2, 0], [4, 4, 4], [4, 4, -1], [1, 1, 1]]
 POOLS = [[99, 4, None], [100, 4, None], [250, 1, None], [1, 1, None], [1, 1, 0], [8, 3, 7], [300, 2, 0]]
+MADE_UP = 1024  # tokens, more than most scripts need
 GARBAGE = 1e4  # lies in all slots that nothing was written to
 
 
@@ -320,19 +321,19 @@ class Play:
         """Which token's key and value each slot holds."""
         if self.caches is None:
             return {}
-        held = {}
-        for kind, layers in zip(("keys", "values"), self.caches, strict=True):
-            for number, layer in enumerate(layers):
-                held[f"{kind} of layer {number}"] = {
-                    f"slot {slot}": word for slot, word in enumerate(self._words(layer)) if word
-                }
+        _, num_layers, num_slots, *_ = self.caches.shape
+        words, held = iter(self._words(self.caches.flatten(0, 2))), {}
+        for kind in ("keys", "values"):
+            for number in range(num_layers):
+                slots = zip(range(num_slots), words, strict=False)
+                held[f"{kind} of layer {number}"] = {f"slot {slot}": word for slot, word in slots if word}
         return {**held, "changed, and only to be read": self.changed}
 
     def _words(self, slots):
         """Of each slot: "k5" if the key of token 5 lies there, "" if nothing was ever written to it."""
         first = slots[:, 0, 0].double()
         tokens = (first.abs() * 1024 - 1).round().clamp(0, max(self.tokens - 1, 0)).long()
-        whole = (self._rows(tokens) * first.sign()[:, None, None] == slots).flatten(1).all(dim=1)
+        whole = (self._rows(self.tokens)[tokens] * first.sign()[:, None, None] == slots).flatten(1).all(dim=1)
         unwritten = (slots == GARBAGE).flatten(1).all(dim=1)
         return [
             "" if empty else f"{'k' if sign > 0 else 'v'}{token}" if right else "something else"
@@ -384,26 +385,29 @@ class Play:
 
     def _made_up(self, count):
         """The keys of the next tokens: (count, num_kv_heads, head_dim)."""
-        import torch
+        return self._rows(self.tokens + count)[self.tokens : self.tokens + count].clone()
 
-        return self._rows(torch.arange(self.tokens, self.tokens + count))
-
-    def _rows(self, tokens):
-        """The key of token t begins with (t + 1) / 1024, by which it is known again."""
-        import torch
-
-        heads, width = self.config["num_kv_heads"], self.config["head_dim"]
-        place = torch.arange(heads * width).view(1, heads, width)
-        whole = (tokens[:, None, None] * 37 + place * 101) % 257 - 128
-        rows = whole.double() / 61  # which float32 would round
-        rows[:, 0, 0] = (tokens + 1) / 1024
-        return rows.to(getattr(torch, self.config["dtype"]))
+    def _rows(self, count):
+        c = self.config
+        return rows(max(MADE_UP, count), c["num_kv_heads"], c["head_dim"], c["dtype"])
 
     def _noise(self, *shape):
         import torch
 
         generator = torch.Generator().manual_seed(self.tokens)
         return torch.randn(*shape, generator=generator, dtype=getattr(torch, self.config["dtype"]))
+
+
+@lru_cache
+def rows(count, heads, width, dtype):
+    """The keys of all tokens: that of token t begins with (t + 1) / 1024, by which it is known again."""
+    import torch
+
+    tokens, place = torch.arange(count), torch.arange(heads * width).view(1, heads, width)
+    whole = (tokens[:, None, None] * 37 + place * 101) % 257 - 128
+    keys = whole.double() / 61  # which float32 would round
+    keys[:, 0, 0] = (tokens + 1) / 1024
+    return keys.to(getattr(torch, dtype))
 
 
 def in_runs(numbers):

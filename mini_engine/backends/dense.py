@@ -33,6 +33,10 @@ class DenseCache:
         self.k[layer, start:end], self.v[layer, start:end] = k, v
         self._lens[layer] = end
 
+    def truncate(self, num_tokens: int) -> None:
+        """Keep the first `num_tokens` at most."""
+        self._lens = [min(n, num_tokens) for n in self._lens]
+
     def get(self, layer: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values so far, (n, num_kv_heads, head_dim) each; views, not copies."""
         n = self._lens[layer]

@@ -150,4 +150,6 @@ class PaddedBackend:
                 f"request {request.request_id!r} was left out of a step and its cache is gone; "
                 "PaddedBackend needs a scheduler that serves every running request in every step"
             )
-        return self.caches[request.request_id]
+        cache = self.caches[request.request_id]
+        cache.truncate(request.num_computed_tokens)  # a step that failed may have got here already
+        return cache

@@ -52,6 +52,8 @@ def chat(
             for delta in stream:
                 typer.echo(delta.text, nl=False)
                 answer += delta.text
+                if delta.error:
+                    raise ValueError(delta.error)
         except ValueError as error:
             say(error)
             messages.pop()

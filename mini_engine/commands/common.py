@@ -1,5 +1,6 @@
 """What the commands share: options, one way to fail, a sign of life."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
+
+from mini_engine.trace.file import check_plain
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A name from `models list`, a model folder, or a .gguf file.")
@@ -25,6 +28,10 @@ DemoTemperature = Annotated[
 TracePath = Annotated[Path, typer.Argument(help="A trace.jsonl.")]
 
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class BadOutput(ValueError):
+    """What a command is to write cannot go where it was told to."""
 
 
 class Commands(TyperGroup):
@@ -45,18 +52,30 @@ def fail(error: Exception, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
-def say(error: Exception) -> None:
+def say(error: Exception | str) -> None:
     errors.print(f"[red]error:[/] {escape(' '.join((str(error) or type(error).__name__).splitlines()))}")
 
 
 def writable(out: Path, *read: Path | None) -> Path:
-    """`out`, its folder made. Raises ValueError where it is a folder, or a file that the command reads."""
+    """`out`, its folder made. Raises BadOutput where it is a folder, a device, or a file that the command
+    reads."""
     if out.is_dir():
-        raise ValueError(f"{out} is a folder; name the file to write in it")
+        raise BadOutput(f"{out} is a folder; name the file to write in it")
+    try:
+        check_plain(out)
+    except ValueError as error:
+        raise BadOutput(str(error)) from None
     if out.exists() and any(path and path.exists() and out.samefile(path) for path in read):
-        raise ValueError(f"{out} is what is read; name another file with --out")
+        raise BadOutput(f"{out} is what is read; name another file with --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     return out
+
+
+def check_folder(out: Path) -> None:
+    """Raises BadOutput, before a run that takes long, where the folder `out` cannot be written to or made."""
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise BadOutput(f"--out {out}: {there} is no folder that can be written to; name another")
 
 
 @contextmanager

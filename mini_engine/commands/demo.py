@@ -1,11 +1,10 @@
 """`mini-engine demo`; what it does is in show/demo.py. `python -m labs demo` is its sister."""
 
-import os
 from pathlib import Path
 
 from rich.console import Console
 
-from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, working
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, check_folder, working
 
 
 def demo(
@@ -16,11 +15,7 @@ def demo(
     dtype: Dtype = "auto",
 ) -> None:
     """Serve several requests at once and show every decision."""
-    for folder in (out, *out.parents):
-        if folder.exists():
-            if not (folder.is_dir() and os.access(folder, os.W_OK)):
-                raise ValueError(f"--out {out}: {folder} is no folder that can be written to; name another")
-            break
+    check_folder(out)
     with working(f"loading {model}"):
         from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo

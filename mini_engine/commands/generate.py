@@ -47,3 +47,5 @@ def generate(
         outputs = llm.generate(prompt, params, progress=progress)
     for text, output in zip(prompt, outputs, strict=True):
         typer.echo(("" if chat else text) + output.outputs[0].text)
+    if broken := [o.outputs[0].error for o in outputs if o.outputs[0].error]:
+        raise ValueError("; ".join(broken))

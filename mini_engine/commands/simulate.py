@@ -9,6 +9,8 @@ import typer
 from mini_engine.commands.common import writable
 from mini_engine.trace import read_trace
 
+MOST = 1_000_000  # a policy that is too slow for them lets nearly all of them wait, in memory
+
 
 def simulate(
     workload: Annotated[
@@ -17,7 +19,9 @@ def simulate(
     baseline: Annotated[
         list[str] | None, typer.Option("--baseline", "-b", help="May be repeated; all of them without it.")
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, help="How many, of a workload that is made up.")] = 500,
+    requests: Annotated[
+        int, typer.Option(min=1, max=MOST, help="How many, of a workload that is made up.")
+    ] = 500,
     rate: Annotated[float, typer.Option(help="Arrivals a second, of a workload that is made up.")] = 14.0,
     fit: Annotated[Path | None, typer.Option(help="Take the prices from this recorded run.")] = None,
     ttft_limit: Annotated[float, typer.Option(help="For goodput, in ms; inf: none.")] = 1000,
@@ -48,6 +52,9 @@ def simulate(
     else:
         arrivals = partial(workloads.workload, workload, requests, rate=rate, seed=seed)
     limits = {"ttft_limit": ttft_limit, "tpot_limit": tpot_limit}
+    for name, limit in limits.items():
+        if not limit > 0:  # NaN too
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, in ms, but is {limit}")
     done = compare(arrivals, names, **limits, cost=cost, keep=out or False)
     summaries = {name: summary for name, (summary, _, _) in done.items()}
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))

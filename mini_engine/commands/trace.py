@@ -8,6 +8,7 @@ import typer
 
 from mini_engine.commands.common import TracePath, writable
 from mini_engine.trace import read_trace
+from mini_engine.trace.file import write_whole
 
 Beside = Annotated[
     Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
@@ -80,7 +81,7 @@ def export(
 
     exported = json.dumps(to_perfetto(read_trace(path)))
     out = writable(out or path.with_suffix(".perfetto.json"), path)
-    out.write_text(exported, encoding="utf-8")
+    write_whole(out, exported)
     typer.echo(f"wrote {out}; open it in ui.perfetto.dev or chrome://tracing")
 
 

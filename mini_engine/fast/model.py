@@ -77,6 +77,15 @@ class FastLM(CausalLM):
         # torch finds the largest of many bfloat16 values more slowly than it widens them.
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
+    def not_finite(self) -> str | None:
+        """The name of a weight that holds NaN or infinity, or None."""
+        named: dict[str, Tensor] = {"embed_tokens.weight": self.embed_tokens.weight}
+        for i, layer in enumerate(self.blocks):
+            for name, weight in layer.weights().items():
+                named[f"layers.{i}.{name}"] = weight
+        named |= {"norm.weight": self.norm.weight, "lm_head.weight": self.head.sums()}
+        return next((name for name, w in named.items() if not w.isfinite().all()), None)
+
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin (N, head_dim / 2); the kernels take them unrounded."""
         angles = positions.unsqueeze(1).float() * self.inv_freq
@@ -97,3 +106,18 @@ class _Layer:
             onednn.Linear(linear.weight, linear.bias)
             for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Of each weight, under its name in a DecoderLayer: itself, or the sums of its rows."""
+        named: dict[str, Tensor] = {
+            "input_layernorm": self.input_norm,
+            "post_attention_layernorm": self.post_attention_norm,
+        }
+        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+            if isinstance(norm, RMSNorm):
+                named[f"self_attn.{name}"] = norm.weight
+        for name in ("qkv", "o"):
+            named[f"self_attn.{name}_proj"] = getattr(self, name).sums()
+        for name in ("gate_up", "down"):
+            named[f"mlp.{name}_proj"] = getattr(self, name).sums()
+        return {f"{name}.weight": weight for name, weight in named.items()}

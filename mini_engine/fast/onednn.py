@@ -28,6 +28,7 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = can_pack(weight.dtype)
         self.bias = bias
+        self.in_features, self.dtype = weight.shape[1], weight.dtype
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -35,3 +36,8 @@ class Linear:
             return F.linear(x, self.weight, self.bias)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out
+
+    def sums(self) -> Tensor:
+        """The sum of each row of the weight, and the bias: what is NaN in them is NaN here. A packed weight
+        cannot be looked at."""
+        return self(torch.ones(1, self.in_features, dtype=self.dtype))

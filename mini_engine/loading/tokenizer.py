@@ -46,7 +46,7 @@ def _from_folder(path: Path) -> Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises Exception itself, whatever is wrong
-        why = " ".join(str(error).split())
+        why = " ".join(str(error).split())[:200]
         raise ValueError(f"{file}: not a tokenizer that can be read ({why})") from None
     backend.no_truncation()  # settings for training batches that some files carry
     backend.no_padding()

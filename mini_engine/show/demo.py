@@ -27,6 +27,7 @@ from mini_engine.request import Request, SamplingParams
 from mini_engine.show import figures
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Trace, replay, write_trace
+from mini_engine.trace.file import write_whole
 from mini_engine.trace.metrics import request_metrics
 
 
@@ -247,7 +248,7 @@ def report(trace: Trace, answers: dict[str, Answer], console: Console, out: Path
     out.mkdir(parents=True, exist_ok=True)
     write_trace(out / "trace.jsonl", trace)
     texts = {name: (answer.prompt, answer.pieces) for name, answer in answers.items()}
-    (out / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+    write_whole(out / "texts.json", json.dumps(texts))
     import matplotlib
 
     matplotlib.use("Agg")

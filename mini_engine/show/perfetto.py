@@ -90,6 +90,8 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
         for event in record.events:
             if isinstance(event, Queued):
                 tracks[event.id] = out.track(event.id, event.t, since=event.t)
+            elif event.id not in tracks:
+                continue  # a wrong scheduler goes on with what has finished: it has no track any more
             elif isinstance(event, Preempted):
                 num_flows += 1
                 track = tracks[event.id]
@@ -100,10 +102,10 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
             elif isinstance(event, Finished) and event.reason == "abort":  # other ends come with the step
                 _finish(out, tracks.pop(event.id), views[event.id], start, "abort")
         _step(out, record, trace.header.config)
-        for request_id in record.scheduled:
+        for request_id in filter(tracks.__contains__, record.scheduled):
             _work(out, tracks[request_id], views[request_id], record)
         for event in record.events:
-            if isinstance(event, Finished) and event.reason != "abort":
+            if isinstance(event, Finished) and event.reason != "abort" and event.id in tracks:
                 _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
     for event in trace.end.events if trace.end else ():
         # Requests queued after the last step have no track.

@@ -86,10 +86,29 @@ def compare(
     names = list(baselines)
     if len(names) == 1:
         return {names[0]: serve(names[0])}
-    from concurrent.futures import ProcessPoolExecutor  # a browser has none
+    import multiprocessing  # a browser has none, nor processes
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
 
-    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(serve, names), strict=True))
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1), initializer=_quiet) as pool:
+        try:
+            futures = [pool.submit(serve, name) for name in names]
+            return {name: future.result() for name, future in zip(names, futures, strict=True)}
+        except BrokenProcessPool:
+            raise OSError("a policy's process was ended from outside; was there memory enough?") from None
+        except BaseException:  # Ctrl-C and SIGTERM, too: what is not finished is not wanted any more
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
+            raise
+
+
+def _quiet() -> None:
+    """In a process of `compare`: signals are for the one that waits for it, which ends it."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _summarise(

@@ -311,7 +311,8 @@ def scripted_engine(scripts: dict, **settings):
     settings = {"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     settings = {"record": True} | settings
     model = tiny_model(vocab_size=257, dtype="float32")
-    return Engine(model, tokenizer, parts=Parts(attend_backend=Scripted), **settings)
+    parts = Parts(attend_backend=Scripted, **settings.pop("parts", {}))
+    return Engine(model, tokenizer, parts=parts, **settings)
 
 
 def drain(engine, max_steps=1000) -> dict[str, list]:

@@ -197,3 +197,25 @@ def test_random_operations_against_a_naive_model():
             if rng.random() < 0.5:
                 kv.free(live.pop(rng.randrange(len(live))))
             kv.check()
+
+
+def test_what_is_refused_is_refused_with_false():
+    """A caller may ask `is False`; what is larger than the pool is refused by an empty one too."""
+    kv = BlockManager(4, 4)
+    assert kv.admit(make_request("big", 17)) is False
+    request = make_request("a", 16)
+    assert kv.admit(request) is True
+    assert kv.allocate(request, 17) is False
+    assert kv.reset_prefix_cache() is False
+    kv.free(request)
+    assert kv.reset_prefix_cache() is True
+
+
+def test_blocks_that_came_without_an_admission_are_published_from_the_first_on():
+    kv, request = BlockManager(4, 2), make_request("a", [1, 2, 3, 4])
+    assert kv.allocate(request, 4)
+    request.num_computed_tokens = 4
+    kv.publish(request)
+    kv.check()
+    assert kv.num_cached_blocks == 2
+    assert len(kv.find_prefix(make_request("b", [1, 2, 3, 4, 5]))) == 2

@@ -34,6 +34,7 @@ from mini_engine.scheduler import Scheduler
 from mini_engine.show.player import ready_setup
 from mini_engine.sim.workloads import read_arrivals
 from mini_engine.tests.helpers import byte_tokenizer
+from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder, write_gguf
 from mini_engine.trace import read_trace, write_trace
 
@@ -377,13 +378,14 @@ def damaged(raw, seed, within):
     return bytes(raw)
 
 
-@pytest.mark.parametrize("start", range(0, 60, 20))
+@pytest.mark.parametrize("start", range(0, 1000 if SOAK else 60, 20))
 def test_damaged_safetensors(start, folder):
     file = folder / "model.safetensors"
     raw = file.read_bytes()
     header = 8 + int.from_bytes(raw[:8], "little")
     for seed in range(start, start + 20):
         read_or_refused(file, damaged(raw, seed, header), lambda file: load(folder))
+    count("damaged safetensors files", 20)
 
 
 # --------------------------------------------------------------------------------------------- GGUF
@@ -480,13 +482,14 @@ def test_more_tokens_than_embeddings(tmp_path):
     refusal(lambda: load(file), "m.gguf: 65 tokens, but embeddings for 64 only")
 
 
-@pytest.mark.parametrize("start", range(0, 60, 15))
+@pytest.mark.parametrize("start", range(0, 2505 if SOAK else 60, 15))
 def test_damaged_gguf(start, tmp_path):
     """Bits flipped in metadata, vocabulary and tensor table, and files cut anywhere."""
     whole = gguf_file(tmp_path / "whole.gguf")
     raw, tensors = whole.read_bytes(), gguf.GGUFReader(whole).data_offset
     for seed in range(start, start + 15):
         read_or_refused(tmp_path / "m.gguf", damaged(raw, seed, tensors), load)
+    count("damaged GGUF files", 15)
 
 
 # ------------------------------------------------------------------------------------------- traces

@@ -3,6 +3,8 @@
 Requests run together, chunked, cached and preempted; the oracle answers one prompt at a time.
 """
 
+import random
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import drain, tokens_of
+from mini_engine.tests.soak import SOAK, count
 
 transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
 
@@ -133,6 +136,41 @@ def test_tiny_checkpoints(tiny, block_size):
     assert num_preempted(engine) > 0
     assert engine.scheduler.kv.stats.hit > 0
     assert found == [generate(theirs, prompt, 24) for prompt in prompts]
+
+
+@pytest.mark.parametrize("part", range(4 if SOAK else 1))
+def test_random_workloads(tiny, part):
+    """Small random workloads: lengths, shared beginnings, limits, pools and budgets, all drawn."""
+    ours, theirs = tiny
+    preempted = 0
+    for number in range(64 if SOAK else 2):
+        seed = f"oracle {part} {number}"
+        rng = random.Random(seed)
+        shared = [rng.randrange(96) for _ in range(rng.randint(1, 30))]
+        prompts = [
+            shared[: rng.choice([0, 99])] + [rng.randrange(96) for _ in range(rng.randint(1, 12))]
+            for _ in range(rng.randint(2, 5))
+        ]
+        max_tokens, block_size, slots = rng.randint(1, 16), rng.randint(1, 17), rng.randint(1, 5)
+        longest = max(map(len, prompts)) + max_tokens - 1
+        found, engine = serve(
+            ours,
+            prompts,
+            max_tokens,
+            block_size=block_size,
+            num_blocks=-(-longest // block_size) + rng.randint(0, 2),
+            max_num_batched_tokens=slots + rng.choice([0, 2, 9, 60]),
+            max_num_seqs=slots,
+            long_prefill_token_threshold=rng.choice([0, 0, 1, 6]),
+            policy=rng.choice(["fcfs", "priority"]),
+            enable_prefix_caching=rng.random() < 0.7,
+            fast=rng.choice([True, "torch", False]),
+        )
+        assert found == [generate(theirs, prompt, max_tokens) for prompt in prompts], seed
+        preempted += num_preempted(engine)
+        count("differential workloads against transformers")
+        count("tokens compared with transformers", sum(map(len, found)))
+    assert preempted or not SOAK
 
 
 @pytest.fixture(scope="module")

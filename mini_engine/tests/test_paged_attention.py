@@ -21,10 +21,13 @@ def rand(*shape, seed=0):
 
 
 def test_the_pool_has_the_shape_of_the_model():
-    model = tiny_model(dtype="float32")
+    shape = dict(num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3)
+    model = tiny_model(dtype="float32", **shape)
     pool = KVPool(model.config, 7, 5, torch.float32, "cpu")
-    assert pool.k.shape == pool.v.shape == (2, 7, 5, KV_HEADS, DIM)
+    assert pool.k.shape == pool.v.shape == (4, 7, 5, 3, DIM)
+    assert pool.k.untyped_storage().nbytes() == pool.k.nbytes, "and not a byte more"
     bytes_per_token = KVPool.bytes_per_token(model.config, torch.float32)
+    assert bytes_per_token == 2 * 4 * 3 * DIM * 4
     assert bytes_per_token * 7 * 5 == pool.k.nbytes + pool.v.nbytes
     assert KVPool.bytes_per_token(model.config, torch.bfloat16) * 2 == bytes_per_token
 

@@ -255,3 +255,19 @@ def test_logprobs_through_the_engine(model):
         assert set(logprobs) == {token_id, *row.topk(3).indices.tolist()}
         for token, logprob in logprobs.items():
             assert logprob == pytest.approx(row[token].item(), abs=1e-5)
+
+
+def test_a_stream_is_its_generators_numbers_one_after_the_other():
+    """Of a seed, or of the run's seed (0 unless another is given) and the arrival."""
+    flat = torch.zeros(1, 1000)
+    for seed, name in ((7, 7), (None, "0/3")):
+        request, numbers = Request("a", [0], SamplingParams(seed=seed)), random.Random(name)
+        request.arrival = 3
+        sampler = Sampler()
+        for _ in range(5):
+            assert abs(sampler(flat, [request])[0] - 1000 * numbers.random()) <= 1
+
+
+def test_a_small_negative_logit_is_made_smaller_too():
+    request = Request("a", [0], SamplingParams(temperature=0, repetition_penalty=4.0))
+    assert Sampler()(torch.tensor([[-0.25, -0.5]]), [request]) == [1], "-0.25 becomes -1"

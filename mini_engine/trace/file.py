@@ -25,10 +25,7 @@ class LineWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Of this run: another may write the same file.
-        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.{next(_numbers)}.part")
+        self.path, self._partial = Path(path), _beside(Path(path))
         self._file = self._partial.open("w", encoding="utf-8")
         self.discard = weakref.finalize(self, _discard, self._file, self._partial)
 
@@ -51,6 +48,31 @@ class LineWriter:
 def _discard(file: IO[str], partial: Path) -> None:
     file.close()
     partial.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """Where a file is written before it takes its place; its folder is made."""
+    check_plain(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Of this run: another may write the same file.
+    return path.with_name(f"{path.name}.{os.getpid()}.{next(_numbers)}.part")
+
+
+def check_plain(path: Path) -> None:
+    """Raises ValueError for a device, a pipe or a folder, whose place a file must not take."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no plain file, which would take its place; name another")
+
+
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file whole or not at all; its folder is made. Raises ValueError for what is no plain file."""
+    path = Path(path)
+    partial = _beside(path)
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:

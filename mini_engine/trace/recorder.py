@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from mini_engine.interfaces import Clock, KVManager, Queue, SchedulerLike
 from mini_engine.request import Request
+from mini_engine.scheduler import Scheduler
 from mini_engine.trace.clock import VirtualClock
 from mini_engine.trace.keep import Keep, Kept
 from mini_engine.trace.records import (
@@ -91,11 +92,13 @@ class Recorder:
         arrived = Queued(name, self.clock.now(), size, longest, request.priority, request.arrival)
         self._events.append(arrived)
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        """`reason` is what the trace says; in the middle of a step the event is that step's."""
         found = self.scheduler.abort(request_id)
         if found:
             self._num_blocks_seen.pop(request_id, None)
-            self._events.append(Finished(request_id, "abort"))
+            events = self._events if self._record is None else self._record.events
+            events.append(Finished(request_id, reason))
         return found
 
     def schedule(self) -> dict[str, int]:
@@ -104,7 +107,11 @@ class Recorder:
         # Only at the edge of a block can a request need one more.
         at_edge = [request for request in before if request.num_computed_tokens % size == 0]
         needs = {request: kv.num_new_blocks(request, 1) for request in at_edge}
-        scheduled = self.scheduler.schedule()
+        error, scheduled = None, {}
+        try:
+            scheduled = self.scheduler.schedule()
+        except Exception as failed:
+            error = failed
         running, events, self._events = list(self.running), self._events, []
         gone, admitted = _changes(before, running)
         preempted = self._preemptions(gone, needs, free)
@@ -124,7 +131,35 @@ class Recorder:
             num_cached_blocks=kv.num_cached_blocks,
             events=events,
         )
+        if error is not None:  # what it had done by then is written down; see take_back
+            raise error
         return scheduled
+
+    def take_back(self, before: list[Request]) -> None:
+        """The step that was decided while `before` ran is not computed. As far as the scheduler can take
+        it back, nothing of it stands in the trace; else it is a step that computed nothing."""
+        if isinstance(self.scheduler, Scheduler):
+            self.scheduler.take_back(before)
+        record, self._record = self._record, None
+        if record is None:
+            return
+        running, seen = {request.request_id: request for request in self.running}, self._num_blocks_seen
+        for name, blocks in record.blocks.items():
+            held = seen.pop(name, 0) - len(blocks)
+            if request := running.get(name):
+                del blocks[max(0, len(self.kv.block_table(request)) - held) :]
+                seen[name] = held + len(blocks)
+        if any(
+            isinstance(e, Preempted) or isinstance(e, Scheduled) and e.id in running for e in record.events
+        ):
+            record.blocks = {name: blocks for name, blocks in record.blocks.items() if blocks}
+            record.scheduled, record.num_batched_tokens = {}, 0
+            record.num_free_blocks = self.kv.num_free_blocks
+            self.clock.advance(record)
+            record.t_end = self.clock.now()
+            self._finish(record)
+        else:
+            self._events[:0] = [event for event in record.events if not isinstance(event, Scheduled)]
 
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
@@ -145,10 +180,13 @@ class Recorder:
             record.events.append(Finished(name, request.finish_reason or ""))
             if len(sampled.get(name, ())) > 1:  # what follows a stop was dropped
                 record.new_tokens[name] = request.output_token_ids[known[name] :]
+        self._finish(record)
+        return finished
+
+    def _finish(self, record: StepTrace) -> None:
         self.step += 1
         for consumer in (*self.consumers, self.kept):
             consumer.add(record)
-        return finished
 
     def snapshot(self) -> Trace:
         """The trace so far, as far as it is kept. Changes nothing, and later steps do not change it."""

@@ -15,6 +15,7 @@ from labs.kit.judge import matrix
 from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab, functions
 from labs.kit.judge.pristine import interface, starter_source
 from labs.kit.judge.standing import fingerprint, storm_fingerprint
+from mini_engine.trace.file import write_whole
 
 MIN_BUGS = 12
 FILES = (
@@ -177,7 +178,7 @@ def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bo
     path, wanted = lab.file("fingerprints.json"), names(lab, outcomes, verdict)
     text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
     if write:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     kept = path.read_text(encoding="utf-8") if path.exists() else ""
     again = f"python -m labs check {lab.id} --write"
     verdict.require(kept == text, f"fingerprints.json does not name the bugs as they are: {again}")

@@ -6,6 +6,7 @@ the models that storms compare with, the reference. This is no lock, and the gra
 
 import base64
 import shutil
+import tempfile
 import textwrap
 import zlib
 from fnmatch import fnmatch
@@ -50,11 +51,29 @@ def export(target: Path) -> list[str]:
     pristine = target / "labs" / "kit" / "pristine"
     if target.exists() and any(target.iterdir()) and not pristine.exists():
         raise LabError(f"{target} is not empty, and not an exported course; name a new folder")
-    sealed = sealed_files()
+    try:
+        if pristine.exists():
+            return _write(target, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its place, so that half an edition is never taken for one.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
+            notes = _write(Path(folder, "edition"), Path(folder))
+            if target.exists():
+                target.rmdir()
+            Path(folder, "edition").rename(target)
+            return notes
+    except shutil.Error as error:  # a list, of every file
+        source, _, why = error.args[0][0]
+        raise LabError(f"{target} cannot be written: {source}: {why}") from None
+
+
+def _write(target: Path, passed_by: Path) -> list[str]:
+    """The edition into a folder; `passed_by` is not copied, should it lie in the course."""
+    pristine, sealed = target / "labs" / "kit" / "pristine", sealed_files()
 
     def left_out(folder: str, names: list[str]) -> list[str]:
         paths = [Path(folder, name) for name in names]
-        return [path.name for path in paths if path.resolve() == target.resolve() or _is_left_out(path)]
+        return [path.name for path in paths if path.resolve() == passed_by.resolve() or _is_left_out(path)]
 
     shutil.copytree(ROOT, target, ignore=left_out, dirs_exist_ok=True)
     pristine.mkdir(parents=True, exist_ok=True)

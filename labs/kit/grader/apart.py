@@ -5,17 +5,17 @@ reference's code of the others. What such a run says is compared, and shown to n
 """
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from labs.kit.grader.cases import Scripted, expected, judged, steps
+from labs.kit.grader.cases import Scripted, expected, passed, play
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, without
 from labs.kit.judge import isolate, loading, storm
 from labs.kit.judge.manifest import Lab, Task
-from labs.kit.judge.standing import known, storm_fingerprint
+from labs.kit.judge.standing import Name, known, storm_fingerprint
 
 FEW = 5  # failing cases of the whole file, on which each task is played by itself first
+Logs = Mapping[str, list[storm.Step]]  # by the name of the case
 
 
 def graded_whole(
@@ -33,15 +33,15 @@ def graded_whole(
     if passed == len(whole):
         return TaskGrade(task.name, task.points, task.points, RIGHT, passed, len(whole))
     grade = TaskGrade(task.name, task.points, 0, WRONG, passed, len(whole))
-    return named(lab, grade, played, dict(zip((c.name for c in played), answer.logs, strict=False)))
+    return named(grade, name(lab, task, played, logs(played, answer)))
 
 
 class Apart:
     """Tells the tasks of a file that departs apart: which are at fault?
 
-    Each is played by itself, among the reference's others, on a few of the cases that depart. Those that are
-    right there are played together, with the reference in place of the others, on all of them: where nothing
-    departs any more, none of them is at fault. Where something still does, each plays these by itself.
+    Where the file lets the same be seen as one known mistake, it is soon proven: that task departs among the
+    reference's others, and the others among the reference's one do not. Else each task is played by itself
+    on a few of the cases that depart, and those that are right there are played together on all of them.
     """
 
     def __init__(
@@ -51,66 +51,91 @@ class Apart:
         left: Sequence[str],
         whole: Sequence[Case],
         played: Sequence[Scripted],
+        answer: Answer,
         sandbox: Sandbox,
     ):
         self.lab, self.source, self.left, self.played, self.sandbox = lab, source, left, played, sandbox
+        self.logs = logs(played, answer)
         self.failing = [case for case, result in zip(played, whole, strict=True) if not result.passed]
+        self.written = [task for task in lab.tasks if task.name not in left]
         self.made = isolate.made(lab, loading.load(lab.id, "solution"))
         self.reference = lab.file("solution.py").read_text("utf-8")
 
     def grades(self) -> list[TaskGrade]:
-        written = [task for task in self.lab.tasks if task.name not in self.left]
-        few, every = self.failing[:FEW], self.failing
-        answers = {task.name: self.play([task], few) for task in written}
-        right = [task for task in written if self.passed(few, answers[task.name]) == len(few)]
-        company = self.play(right, every) if 0 < len(right) < len(self.lab.tasks) else Answer([])
-        if self.passed(every, company) < len(every):
-            answers |= {task.name: self.play([task], every) for task in right}
-            right = [task for task in right if self.passed(every, answers[task.name]) == len(every)]
-        names = {task.name for task in right}
+        wrong = {grade.task: grade for grade in self.known_mistake() or self.one_by_one()}
         return [
-            self.waits(task, len(every)) if task.name in names else self.wrong(task, answers)
+            TaskGrade(task.name, task.points, 0, NOT_WRITTEN, 0, len(self.played))
+            if task.name in self.left
+            else wrong.get(task.name) or self.waits(task)
             for task in self.lab.tasks
         ]
 
+    def known_mistake(self) -> list[TaskGrade]:
+        """The one task that is at fault, if a known mistake of its lets the same be seen as the file."""
+        for task in self.written:
+            if found := name(self.lab, task, self.played, self.logs):
+                others = [other for other in self.written if other is not task]
+                alone = self.play([task], self.failing[:FEW])
+                departs = passed(self.lab, self.failing[:FEW], alone) < len(self.failing[:FEW])
+                if departs and self.right(others):
+                    return [named(self.wrong(task, alone), found)]
+        return []
+
+    def one_by_one(self) -> list[TaskGrade]:
+        few, every = self.failing[:FEW], self.failing
+        answers = {task.name: self.play([task], few) for task in self.written}
+        right = [t for t in self.written if passed(self.lab, few, answers[t.name]) == len(few)]
+        if len(right) < len(self.lab.tasks) and not self.right(right):
+            answers |= {task.name: self.play([task], every) for task in right}
+            right = [t for t in right if passed(self.lab, every, answers[t.name]) == len(every)]
+        return [
+            named(self.wrong(task, answers[task.name]), self.name_alone(task, answers[task.name]))
+            for task in self.written
+            if task not in right
+        ]
+
+    def right(self, tasks: Sequence[Task]) -> bool:
+        """Whether these, played together, depart in none of the cases in which the file departs."""
+        return not tasks or passed(self.lab, self.failing, self.play(tasks, self.failing)) == len(
+            self.failing
+        )
+
     def play(self, tasks: Sequence[Task], cases: Sequence[Scripted]) -> Answer:
-        names = [task.name for task in tasks]
-        scripts = [json.loads(case.script) for case in cases]
+        names = tuple(task.name for task in tasks)
         others = without(self.reference, names)
         alone = {"tasks": names, "others": others, "left": list(self.left), "made": self.made}
-        return self.sandbox.run(self.source, scripts, **alone)
+        return play(self.sandbox, self.source, cases, **alone)
 
-    def passed(self, cases: Sequence[Scripted], answer: Answer) -> int:
-        return sum(judged(self.lab, case, n, answer).passed for n, case in enumerate(cases))
+    def waits(self, task: Task) -> TaskGrade:
+        return TaskGrade(task.name, task.points, task.points, WAITS, len(self.failing), len(self.failing))
 
-    def waits(self, task: Task, cases: int) -> TaskGrade:
-        return TaskGrade(task.name, task.points, task.points, WAITS, cases, cases)
+    def wrong(self, task: Task, answer: Answer) -> TaskGrade:
+        cases = self.failing[: max(len(answer.logs), FEW)]
+        return TaskGrade(task.name, task.points, 0, WRONG, passed(self.lab, cases, answer), len(cases))
 
-    def wrong(self, task: Task, answers: dict[str, Answer]) -> TaskGrade:
-        """Or not written. Where its run comes to an end, the public cases may give the mistake its name."""
-        if task.name in self.left:
-            return TaskGrade(task.name, task.points, 0, NOT_WRITTEN, 0, len(self.played))
-        answer = answers[task.name]
-        known = self.failing[: max(len(answer.logs), FEW)]
-        grade = TaskGrade(task.name, task.points, 0, WRONG, self.passed(known, answer), len(known))
+    def name_alone(self, task: Task, answer: Answer) -> Name | None:
+        """Where a task's run comes to an end, the public cases may give its mistake a name."""
         if answer.ended or answer.broken:
-            return grade
-        rest = [case for case in self.played if not (case.hidden or case in known)]
-        more = self.play([task], rest)
-        logs = zip((*known, *rest), (*answer.logs, *more.logs), strict=False)
-        return named(self.lab, grade, self.played, {case.name: log for case, log in logs})
+            return None
+        cases = self.failing[: len(answer.logs)]
+        rest = [case for case in self.played if not (case.hidden or case in cases)]
+        return name(self.lab, task, self.played, logs(cases, answer) | logs(rest, self.play([task], rest)))
 
 
-def named(
-    lab: Lab, grade: TaskGrade, played: Sequence[Scripted], logs: dict[str, list[dict[str, Any]]]
-) -> TaskGrade:
-    """With the name of the known mistake that lets all the same be seen in the public cases, if one does.
+def logs(cases: Sequence[Scripted], answer: Answer) -> dict[str, list[storm.Step]]:
+    return dict(zip((case.name for case in cases), answer.logs, strict=False))
 
-    `logs` are the task's by the names of the cases.
-    """
+
+def name(lab: Lab, task: Task, played: Sequence[Scripted], logs: Logs) -> Name | None:
+    """The known mistake of a task that lets all the same be seen in the public cases."""
     public = [case for case in played if not case.hidden]
-    if all(case.name in logs for case in public):
-        digests = [storm.digest(steps(logs[case.name]), expected(lab.id, case.script)) for case in public]
-        if name := known(lab).get(grade.task, {}).get(storm_fingerprint(json.dumps(digests))):
-            grade.name, grade.hint = name.title, name.hint
+    if not all(case.name in logs for case in public):
+        return None
+    digests = [storm.digest(logs[case.name], expected(lab.id, case.script).steps) for case in public]
+    return known(lab).get(task.name, {}).get(storm_fingerprint(json.dumps(digests)))
+
+
+def named(grade: TaskGrade, name: Name | None) -> TaskGrade:
+    if name:
+        grade.name, grade.hint = name.title, name.hint
     return grade

@@ -6,13 +6,15 @@ Expected runs come from the lab's model, outside of any sandbox; an answer is on
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labs.kit.grader import player
 from labs.kit.grader.results import Case
-from labs.kit.grader.sandbox import Answer
+from labs.kit.grader.sandbox import Answer, Sandbox, step
 from labs.kit.judge import loading, storm
 from labs.kit.judge.manifest import Lab
 from labs.kit.toys.storms import Script
@@ -54,9 +56,25 @@ def said(script: Script) -> str:
     return json.dumps(script, sort_keys=True)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What should be seen of a script, and its lines as a sandbox that is right gives them."""
+
+    steps: list[storm.Step]
+    lines: dict[str, storm.Step]
+
+
 @cache
-def expected(lab_id: str, script: str) -> list[storm.Step]:
-    return storm.run(lab_id, None, json.loads(script))
+def expected(lab_id: str, script: str) -> Expected:
+    lines = player.log(lab_id, None, json.loads(script))
+    known = {line: step(line) for line in lines}
+    return Expected([known[line] for line in lines], known)
+
+
+def play(sandbox: Sandbox, source: str, cases: Sequence[Scripted], **alone: Any) -> Answer:
+    """What a sandbox answers; `alone` as in player.py."""
+    known = [expected(sandbox.lab.id, case.script).lines for case in cases]
+    return sandbox.run(source, [case.script for case in cases], known, **alone)
 
 
 def judged(lab: Lab, case: Scripted, number: int, answer: Answer) -> Case:
@@ -64,12 +82,14 @@ def judged(lab: Lab, case: Scripted, number: int, answer: Answer) -> Case:
     if number >= len(answer.logs):
         why = answer.broken or answer.ended
         return Case(case.name, case.hidden, False, why if number == len(answer.logs) else "not begun")
-    yours, model = steps(answer.logs[number]), expected(lab.id, case.script)
+    yours, model = answer.logs[number], expected(lab.id, case.script).steps
     if storm.departure(yours, model) is None:
         return Case(case.name, case.hidden, True)
     text = storm.story(f"{case.name} departs:", json.loads(case.script), yours, model)
     return Case(case.name, case.hidden, False, text)
 
 
-def steps(log: list[dict[str, Any]]) -> list[storm.Step]:
-    return [storm.Step(step["call"], step["seen"]) for step in log]
+def passed(lab: Lab, cases: Sequence[Scripted], answer: Answer) -> int:
+    """How many of the cases are as they should be."""
+    models = (expected(lab.id, case.script).steps for case in cases)
+    return sum(storm.departure(*pair) is None for pair in zip(answer.logs, models, strict=False))

@@ -13,6 +13,7 @@ import typer
 
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids
 from labs.kit.learner.screen import complain, say
+from mini_engine.commands.common import check_folder, writable
 
 if TYPE_CHECKING:
     from labs.kit.grader.grading import Settings, Submission
@@ -33,7 +34,8 @@ def grade(
     ] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="workers; 0: one a core")] = 0,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", min=1, help="seconds that a lab's cases may take together")
+        float,
+        typer.Option("--time-limit", min=1, max=3600, help="seconds that a lab's cases may take together"),
     ] = 20.0,
     hidden: Annotated[
         Path | None, typer.Option("--hidden", help="folder with your own cases: lab-NN/NAME.json")
@@ -84,6 +86,9 @@ def run(
     from labs.kit.grader.report import write_reports
     from labs.kit.grader.sandbox import WeakIsolation
 
+    if regrade and not (regrade / "grades").is_dir():
+        raise LabError(f"{regrade} is no report: it has no folder grades")
+    check_folder(out)
     entries, others = intake.entries(submissions)
     if not cluster and not settings.weak and grading.isolation() != "namespaces":
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
@@ -97,9 +102,9 @@ def run(
     finish = deadlines.applied if deadlines else lambda grade: grade
     try:
         outcomes = shown(pool.grade_class(read(), settings, out, workers, finish), len(entries))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:  # SIGTERM
         complain("interrupted; the same command goes on where this one was")
-        return 130
+        return 130 if isinstance(ended, KeyboardInterrupt) else 143
     except WeakIsolation as error:
         raise LabError(f"{error}; {WEAK}") from None
     finally:
@@ -193,6 +198,8 @@ def summary(outcomes: "list[Outcome]", grades: "Grades", settings: "Settings", o
 
 def chosen(labs: str) -> tuple[str, ...]:
     names = labs.replace(",", " ").split()
+    if labs and not names:
+        raise LabError(f"--labs {labs} names no lab; there are {', '.join(lab_ids())}")
     return tuple(sorted({find_lab(name).id for name in names})) if names else tuple(lab_ids())
 
 
@@ -304,6 +311,7 @@ def gradescope(
     from labs.kit.grader.gradescope import build
 
     which, seed = chosen(labs), seed or secrets.token_hex(8)
+    writable(out)
     build(out, which, seed, late, own_cases(hidden, which), reveal)
     size = out.stat().st_size / (1 << 20)
     say(f"{out}, {size:.1f} MB, grades {', '.join(which)}; seed {seed}; upload it under Configure Autograder")

@@ -1,4 +1,4 @@
-"""What goes between the grader and a sandbox: JSON in frames, each with its length before it.
+"""What goes between the grader and a sandbox: frames, each with its length before it; most are JSON.
 
 Whatever comes out of a sandbox is a claim of the submission's: its size, its form and the id that it
 echoes are checked here, and nothing of it is ever executed, unpickled or read as text.
@@ -21,7 +21,10 @@ class BadFrame(Exception):
 
 
 def send(descriptor: int, value: Any) -> None:
-    data = json.dumps(value, allow_nan=False).encode()
+    send_bytes(descriptor, json.dumps(value, allow_nan=False).encode())
+
+
+def send_bytes(descriptor: int, data: bytes) -> None:
     view = memoryview(HEADER.pack(len(data)) + data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -29,11 +32,15 @@ def send(descriptor: int, value: Any) -> None:
 
 def receive(descriptor: int, limit: int, seconds: float) -> Any:
     """The next frame's value. Raises BadFrame if it is too big or malformed, TimeoutError if none comes."""
+    return parsed(receive_bytes(descriptor, limit, seconds))
+
+
+def receive_bytes(descriptor: int, limit: int, seconds: float) -> bytes:
     end = monotonic() + seconds
     (length,) = HEADER.unpack(_read(descriptor, HEADER.size, end))
     if length > limit:
         raise BadFrame(f"a reply of {length:,} bytes, where {limit:,} are allowed")
-    return parsed(_read(descriptor, length, end))
+    return _read(descriptor, length, end)
 
 
 def parsed(data: bytes) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader.apart import Apart, graded_whole
-from labs.kit.grader.cases import Scripted, cases, expected, judged, own_cases, steps
+from labs.kit.grader.cases import Scripted, cases, expected, judged, own_cases, play
 from labs.kit.grader.results import (
     MISSING,
     NOT_WRITTEN,
@@ -129,8 +129,7 @@ def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
         return LabGrade(lab.id, [TaskGrade(t.name, t.points, 0, MISSING) for t in lab.tasks], problem)
     left = isolate.unwritten(lab, source)
     played, sandbox = cases(lab, settings), box(lab, settings)
-    scripts = [json.loads(case.script) for case in played]
-    answer = sandbox.run(source, scripts)
+    answer = play(sandbox, source, played)
     found = LabGrade(lab.id, [], cases=[judged(lab, case, n, answer) for n, case in enumerate(played)])
     if answer.broken:
         found.problem = f"starter.py does not load: {answer.broken}"
@@ -139,7 +138,7 @@ def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
     if answer.broken or len(lab.tasks) == 1 or all(case.passed for case in found.cases):
         found.tasks += [graded_whole(lab, task, left, found.cases, played, answer) for task in lab.tasks]
     else:
-        found.tasks += Apart(lab, source, left, found.cases, played, sandbox).grades()
+        found.tasks += Apart(lab, source, left, found.cases, played, answer, sandbox).grades()
     wrong = [task.task for task in found.tasks if task.state in (WRONG, NOT_WRITTEN)]
     for one in found.tasks:
         if one.state == WAITS and wrong:
@@ -162,7 +161,7 @@ def show(lab: Lab, found: LabGrade, played: Sequence[Scripted], answer: Answer, 
     """The first departing case that a student may see, cut in time to where it departs."""
     for number, case in enumerate(found.cases):
         if not case.passed and number < len(answer.logs) and (reveal or not case.hidden):
-            yours, model = steps(answer.logs[number]), expected(lab.id, played[number].script)
+            yours, model = answer.logs[number], expected(lab.id, played[number].script).steps
             at = storm.departure(yours, model) or 0
             config = json.loads(played[number].script)["config"]
             found.departs = at
@@ -175,7 +174,8 @@ def show(lab: Lab, found: LabGrade, played: Sequence[Scripted], answer: Answer, 
 
 def logs_to_run(run: dict[str, Any]) -> OpLog:
     """A run of a LabGrade as the player shows it."""
-    return storm.as_log({"config": run["config"]}, steps(run["steps"]))
+    steps = [storm.Step(step["call"], step["seen"]) for step in run["steps"]]
+    return storm.as_log({"config": run["config"]}, steps)
 
 
 def replayed(lab_id: str, name: str, settings: Settings, submission: Submission) -> Case:
@@ -187,4 +187,4 @@ def replayed(lab_id: str, name: str, settings: Settings, submission: Submission)
     source, problem = text_of(lab, submission)
     if problem:
         return Case(name, case.hidden, False, problem)
-    return judged(lab, case, 0, box(lab, settings).run(source, [json.loads(case.script)]))
+    return judged(lab, case, 0, play(box(lab, settings), source, [case]))

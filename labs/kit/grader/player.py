@@ -11,7 +11,10 @@ from labs.kit.toys.storms import Script
 
 
 def play(request: dict[str, Any], out: BinaryIO) -> None:
-    """A line of JSON for each script that came to an end; {"broken": why} if the file does not load."""
+    """Of each script that came to an end a line of JSON a call, then an empty line.
+
+    {"broken": why} if the file does not load.
+    """
     module = sys.modules["submission"] = types.ModuleType("submission")  # where a dataclass looks itself up
     module.__dict__["__source__"] = request["source"]  # for a storm that asks what loading it needs
     try:
@@ -23,22 +26,26 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
             tasks = [lab.task(name) for name in request["tasks"]]
             isolate.filled_in(lab, tasks, module, reference, request["left"], request["made"])
     except BaseException as error:  # sys.exit() too
-        say(out, {"broken": f"{type(error).__name__}: {error}"[:300]})
+        say(out, [json.dumps({"broken": f"{type(error).__name__}: {error}"[:300]})])
         return
     for script in request["scripts"]:
         say(out, log(request["lab"], module, script))
 
 
-def log(lab_id: str, module: types.ModuleType, script: Script) -> list[dict[str, Any]]:
-    steps: list[dict[str, Any]] = []
+def log(lab_id: str, part: types.ModuleType | None, script: Script) -> list[str]:
+    """The model's, where there is no part."""
+    lines = []
     try:
-        for step in storm.steps(lab_id, module, script):
-            steps.append({"call": step.call, "seen": step.seen})
+        for call, seen, _ in storm.played(lab_id, part, script):
+            lines.append(f'{{"call": {json.dumps(call)}, "seen": {seen}}}')
     except BaseException as error:  # what is not written, or leaves the script in another way
-        steps.append({"call": ["the script"], "seen": {"ended": f"{type(error).__name__}: {error}"[:300]}})
-    return steps
+        if part is None:
+            raise
+        ended = {"ended": f"{type(error).__name__}: {error}"[:300]}
+        lines.append(json.dumps({"call": ["the script"], "seen": ended}))
+    return lines
 
 
-def say(out: BinaryIO, value: Any) -> None:
-    out.write(json.dumps(value, allow_nan=False).encode() + b"\n")
+def say(out: BinaryIO, lines: list[str]) -> None:
+    out.write("\n".join([*lines, "", ""]).encode())
     out.flush()

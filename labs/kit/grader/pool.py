@@ -6,6 +6,7 @@ about to be free: what is held in memory does not grow with the class.
 """
 
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -267,6 +268,8 @@ class Cluster:
     """
 
     def __init__(self, address: str):
+        if not re.fullmatch(r"([a-z]+://)?[^\s/]+:\d{1,5}/?", address):
+            raise LabError(f"--cluster should be an address such as tcp://10.0.0.1:8786, but is {address!r}")
         try:
             from distributed import Client, KilledWorker
         except ImportError:

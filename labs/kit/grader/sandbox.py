@@ -5,6 +5,7 @@ model, no test, and of the engine nothing that answers the lab. The submission c
 """
 
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, Self
 from labs.kit.grader import frames
 from labs.kit.grader.inside import SCRATCH
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
-from labs.kit.toys.storms import Script
+from labs.kit.judge.storm import Step
 
 ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
@@ -58,7 +60,7 @@ def course_for(lab: Lab, folder: Path) -> Path:
     copy(ROOT / "mini_engine", folder / "mini_engine")
     for module, names in twins(lab).items():
         path = folder / f"{module.replace('.', '/')}.py"
-        path.write_text(without(path.read_text(encoding="utf-8"), names), encoding="utf-8")
+        path.write_text(without(path.read_text(encoding="utf-8"), tuple(names)), encoding="utf-8")
     return folder
 
 
@@ -80,7 +82,8 @@ def twins(lab: Lab) -> dict[str, list[str]]:
     return found
 
 
-def without(source: str, names: list[str]) -> str:
+@cache
+def without(source: str, names: tuple[str, ...]) -> str:
     """A module's source in which these functions, and all methods of these classes, are stubs."""
     for name in functions(source):
         if any(f"{name}.".startswith(f"{twin}.") for twin in names):
@@ -155,32 +158,37 @@ class Sandbox:
         frames.send(self.requests, {"lab": self.lab.id, "imports": imports})
         frames.receive(self.replies, 1 << 16, START)
 
-    def run(self, source: str, scripts: list[Script], **alone: Any) -> "Answer":
-        """Play scripts on a submission; on some of its tasks where `alone` says how (see player.py)."""
+    def run(
+        self, source: str, scripts: Sequence[str], known: Sequence[Mapping[str, Step]], **alone: Any
+    ) -> "Answer":
+        """Play scripts, each as JSON, on a submission; on some of its tasks where `alone` says how.
+
+        `known` are the lines that need no reading, by script; for the rest see player.py.
+        """
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)
         request: dict[str, Any] = {
             "id": token,
-            "lab": self.lab.id,
-            "source": source,
-            "scripts": scripts,
-            "others": "",
             "weak": self.weak,
             "seconds": self.seconds,
             "limit": LIMIT,
             "memory": MEMORY,
-        } | alone
+        }
+        batch = json.dumps({"lab": self.lab.id, "source": source, "others": ""} | alone)
+        batch = f'{batch[:-1]}, "scripts": [{", ".join(scripts)}]}}'
         try:
             frames.send(self.requests, request)
-            reply = frames.receive(self.replies, 2 * LIMIT, self.seconds + 30)
+            frames.send_bytes(self.requests, batch.encode())
+            reply = frames.receive(self.replies, 1 << 16, self.seconds + 30)
+            said = frames.receive_bytes(self.replies, LIMIT, self.seconds + 30)
         except (frames.BadFrame, TimeoutError, OSError) as error:
             self.stop()
             return Answer([], ended=f"the sandbox gave no answer: {type(error).__name__}")
         if not isinstance(reply, dict) or reply.get("id") != token:
             self.stop()
             return Answer([], ended="the answer is not to what was asked")
-        return believed(str(reply.get("answer", "")), str(reply.get("ended", "no end"))[:200], len(scripts))
+        return believed(said.decode("utf-8", "replace"), str(reply.get("ended", "no end"))[:200], known)
 
     def stop(self) -> None:
         if self.process is None:
@@ -199,37 +207,42 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[3]); from labs.kit.grader.inside
 class Answer:
     """What a submission claims: the logs of the scripts that came to an end, and why the others did not."""
 
-    logs: list[list[dict[str, Any]]]
+    logs: list[list[Step]]
     broken: str = ""  # the file does not load
     ended: str = ""
 
 
-def believed(text: str, ended: str, count: int) -> Answer:
-    """The form of an answer, judged; its content is only ever compared."""
-    *lines, rest = text.split("\n")
+def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answer:
+    """The form of an answer, judged; its content is only ever compared. `known` lines are in form."""
+    *logs, rest = text.split("\n\n")
     answer = Answer([], ended=ended)
-    for line in lines:
+    if logs and logs[0].startswith('{"broken"'):
+        return Answer([], broken=broken(logs[0]))
+    if len(logs) > len(known) or rest:
+        return Answer([], ended="more was answered than was asked for" if not rest else "half an answer")
+    for log, steps in zip(logs, known, strict=False):
         try:
-            value = frames.parsed(line.encode())
+            answer.logs.append([steps.get(line) or step(line) for line in log.split("\n") if log])
         except frames.BadFrame as error:
             return Answer(answer.logs, ended=f"an answer that cannot be read: {error}"[:200])
-        if not answer.logs and isinstance(value, dict) and isinstance(value.get("broken"), str):
-            return Answer([], broken=value["broken"][:300])
-        if not is_log(value):
-            return Answer(answer.logs, ended="an answer of another form than was asked for")
-        answer.logs.append(value)
-    if len(answer.logs) > count or rest:
-        return Answer([], ended="more was answered than was asked for" if not rest else "half an answer")
-    if len(answer.logs) < count and not ended:
+    if len(logs) < len(known) and not ended:
         answer.ended = "it ended before all scripts were played"
     return answer
 
 
-def is_log(log: object) -> bool:
-    return isinstance(log, list) and all(
-        isinstance(step, dict)
-        and step.keys() == {"call", "seen"}
-        and isinstance(step["call"], list)
-        and isinstance(step["seen"], dict)
-        for step in log
-    )
+def broken(line: str) -> str:
+    """Why the file does not load; it need not tell the truth."""
+    try:
+        return str(frames.parsed(line.encode())["broken"])[:300] or "it does not say why"
+    except frames.BadFrame as error:
+        return f"why cannot be read: {error}"[:200]
+
+
+def step(line: str) -> Step:
+    """Raises BadFrame for what is no step of a script."""
+    value = frames.parsed(line.encode())
+    if isinstance(value, dict) and value.keys() == {"call", "seen"}:
+        call, seen = value["call"], value["seen"]
+        if isinstance(call, list) and call and isinstance(seen, dict):
+            return Step(call, seen)
+    raise frames.BadFrame("another form than was asked for")

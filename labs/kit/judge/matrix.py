@@ -35,6 +35,7 @@ STORM = "test_storm"
 HURRY = False  # somebody waits, and some test did not end: no other gets as long
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+_running: set[subprocess.Popen[bytes]] = set()  # what run_apart waits for, in any thread
 
 
 @dataclass
@@ -77,9 +78,17 @@ def run_apart(module: str, lab: Lab, arguments: list[str], out: Path | None = No
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
         wide = environment(COLUMNS=str(shutil.get_terminal_size().columns))  # of what it has to report
-        code = subprocess.run(
+        with subprocess.Popen(
             line, cwd=LABS_DIR.parent, env=wide, stdin=subprocess.DEVNULL, stdout=said, stderr=said
-        ).returncode
+        ) as process:
+            _running.add(process)
+            try:
+                code = process.wait()
+            except BaseException:  # an interrupt ends it as well
+                process.kill()
+                raise
+            finally:
+                _running.discard(process)
         said.seek(max(0, said.tell() - 10_000))
         return read_outcomes(lab, out, code, said.read().decode("utf-8", errors="replace").strip())
 
@@ -114,9 +123,15 @@ def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
 
 
 def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """`work` of each item, two at a time; an interrupt starts no more of them, as map sees to."""
+    """`work` of each item, two at a time; an interrupt ends what they run, and starts no more of them."""
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(work, items))
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(_running):
+                process.kill()
+            raise
 
 
 # -------------------------------------------------------------------- inside the process of its own

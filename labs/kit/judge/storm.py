@@ -78,6 +78,12 @@ def run(lab_id: str, part: Any, script: Script) -> list[Step]:
 
 
 def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
+    for call, seen, error in played(lab_id, part, script):
+        yield Step(call, json.loads(seen), error)
+
+
+def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], str, BaseException | None]]:
+    """Each call of a script, what it let be seen, as JSON, and its error."""
     is_model = part is None
     play = loading.load(lab_id, "storm").Play(
         loading.load(lab_id, "model") if is_model else part, script["config"]
@@ -85,25 +91,29 @@ def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
     play.is_model = is_model  # which may take its time; a part cannot claim it
     for name, *arguments in script["calls"]:
         PULSE[0] += 1
-        step = Step([name, *arguments], {})
+        failed: BaseException | None = None
         try:
-            step.seen["returned"] = plain(getattr(play, name)(*map(deepcopy, arguments)))
+            returned = getattr(play, name)(*map(deepcopy, arguments))
+            seen = f'{{"returned": {text(returned)}'  # now, as looking may change it
         except Skip:
             continue
         except Exception as error:
             if NOT_WRITTEN.search(str(error)) or isinstance(error, loading.LoadProblem):
                 raise
-            step.seen["raised"], step.error = type(error).__name__, error
+            seen, failed = f'{{"raised": {text(type(error).__name__)}', error
         try:
-            step.seen |= plain(play.seen())
+            more = text(play.seen())[1:]
         except Exception as error:
-            step.seen["raised by looking"], step.error = type(error).__name__, step.error or error
-        yield step
+            more, failed = f'"raised by looking": {text(type(error).__name__)}}}', failed or error
+        yield [name, *arguments], f"{seen}{', ' if more != '}' else ''}{more}", failed
 
 
-def plain(value: Any) -> Any:
-    """As JSON would give it back; what JSON does not know becomes the name of its type."""
-    return json.loads(json.dumps(value, default=lambda other: f"<{type(other).__name__}>"))
+ENCODER = json.JSONEncoder(default=lambda other: f"<{type(other).__name__}>")
+
+
+def text(value: Any) -> str:
+    """As JSON; what JSON does not know becomes the name of its type."""
+    return ENCODER.encode(value)
 
 
 def departure(yours: list[Step], model: list[Step]) -> int | None:
@@ -116,6 +126,8 @@ def departure(yours: list[Step], model: list[Step]) -> int | None:
 
 def same(yours: Any, model: Any) -> bool:
     """Equal; floats up to the rounding of another order of summation."""
+    if yours is model:
+        return True
     if isinstance(yours, dict) and isinstance(model, dict):
         return yours.keys() == model.keys() and all(same(yours[key], model[key]) for key in yours)
     if isinstance(yours, list) and isinstance(model, list):

@@ -16,7 +16,15 @@ from rich.table import Table
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
 from labs.kit.learner.screen import WIDEST, App, columns, complain, filled, paragraphs, say, width
-from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, working
+from mini_engine.commands.common import (
+    DemoOut,
+    DemoTemperature,
+    Device,
+    Dtype,
+    Model,
+    check_folder,
+    working,
+)
 
 if TYPE_CHECKING:
     from labs.kit.learner.progress import Progress
@@ -275,6 +283,7 @@ def demo(
     dtype: Dtype = "auto",
 ) -> None:
     """Run the engine's demo on your own parts, and compare its texts with those of the engine's own parts."""
+    check_folder(out)
     if labs != "auto":
         labs = ",".join(find_lab(name).id for name in labs.split(","))
     with working(f"loading {model} and {'every lab that passes its tests' if labs == 'auto' else labs}"):

@@ -118,11 +118,13 @@ def reset(lab: Lab) -> Path | None:
     """Put the pristine starter back; where the learner's file went, if it held anything."""
     path, backup = lab.file("starter.py"), None
     pristine = pristine_source(lab)
+    new = path.with_name(f"starter.py.{os.getpid()}.part")
+    new.write_text(pristine, encoding="utf-8")
     if os.path.lexists(path) and starter_text(lab) != pristine:
         backup = STATE / "backups" / f"{lab.id}-{datetime.now():%Y%m%d-%H%M%S-%f}.py"
         backup.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(path, backup)  # a folder too, or a file that nobody can read
-    path.write_text(pristine, encoding="utf-8")
+    new.replace(path)
     return backup
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 from labs.kit.judge.manifest import LABS_DIR, LabError
 from labs.kit.learner.screen import WIDEST, filled, say
@@ -49,7 +50,9 @@ def topics() -> dict[str, Topic]:
 
 
 def _question(entry: dict[str, Any]) -> Question:
-    return Question(entry["ask"], tuple(Answer(**answer) for answer in entry["answer"]))
+    """Answers in an order that has nothing to do with which is right, the same in every build."""
+    answers = sorted(entry["answer"], key=lambda answer: crc32((entry["ask"] + answer["text"]).encode()))
+    return Question(entry["ask"], tuple(Answer(**answer) for answer in answers))
 
 
 def find_topic(name: str) -> Topic:

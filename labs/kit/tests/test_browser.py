@@ -16,8 +16,8 @@ from labs.kit.author.export import ROOT
 from labs.kit.browser.build import LABS, MOST, first_load
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
+from mini_engine.tests.soak import SOAK, count
 
-SOAK = bool(os.environ.get("SOAK"))  # the whole zoo, which takes minutes; else two mistakes a lab
 ZOO = Path(__file__).with_name("browser_zoo.mjs")
 NATIVE = """
 import json, sys
@@ -51,7 +51,7 @@ def test_a_browser_judges_as_a_terminal_does(pages, course, tmp_path):
     names, files = [], []
     for lab in map(find_lab, LABS):
         solution = lab.file("solution.py").read_text("utf-8")
-        bugs = lab.bugs if SOAK else lab.bugs[:: len(lab.bugs) // 2 + 1]
+        bugs = lab.bugs if SOAK else lab.bugs[:: len(lab.bugs) // 2 + 1]  # all of them take minutes
         named = {"solution": solution, "starter": starter_source(lab)}
         named |= {bug.id: bug.apply(solution) for bug in bugs}
         names += [(lab.id, name) for name in named]
@@ -67,6 +67,7 @@ def test_a_browser_judges_as_a_terminal_does(pages, course, tmp_path):
     for name, one, other in zip(names, there, here, strict=True):
         told = {key: (one.get(key), other.get(key)) for key in SAME}
         assert {key: pair for key, pair in told.items() if pair[0] != pair[1]} == {}, name
+    count("mistakes judged in a browser", sum(name not in done for _, name in names))
 
 
 def test_it_ships_the_student_edition_and_loads_little(pages):

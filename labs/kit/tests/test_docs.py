@@ -9,10 +9,14 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from labs.__main__ import every_command
 from labs.kit.judge.manifest import LABS_DIR
+from mini_engine.tests.browser import find_browser, open_browser
 
 ROOT = LABS_DIR.parent
 DOCS = ROOT / "docs"
@@ -59,8 +63,8 @@ def test_pictures_say_what_they_show(page):
 
 
 def script(name: str):
-    """A module of docs/images, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"docs_images_{name}", DOCS / "images" / f"{name}.py")
+    """A module of docs, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{Path(name).stem}", DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -68,7 +72,7 @@ def script(name: str):
 
 
 def test_every_picture_of_the_concepts_is_made_by_the_script_and_shown():
-    names = {f"{picture.__name__.replace('_', '-')}.png" for picture in script("concepts").PICTURES}
+    names = {f"{picture.__name__.replace('_', '-')}.png" for picture in script("images/concepts").PICTURES}
     assert names == {path.name for path in (DOCS / "images" / "concepts").glob("*.png")}
     shown = " ".join(page.read_text("utf-8") for page in DOCS.glob("concepts/*.md"))
     assert all(f"../images/concepts/{name}" in shown for name in names)
@@ -79,6 +83,16 @@ def test_a_concept_is_one_page_with_a_picture_before_the_prose(page):
     text = page.read_text("utf-8")
     assert 300 <= len(prose(text).split()) <= 700
     assert text.split("\n\n")[1].startswith("![")
+
+
+PLAY = re.compile(r"^<!-- \{play\} ([\w-]+) -->$", re.M)
+
+
+def test_every_run_is_played_on_a_page_and_each_concept_plays_one():
+    runs = script("_ext/runs").RUNS
+    pages = {page.stem: PLAY.findall(page.read_text("utf-8")) for page in OWN}
+    assert all(len(pages[page.stem]) == 1 for page in DOCS.glob("concepts/*.md"))
+    assert sorted(name for names in pages.values() for name in names if name in runs) == sorted(runs)
 
 
 # ------------------------------------------------------------------------------- what blocks claim to say
@@ -111,7 +125,7 @@ def test_an_error_of_the_gallery_has_a_cause_and_a_fix():
         assert "**Cause.**" in section and "**Fix.**" in section, section
 
 
-BUGS = script("real_bugs")
+BUGS = script("images/real_bugs")
 
 
 @pytest.mark.parametrize("case", BUGS.CASES, ids=lambda case: case.name)
@@ -121,6 +135,7 @@ def test_a_real_bug_departs_as_its_page_shows(case):
         assert "```text\n" + case.text() + "\n```" in page
     else:
         assert case.text() in page
+    assert f"<!-- {{play}} bug-{case.name} -->" in page
     if case.picture:
         assert f"(images/bugs/{case.name}.png)" in page
         assert (DOCS / "images" / "bugs" / f"{case.name}.png").is_file()
@@ -181,8 +196,6 @@ def parsed(words: list[str]) -> None:
 
         rest = words[1:]
     else:
-        from labs.__main__ import every_command
-
         app, rest = every_command(), words[3:]
     command = typer.main.get_command(app)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
@@ -236,6 +249,10 @@ def test_finite_commands_that_need_no_network_run(line, desk):
 
 def ran(line: str, folder) -> None:
     words = shlex.split(line)
+    if words[:4] == ["python", "-m", "labs", "quiz"] and words[4:]:  # a dozen of one kind
+        result = CliRunner().invoke(every_command(), words[3:], input="q\n")
+        assert result.exit_code == 0, result.output
+        return
     start = ["-m", "mini_engine"] if words[0] == "mini-engine" else ["-m", "labs"]
     rest = words[1:] if words[0] == "mini-engine" else words[3:]
     code = (
@@ -280,6 +297,44 @@ def test_a_quiz_is_on_its_page_and_answers_without_a_script(site):
     assert page.count('<div class="question">') == 5
     assert page.count('<details class="choice right">') == 5
     assert "<script>" not in page.partition('<div class="quiz">')[2].partition("</article>")[0]
+
+
+def test_a_run_is_in_its_page_with_a_picture_that_stands_without_a_script(site):
+    folder = site / "docs" / "concepts"
+    for page in sorted(DOCS.glob("concepts/*.md")):
+        (name,) = PLAY.findall(page.read_text("utf-8"))
+        text = (folder / f"{page.stem}.html").read_text("utf-8")
+        (data,) = re.findall(r'<script type="application/json">(.*?)</script>', text, re.S)
+        assert all(run["steps"] for run in json.loads(data)["traces"])
+        assert f'src="../../_static/runs/{name}.svg"' in text
+        assert (site / "_static" / "runs" / f"{name}.svg").read_text("utf-8").startswith("<svg")
+    bugs = (site / "docs" / "real-bugs.html").read_text("utf-8")
+    assert bugs.count('<script type="application/json">') == len(BUGS.CASES)
+
+
+def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site):
+    path = find_browser()
+    if path is None:
+        pytest.skip("THE BOOK'S PLAYERS ARE NOT TESTED: no Chromium or Chrome found")
+    with open_browser(path) as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 700})
+        wrong = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto((site / "docs" / "concepts" / "08-preemption.html").as_uri())
+        assert page.locator("iframe").count() == 0 and page.locator(".play img").count() == 1
+        page.locator(".play img").scroll_into_view_if_needed()
+        player = page.frame_locator(".play iframe")
+        assert player.locator("#readout").inner_text() == "Step 2 of 13"
+        player.locator("#forward").click()
+        assert player.locator("#readout").inner_text() == "Step 3 of 13"
+        page.goto((site / "docs" / "real-bugs.html").as_uri())
+        page.get_by_role("button", name="Play it").nth(5).click()
+        assert page.locator("iframe").count() == 1
+        player.get_by_role("heading", name="with the bug").wait_for()
+        page.goto((site / "docs" / "index.html").as_uri())
+        page.wait_for_function("document.querySelector('iframe')?.offsetHeight > 700")
+        assert player.locator("#play").inner_text() == "Pause"
+        assert not wrong
 
 
 def test_the_first_use_of_a_term_leads_to_the_glossary(site):

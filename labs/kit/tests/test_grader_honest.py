@@ -1,18 +1,19 @@
 """Honest work: the reference earns all, the starter nothing, a known mistake costs its task's points."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from labs.kit.author.check import imports, tasks_of
+from labs.kit.grader import apart
 from labs.kit.grader.grading import Settings, Submission, grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
 from labs.kit.judge import storm
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.tests import marks
+from mini_engine.tests.soak import SOAK, count
 
 pytestmark = marks.namespaces
 
@@ -21,7 +22,7 @@ ALTERNATIVES = [  # but for those that build on the engine's answers, which no s
     for path in sorted((Path(__file__).parent / "alternatives").glob("lab_*.py"))
     if not imports(path.read_text("utf-8")) & {"mini_engine.block_manager.BlockManager"}
 ]
-SOAK = bool(os.environ.get("SOAK"))  # all bugs of the zoo, which takes minutes; else some
+# In a soak all of it is graded, which takes minutes; else some.
 ZOO = [(lab_id, bug) for lab_id in lab_ids() for bug in find_lab(lab_id).bugs if not bug.storm]
 RIGHT_BUT = (  # what they answer is right, and how they come to it is not
     "sorted-at-every-pop",
@@ -70,6 +71,23 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, b
         if task.state != WRONG:
             assert (task.state, task.earned, task.waits_for) == (WAITS, task.points, wrong[0].task)
     assert {task.name for task in wrong} <= {bug.title, ""}
+    count("known mistakes graded")
+
+
+@pytest.mark.parametrize("budget", ["budget == 3", "budget == 8 and len(running) == 2"])
+def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
+    """Beside a common one, on the first case of which it is right; once it shows in a hidden case alone."""
+    monkeypatch.setattr(apart, "FEW", 1)
+    lab, right = find_lab("lab-02"), "    return budget - sum("
+    solution = lab.file("solution.py").read_text("utf-8")
+    common = next(bug for bug in lab.bugs if bug.title == "the threshold is never reached").apply
+    rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
+    alone, found = graded("lab-02", rare), graded("lab-02", common(rare))
+    passed = {case.name for case in alone.cases if case.passed}
+    assert len(passed) < len(alone.cases)
+    assert next(case.name for case in found.cases if not case.passed) in passed
+    assert [task.state for task in found.tasks] == [WRONG, WAITS, WRONG]
+    assert found.tasks[0].name == "the threshold is never reached"
 
 
 def test_no_file_is_excused_from_being_counted():

@@ -26,9 +26,17 @@ def test_a_topic_has_three_to_five_questions_with_one_right_answer_each_and_a_re
         assert len({answer.text for answer in question.answers}) == len(question.answers)
 
 
+def test_right_answers_are_spread_over_the_places():
+    places = [[q.answers.index(next(a for a in q.answers if a.right)) for q in t.questions] for t in TOPICS]
+    assert all(len(set(topic)) > 1 for topic in places)
+    flat = sum(places, [])
+    assert all(flat.count(place) > len(flat) / 5 for place in range(3))
+
+
 def test_every_concept_has_its_questions_and_says_how_to_ask_them():
-    assert [ROOT / topic.page for topic in TOPICS] == CONCEPTS
-    for topic in TOPICS:
+    *concepts, engine = TOPICS
+    assert [ROOT / topic.page for topic in concepts] == CONCEPTS and (ROOT / engine.page).is_file()
+    for topic in concepts:
         text = (ROOT / topic.page).read_text("utf-8")
         assert f"<!-- {{quiz}} {topic.name} -->" in text
         assert f"`python -m labs quiz {topic.name}`" in text

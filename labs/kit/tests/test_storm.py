@@ -1,6 +1,6 @@
 """Storms: what departs is found, cut to the calls that it needs, and told with what should have been seen."""
 
-import os
+import json
 import random
 from types import SimpleNamespace
 
@@ -12,6 +12,7 @@ from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.judge.matrix import implementation
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.storms import Skip
+from mini_engine.tests.soak import SOAK, count
 
 
 class Counter:
@@ -170,7 +171,7 @@ def test_scripts_are_drawn_alike_and_differ_by_seed(lab_id):
     drawing = loading.load(lab_id, "storm").draw
     one, again, other = (drawing(random.Random(f"{lab_id} {seed}")) for seed in (1, 1, 2))
     assert one == again != other
-    assert storm.plain(one) == one, "a script is JSON"
+    assert json.loads(storm.text(one)) == one, "a script is JSON"
 
 
 @pytest.mark.parametrize("lab_id", lab_ids())
@@ -182,7 +183,7 @@ def test_the_model_stands_on_its_own_feet(lab_id):
     assert not imports(source) & twins and "solution" not in source
 
 
-SEEDS = 3000 if os.environ.get("SOAK") else 10  # make soak
+SEEDS = 3000 if SOAK else 10
 
 
 @pytest.mark.parametrize("variant", ["solution", "engine", "alternatives"])
@@ -196,3 +197,4 @@ def test_right_ones_pass_scripts_that_the_lab_does_not_play(lab_id, variant):
             script = storm.drawn(lab_id, seed := f"soak {number}")
             apart = storm.departure(storm.run(lab_id, part, script), storm.expected(lab_id, seed))
             assert apart is None, (name, seed)
+        count("storm scripts", SEEDS)

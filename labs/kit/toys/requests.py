@@ -1,6 +1,7 @@
 """Requests for tests: waiting ones, and ones that were admitted in an earlier step."""
 
 import zlib
+from functools import lru_cache
 from typing import Any
 
 from mini_engine.interfaces import KVManager
@@ -16,9 +17,14 @@ def make_request(
     if isinstance(prompt, int):
         seed = zlib.crc32(request_id.encode())
         prompt = [(seed + 17 * i * i + i) % VOCAB for i in range(prompt)]
-    stop = tuple(fields.pop("stop_token_ids", ()))
-    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, stop_token_ids=stop)
+    sampling = greedy(max_tokens, tuple(fields.pop("stop_token_ids", ())))
     return Request(request_id, prompt, sampling, **fields)
+
+
+@lru_cache(typed=True)
+def greedy(max_tokens: int | None, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+    """Frozen, so that requests may share it: a storm makes thousands."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
 
 
 def make_running(

@@ -8,13 +8,16 @@ no background: what stands beside a coloured cell is drawn in greys that read on
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mini_engine.trace import Trace
+from mini_engine.trace.file import write_whole
 from mini_engine.trace.metrics import summary
 
 if TYPE_CHECKING:
-    from os import PathLike
     from typing import IO
 
     from matplotlib.axes import Axes
@@ -124,8 +127,15 @@ def save(
     """
     figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
     options: Data = {"bbox_inches": "tight", "transparent": True}
-    figure.savefig(path, dpi=dpi, metadata={"Description": alt} if alt else None, **options)
+    if isinstance(path, str | PathLike):  # a picture is there whole, or not at all
+        options["format"] = Path(path).suffix.lstrip(".") or "png"
+    picture = BytesIO()
+    figure.savefig(picture, dpi=dpi, metadata={"Description": alt} if alt else None, **options)
     pyplot().close(figure)
+    if isinstance(path, str | PathLike):
+        write_whole(path, picture.getvalue())
+    else:
+        path.write(picture.getvalue())
 
 
 def alt_text(trace: Trace, figure: str) -> str:

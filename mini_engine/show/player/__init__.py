@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mini_engine.show.player.example import ready_setup
+from mini_engine.trace.file import write_whole
 from mini_engine.trace.record import Record
 
 __all__ = [
@@ -54,10 +55,8 @@ def write_player(
 
     The options are those of `payload`; `#step=12&follow=r3` after the page's address says the same.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(player_html(trace, other, **options), encoding="utf-8")
-    return path
+    write_whole(path, player_html(trace, other, **options))
+    return Path(path)
 
 
 def player_html(trace: Playable, other: Playable | None = None, **options: Any) -> str:

@@ -171,7 +171,7 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
     for name, tokens in record.scheduled.items():
         if views[name].state == "prefill":
             left = views[name].num_new_tokens - tokens
-            yield f"{name} computes {tokens} of its tokens, {f'{left} are left' if left else 'the last'}."
+            yield f"{name} computes {tokens} of its tokens, {_left(left) if left else 'the last'}."
     for event in record.events:
         if isinstance(event, Finished):
             yield f"{event.id} finishes ({event.reason})."
@@ -185,6 +185,10 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
     }
     if why.reason in reasons:
         yield f"{why.id} waits: {reasons[why.reason]}."
+
+
+def _left(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'} left"
 
 
 def _rect(name: str, x: float, y: float, width: float, height: float, more: str = "") -> str:

@@ -1,6 +1,9 @@
 // The shell: a page embeds it as a frame and feeds it by postMessage.
-//   to it    {type: "mini-engine-trace", traces, step, follow, theme, veil}   as mini_engine.show.player.payload makes it
-//   from it  {type: "mini-engine-ready"}, {type: "mini-engine-moved", step, follow}, {type: "mini-engine-failed", message}
+//   to it    {type: "mini-engine-trace", traces, step, follow, theme, veil}   as mini_engine.show.player.payload makes it;
+//            with play it plays at once, and brief leaves out the life of the request that is followed
+//            {type: "mini-engine-theme", theme}
+//   from it  {type: "mini-engine-ready"}, {type: "mini-engine-moved", step, follow}, {type: "mini-engine-failed", message},
+//            {type: "mini-engine-size", height}
 
 const say = (message, origin = "*") => parent !== window && parent.postMessage(message, origin);
 let embedder = "*"; // until it has spoken; nothing of a trace is said before
@@ -10,13 +13,18 @@ const player = new Player(document.getElementById("player"), {
 });
 document.body.style.margin = "0";
 addEventListener("message", ({ source, origin, data }) => {
-  if (source !== parent || parent === window || data?.type !== "mini-engine-trace") return;
+  if (source !== parent || parent === window) return;
+  if (data?.type === "mini-engine-theme") player.theme(data.theme);
+  if (data?.type !== "mini-engine-trace") return;
   embedder = origin === "null" ? "*" : origin;
   try {
+    player.host.classList.toggle("brief", Boolean(data.brief));
     player.load(data);
+    if (data.play && !matchMedia("(prefers-reduced-motion: reduce)").matches) player.play(true);
   } catch (error) {
     player.fail(error.message);
     say({ type: "mini-engine-failed", message: error.message }, embedder);
   }
 });
+new ResizeObserver(() => say({ type: "mini-engine-size", height: Math.ceil(player.host.getBoundingClientRect().height) }, embedder)).observe(player.host);
 say({ type: "mini-engine-ready" });

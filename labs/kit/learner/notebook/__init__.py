@@ -8,10 +8,11 @@ from labs.kit.learner.notebook.guesses import check
 from labs.kit.learner.notebook.live import changed, run_scenario
 from labs.kit.learner.notebook.panel import Panel
 from labs.kit.learner.notebook.pictures import show
+from labs.kit.learner.notebook.quiz import Quiz
 from labs.kit.learner.notebook.traces import in_milliseconds, trace_of
 from labs.kit.learner.notebook.words import happenings, steps_table, table, timeline_text
 
 __all__ = [
-    "Panel", "changed", "check", "happenings", "in_milliseconds", "run_scenario", "show",
+    "Panel", "Quiz", "changed", "check", "happenings", "in_milliseconds", "run_scenario", "show",
     "steps_table", "table", "timeline_text", "trace_of",
 ]  # fmt: skip

@@ -1,0 +1,209 @@
+"""The runs that the book plays. `<!-- {play} NAME -->` shows one; it is made when the book is built.
+
+What decides is the engine's own Scheduler or a lab's solution, as the page says; nothing is recorded by hand.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labs.kit import FakeKV, drive
+from labs.kit.judge import compare, loading
+from labs.kit.learner.notebook.traces import in_milliseconds
+from mini_engine.block_manager import BlockManager
+from mini_engine.scheduler import Scheduler
+from mini_engine.show.player import Playable, payload, ready_setup
+from mini_engine.show.player.picture import step_picture, step_words
+from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.simulate import simulate
+from mini_engine.sim.workloads import Arrival
+from mini_engine.trace import Trace
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One run, or two side by side, and where the player opens."""
+
+    runs: Sequence[Playable]
+    names: Sequence[str]
+    step: int | None = None
+    follow: str | None = None
+    plays: bool = False  # by itself, as soon as it is in sight
+
+    def payload(self) -> dict[str, Any]:
+        place = {"step": self.step, "follow": self.follow}
+        return payload(*self.runs, names=self.names, **place) | {
+            "play": self.plays,
+            "brief": len(self.runs) > 1,
+        }
+
+    def picture(self) -> str | None:
+        """The step it opens at as SVG, for a page without JavaScript; a log of operations has none."""
+        traces = [run for run in self.runs if isinstance(run, Trace)]
+        return step_picture(traces[0], self.step, *traces[1:], names=self.names) if traces else None
+
+    def words(self) -> str:
+        """What that picture shows, in sentences."""
+        said = [step_words(run, run.steps[0].step if self.step is None else self.step) for run in self.runs]
+        each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=True)]
+        return " ".join(["The trace player.", *each])
+
+
+# ------------------------------------------------------------------------------ runs that figures show, too
+
+
+def batching(lengths: Sequence[int], slots: int, num_blocks: int) -> list[Trace]:
+    """Requests of one prompt token and these output lengths, under static and under continuous batching."""
+    settings = {"max_num_batched_tokens": 64, "max_num_seqs": slots, "long_prefill_token_threshold": 0}
+    scenario = {
+        "name": f"{len(lengths)} in line",
+        "config": {"num_blocks": num_blocks, **settings},
+        "requests": [{"id": f"r{i}", "prompt": 1, "max_tokens": n} for i, n in enumerate(lengths)],
+        "max_steps": 5000,
+    }
+    return [drive(BASELINES[way](FakeKV(num_blocks), **settings), scenario) for way in ("static", "mixed")]
+
+
+def counters() -> Trace:
+    """lab-06's request that is preempted and comes back through its own blocks."""
+    return _of_lab("lab-06", "preempted, and back through its own blocks")
+
+
+def five_in_a_pool() -> Trace:
+    config = {"max_num_batched_tokens": 16, "max_num_seqs": 6}
+    requests = (("a", 13, 10, 0), ("b", 6, 18, 0), ("c", 21, 6, 2), ("d", 9, 12, 3), ("e", 5, 8, 6))
+    kv = BlockManager(20, 4, enable_prefix_caching=False, watermark=0)
+    scenario = _scenario("five in a pool of twenty", requests, **config, num_blocks=20, block_size=4)
+    return drive(Scheduler(kv, **config), scenario)
+
+
+def waits_for_a_slot() -> Trace:
+    """Four requests on two slots of the simulator; r2 waits, and its first gap after that is long."""
+    arrivals = [Arrival(0, 200, 6), Arrival(0, 200, 11), Arrival(10, 300, 14), Arrival(60, 700, 4)]
+    return simulate(arrivals, max_num_batched_tokens=256, max_num_seqs=2, num_blocks=96).trace
+
+
+# ------------------------------------------------------------------------------------- runs of their own
+
+
+def _scenario(name: str, requests: Sequence[tuple[Any, ...]], **config: Any) -> dict[str, Any]:
+    keys = ("id", "prompt", "max_tokens", "at", "priority")
+    entries = [dict(zip(keys, request, strict=False)) for request in requests]
+    return {"name": name, "config": config, "requests": entries}
+
+
+def _run(lab_id: str, scenario: dict[str, Any]) -> Any:
+    return loading.load(lab_id, "scenarios").run(loading.namespace(lab_id, "solution"), scenario)
+
+
+def _of_lab(lab_id: str, name: str) -> Any:
+    scenarios = loading.load(lab_id, "scenarios").SCENARIOS
+    return _run(lab_id, next(scenario for scenario in scenarios if scenario["name"] == name))
+
+
+def _front() -> Shown:
+    return Shown([ready_setup()], ["six requests in a pool of 20 blocks"], plays=True)
+
+
+def _scheduling() -> Shown:
+    return Shown([_of_lab("lab-01", "a crowd for four slots")], ["ten requests, four slots"], 1)
+
+
+def _batching() -> Shown:
+    runs = batching([16, 4, 4, 4] * 3, 4, 64)
+    return Shown(runs, ["static batching", "continuous batching"], 5)
+
+
+def _life() -> Shown:
+    return Shown([_of_lab("lab-03", "two in a tight pool")], ["two in a pool of 22 slots"], 2, "r0")
+
+
+def _resources() -> Shown:
+    config = {"max_num_batched_tokens": 10, "max_num_seqs": 4, "long_prefill_token_threshold": 0}
+    requests = [("d0", 3, 9, 0), ("d1", 2, 5, 0), ("a", 5, 6, 1), ("b", 8, 6, 1), ("c", 4, 5, 1)]
+    scenario = _scenario("budget and slots", requests, **config, num_blocks=64, watermark=0)
+    return Shown([_run("lab-01", scenario)], ["a budget of 10, four slots"], 1, "c")
+
+
+def _counters() -> Shown:
+    trace = counters()
+    name = next(event.id for record in trace.steps for event in record.events if event.type == "PREEMPTED")
+    return Shown([trace], ["two in a pool of nine blocks"], 8, name)
+
+
+def _chunks() -> Shown:
+    requests = [*((name, 4, 12, 0) for name in "abc"), ("d", 2000, 4, 3)]
+    runs = []
+    for threshold in (0, 512):
+        limits = {
+            "max_num_batched_tokens": 2048,
+            "max_num_seqs": 4,
+            "long_prefill_token_threshold": threshold,
+        }
+        made = Scheduler(BlockManager(144, 16, enable_prefix_caching=False), **limits)
+        scenario = _scenario("a long prompt", requests, **limits, num_blocks=144, block_size=16)
+        runs.append(in_milliseconds(drive(made, scenario)))
+    return Shown(runs, ["the prompt whole", "in chunks of 512"], 3, "d")
+
+
+def _fused() -> Shown:
+    return Shown([_of_lab("lab-02", "a long prompt beside two decodes")], ["a budget of 10"], 1, "long")
+
+
+def _preemption() -> Shown:
+    runs = [_of_lab("lab-03", f"two in a tight pool{end}") for end in ("", ", fcfs")]
+    return Shown(runs, ["priority", "fcfs"], 2)
+
+
+def _paging() -> Shown:
+    return Shown([five_in_a_pool()], ["five in a pool of 20 blocks"], 3, "c")
+
+
+def _prefix() -> Shown:
+    base = list(range(100, 109))  # two full blocks of four, and one token over
+    requests = [("a", base, 8, 0), ("b", [*base, 1, 2], 8, 2), ("c", base[:6], 6, 2), ("d", base, 4, 11)]
+    config = {"num_blocks": 14, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    scenario = _scenario("shared beginnings", requests, **config, prefix_caching=True)
+    return Shown([_run("lab-06", scenario)], ["shared beginnings"], 2, "b")
+
+
+def _metrics() -> Shown:
+    trace = waits_for_a_slot()
+    first = next(record.step for record in trace.steps if "r2" in record.new_tokens)
+    return Shown([trace], ["four on two slots, in milliseconds"], first, "r2")
+
+
+def _cost() -> Shown:
+    arrivals = [Arrival(0, 40, 12), Arrival(0, 60, 12), *(Arrival(20 + 12 * i, 200, 4) for i in range(4))]
+    ways = ("prefill-first", "mixed")
+    limits = {"max_num_batched_tokens": 256, "max_num_seqs": 8, "num_blocks": 96}
+    return Shown([simulate(arrivals, way, **limits).trace for way in ways], ways, 2, "r0")
+
+
+RUNS: dict[str, Callable[[], Shown]] = {
+    "front": _front, "scheduling": _scheduling, "batching": _batching, "life": _life, "resources": _resources,
+    "counters": _counters, "chunks": _chunks, "fused": _fused, "preemption": _preemption, "paging": _paging,
+    "prefix": _prefix, "metrics": _metrics, "cost": _cost,
+}  # fmt: skip
+
+
+def find(name: str) -> Shown:
+    """A run by its name, or `bug-NAME`: a case of real-bugs.md, with the bug and without, where they part.
+    Raises KeyError for any other."""
+    if not name.startswith("bug-"):
+        return RUNS[name]()
+    bugs = _module("images/real_bugs.py")
+    case = {case.name: case for case in bugs.CASES}[name.removeprefix("bug-")]
+    runs = case.runs(raise_errors=False)
+    return Shown(runs, ["with the bug", "without"], compare.departure(*runs).index)
+
+
+def _module(path: str) -> Any:
+    """A module of docs, which is no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,255 @@
+"""A monitor for any run: after each call of a scheduler, every rule that must always hold is looked at.
+
+    with watch(llm):                  # an LLM, an Engine, or a Scheduler of your own
+        llm.generate(prompts)
+
+It reads public state only and changes nothing. A run that is not watched pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mini_engine.interfaces import SchedulerLike
+from mini_engine.request import Request, RequestStatus
+from mini_engine.request_queue import policy_key
+
+RULES = {
+    "budget": "a step computes at most max_num_batched_tokens tokens",
+    "slots": "at most max_num_seqs requests run",
+    "rows": "a schedule names running requests, in their order, with at least one token each",
+    "computed": "a request never computes more tokens than it has",
+    "turns": "each running request gets a token in every step",
+    "progress": "a step with requests to serve computes something",
+    "order": "requests are admitted in policy order, and none in a step that preempted",
+    "victim": "a request that is preempted comes after all that run on, in policy order",
+    "outputs": "tokens that were given are never changed or taken back",
+    "once": "each request that came and has not finished is in waiting or in running, once",
+    "blocks": "each block is free or held by running requests, whose tables have room for what they compute",
+    "shared": "a block in two tables holds one computed text, under one cache salt",
+    "written": "no slot is written by two, and none that another request reads",
+    "finished": "a finished request is reported once, has its reason, and holds no block",
+}
+
+
+class InvariantError(RuntimeError):
+    """A rule of RULES is broken. Has `rule`, `step` (from 0, while watched), `request_id` and `seed`."""
+
+    def __init__(self, rule: str, what: str, step: int, request_id: str | None, seed: object):
+        self.rule, self.step, self.request_id, self.seed = rule, step, request_id, seed
+        whose = "" if request_id is None else f", request {request_id!r}"
+        again = "" if seed is None else f"; replay it with seed {seed}"
+        super().__init__(f"step {step}{whose}: {what} (rule {rule!r}: {RULES[rule]}){again}")
+
+
+@contextmanager
+def watch(run: Any, seed: object = None) -> Iterator[Monitor]:
+    """Inside, each call of `run`'s scheduler is checked; the first broken rule raises InvariantError.
+
+    run   an LLM, an Engine, or whatever has a scheduler's methods; it may have requests already
+    seed  what the run was drawn from, if it was: the error names it
+    """
+    engine = getattr(run, "engine", run)
+    scheduler = engine if hasattr(engine, "schedule") else engine.scheduler
+    monitor = Monitor(scheduler, seed)
+    watched = {name: getattr(monitor, name) for name in ("add", "abort", "schedule", "update")}
+    before = {name: vars(scheduler)[name] for name in watched if name in vars(scheduler)}
+    vars(scheduler).update(watched)
+    try:
+        yield monitor
+    finally:
+        for name in watched:
+            del vars(scheduler)[name]
+        vars(scheduler).update(before)
+
+
+class Monitor:
+    """Stands before a scheduler's four methods. `step` counts the steps that were taken back."""
+
+    def __init__(self, scheduler: SchedulerLike, seed: object = None):
+        self.scheduler, self.kv, self.seed, self.step = scheduler, scheduler.kv, seed, 0
+        # Bound now: `watch` puts this monitor's in their place.
+        self._add = scheduler.add
+        self._abort: Any = scheduler.abort  # a Recorder's takes the reason, too
+        self._schedule, self._update = scheduler.schedule, scheduler.update
+        self.known = {r.request_id: r for r in (*scheduler.waiting, *scheduler.running)}
+
+    # -------------------------------------------------------------------------------- the four calls
+
+    def add(self, request: Request) -> None:
+        self._add(request)
+        self.known[request.request_id] = request
+        self._check_state()
+
+    def abort(self, request_id: str, *reason: str) -> bool:
+        request = self.known.get(request_id)
+        found: bool = self._abort(request_id, *reason)
+        if found and request is not None:
+            self._check_gone(request)
+            self.known.pop(request_id, None)
+        self._check_state()
+        return found
+
+    def schedule(self) -> dict[str, int]:
+        scheduler = self.scheduler
+        # An update that raised may have ended some.
+        self.known = {n: r for n, r in self.known.items() if r.status is not RequestStatus.FINISHED}
+        queued, running = list(scheduler.waiting), list(scheduler.running)
+        texts = {request: tuple(request.output_token_ids) for request in (*queued, *running)}
+        scheduled = self._schedule()
+        self._check_state()
+        self._check_rows(scheduled)
+        self._check_order(queued, running)
+        self._check_written(scheduled)
+        for request, text in texts.items():
+            self._require("outputs", tuple(request.output_token_ids) == text, "its outputs differ", request)
+        moves = bool(scheduled) or not scheduler.has_work
+        left = f"{len(scheduler.waiting)} waiting and {len(scheduler.running)} running"
+        self._require("progress", moves, f"nothing is scheduled with {left}")
+        return scheduled
+
+    def update(
+        self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
+    ) -> list[Request]:
+        running = list(self.scheduler.running)
+        texts = {request: tuple(request.output_token_ids) for request in running}
+        finished = self._update(scheduled, sampled, stopped)
+        for request, text in texts.items():
+            given = text + tuple(sampled.get(request.request_id, ()))
+            now = tuple(request.output_token_ids)
+            kept = now[: len(text)] == text and given[: len(now)] == now
+            self._require("outputs", kept, f"its outputs were {text}, are {now}", request)
+        twice = len({id(request) for request in finished}) < len(finished)
+        self._require("finished", not twice, "a request is reported as finished twice")
+        over = [request for request in running if request.finish_reason]
+        for request in over:
+            self._require("finished", request in finished, "it has ended and is not reported", request)
+        for request in finished:
+            self._require("finished", request in over, "it is reported and has not ended", request)
+            self._check_gone(request)
+            self.known.pop(request.request_id, None)
+        self._check_state()
+        for request in self.scheduler.running:
+            self._require("computed", request.num_new_tokens > 0, "it has nothing left to compute", request)
+        self.step += 1
+        return finished
+
+    # ------------------------------------------------------------------------------------- the rules
+
+    def _require(self, rule: str, holds: bool, what: str, request: Request | None = None) -> None:
+        if not holds:
+            name = None if request is None else request.request_id
+            raise InvariantError(rule, what, self.step, name, self.seed)
+
+    def _check_state(self) -> None:
+        """What holds between any two calls."""
+        waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
+        limit = self.scheduler.max_num_seqs
+        self._require("slots", len(running) <= limit, f"{len(running)} run on {limit} slots")
+        found: dict[int, Request] = {}
+        for request in (*waiting, *running):
+            self._require("once", id(request) not in found, "it is there twice", request)
+            found[id(request)] = request
+            known = self.known.get(request.request_id) is request
+            self._require("once", known, "it never came, or has gone", request)
+            computed, most = request.num_computed_tokens, request.num_tokens
+            self._require("computed", 0 <= computed <= most, f"{computed} of {most} tokens computed", request)
+        for request in self.known.values():
+            self._require("once", id(request) in found, "it is neither in waiting nor in running", request)
+        for requests, status in ((waiting, RequestStatus.WAITING), (running, RequestStatus.RUNNING)):
+            for request in requests:
+                self._require("once", request.status is status, f"its status is {request.status}", request)
+        self._check_blocks(waiting, running)
+
+    def _check_blocks(self, waiting: list[Request], running: list[Request]) -> None:
+        kv = self.kv
+        try:
+            kv.check()
+        except RuntimeError as error:
+            raise InvariantError("blocks", str(error), self.step, None, self.seed) from error
+        for request in waiting:
+            self._require("blocks", not kv.block_table(request), "it waits and holds blocks", request)
+        holders: dict[int, tuple[int, Request]] = {}
+        for request in running:
+            table = kv.block_table(request)
+            room = len(table) * kv.block_size
+            self._require("blocks", room >= request.num_computed_tokens, f"it has room for {room}", request)
+            self._require("blocks", len(set(table)) == len(table), f"a block twice in {table}", request)
+            for index, block_id in enumerate(table):
+                in_pool = 0 <= block_id < kv.num_blocks
+                self._require("blocks", in_pool, f"block {block_id} is none of the pool", request)
+                first_index, first = holders.setdefault(block_id, (index, request))
+                if first is not request:
+                    end = (index + 1) * kv.block_size
+                    alike = index == first_index and request.cache_salt == first.cache_salt
+                    alike = alike and request.token_ids(0, end) == first.token_ids(0, end)
+                    # Running is in order of admission: the first has computed it, or found it computed.
+                    alike = alike and first.num_computed_tokens >= end
+                    self._require("shared", alike, f"block {block_id} is {first.request_id!r}'s too", request)
+        held, free = len(holders), kv.num_free_blocks
+        self._require("blocks", held + free == kv.num_blocks, f"{held} held + {free} free of {kv.num_blocks}")
+
+    def _check_rows(self, scheduled: dict[str, int]) -> None:
+        running = {request.request_id: request for request in self.scheduler.running}
+        for name, num_tokens in scheduled.items():
+            self._require("rows", name in running, f"{name!r} is scheduled and does not run")
+            request = running[name]
+            self._require("rows", num_tokens >= 1, f"it is scheduled for {num_tokens} tokens", request)
+            left = request.num_new_tokens
+            self._require("computed", num_tokens <= left, f"{num_tokens} tokens of {left} left", request)
+            room = len(self.kv.block_table(request)) * self.kv.block_size
+            end = request.num_computed_tokens + num_tokens
+            self._require("blocks", end <= room, f"it computes up to {end} with room for {room}", request)
+        rows = [name for name in running if name in scheduled]
+        self._require("rows", list(scheduled) == rows, f"rows {list(scheduled)} of running {rows}")
+        total, budget = sum(scheduled.values()), self.scheduler.max_num_batched_tokens
+        self._require("budget", total <= budget, f"{total} tokens of a budget of {budget}")
+        for name, request in running.items():
+            self._require("turns", name in scheduled, "it runs and is not scheduled", request)
+
+    def _check_order(self, queued: list[Request], before: list[Request]) -> None:
+        """Who came in, and who was thrown out, since the step began."""
+        scheduler = self.scheduler
+
+        def key(request: Request) -> tuple[int, int]:
+            return policy_key(request, scheduler.policy)
+
+        after, waiting = list(scheduler.running), list(scheduler.waiting)
+        were, are, fresh = set(before), set(after), set(queued)
+        gone = [request for request in before if request not in are]
+        admitted = [request for request in after if request not in were]
+        stay = [request for request in before if request in are]
+        self._require("order", after == stay + admitted, "running is not in order of admission")
+        for request in admitted:
+            self._require("order", not gone, "it is admitted in a step that preempted", request)
+            self._require("order", request in fresh, "it runs and was not waiting", request)
+        for earlier, request in zip(admitted, admitted[1:], strict=False):
+            self._require("order", key(earlier) < key(request), "it should have come earlier", request)
+        for request in waiting if admitted else ():
+            self._require("order", key(admitted[-1]) < key(request), "another has passed it", request)
+        for request in gone:
+            worst = all(key(other) < key(request) for other in stay)
+            self._require("victim", worst, "it is preempted, and one that comes later runs on", request)
+
+    def _check_written(self, scheduled: dict[str, int]) -> None:
+        readers: dict[int, list[Request]] = {}
+        for request in self.scheduler.running:
+            for block_id in self.kv.block_table(request):
+                readers.setdefault(block_id, []).append(request)
+        written: dict[int, Request] = {}
+        for request in self.scheduler.running:
+            start = request.num_computed_tokens
+            for slot in self.kv.slot_mapping(request, start, start + scheduled.get(request.request_id, 0)):
+                alone = readers.get(slot // self.kv.block_size) == [request]
+                self._require("written", alone, f"slot {slot} is in a block that is not its own", request)
+                self._require("written", slot not in written, f"slot {slot} is written twice", request)
+                written[slot] = request
+
+    def _check_gone(self, request: Request) -> None:
+        """Of a request that has finished or was aborted."""
+        table = list(self.kv.block_table(request))
+        self._require("finished", not table, f"it has ended and holds blocks {table}", request)
+        over = request.status is RequestStatus.FINISHED and bool(request.finish_reason)
+        self._require("finished", over, f"status {request.status}, reason {request.finish_reason}", request)

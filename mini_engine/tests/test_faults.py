@@ -1,0 +1,693 @@
+"""What goes wrong in the middle of things: errors of the model, Ctrl-C, SIGTERM, requests that cannot go on.
+
+A step is done or has not begun, and no request is harmed by another. Shown on chosen faults, and on random
+ones at random points; SOAK=1 tries 10,000 of those.
+"""
+
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from mini_engine.engine import Engine
+from mini_engine.llm import LLM
+from mini_engine.request import SamplingParams
+from mini_engine.tests.helpers import (
+    byte_tokenizer,
+    drain,
+    scripted_engine,
+    spy,
+    text_of,
+    tiny_model,
+    tokens_of,
+)
+from mini_engine.tests.soak import SOAK, count
+from mini_engine.text.output_text import OutputText
+from mini_engine.trace import VirtualClock, read_trace, replay, write_trace
+from mini_engine.turn import EngineBusyError
+
+SEEDS = range(1400 if SOAK else 40)
+FAULTS = 8  # of a workload
+
+
+def greedy(max_tokens=8, **kwargs):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
+
+
+class Terminated(BaseException):
+    """What SIGTERM raises here."""
+
+
+@contextmanager
+def sigterm_raises():
+    def stop(*_):
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class ModelError(RuntimeError):
+    pass
+
+
+# ---------------------------------------------------------------------------------- random faults
+
+
+class Fault:
+    """`Fault(what, *points)(call)`: the call's result, disturbed where Python itself looks for signals.
+
+    That is where a function begins and where one of C's returns; `points` counts these places. At each of
+    them `what` is done: a signal is raised, or, in the model only, an error.
+    """
+
+    def __init__(self, what, *points):
+        self.what, self.points = what, points
+        self.num_points, self.fired = 0, 0
+        self.depth = 0  # in backend.forward, if it is not 0
+
+    def __call__(self, call):
+        try:
+            sys.setprofile(self.profile)
+            return call()
+        finally:
+            sys.setprofile(None)
+
+    def profile(self, frame, event, arg):
+        if frame.f_code.co_name == "forward" and "rows" in frame.f_code.co_varnames:
+            self.depth += {"call": 1, "return": -1}.get(event, 0)
+        if event not in ("call", "c_return") or (self.what is ModelError and not self.depth):
+            return
+        self.num_points += 1
+        if self.num_points in self.points:
+            self.fired += 1
+            if self.what is ModelError:
+                raise ModelError("injected")
+            signal.raise_signal(self.what)
+
+
+def workload(seed):
+    """Settings of an engine, and the requests with the step in which each comes."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 7])
+    shared, requests = [rng.randrange(200) for _ in range(9)], []
+    for i in range(rng.randint(3, 6)):
+        prompt = shared[: rng.choice([0, 5, 9])] + [rng.randrange(200) for _ in range(rng.randint(1, 9))]
+        params = SamplingParams(
+            temperature=rng.choice([0, 0.8, 1.5]),
+            max_tokens=rng.randint(1, 10),
+            seed=rng.choice([None, i]),
+            stop=rng.choice([(), ("e", "\ufffd\ufffd")]),
+            logprobs=rng.choice([None, None, 2]),
+            repetition_penalty=rng.choice([1, 1.2]),
+        )
+        requests.append((rng.randint(0, 6), f"q{i}", prompt, params, rng.choice([0, 0, 1])))
+    longest = max(len(prompt) + params.max_tokens - 1 for _, _, prompt, params, _ in requests)
+    seqs = rng.randint(1, 4)
+    settings = dict(
+        num_blocks=-(-longest // block_size) + rng.randint(0, 3),
+        block_size=block_size,
+        enable_prefix_caching=rng.random() < 0.7,
+        policy=rng.choice(["fcfs", "priority"]),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + rng.choice([0, 2, 30]),
+        long_prefill_token_threshold=rng.choice([0, 0, 3]),
+        watermark=0,
+    )
+    return settings, sorted(requests, key=lambda request: request[0])
+
+
+MODELS = {dtype: tiny_model(vocab_size=257, dtype=dtype) for dtype in ("float64", "float32")}
+
+
+class Run:
+    """A workload on an engine that is disturbed: by `faults` of random kinds at random points."""
+
+    def __init__(self, seed, faults):
+        self.rng = random.Random(f"faults of {seed}")
+        settings, self.requests = workload(seed)
+        model = MODELS["float32" if seed % 4 == 0 else "float64"]  # float32 on the CPU is computed by fast/
+        tokenizer = byte_tokenizer()
+        self.engine = Engine(model, tokenizer, record=True, clock=VirtualClock(), **settings)
+        self.num_points = {}  # that a call of this name has had
+        self.done, self.num_faults = Counter(), faults
+        self.said = {}
+        self.num_rolled_back = 0
+
+    def disturbed(self, name, call):
+        """The result of a call that may be disturbed; None if it was ended by that."""
+        kind = self.rng.choice(["none", "none", "error", "ctrl-c", "sigterm", "twice"])
+        if kind == "none" or self.done.total() >= self.num_faults or (kind == "error" and name != "step"):
+            return call()
+        key = (name, kind == "error")
+        points = [self.rng.randint(1, self.num_points.get(key, 300)) for _ in range(1 + (kind == "twice"))]
+        what = {"error": ModelError, "sigterm": signal.SIGTERM}.get(kind, signal.SIGINT)
+        fault = Fault(what, *points)
+        before = state(self.engine)
+        try:
+            return fault(call)
+        except (KeyboardInterrupt, Terminated):
+            return None
+        except ModelError:
+            after = state(self.engine)
+            if after["preemptions"] == before["preemptions"]:  # a preemption stands
+                assert after == before
+                self.num_rolled_back += 1
+            return None
+        finally:
+            self.num_points[key] = max(20, fault.num_points)
+            self.done[kind] += bool(fault.fired)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def add(self, request):
+        _, name, prompt, params, priority = request
+        while name not in self.said:
+            self.disturbed(
+                "add", lambda: self.engine.add_request(prompt, params, request_id=name, priority=priority)
+            )
+            if name in self.engine.requests:
+                self.said[name] = []
+
+    def step(self):
+        for delta in self.disturbed("step", self.engine.step) or ():
+            self.said[delta.request_id].append(delta)
+
+    def check(self):
+        engine = self.engine
+        there = [*engine.scheduler.waiting, *engine.scheduler.running]
+        ready = {delta.request_id for delta in engine._ready}
+        assert {r.request_id for r in there} == set(engine.requests) == set(engine._outputs)
+        assert all(engine.requests[r.request_id] is r for r in there)
+        engine.scheduler.kv.check()
+        held = sum(len(engine.scheduler.kv.block_table(r)) for r in engine.scheduler.running)
+        assert not any(engine.scheduler.kv.block_table(r) for r in engine.scheduler.waiting)
+        assert held or engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+        assert ready <= set(self.said)
+
+    def play(self):
+        left, step = list(self.requests), 0
+        while left or self.engine.has_work:
+            while left and left[0][0] <= step:
+                self.add(left.pop(0))
+            if self.engine.has_work:
+                self.step()
+                self.check()
+            step += 1
+            assert step < 500, "no end"
+        return self
+
+    def outcome(self):
+        return {
+            name: (tokens_of(deltas), text_of(deltas), deltas[-1].finish_reason, rounded(deltas))
+            for name, deltas in self.said.items()
+        }
+
+
+def state(engine):
+    """All of an engine that a step changes, but for the names of blocks and what is only cached."""
+    scheduler, kv = engine.scheduler, engine.scheduler.kv
+    requests = {
+        name: (r.num_computed_tokens, list(r.output_token_ids), r.status, len(kv.block_table(r)))
+        for name, r in engine.requests.items()
+    }
+    return {
+        "requests": requests,
+        "queues": ([r.request_id for q in (scheduler.waiting, scheduler.running) for r in q]),
+        "preemptions": sum(r.num_preemptions for r in engine.requests.values()),
+        "blocks": (kv.num_free_blocks, vars(kv.stats).copy()),
+        "trace": [line.to_json() for line in engine.trace.lines()],
+        "texts": {name: output.text.text for name, output in engine._outputs.items()},
+        "ready": list(engine._ready),
+    }
+
+
+def rounded(deltas):
+    return [{i: round(p, 4) for i, p in d.items()} for delta in deltas for d in delta.logprobs or ()]
+
+
+def check_trace(engine, outcome, path):
+    """It can be read, and says of each request what was given out: queued once, finished once."""
+    write_trace(path, engine.trace)
+    trace = read_trace(path)
+    events = [event for record in trace.steps for event in record.events] + trace.end.events
+    queued = Counter(event.id for event in events if event.type == "QUEUED")
+    finished = {event.id: event.reason for event in events if event.type == "FINISHED"}
+    assert queued == Counter(list(outcome))
+    assert finished == {name: reason for name, (_, _, reason, _) in outcome.items()}
+    told = {name: [] for name in outcome}
+    for record, views in replay(trace):
+        for name, token_ids in record.new_tokens.items():
+            told[name] += token_ids
+        assert all(views[name].running for name in record.scheduled)
+        held = [b for view in views.values() if view.running for b in view.blocks]
+        assert len(set(held)) == trace.header.config["num_blocks"] - record.num_free_blocks
+    assert told == {name: token_ids for name, (token_ids, *_) in outcome.items()}
+
+
+def storm(seed, path):
+    """How many faults of each kind a workload was disturbed by, without effect on what it gave."""
+    quiet = Run(seed, 0).play().outcome()
+    run = Run(seed, FAULTS).play()
+    outcome = run.outcome()
+    assert outcome == quiet
+    check_trace(run.engine, outcome, path)
+    assert run.engine.sampler._generators == {} and run.engine.inboxes == {}
+    return run.done + Counter({"rolled back": run.num_rolled_back})
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_faults(part, tmp_path):
+    """Errors in the model, Ctrl-C (once, twice) and SIGTERM, wherever Python looks for signals, in steps and
+    in add_request: the tokens, the texts and the trace are those of a quiet run, and nothing is leaked."""
+    done, seeds = Counter(), SEEDS[part::4]
+    with sigterm_raises():
+        for seed in seeds:
+            try:
+                done += storm(seed, tmp_path / "run.jsonl")
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: replay it with storm({seed}, path)") from error
+    for what, number in done.items():
+        count(f"faults: {what}", number)
+    assert all(done[what] > len(seeds) / 3 for what in ("error", "ctrl-c", "sigterm", "twice", "rolled back"))
+
+
+# ---------------------------------------------------------------------------------- chosen faults
+
+
+def test_an_error_after_sampling_costs_no_draw_and_no_text():
+    """update() fails once: the tokens, texts and log probabilities are those of a run in which it did not."""
+    outcomes = []
+    for fails in (False, True):
+        engine = Engine(MODELS["float64"], byte_tokenizer(), num_blocks=40, block_size=4, record=True)
+        for i in range(3):
+            engine.add_request([i, 2, 3], SamplingParams(max_tokens=9, seed=i, logprobs=1, stop="zz"))
+        said = [delta for _ in range(4) for delta in engine.step()]
+        update = engine.scheduler.update
+        if fails:
+            engine.scheduler.update = raises(ModelError)
+            for _ in range(3):
+                with pytest.raises(ModelError):
+                    engine.step()
+            engine.scheduler.update = update
+        said += [delta for deltas in drain(engine).values() for delta in deltas]
+        outcomes.append(
+            {
+                name: [(d.token_ids, d.text, d.logprobs) for d in said if d.request_id == name]
+                for name in ("r0", "r1", "r2")
+            }
+        )
+    assert outcomes[0] == outcomes[1]
+
+
+def raises(error):
+    def fail(*args, **kwargs):
+        raise error("injected")
+
+    return fail
+
+
+def test_an_error_after_update_costs_no_token():
+    """A recorder whose disk is full raises when the step is done: its Deltas come with the next call."""
+
+    class Full:
+        def add(self, record):
+            if record.step == 2:
+                raise OSError("no space left")
+
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    engine.scheduler.consumers.append(Full())
+    for name in "ab":
+        engine.add_request("hi", greedy(5), request_id=name)
+    said = [*engine.step(), *engine.step()]
+    with pytest.raises(OSError, match="no space"):
+        engine.step()
+    assert engine.has_work
+    said += [delta for deltas in drain(engine).values() for delta in deltas]
+    assert {n: text_of([d for d in said if d.request_id == n]) for n in "ab"} == {"a": "hello", "b": "world"}
+
+
+def test_ctrl_c_waits_for_the_end_of_the_step():
+    """The step is whole, the handler runs after it, and its Deltas come with the next call, once."""
+    engine = scripted_engine({"a": "hello"})
+    engine.add_request("hi", greedy(5), request_id="a")
+    forward = engine.backend.forward
+
+    def interrupted(rows):
+        signal.raise_signal(signal.SIGINT)
+        return forward(rows)
+
+    engine.backend.forward = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.backend.forward = forward
+    assert tokens_of(engine._ready) == engine.requests["a"].output_token_ids and engine.backend.calls == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert text_of(engine.step()) == "h" and engine.backend.calls == 1
+    assert text_of(drain(engine)["a"]) == "ello"
+
+
+def test_a_second_ctrl_c_gets_out_at_once():
+    """While the model computes; the step is then as if it had not begun."""
+    engine = scripted_engine({"a": "hello"})
+    engine.add_request("hi", greedy(5), request_id="a")
+    forward, reached = engine.backend.forward, []
+
+    def interrupted(rows):
+        for _ in range(2):
+            reached.append(signal.raise_signal(signal.SIGINT))
+
+    engine.backend.forward, before = interrupted, state(engine)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert len(reached) == 1 and state(engine) == before
+    engine.backend.forward = forward
+    assert text_of(drain(engine)["a"]) == "hello"
+
+
+def test_sigterm_after_ctrl_c_is_not_lost():
+    """Two different signals in one step: the handler of each is called."""
+    engine, seen = scripted_engine({"a": "hello"}), []
+    engine.add_request("hi", greedy(5), request_id="a")
+    spied = spy(engine.backend, "forward")
+    before = [signal.signal(s, lambda s, _: seen.append(s)) for s in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        sample = engine.sample
+        engine.sample = lambda *a: [signal.raise_signal(2), signal.raise_signal(15), sample(*a)][-1]
+        engine.step()
+    finally:
+        for signum, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(signum, handler)
+    assert sorted(seen) == [2, 15] and len(spied) == 1
+
+
+def test_signals_of_another_process(model):
+    """Ctrl-C from outside, at any time, while three streams are read: each has the tokens it has alone."""
+    quiet = {f"r{i}": engine_tokens(model, [i, 2, 3], i) for i in range(3)}
+    engine = Engine(model, num_blocks=16, block_size=4)
+    streams = {f"r{i}": engine.stream([i, 2, 3], SamplingParams(max_tokens=20, seed=i)) for i in range(3)}
+    said, num, left = {name: [] for name in streams}, 0, set(streams)
+    rng = random.Random(5)
+    over = threading.Event()
+
+    def kill():
+        while not over.is_set():
+            time.sleep(rng.random() / 200)
+            if not over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=kill)
+    try:
+        thread.start()
+        while left:
+            try:
+                engine.step()
+            except KeyboardInterrupt:
+                num += 1
+            left = {name for name in left if name in engine.requests}
+    except KeyboardInterrupt:
+        num += 1
+    finally:
+        while thread.is_alive():
+            try:
+                over.set()
+                thread.join()
+            except KeyboardInterrupt:
+                pass
+    while engine.has_work:
+        engine.step()
+    for name, stream in streams.items():
+        said[name] = tokens_of(list(stream))
+    assert said == quiet and num
+
+
+def engine_tokens(model, prompt, seed):
+    engine = Engine(model, num_blocks=16, block_size=4)
+    engine.add_request(prompt, SamplingParams(max_tokens=20, seed=seed))
+    return tokens_of(drain(engine)["r0"])
+
+
+def test_generate_that_is_interrupted_leaves_nothing(model):
+    """Ctrl-C at 40 points of a call: no request is left, and the next call gives what it always gives."""
+    llm = LLM.from_engine(Engine(model, num_blocks=16, block_size=4))
+    params = SamplingParams(max_tokens=4, seed=1)
+
+    def generate():
+        return [o.outputs[0].token_ids for o in llm.generate([[1, 2], [3, 4]], params, progress=False)]
+
+    expected, quiet = generate(), Fault(signal.SIGINT)
+    quiet(generate)
+    for i in range(40):
+        with pytest.raises(KeyboardInterrupt):
+            Fault(signal.SIGINT, 1 + i * quiet.num_points // 41)(generate)
+        assert llm.engine.requests == {} and not llm.engine.has_work
+        assert llm.engine.scheduler.kv.num_free_blocks == 16
+        assert generate() == expected
+
+
+# -------------------------------------------------------- requests that alone cannot go on
+
+
+@pytest.mark.parametrize("fast", [True, "torch", False])
+def test_a_request_whose_logits_are_nan(fast):
+    """It ends with an error that names the weight; all others have the tokens they have without it, also
+    where they read a padded batch or blocks that were its own."""
+    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
+    bad.embed_tokens.weight[7] = float("nan")
+    outcomes = []
+    for weights in (model, bad):
+        engine = Engine(
+            weights,
+            num_blocks=40,
+            block_size=4,
+            fast=fast,
+            max_num_batched_tokens=8,
+            max_num_seqs=8,
+            record=True,
+        )
+        engine.add_request([7] * 20, greedy(), request_id="bad")
+        for i in range(5):
+            engine.add_request([1, 2, 3 + i % 4, 4] * (i + 1), greedy(6 + i), request_id=f"g{i}")
+        outcomes.append({name: (tokens_of(d), d[-1].error) for name, d in drain(engine).items()})
+    expected, got = outcomes
+    clean = [name for name, (tokens, _) in expected.items() if 7 not in tokens and name != "bad"]
+    assert len(clean) >= 2 and {n: got[n] for n in clean} == {n: expected[n] for n in clean}
+    error = "request 'bad': its largest logit is nan; the model's embed_tokens.weight holds NaN or infinity"
+    assert got["bad"] == ([], error)
+    ends = {e.id: e.reason for record in engine.trace.steps for e in record.events if e.type == "FINISHED"}
+    assert ends["bad"] == "error" and all(ends[name] == "length" for name in clean)
+
+
+@pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "lm_head.weight", "norm.weight"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_weight_that_is_nan_is_named(name, fast):
+    """Whatever the model is computed by."""
+    model = tiny_model(dtype="float32", tie_word_embeddings=False)
+    dict(model.named_parameters())[name].view(-1)[3] = float("nan")
+    engine = Engine(model, num_blocks=8, block_size=4, fast=fast)
+    engine.add_request([1, 2, 3], greedy())
+    (delta,) = engine.step()
+    assert delta.finish_reason == "error" and f"the model's {name} holds NaN" in delta.error
+    assert not engine.has_work
+
+
+class Brittle(OutputText):
+    """A text that breaks at "!", or, of a prompt "?", when it is given out."""
+
+    def __init__(self, tokenizer, stop, prompt=()):
+        super().__init__(tokenizer, stop, prompt)
+        self.last = tokenizer.decode(prompt) == "?"
+
+    def append(self, text):
+        if "!" in text:
+            raise LookupError("no such character")
+        return super().append(text)
+
+    def take(self, finished):
+        if self.last and len(self.text) > 2:
+            raise LookupError("cannot be given out")
+        return super().take(finished)
+
+
+def test_a_text_that_cannot_be_decoded_ends_its_request():
+    """With what was given out before; the others go on, and the message says whose it is."""
+    scripts = {"a": "hello", "b": "hi!lo", "c": "hello"}
+    engine = scripted_engine(scripts, parts={"OutputText": Brittle})
+    for name, prompt in zip("abc", ("hi", "hi", "?"), strict=True):
+        engine.add_request(prompt, greedy(5, logprobs=0), request_id=name)
+    said = drain(engine)
+    assert {name: text_of(deltas) for name, deltas in said.items()} == {"a": "hello", "b": "hi", "c": "he"}
+    assert {name: deltas[-1].finish_reason for name, deltas in said.items()} == {
+        "a": "length",
+        "b": "error",
+        "c": "error",
+    }
+    assert said["b"][-1].error == "request 'b': LookupError: no such character"
+    ends = {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
+    assert ends == {"a": "length", "b": "error", "c": "error"}
+
+
+def test_a_sampler_that_raises_for_one(model):
+    """The others draw what they draw without it."""
+    outcomes = []
+    for broken in (False, True):
+        engine = Engine(model, num_blocks=20, block_size=4)
+        for i in range(3):
+            engine.add_request([i, 2, 3], SamplingParams(max_tokens=6, seed=i, repetition_penalty=1 + i / 9))
+        said = {f"r{i}": [] for i in range(3)}
+        for step in range(6):
+            if broken and step == 3:
+                object.__setattr__(engine.requests["r1"].sampling, "temperature", "hot")
+            for delta in engine.step():
+                said[delta.request_id].append(delta)
+        assert not engine.has_work
+        outcomes.append(said)
+    quiet, said = outcomes
+    assert said["r0"] == quiet["r0"] and said["r2"] == quiet["r2"]
+    assert said["r1"][:3] == quiet["r1"][:3] and said["r1"][3].finish_reason == "error"
+    assert "TypeError" in said["r1"][3].error and len(said["r1"]) == 4
+
+
+def test_generate_says_which_prompt_failed():
+    """finish_reason "error" and the message stand in its output; the others are complete."""
+    model = tiny_model(dtype="float32", tie_word_embeddings=False)
+    model.embed_tokens.weight[9] = float("nan")
+    llm = LLM.from_engine(Engine(model, num_blocks=20, block_size=4))
+    bad, good = llm.generate([[9, 1], [1, 2]], greedy(2), progress=False)
+    assert bad.outputs[0].finish_reason == "error" and "nan" in bad.outputs[0].error
+    assert good.outputs[0].finish_reason == "length" and good.outputs[0].error is None
+
+
+# ------------------------------------------------------------------ threads, and calls from inside
+
+
+def test_two_threads_are_refused_by_name():
+    """The second is told that the first is at work and what to do; the first notices nothing."""
+    engine, errors = scripted_engine({"a": "hello"}), []
+    engine.add_request("hi", greedy(5), request_id="a")
+    forward, llm = engine.backend.forward, LLM.from_engine(engine)
+
+    def other():
+        for call in (engine.step, lambda: engine.add_request("hi"), lambda: engine.stream("hi")):
+            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; give it one"):
+                call()
+            errors.append(call)
+
+    def meanwhile(rows):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return forward(rows)
+
+    engine.backend.forward = meanwhile
+    assert llm.generate("hi", greedy(2), progress=False)[0].outputs[0].text == ".."
+    assert len(errors) >= 3 and list(engine.requests) == ["a"]
+    engine.backend.forward = forward
+    assert text_of(drain(engine).get("a", [])) == "llo"
+
+
+def test_one_llm_serves_one_call_at_a_time():
+    """generate() in a second thread, between two steps of the first, is refused, and none is its request."""
+    llm, refused = LLM.from_engine(scripted_engine({})), []
+    step = llm.engine.step
+
+    def other():
+        with pytest.raises(EngineBusyError, match="this LLM is in use by thread 'MainThread'"):
+            llm.generate("hi", progress=False)
+        refused.append(1)
+
+    def between():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return step()
+
+    llm.engine.step = between
+    (output,) = llm.generate("hi", greedy(3), progress=False)
+    assert output.outputs[0].text == "..." and len(refused) == 3 and llm.engine.requests == {}
+
+
+def test_a_call_from_inside_a_step_is_refused():
+    """By name; an abort is not: it takes effect at the end of the step."""
+    engine, refused = scripted_engine({"a": "hello", "b": "world"}), []
+
+    class Meddler:
+        def add(self, record):
+            for call in (engine.step, lambda: engine.add_request("hi")):
+                with pytest.raises(EngineBusyError, match="called from inside a step; call it between"):
+                    call()
+                refused.append(call)
+            if record.step == 1:
+                assert engine.abort("b") and not engine.abort("nobody")
+
+    engine.scheduler.consumers.append(Meddler())
+    for name in "ab":
+        engine.add_request("hi", greedy(5), request_id=name)
+    said = drain(engine)
+    assert text_of(said["a"]) == "hello" and text_of(said["b"]) in ("w", "wo") and len(refused) == 10
+
+
+def test_a_stream_that_is_dropped_in_the_middle_of_a_step():
+    """By the garbage collector, say: its request is aborted when the step is over."""
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    streams = {name: engine.stream("hi", greedy(5), request_id=name) for name in "ab"}
+    forward = engine.backend.forward
+
+    def dropping(rows):
+        streams.pop("b", None)
+        gc.collect()
+        return forward(rows)
+
+    engine.backend.forward = dropping
+    assert text_of(list(streams["a"])) == "hello" and engine.requests == {} and engine.inboxes == {}
+    assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+
+
+# ------------------------------------------------------------------------------------- the doors
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (([1, 2], {}), "sampling_params must be a SamplingParams, but is {}"),
+        (([1, 2], {"temperature": 0}), "sampling_params must be a SamplingParams, but is {'temperature': 0}"),
+        (([1, 2], 0), "sampling_params must be a SamplingParams, but is 0"),
+        (([1, 2], SamplingParams), "sampling_params must be a SamplingParams, but is <class"),
+        ((5,), "a prompt is text or a list of token ids, and not 5"),
+        ((None,), "a prompt is text or a list of token ids, and not None"),
+        ((b"abc",), "a prompt is text or a list of token ids, and not b'abc'"),
+        ((bytearray(b"a"),), "a prompt is text or a list of token ids, and not bytearray"),
+        (({1: 2},), "a prompt is text or a list of token ids, and not {1: 2}"),
+        (({1, 2},), "a prompt is text or a list of token ids, and not {1, 2}"),
+        (((i for i in (1, 2)),), "a prompt is text or a list of token ids, and not <generator"),
+        ((torch.tensor(3),), "a prompt is text or a list of token ids, and not tensor(3)"),
+        (([1.0, 2.0],), "1.0 is not a token id"),
+        (([[1, 2]],), "[1, 2] is not a token id"),
+        ((["a"],), "'a' is not a token id"),
+        (([None],), "None is not a token id"),
+        ((torch.tensor([1.5]),), "is not a token id"),
+        ((torch.tensor([[1, 2]]),), "is not a token id"),
+        ((range(10**12),), "prompt 1000000000000 exceeds the model's length 128; shorten it"),
+        (([10**30],), "is outside the vocabulary"),
+        (("a\ud800",), "lone surrogate"),
+    ],
+)
+def test_add_request_refuses_by_name(args, message):
+    """At once, with the value; nothing is queued, and the engine serves the next."""
+    engine = scripted_engine({"b": "ok"})
+    with pytest.raises(ValueError) as caught:
+        engine.add_request(*args, request_id="a")
+    assert message in str(caught.value)
+    assert engine.requests == engine._outputs == {} and not engine.has_work
+    engine.add_request("hi", greedy(2), request_id="b")
+    assert text_of(drain(engine)["b"]) == "ok"
