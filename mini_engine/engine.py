@@ -230,10 +230,12 @@ class Engine:
         computes, Ctrl-C does not wait: the step is taken back.
         """
         with self._turn, torch.inference_mode():
-            if not self._ready:
-                self._ready = self._step()
-            while self._to_abort:
-                self._abort(self._to_abort.popleft())
+            try:
+                if not self._ready:
+                    self._ready = self._step()
+            finally:
+                while self._to_abort:
+                    self._abort(self._to_abort.popleft())
         # A signal may have raised before this line; from here to the caller nothing can.
         deltas, self._ready = self._ready, []
         return deltas

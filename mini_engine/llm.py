@@ -200,7 +200,7 @@ class LLM:
         left = set(pending)
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("Generating", total=len(left))
-            while left:
+            while left and self.engine.has_work:  # else the rest was aborted from elsewhere
                 for delta in self.engine.step():
                     if delta.request_id in left:
                         pending[delta.request_id].take(delta)

@@ -4,10 +4,13 @@ What is found is decided by content and what precedes it; the hash only says whe
 """
 
 from collections.abc import Callable
+from struct import Struct
 
 from mini_engine.request import Request
 
 HashBlock = Callable[[bytes, tuple[int, ...]], bytes]
+
+_as_bytes = Struct(">q").pack
 
 
 def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
@@ -16,8 +19,7 @@ def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
     It is quick, and prompts can be made up that collide: they are found more slowly, and never wrongly.
     """
     # Python hashes numbers alike in every run. The 1 in front keeps leading zeros of a parent, say a salt.
-    before = int.from_bytes(b"\1" + parent, "big")
-    return hash((before, token_ids)).to_bytes(8, "big", signed=True)
+    return _as_bytes(hash((int.from_bytes(b"\1" + parent, "big"), token_ids)))
 
 
 class PrefixCache:
@@ -44,9 +46,11 @@ class PrefixCache:
         """The longest run of blocks, at most so many, that the sequence starts with."""
         hits: list[int] = []
         parent: str | int = request.cache_salt
-        while len(hits) < most:
-            hash, token_ids = self._name(request, len(hits))
-            block_id = self._match(self._named.get(hash, ()), token_ids, parent)
+        size = self.block_size
+        for index in range(most):
+            token_ids = tuple(request.token_ids(index * size, (index + 1) * size))
+            named = self._named.get(self._hash(request, index, token_ids), ())
+            block_id = self._match(named, token_ids, parent)
             if block_id is None:
                 break
             hits.append(block_id)
@@ -56,12 +60,15 @@ class PrefixCache:
     def publish(self, request: Request, table: list[int], first: int, end: int) -> None:
         """Let the blocks `table[first:end]` be found, full ones of the sequence; those before them are."""
         parent = self._prefixes[table[first - 1]] if first else request.cache_salt
+        size = self.block_size
+        all_ids = tuple(request.token_ids(first * size, end * size))
         for index in range(first, end):
             block_id = table[index]
-            hash, token_ids = self._name(request, index)
+            token_ids = all_ids[(index - first) * size : (index - first + 1) * size]
+            hash = self._hash(request, index, token_ids)
             named = self._named.get(hash, ())
             twin = self._match(named, token_ids, parent) if named else None
-            self._named[hash] = (*named, block_id)
+            self._named[hash] = named + (block_id,)
             self.hashes[block_id] = hash
             self._token_ids[block_id] = token_ids
             self._parents[block_id] = parent
@@ -92,12 +99,11 @@ class PrefixCache:
                 return block_id
         return None
 
-    def _name(self, request: Request, index: int) -> tuple[bytes, tuple[int, ...]]:
-        """The hash and the tokens of a full block. The chain of hashes is kept on the request: a blocked
-        head of the queue is looked up again every step."""
-        start, hashes = index * self.block_size, request.block_hashes
-        token_ids = tuple(request.token_ids(start, start + self.block_size))
+    def _hash(self, request: Request, index: int, token_ids: tuple[int, ...]) -> bytes:
+        """Of a full block of the sequence. The chain is kept on the request: a blocked head of the queue
+        is looked up again every step."""
+        hashes = request.block_hashes
         if index == len(hashes):
             parent = hashes[-1] if hashes else request.cache_salt.encode()
             hashes.append(self.hash_block(parent, token_ids))
-        return hashes[index], token_ids
+        return hashes[index]

@@ -3,19 +3,15 @@
 Ctrl-C and SIGTERM raise wherever the program happens to be. Here they wait until the engine is in order.
 """
 
-import signal
-
-# What signal's own functions call; those spend ten times as long on enums.
-from _signal import getsignal  # type: ignore[import-not-found]
-from _signal import signal as set_handler
-from _thread import get_ident
 from collections.abc import Callable
-from threading import Lock, main_thread
+from signal import SIGINT, SIGTERM, getsignal
+from signal import signal as set_handler
+from threading import Lock, get_ident, main_thread
 from threading import enumerate as all_threads
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (SIGINT, SIGTERM)
 Handler = Callable[[int, FrameType | None], Any]
 
 

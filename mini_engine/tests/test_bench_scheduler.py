@@ -45,7 +45,8 @@ def test_the_whole_load_is_served(source):
     assert all(64 <= n <= 256 for n in load.num_outputs)
     reported = []
     runs = bench.race(bench.contestants(source), load, 2, reported.append)
-    assert list(runs) == ["traced", "mini-engine", "nano-vllm"] and len(reported) == 6
+    names = ["traced, all kept", "traced, none kept", "mini-engine", "nano-vllm"]
+    assert list(runs) == names and len(reported) == 8
     for rounds in runs.values():
         # All fit into one step, so each prompt is computed whole and gives the first of its tokens.
         assert {(run.num_rows, run.num_steps) for run in rounds} == {
@@ -53,7 +54,7 @@ def test_the_whole_load_is_served(source):
         }
         assert all(run.seconds > 0 for run in rounds)
     shown = bench.table(runs)
-    assert shown.row_count == 3 and shown.columns[-1].header == "time / nano-vllm"
+    assert shown.row_count == 4 and shown.columns[-1].header == "time / nano-vllm"
 
 
 def test_a_folder_that_is_not_nano_vllm_is_refused(source, tmp_path):

@@ -16,9 +16,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from mini_engine.backends.padded import PaddedBackend
+from mini_engine.commands import app
 from mini_engine.engine import Engine
+from mini_engine.invariants import watch
 from mini_engine.llm import LLM
+from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import (
     byte_tokenizer,
@@ -139,11 +144,14 @@ class Run:
         settings, self.requests = workload(seed)
         model = MODELS["float32" if seed % 4 == 0 else "float64"]  # float32 on the CPU is computed by fast/
         tokenizer = byte_tokenizer()
+        if seed % 5 == 1:
+            settings |= {"parts": Parts(attend_backend=PaddedBackend), "enable_prefix_caching": False}
         self.engine = Engine(model, tokenizer, record=True, clock=VirtualClock(), **settings)
         self.num_points = {}  # that a call of this name has had
         self.done, self.num_faults = Counter(), faults
         self.said = {}
         self.num_rolled_back = 0
+        self.aborted = set()
 
     def disturbed(self, name, call):
         """The result of a call that may be disturbed; None if it was ended by that."""
@@ -182,6 +190,11 @@ class Run:
     def step(self):
         for delta in self.disturbed("step", self.engine.step) or ():
             self.said[delta.request_id].append(delta)
+        # The last to come is aborted when it has said three tokens.
+        name = self.requests[-1][1]
+        while len(self.said.get(name, ())) == 3 and name in self.engine.requests:
+            self.disturbed("abort", lambda: self.engine.abort(name))
+            self.aborted = {name}
 
     def check(self):
         engine = self.engine
@@ -209,7 +222,12 @@ class Run:
 
     def outcome(self):
         return {
-            name: (tokens_of(deltas), text_of(deltas), deltas[-1].finish_reason, rounded(deltas))
+            name: (
+                tokens_of(deltas),
+                text_of(deltas),
+                "abort" if name in self.aborted else deltas[-1].finish_reason,
+                rounded(deltas),
+            )
             for name, deltas in self.said.items()
         }
 
@@ -258,7 +276,9 @@ def check_trace(engine, outcome, path):
 def storm(seed, path):
     """How many faults of each kind a workload was disturbed by, without effect on what it gave."""
     quiet = Run(seed, 0).play().outcome()
-    run = Run(seed, FAULTS).play()
+    run = Run(seed, FAULTS)
+    with watch(run.engine, seed):
+        run.play()
     outcome = run.outcome()
     assert outcome == quiet
     check_trace(run.engine, outcome, path)
@@ -268,8 +288,8 @@ def storm(seed, path):
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_faults(part, tmp_path):
-    """Errors in the model, Ctrl-C (once, twice) and SIGTERM, wherever Python looks for signals, in steps and
-    in add_request: the tokens, the texts and the trace are those of a quiet run, and nothing is leaked."""
+    """Errors in the model, Ctrl-C (once, twice) and SIGTERM, wherever Python looks for signals, in steps,
+    add_request and abort: tokens, texts and trace are those of a quiet run, and nothing is leaked."""
     done, seeds = Counter(), SEEDS[part::4]
     with sigterm_raises():
         for seed in seeds:
@@ -568,6 +588,17 @@ def test_generate_says_which_prompt_failed():
     assert good.outputs[0].finish_reason == "length" and good.outputs[0].error is None
 
 
+def test_the_command_line_says_which_failed(monkeypatch):
+    """`generate` prints what there is of all, then the error, and ends with 2."""
+    model = tiny_model(vocab_size=257, dtype="float32", tie_word_embeddings=False)
+    model.embed_tokens.weight[byte_tokenizer().encode("!")[0]] = float("nan")
+    monkeypatch.setattr("mini_engine.llm.load", lambda *_: (model, byte_tokenizer()))
+    args = ["generate", "-p", "a!", "-p", "ab", "-t", "0", "--max-tokens", "1"]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2 and "request 'r0': its largest logit is nan" in result.stderr
+    assert "ab" in result.stdout and "r1" not in result.stderr
+
+
 # ------------------------------------------------------------------ threads, and calls from inside
 
 
@@ -635,6 +666,24 @@ def test_a_call_from_inside_a_step_is_refused():
         engine.add_request("hi", greedy(5), request_id=name)
     said = drain(engine)
     assert text_of(said["a"]) == "hello" and text_of(said["b"]) in ("w", "wo") and len(refused) == 10
+
+
+def test_a_request_of_generate_that_is_aborted_from_elsewhere():
+    """Its output says so, with what it had; generate() neither hangs nor fails."""
+    llm = LLM.from_engine(scripted_engine({}))
+    forward = llm.engine.backend.forward
+
+    def aborting(rows):
+        if llm.engine.backend.calls == 2:
+            thread = threading.Thread(target=llm.engine.abort, args=("r0",))
+            thread.start()
+            thread.join()
+        return forward(rows)
+
+    llm.engine.backend.forward = aborting
+    first, second = llm.generate(["hi", "ho"], [greedy(9), greedy(1)], progress=False)
+    assert (first.outputs[0].text, first.outputs[0].finish_reason) == ("...", "abort")
+    assert (second.outputs[0].text, second.outputs[0].finish_reason) == (".", "length")
 
 
 def test_a_stream_that_is_dropped_in_the_middle_of_a_step():

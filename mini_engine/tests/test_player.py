@@ -304,6 +304,17 @@ def test_sentences_are_good_english(open_player):
     ]
 
 
+def test_an_admission_that_claims_no_more_than_a_chunk_says_so(open_player):
+    """As vLLM admits: two blocks of 4 for the first 8 of 20 tokens."""
+    queued = Queued("a", 0.0, num_prompt_tokens=20, max_tokens=1, priority=0, arrival=0)
+    step = replace(ready_setup().steps[0], scheduled={"a": 8}, blocks={"a": [0, 1]}, new_tokens={})
+    record = replace(step, events=[queued, Scheduled("a", 0, [])], blocked=Blocked("empty"))
+    header = replace(ready_setup().header, config={**ready_setup().header.config, "block_size": 4})
+    (told,) = open_player(Trace(header, [record])).evaluate(SENTENCES)
+    said = next(line["text"] for line in told if "is admitted" in line["text"])
+    assert said.startswith("a is admitted: it takes 2 blocks for this chunk of its 20 tokens. It starts with")
+
+
 def test_keys_move_through_the_trace(open_player):
     """Everything is within reach of the keyboard, and the page shows the step it is in."""
     trace = ready_setup()

@@ -4,7 +4,9 @@ The work is done by the package `tokenizers`. mini_engine.loading.tokenizer make
 model's files.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -71,6 +73,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Bytes that make no character become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, for other programs that read such a folder."""
+        self._backend.save(str(folder / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
         """Messages as the text the model was trained on.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from mini_engine.interfaces import Clock, KVManager, Queue, SchedulerLike
 from mini_engine.request import Request
@@ -27,6 +27,8 @@ from mini_engine.trace.records import (
     StepTrace,
     Trace,
 )
+
+Key = TypeVar("Key")
 
 
 class Consumer(Protocol):
@@ -209,7 +211,7 @@ class Recorder:
         """Of the requests that ran before and are gone: for the first of the others that was short."""
         if not gone:
             return []
-        short, total = _first_short(needs, set(gone), free), sum(needs.values())
+        short, total = first_short(needs, set(gone), free), sum(needs.values())
         for request in gone:
             self._num_blocks_seen.pop(request.request_id, None)
         return [Preempted(r.request_id, (short or r).request_id, total, free) for r in gone]
@@ -296,7 +298,7 @@ def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request]
     return [r for r in before if r not in are], [r for r in after if r not in were]
 
 
-def _first_short(needs: dict[Request, int], gone: set[Request], free: int) -> Request | None:
+def first_short(needs: dict[Key, int], gone: set[Key], free: int) -> Key | None:
     """The first surviving request that could not have grown with the blocks that were free."""
     for request, num_blocks in needs.items():
         free -= num_blocks

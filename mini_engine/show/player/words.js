@@ -93,12 +93,15 @@ function sayGrowth(record, views, say) {
 }
 
 function admission(view, config, record) {
-  const claimed = count(record.blocks[view.request_id]?.length ?? 0, "block");
+  const given = record.blocks[view.request_id]?.length ?? 0;
   const again = view.num_preemptions ? "comes back" : "is admitted";
   const tokens = count(numTokens(view), "token");
+  // vLLM, recorded, takes blocks chunk by chunk.
+  const short = given && view.num_cached_tokens + given * config.block_size < numTokens(view);
+  const claims = `${short ? "takes" : "claims"} ${count(given, "block")} for ${short ? "this chunk of " : ""}`;
   const room = view.num_cached_tokens
-    ? `the prefix cache has ${view.num_cached_tokens} of its ${tokens}, and it claims ${claimed} for the rest`
-    : `it claims ${claimed} for its ${tokens}`;
+    ? `the prefix cache has ${view.num_cached_tokens} of its ${tokens}, and it ${claims}the rest`
+    : `it ${claims}its ${tokens}`;
   return `${view.request_id} ${again}: ${room}. It starts with ${chunk(view, config, record)}.`;
 }
 

