@@ -22,8 +22,8 @@ help:
 	@echo 'make soak        long proofs, half an hour: a million random steps, faults, damaged files; counts'
 	@echo 'make mutants     the core with one thing wrong at a time: do the tests notice?'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
-	@echo 'make docs        the book, into docs/_build/site; no network needed'
-	@echo 'make pages       labs to write in a web page, in out/pages; it needs npm'
+	@echo 'make docs        the book, and with npm labs to write in a web page, into docs/_build/site'
+	@echo 'make pages       the labs to write in a web page alone, in out/pages; it needs npm'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
 	@echo 'make audit       what is known against the pinned packages, and their list, out/sbom.json'
 	@echo 'make clean       away with .venv and out'
@@ -38,7 +38,7 @@ test: check docs
 	@echo 'notebooks: every cell gives what is saved'
 	@$(PYTEST) --dist loadfile --nbval notebooks
 	@echo 'tests'
-	@LABS_KEPT=$(KEPT) $(PYTEST)
+	@LABS_KEPT=$(KEPT) SITE=docs/_build/site $(PYTEST)
 
 test-fast: $(VENV)/installed
 	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
@@ -74,7 +74,8 @@ check: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)
-	@echo 'open docs/_build/site/index.html'
+	@$(BIN)/python -m labs.kit.browser.site docs/_build/site
+	@echo 'look at it with: python -m labs open'
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }

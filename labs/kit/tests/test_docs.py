@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from typer.testing import CliRunner
 
 from labs.__main__ import every_command
@@ -380,27 +379,6 @@ def ran(line: str, folder) -> None:
 
 
 # ----------------------------------------------------------------------------------------- the built pages
-
-
-@pytest.fixture(scope="module")
-def site():
-    """The book in the folder and with the options of `make docs`, which has built most of it already."""
-    pytest.importorskip("sphinx_book_theme", reason="the extra docs is not installed")
-    pytest.importorskip("myst_nb", reason="the extra docs is not installed")
-    (line,) = re.findall(r"^SPHINX := (.*?[^\\])$", (ROOT / "Makefile").read_text("utf-8"), re.M | re.S)
-    options = shlex.split(line.replace("\\\n", " ").replace("$(BIN)/python", ""))
-    built = DOCS / "_build"
-    built.mkdir(exist_ok=True)
-    with FileLock(built / "lock"):  # several processes may test this file
-        run = subprocess.run(
-            [sys.executable, *options, str(built / "site")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return built / "site"
 
 
 def test_every_page_is_in_the_book(site):
