@@ -150,6 +150,8 @@ CLAIMS = {
     "README.md python": "here",
     "labs/lab-07/AFTER.md python": "here",
     "docs/reliability.md python": "here",
+    "docs/watch-the-real-one.md sh": "commands, parsed as all are",
+    "docs/watch-the-real-one.md python": "mini_engine/tests/test_trace_vllm.py; it needs vLLM",
     "docs/errors.md python": "here",
     "docs/errors.md text": "here",
     "docs/real-bugs.md text": "here",
@@ -316,7 +318,7 @@ RUN = re.compile(
 NOT_RUN = {
     "the reader's files": r".*\b(FILE|DIR|REPORT|lab-NN|RUN\.jsonl|yours\.jsonl|out/simulated\.jsonl)\b",
     "does not end": r"mini-engine (trace play|chat)|jupyter|python -m labs (watch|open|test.* --open)",
-    "needs the network, once": r"mini-engine (models fetch|.*--model smollm2)",
+    "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)",
     "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.fast))",
     "runs before the others, in `desk`": r"mini-engine demo",
     "a name in a sentence": r"mini-engine trace$|mini-engine trace fit RUN",
