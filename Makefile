@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
 stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
 
-.PHONY: help demo test test-fast soak mutants check docs pictures pages clean
+.PHONY: help demo test test-fast soak mutants check docs pictures pages audit clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
@@ -22,9 +22,10 @@ help:
 	@echo 'make soak        long proofs, half an hour: a million random steps, faults, damaged files; counts'
 	@echo 'make mutants     the core with one thing wrong at a time: do the tests notice?'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
-	@echo 'make docs        the book, into docs/_build/site; no network needed'
-	@echo 'make pages       labs to write in a web page, in out/pages; it needs npm'
+	@echo 'make docs        the book, and with npm labs to write in a web page, into docs/_build/site'
+	@echo 'make pages       the labs to write in a web page alone, in out/pages; it needs npm'
 	@echo 'make pictures    the pictures of the READMEs, made anew'
+	@echo 'make audit       what is known against the pinned packages, and their list, out/sbom.json'
 	@echo 'make clean       away with .venv and out'
 
 demo: $(VENV)/installed
@@ -37,7 +38,7 @@ test: check docs
 	@echo 'notebooks: every cell gives what is saved'
 	@$(PYTEST) --dist loadfile --nbval notebooks
 	@echo 'tests'
-	@LABS_KEPT=$(KEPT) $(PYTEST)
+	@LABS_KEPT=$(KEPT) SITE=docs/_build/site $(PYTEST)
 
 test-fast: $(VENV)/installed
 	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
@@ -73,7 +74,8 @@ check: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)
-	@echo 'open docs/_build/site/index.html'
+	@$(BIN)/python -m labs.kit.browser.site docs/_build/site
+	@echo 'look at it with: python -m labs open'
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }
@@ -91,6 +93,14 @@ pictures: $(VENV)/installed
 
 pages: $(VENV)/installed
 	@$(BIN)/python -m labs.kit.browser.build out/pages
+
+# Asks PyPI about each pinned package, and installs none of them. The list is CycloneDX.
+audit: $(VENV)/installed
+	@$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[supply]' --constraint constraints.txt
+	@mkdir -p out
+	@$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible \
+		--output-file out/sbom.json
+	@$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:
 	rm -rf $(VENV) out docs/_build

@@ -12,7 +12,7 @@ project, version, author = "mini-engine", PROJECT["version"], "the mini-engine a
 copyright = "Apache-2.0"
 root_doc = "docs/index"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "book"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "book", "hosting"]
 include_patterns = [
     "docs/*.md", "docs/concepts/*.md", "labs/lab-*/README.md", "labs/lab-*/AFTER.md", "notebooks/*.ipynb",
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
@@ -34,9 +34,9 @@ nb_execution_mode = "off"  # `pytest --nbval notebooks` runs them; the book show
 nb_ipywidgets_js = {}  # would be loaded from another host
 nb_output_stderr = "remove"
 
+default_role = "literal"  # as docstrings have it
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_mock_imports = ["torch", "tokenizers", "safetensors", "gguf"]  # a second less, and no CUDA asked for
 
 html_theme = "sphinx_book_theme"
 html_title = "mini-engine"
@@ -47,6 +47,7 @@ html_css_files = ["book.css"]
 html_js_files = ["quiz.js", "play.js"]
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
+html_domain_indices = False  # of modules: the API reference has them all
 html_last_updated_fmt = None
 html_theme_options = {
     "use_download_button": False,
@@ -55,4 +56,5 @@ html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "extra_footer": "",
+    "primary_sidebar_end": [],  # a place for advertisements
 }

@@ -16,6 +16,10 @@ def every_command() -> App:
 
         for command in (check, generate, export):
             app.command()(command)
+    if find_spec("labs.kit.browser"):  # nor this: its texts are read as they are
+        from labs.kit.browser.commands import open_site
+
+        app.command("open")(open_site)
     if find_spec("labs.kit.grader"):  # nor this
         from labs.kit.grader.commands import COMMANDS
 

@@ -8,7 +8,6 @@ book. In the line above a comment a picture, or words that begin with *In the bo
 import html
 import json
 import re
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ HIDDEN = re.compile(
     re.M | re.S,
 )
 GLOSSARY = "docs/glossary"
-LINKED = ("docs/concepts/", "labs/", "docs/errors", "docs/reading-a-trace", "docs/guide")
+LINKED = ("docs/", "labs/", "notebooks/")
 
 
 def show_hidden(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -71,7 +70,9 @@ class Quiz(SphinxDirective):
             for answer in question.answers:
                 kind, verdict = ("right", "Right.") if answer.right else ("wrong", "Not so.")
                 found.append(raw(f'<details class="choice {kind}"><summary>'))
-                found += self.parse_text_to_nodes(answer.text)
+                found += (words := self.parse_text_to_nodes(answer.text))
+                for paragraph in words:
+                    paragraph["classes"].append("answer")
                 found.append(raw(f'</summary><div class="why"><strong>{verdict}</strong>'))
                 found += self.parse_text_to_nodes(answer.why)
                 found.append(raw("</div></details>"))
@@ -164,7 +165,8 @@ def _is_prose(node: nodes.Node) -> bool:
     chain = node.parent
     prose = False
     while chain is not None:
-        if isinstance(chain, kinds) or "number" in getattr(chain, "attributes", {}).get("classes", ()):
+        # An answer is itself what is clicked on: a link in it could not be told from it.
+        if isinstance(chain, kinds) or "answer" in getattr(chain, "attributes", {}).get("classes", ()):
             return False
         prose = prose or isinstance(chain, nodes.paragraph)
         chain = chain.parent
@@ -192,28 +194,9 @@ def _link(to: str, name: str, shown: nodes.Node) -> nodes.reference:
     )
 
 
-# ------------------------------------------------------------------------------------------- the rest
-
-
-def finish(app: Sphinx, error: Exception | None) -> None:
-    """The site's own address leads to the book's first page; what the theme brings and no page uses goes."""
-    if error is None and app.builder.name == "html":
-        static = Path(app.outdir, "_static")
-        shutil.rmtree(static / "locales", ignore_errors=True)
-        for unused in static.rglob("*.map"):
-            unused.unlink()
-        first = html.escape(app.builder.get_target_uri(app.config.root_doc))
-        page = (
-            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mini-engine</title>'
-            f'<meta http-equiv="refresh" content="0; url={first}"><a href="{first}">mini-engine</a></html>\n'
-        )
-        Path(app.outdir, "index.html").write_text(page, encoding="utf-8")
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", show_hidden)
     app.connect("doctree-resolved", link_terms)
-    app.connect("build-finished", finish)
     app.connect("build-finished", write_players)
     app.add_directive("quiz", Quiz)
     app.add_directive("play", Play)

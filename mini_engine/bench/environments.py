@@ -24,6 +24,7 @@ MODULES = {
     "vllm-cpu": "vllm",
     "vllm-cpu-iomp": "vllm",
     "llama.cpp": "llama_cpp",
+    "nano-vllm": "nanovllm",
 }
 # vLLM's documentation advises to preload Intel's OpenMP; as it comes, it runs with GNU's.
 IOMP, PRELOADED = "vllm-cpu-iomp", "lib/libiomp5.so"
@@ -55,6 +56,8 @@ def _place(peer: str) -> Path:
 
 def how(peer: str) -> str:
     """The command that installs a peer."""
+    if peer == "nano-vllm":
+        return "PYTHONPATH=FOLDER_OF_ITS_SOURCE mini-engine bench gpu"
     own = _place(peer).name
     return f"mini-engine bench peers {own}" if own in REQUIREMENTS else "pip install 'mini-engine[bench]'"
 

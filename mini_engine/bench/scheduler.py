@@ -117,9 +117,9 @@ def _nano_vllm_modules(folder: Path) -> Any:
     config.Config = SimpleNamespace  # type: ignore[attr-defined]  # theirs imports transformers
     sys.modules |= {"nanovllm": package, "nanovllm.config": config}
     try:
-        from nanovllm.engine.scheduler import Scheduler  # type: ignore[import-not-found]
-        from nanovllm.engine.sequence import Sequence  # type: ignore[import-not-found]
-        from nanovllm.sampling_params import SamplingParams  # type: ignore[import-not-found]
+        from nanovllm.engine.scheduler import Scheduler
+        from nanovllm.engine.sequence import Sequence
+        from nanovllm.sampling_params import SamplingParams
     except ModuleNotFoundError as error:
         raise ValueError(f"nano-vllm's scheduler needs {error.name}: pip install {error.name}") from None
     finally:  # another folder may be asked for next

@@ -1,4 +1,4 @@
-"""What is raced: five workloads that each ask something else of an engine.
+"""What is raced: workloads that each ask something else of an engine.
 
 Prompts are random tokens, drawn from a seed, so that a workload is the same on every machine.
 """
@@ -52,6 +52,13 @@ class Workload:
         rng = random.Random(seed)
         return cls([_tokens(rng, vocab_size, 2000) for _ in range(num_prompts)], [64] * num_prompts)
 
+    @classmethod
+    def throughput(cls, vocab_size: int, num_prompts: int = 256, seed: int = 0) -> "Workload":
+        """Prompts and outputs of 100 to 1,024 tokens, as in nano-vLLM's benchmark."""
+        rng = random.Random(seed)
+        prompts = [_tokens(rng, vocab_size, rng.randint(100, 1024)) for _ in range(num_prompts)]
+        return cls(prompts, [rng.randint(100, 1024) for _ in prompts])
+
     def warm_up(self) -> "Workload":
         """A few of the requests, cut to a few tokens: weights are touched, nothing is measured."""
         few = max(1, len(self.prompts) // 8)
@@ -68,4 +75,5 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "shared-prefix": Workload.shared_prefix,
     "single": Workload.single,
     "long": Workload.long,
+    "throughput": Workload.throughput,
 }

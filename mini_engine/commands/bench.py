@@ -81,6 +81,27 @@ def peers(
 
 
 @app.command()
+def gpu(
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each, after a short warm-up.")] = 3,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 256,
+    device: Device = "cuda",
+    out: Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")] = Path("out/bench"),
+) -> None:
+    """nano-vLLM's benchmark on a GPU: a model of Qwen3-0.6B's shape, beside what is installed here.
+
+    nano-vLLM races where Python finds it: PYTHONPATH=FOLDER mini-engine bench gpu.
+    """
+    from mini_engine.bench import gpu, plan
+    from mini_engine.bench.report import table
+    from mini_engine.loading.checkpoint import choose_device
+    from mini_engine.show.tables import print_table
+
+    where = str(choose_device(device))
+    names = plan.installed(gpu.AGAINST, report)
+    print_table(table(gpu.race(out, where, names, rounds, requests, report=report)))
+
+
+@app.command()
 def scheduler(
     nano_vllm: Annotated[
         Path | None, typer.Option(help="The source folder of nano-vllm, to be compared with.")

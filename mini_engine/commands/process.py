@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import NoReturn
 
 
 def run(app: Callable[[], object], complain: Callable[[str], object], *errors: type[Exception]) -> None:
@@ -21,18 +20,25 @@ def run(app: Callable[[], object], complain: Callable[[str], object], *errors: t
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     failures: tuple[type[Exception], ...] = (OSError, *errors)
-    before = signal.signal(signal.SIGTERM, _terminated)
+    terminated = []
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up is not cut short
+        terminated.append(True)
+        sys.exit(143)
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         app()
-    except KeyboardInterrupt:
-        complain("interrupted")
-        sys.exit(130)
-    except Terminated:
-        complain("ended by SIGTERM")
-        raise
-    except SystemExit as ended:
-        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):  # typer's exit of it
+    except (SystemExit, KeyboardInterrupt) as ended:
+        # typer makes an exit of Ctrl-C, and others, waiting in another language, take any signal for that.
+        typers = getattr(ended.__context__, "__cause__", None)
+        if terminated:
+            complain("ended by SIGTERM")
+            sys.exit(143)
+        if isinstance(ended, KeyboardInterrupt) or isinstance(typers, KeyboardInterrupt):
             complain("interrupted")
+            sys.exit(130)
         raise
     except failures as error:
         complain(" ".join(str(error).split()) or type(error).__name__)
@@ -40,15 +46,6 @@ def run(app: Callable[[], object], complain: Callable[[str], object], *errors: t
     finally:
         _drop_unwritten()
         signal.signal(signal.SIGTERM, before)
-
-
-class Terminated(SystemExit):
-    """SIGTERM came."""
-
-
-def _terminated(*_: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up is not cut short
-    raise Terminated(143)
 
 
 def _drop_unwritten() -> None:

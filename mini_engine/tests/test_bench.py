@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mini_engine
-from mini_engine.bench import environments, plan, quiet, race, report
+from mini_engine.bench import environments, gpu, plan, quiet, race, report
 from mini_engine.bench.export import export
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Usage, Watch
@@ -53,7 +53,10 @@ def test_workloads_are_what_they_say_and_repeat():
     for name, make in WORKLOADS.items():
         assert make(1000) == make(1000), name
         assert all(0 <= token < 1000 for prompt in make(1000).prompts for token in prompt)
-    mixed, skewed, shared, single, long = (make(1000) for make in WORKLOADS.values())
+    mixed, skewed, shared, single, long, throughput = (make(1000) for make in WORKLOADS.values())
+    assert len(throughput.prompts) == 256
+    drawn = [*map(len, throughput.prompts), *throughput.num_outputs]
+    assert 100 <= min(drawn) < 110 and 1015 < max(drawn) <= 1024
     assert len(mixed.prompts) == 32 and all(16 <= len(prompt) <= 256 for prompt in mixed.prompts)
     assert set(mixed.num_outputs) == {16, 32, 64, 128}
     assert sorted(skewed.num_outputs)[-1] == 500 and 10 <= min(skewed.num_outputs)
@@ -279,3 +282,29 @@ def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
     assert [this.same[name] for name in against] == [(4, 1.0)] * 3
     assert [len(tokens) for tokens in this.tokens[OURS]] == this.num_outputs
     assert this.floor["num_steps"] > 0 and "floor: the products alone" in done.stdout
+
+
+def test_the_benchmark_for_a_gpu_in_a_tiny_form(tmp_path):
+    """On the CPU, with two requests; what runs on a card is the same but for sizes."""
+    shape = replace(gpu.QWEN3, vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    shape = replace(
+        shape, num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=4096
+    )
+    this = gpu.race(tmp_path, "cpu", [], rounds=1, num_prompts=2, dtype="float32", config=shape)
+    assert this.failed == {} and this.names() == [OURS, FLOOR]
+    assert [len(tokens) for tokens in this.tokens[OURS]] == this.num_outputs
+    assert all(100 <= n <= 1024 for n in this.num_outputs)
+    assert Race.read(tmp_path / "throughput.json") == this
+
+
+def test_weights_at_random_have_the_shape_of_qwen3_and_repeat(tmp_path):
+    shape = replace(gpu.QWEN3, vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    folder = gpu.random_model(tmp_path / "a", "bfloat16", shape)
+    model = load_model(folder, "bfloat16", "cpu")
+    assert model.config == shape and model.layers[1].self_attn.q_norm is not None
+    again = load_model(gpu.random_model(tmp_path / "b", "bfloat16", shape), "bfloat16", "cpu")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert float(model.embed_tokens.weight.float().std()) == pytest.approx(0.02, rel=0.1)
+    with torch.device("meta"):
+        full = type(model)(gpu.QWEN3)
+    assert sum(p.numel() for p in full.parameters()) == pytest.approx(0.596e9, rel=0.01)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -31,12 +32,14 @@ from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.show.player import ready_setup
-from mini_engine.sim.workloads import read_arrivals
+from mini_engine.show.perfetto import to_perfetto
+from mini_engine.show.player import ready_setup, write_player
+from mini_engine.sim.simulate import simulate
+from mini_engine.sim.workloads import read_arrivals, workload
 from mini_engine.tests.helpers import byte_tokenizer
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder, write_gguf
-from mini_engine.trace import read_trace, write_trace
+from mini_engine.trace import Finished, read_trace, write_trace
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 NAN, INF, HUGE, LONE = math.nan, math.inf, 10**400, "a\udcff"
@@ -317,6 +320,7 @@ FILES = [
         for v in (5, {"a": 1}, [{"name": "default", "template": 5}])
     ],
     ("chat_template.jinja", b"\xff", "chat_template.jinja: not UTF-8"),
+    ("tokenizer.json", {"version": "x" * 5000}, "tokenizer.json: not a tokenizer that can be read"),
     ("tokenizer.json", b"{}", "tokenizer.json: not a tokenizer that can be read"),
     ("tokenizer.json", b"\xff", "tokenizer.json: not a tokenizer that can be read"),
     ("tokenizer.json", None, "tokenizer.json: there is no such file"),
@@ -608,6 +612,13 @@ def test_trace_records(row, tmp_path):
     refusal(lambda: read_trace(file), f"bad.jsonl, line {line + 1}: ", words)
 
 
+def test_a_wrong_scheduler_that_goes_on_with_what_has_finished_can_be_exported():
+    trace = ready_setup()
+    first = next(iter(trace.steps[0].scheduled))
+    trace.steps[0].events += [Finished(first, "abort"), Finished(first, "abort")]
+    assert to_perfetto(trace)["traceEvents"]
+
+
 RAW = [
     ("deep", "[" * 100_000, "line 1: nested deeper than any trace"),
     ("digits", '{"trace":' + "9" * 5000 + "}", "line 1: "),
@@ -761,6 +772,14 @@ COMMANDS = [
     ("simulate --rate nan", "rate must be above 0"),
     ("simulate --rate 1e-320", "rate must be above 0"),
     ("simulate --fit t.jsonl", "only a trace in wall time can be fitted"),
+    ("simulate --requests 99999999999999", "Usage"),
+    ("simulate -b mixed --requests 3 --ttft-limit nan", "--ttft-limit must be above 0, in ms, but is nan"),
+    ("simulate -b mixed --requests 3 --tpot-limit -5", "--tpot-limit must be above 0, in ms, but is -5"),
+    ("simulate -b mixed --requests 3 --out pipe", "pipe is no plain file"),
+    ("trace timeline t.jsonl -o pipe.png", "pipe.png is no plain file"),
+    ("trace export t.jsonl -o pipe", "pipe is no plain file"),
+    ("trace play t.jsonl --no-open -o pipe", "pipe is no plain file"),
+    ("demo --out pipe", "pipe is no folder that can be written to"),
     ("models fetch gpt5", "unknown model 'gpt5'"),
 ]
 
@@ -771,11 +790,23 @@ def files(tmp_path, monkeypatch):
     for name in ("t.jsonl", "t2.jsonl", "t.png"):
         write_trace(name, ready_setup())
     Path("FOLDER").mkdir()
+    if PIPES:
+        os.mkfifo("pipe")
+        os.mkfifo("pipe.png")
     Path("bad.gguf").write_bytes(b"not a model")
     Path("w.jsonl").write_text(json.dumps(ARRIVAL))
 
 
-@table([(line.encode("ascii", "replace").decode(), line, words) for line, words in COMMANDS])
+PIPES = hasattr(os, "mkfifo")  # which Windows has not
+
+
+@table(
+    [
+        (line.encode("ascii", "replace").decode(), line, words)
+        for line, words in COMMANDS
+        if PIPES or "pipe" not in line
+    ]
+)
 def test_commands(row, files):
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     ended = command(*row[1].split(" "))
@@ -848,9 +879,9 @@ MAIN = [sys.executable, "-c", "from mini_engine.commands import main; main()"]
     [
         ("full disk", "generate -p a --max-tokens 2 > /dev/full", 2, "No space left on device"),
         ("full disk, help", "--help > /dev/full", 2, "No space left on device"),
-        ("full disk, table", "simulate --requests 3 > /dev/full", 2, "No space left on device"),
-        ("closed pipe", "simulate --requests 3 | true", 0, ""),
-        ("closed stdout", "generate -p a --max-tokens 2 >&-", 0, ""),
+        ("full disk, table", "simulate -b mixed --requests 3 > /dev/full", 2, "No space left on device"),
+        ("closed pipe", "simulate -b mixed --requests 3 | true", 0, ""),
+        ("closed stdout", "simulate -b mixed --requests 3 >&-", 0, ""),
         ("no UTF-8", "generate -p $'caf\\xe9'", 2, "--prompt has a lone surrogate"),
         ("a path that is no UTF-8", "trace play --example --no-open -o $'out\\xe9.html'", 0, ""),
     ]
@@ -865,14 +896,62 @@ def test_streams(row, tmp_path):
     assert len(said.splitlines()) == (1 if words else 0), said
 
 
-def test_sigterm_leaves_nothing_half_written(tmp_path):
-    run = subprocess.Popen(
-        [*MAIN, *"simulate -b mixed --requests 200000 --out run.jsonl".split()], cwd=tmp_path, env=ENV
-    )
-    deadline = time.time() + 20
-    while not list(tmp_path.glob("*.part")) and time.time() < deadline:
+def until(there):
+    deadline = time.time() + 30
+    while not there() and time.time() < deadline:
         time.sleep(0.05)
-    assert list(tmp_path.glob("*.part")), "it writes"
+    assert there()
+
+
+def test_sigterm_leaves_nothing_half_written(tmp_path):
+    line = "simulate -b mixed --requests 200000 --out run.jsonl".split()
+    run = subprocess.Popen([*MAIN, *line], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE)
+    until(lambda: list(tmp_path.glob("*.part")))
     run.terminate()
-    assert run.wait(10) == 143
+    assert run.communicate(timeout=20)[1] == b"error: ended by SIGTERM\n"
+    assert run.returncode == 143
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_ctrl_c_ends_the_processes_of_a_comparison(tmp_path):
+    """A terminal sends it to all of them: one line, and none goes on."""
+    line = "simulate -b mixed -b static --requests 200000".split()
+    run = subprocess.Popen([*MAIN, *line], env=ENV, stderr=subprocess.PIPE, start_new_session=True)
+    listed = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    until(lambda: len(listed.read_text().split()) >= min(2, os.cpu_count() or 1))
+    children = listed.read_text().split()
+    time.sleep(0.2)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.communicate(timeout=20)[1] == b"error: interrupted\n"
+    assert run.returncode == 130
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.skipif(not PIPES, reason="Windows has no pipes in folders")
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
+    """Under --out, and in Python: a run that writes /dev/stdout or a pipe must not put a file there."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for write in (
+        lambda: write_trace(pipe, ready_setup()),
+        lambda: write_player(pipe, ready_setup()),
+        lambda: list(simulate(workload(num_requests=1), keep=pipe).trace.steps),
+    ):
+        refusal(write, "pipe is no plain file, which would take its place")
+    assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    page.write_text("of an earlier run")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    for name in ("write_bytes", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, full)
+            with pytest.raises(OSError, match="No space"):
+                write_player(page, ready_setup())
+        assert page.read_text() == "of an earlier run" and len(list(tmp_path.iterdir())) == 1

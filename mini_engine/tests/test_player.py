@@ -848,7 +848,9 @@ def test_who_waits_holds_nothing(open_player):
     """What a waiting request would take is called a need."""
     page = open_player(ready_setup(), fragment="#step=11&follow=r3")
     row = page.locator(".waiting-card .row").first
-    assert row.get_attribute("aria-label") == "r3: preempted, 27 tokens, needs 7 blocks, preempted once"
+    name = "r3: preempted, 27 tokens, needs 7 blocks, preempted once"
+    assert row.get_attribute("title") == name
+    assert page.get_by_role("button", name=name, exact=True).first.get_attribute("data-id") == "r3"
     assert page.locator(".facts .wide dd").text_content() == "none"
 
 
@@ -985,7 +987,8 @@ def test_an_operation_log_is_played_operation_by_operation(open_player):
     page.locator(".calls-card .row").nth(2).click()
     assert page.evaluate("player.step") == 2
     assert page.locator(".calls-card .row[aria-current=step] .number").text_content() == "2"
-    assert page.locator(".tables-card .row").first.get_attribute("aria-label") == "a: 4 blocks, +1"
+    assert page.locator(".tables-card .row").first.get_attribute("title") == "a: 4 blocks, +1"
+    assert page.get_by_role("button", name="a: 4 blocks, +1", exact=True).count() == 1
     assert page.locator(".tables-card .block").count() == 4
     assert "0 of 4 blocks are free" in page.locator(".pool-card canvas").get_attribute("aria-label")
     assert pixels(page, ".pool-card canvas")[(0xF7, 0xC8, 0x73)] > 500

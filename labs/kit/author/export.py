@@ -27,7 +27,8 @@ LEFT_OUT = (
     "labs/kit/author", "labs/kit/browser", "labs/kit/grader", "labs/kit/pristine",
     "tests", "*instructor*", "docs/examples",
     "mini_engine/loading/shakespeare/train.py", "docs/images/*.py",
-    "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "docs/architecture.md", "docs/images/architecture.png",
+    "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "docs/architecture.md",
+    "docs/images/architecture.png",
 )  # fmt: skip
 
 SEALED = '''"""{words}, sealed: it runs as ever, and would give away what the labs have you write."""

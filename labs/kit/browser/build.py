@@ -13,18 +13,19 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from importlib.metadata import distribution
 from pathlib import Path
 
 from labs.kit.author.export import ROOT, export
+from labs.kit.browser.policies import LAB, LABS, TEXT
 from labs.kit.browser.readme import html_of
 from labs.kit.browser.run import claims
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import starter_source
 from mini_engine.show.player import write_shell
 
-LABS = ("lab-01", "lab-02", "lab-03", "lab-06")
 HERE = Path(__file__).parent
 PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
@@ -38,11 +39,17 @@ COURSE = (
 PYGMENTS = re.compile(
     r"pygments/(lexers|formatters|styles)/(?!__init__|_mapping|python|terminal\.|default|diff)"
 )
+CONCEPTS = {
+    "lab-01": "02-batching",
+    "lab-02": "06-chunked-prefill",
+    "lab-03": "08-preemption",
+    "lab-06": "10-prefix-caching",
+}
 MOST = 12_000_000  # bytes, gzipped, that a first look at a lab's page loads
 
 
-def build(out: Path) -> None:
-    """Write the site into `out`, which is made anew; ValueError where it would load too much."""
+def build(out: Path, book: str = "") -> None:
+    """Write the pages into `out`, which is made anew; `book` leads from there to the book, if it has one."""
     if out.exists() and any(out.iterdir()) and not (out / "app" / "course.zip").exists():
         raise ValueError(f"{out} is not empty, and none of these sites; name a new folder")
     shutil.rmtree(out, ignore_errors=True)
@@ -62,14 +69,21 @@ def build(out: Path) -> None:
         pack(course, app / "course.zip")
         labs = [find_lab(lab_id) for lab_id in LABS]
         for lab in labs:
-            write_lab(lab, labs, course, out)
+            write_lab(lab, labs, course, out, book)
     rows = "".join(
         f'<li><a href="{lab.id}/"><b>{lab.id} {escape(lab.title)}</b> {escape(lab.question)} '
         f"<small>about {lab.minutes} minutes</small></a></li>"
         for lab in labs
     )
-    home = (HERE / "page" / "home.html").read_text("utf-8").replace("{{LABS}}", rows)
-    (out / "index.html").write_text(home, encoding="utf-8")
+    back = f'<p><a href="{book}/docs/index.html">The book of this course</a></p>' if book else ""
+    parts = {"POLICY": TEXT, "LABS": rows, "BOOK": back}
+    (out / "index.html").write_text(filled("home.html", parts), encoding="utf-8")
+
+
+def filled(name: str, parts: dict[str, str]) -> str:
+    """A page of page/ with its parts in place."""
+    page = (HERE / "page" / name).read_text("utf-8")
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], page)
 
 
 def npm() -> Path:
@@ -134,12 +148,13 @@ def packages() -> Iterator[tuple[str, bytes]]:
                 yield f"site/{name}", path.read_bytes()
 
 
-def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path) -> None:
+def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> None:
     """One lab's page, its pictures, and the course's files that its texts name."""
     folder = out / lab.id
     shutil.copytree(lab.path / "images", folder / "images", ignore=shutil.ignore_patterns("*.py"))
     named: set[str] = {f"labs/{lab.id}/test_lab.py"}
-    texts = {name: html_of(lab, name, course, named) for name in ("README.md", "AFTER.md")}
+    up = f"../{book}" if book else ""
+    texts = {name: html_of(lab, name, course, named, up) for name in ("README.md", "AFTER.md")}
     for name in named:
         target = out / "source" / f"{name}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +162,13 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path) -> None:
     other = "".join(
         f'<a href="../{one.id}/"{" aria-current=page" if one is lab else ""}>{one.id}</a>' for one in labs
     )
+    back = ""
+    if book:
+        concept = f"{up}/docs/concepts/{CONCEPTS[lab.id]}.html"
+        back = f'<a href="{up}/docs/index.html">The book</a><a href="{concept}">The idea behind it</a>'
     parts = {
+        "POLICY": LAB,
+        "BOOK": back,
         "ID": lab.id,
         "TITLE": escape(lab.title),
         "QUESTION": escape(lab.question),
@@ -155,9 +176,7 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path) -> None:
         "README": texts["README.md"],
         "AFTER": texts["AFTER.md"],
     }
-    page = (HERE / "page" / "lab.html").read_text("utf-8")
-    page = re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], page)
-    (folder / "index.html").write_text(page, encoding="utf-8")
+    (folder / "index.html").write_text(filled("lab.html", parts), encoding="utf-8")
     data = {
         "id": lab.id,
         "starter": starter_source(lab),
@@ -170,11 +189,13 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path) -> None:
 def first_load(out: Path, lab_id: str) -> dict[str, int]:
     """What a first look at a lab's page loads, and the bytes of each, gzipped as servers do."""
     page = [*(out / lab_id).rglob("*"), *(path for path in (out / "app").rglob("*"))]
-    return {
-        path.relative_to(out).as_posix(): min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
-        for path in page
-        if path.is_file()
-    }
+    return {path.relative_to(out).as_posix(): zipped(path) for path in page if path.is_file()}
+
+
+@cache
+def zipped(path: Path) -> int:
+    """Bytes of a file, gzipped as servers do."""
+    return min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
 
 
 def main() -> None:

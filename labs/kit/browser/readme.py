@@ -7,14 +7,23 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from labs.kit.judge.manifest import Lab
+from labs.kit.judge.manifest import LABS_DIR, Lab
 
+# The commands that a text begins with, for those at a terminal.
+TERMINAL = re.compile(r"^```\w*\n(?:LAB_IMPL=starter.*\n)(?:.*\n)*?```\n", re.M)
+ROOT = LABS_DIR.parent
 markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
-def html_of(lab: Lab, name: str, course: Path, named: set[str]) -> str:
-    """The text as HTML; `named` gains the course's files that it leads to, which are shown as plain text."""
-    tokens = markdown.parse(lab.file(name).read_text(encoding="utf-8"))
+def html_of(lab: Lab, name: str, course: Path, named: set[str], book: str) -> str:
+    """The text as HTML; `named` gains the course's files that it leads to, which are shown as plain text.
+
+    Links to other texts lead into the book, where there is one: `book` is the way to it.
+    """
+    text = lab.file(name).read_text(encoding="utf-8")
+    tokens = markdown.parse(
+        TERMINAL.sub("Write it in the editor. **Run the tests** judges it.\n", text, count=1)
+    )
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):  # the page itself has the first
             token.tag = f"h{int(token.tag[1]) + 1}"
@@ -22,7 +31,7 @@ def html_of(lab: Lab, name: str, course: Path, named: set[str]) -> str:
         for child in token.children or ():
             if child.type == "link_open":
                 open_links.append(child)
-                lead(child, lab, course, named)
+                lead(child, lab, course, named, book)
             elif child.type == "link_close":
                 child.tag = open_links.pop().tag
             elif child.type == "image":
@@ -33,13 +42,14 @@ def html_of(lab: Lab, name: str, course: Path, named: set[str]) -> str:
     return re.sub(r"<table>.*?</table>", r'<div class="scroll" tabindex="0">\g<0></div>', html, flags=re.S)
 
 
-def lead(link: Token, lab: Lab, course: Path, named: set[str]) -> None:
+def lead(link: Token, lab: Lab, course: Path, named: set[str], book: str) -> None:
     """A link leads to the page's own tab, to a file of the course, or out; else its text alone stays."""
     target = str(link.attrGet("href"))
     if target.startswith(("https:", "http:")):
         link.attrs = {"href": target, "target": "_blank", "rel": "noopener noreferrer"}
         return
-    path = posixpath.normpath(posixpath.join("labs", lab.id, target.partition("#")[0]))
+    written, _, anchor = target.partition("#")
+    path = posixpath.normpath(posixpath.join("labs", lab.id, written))
     tab = {"AFTER.md": "after", "README.md": "read"}.get(posixpath.relpath(path, f"labs/{lab.id}"))
     if tab:
         link.attrs = {"href": f"#{tab}"}
@@ -48,5 +58,8 @@ def lead(link: Token, lab: Lab, course: Path, named: set[str]) -> None:
     ):
         named.add(path)
         link.attrs = {"href": f"../source/{path}.txt", "target": "_blank"}
+    elif book and path.endswith((".md", ".ipynb")) and (ROOT / path).is_file():
+        page = f"{book}/{posixpath.splitext(path)[0]}.html"
+        link.attrs = {"href": f"{page}#{anchor}" if anchor else page}
     else:
         link.tag, link.attrs = "span", {}

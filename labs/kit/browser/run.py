@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from labs.kit.judge import compare, examine, isolate, loading, matrix, page, plugin
+from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
@@ -23,6 +23,8 @@ from labs.kit.judge.standing import Standing
 from mini_engine.show.player import payload
 
 Tell = Callable[[str], object]
+# Each collects all garbage at the end of a run, for warnings that nobody sees here.
+QUICK = "-p no:unraisableexception -p no:threadexception"
 PATIENCE = 2.0  # seconds for a run that nobody asked for
 PLACE = re.compile(r"starter\.py(?::|, line | does not parse, line | fails at import, line )(\d+)")
 HERE = {  # what a learner does in a terminal, and how in the page
@@ -54,11 +56,14 @@ class Told(examine.Examination):
             self.tell(json.dumps({**vars(result), "runs": "", "tasks": tasks, "claim": claim}))
 
 
-def run(lab_id: str, source: str, tell: Tell = lambda row: None, columns: int = 88) -> str:
-    """Judge `source`; each test is told as it ends, and the verdict is returned."""
+def run(
+    lab_id: str, source: str, tell: Tell = lambda row: None, columns: int = 88, scale: float = 1.0
+) -> str:
+    """Judge `source`; each test is told as it ends, and the verdict is returned. `scale` is for tests."""
+    guard.scale = scale
     lab = find_lab(lab_id)
     lab.file("starter.py").write_text(source, encoding="utf-8")
-    os.environ |= {"LAB_IMPL": "starter", "COLUMNS": str(columns)}
+    os.environ |= {"LAB_IMPL": "starter", "COLUMNS": str(columns), "PYTEST_ADDOPTS": QUICK}
     if source == pristine_source(lab):
         return json.dumps({"problem": f"{lab.tasks[0].name} is not written yet", "started": False})
     forget()

@@ -7,7 +7,7 @@ reference's code of the others. What such a run says is compared, and shown to n
 import json
 from collections.abc import Mapping, Sequence
 
-from labs.kit.grader.cases import Scripted, expected, passed, play
+from labs.kit.grader.cases import Scripted, digest, passed, play
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, without
 from labs.kit.judge import isolate, loading, storm
@@ -33,7 +33,7 @@ def graded_whole(
     if passed == len(whole):
         return TaskGrade(task.name, task.points, task.points, RIGHT, passed, len(whole))
     grade = TaskGrade(task.name, task.points, 0, WRONG, passed, len(whole))
-    return named(grade, name(lab, task, played, logs(played, answer)))
+    return named(grade, names(lab, played, logs(played, answer)).get(task.name))
 
 
 class Apart:
@@ -55,7 +55,7 @@ class Apart:
         sandbox: Sandbox,
     ):
         self.lab, self.source, self.left, self.played, self.sandbox = lab, source, left, played, sandbox
-        self.logs = logs(played, answer)
+        self.names = names(lab, played, logs(played, answer))
         self.failing = [case for case, result in zip(played, whole, strict=True) if not result.passed]
         self.written = [task for task in lab.tasks if task.name not in left]
         self.made = isolate.made(lab, loading.load(lab.id, "solution"))
@@ -73,7 +73,7 @@ class Apart:
     def known_mistake(self) -> list[TaskGrade]:
         """The one task that is at fault, if a known mistake of its lets the same be seen as the file."""
         for task in self.written:
-            if found := name(self.lab, task, self.played, self.logs):
+            if found := self.names.get(task.name):
                 others = [other for other in self.written if other is not task]
                 alone = self.play([task], self.failing[:FEW])
                 departs = passed(self.lab, self.failing[:FEW], alone) < len(self.failing[:FEW])
@@ -119,20 +119,22 @@ class Apart:
             return None
         cases = self.failing[: len(answer.logs)]
         rest = [case for case in self.played if not (case.hidden or case in cases)]
-        return name(self.lab, task, self.played, logs(cases, answer) | logs(rest, self.play([task], rest)))
+        all_logs = logs(cases, answer) | logs(rest, self.play([task], rest))
+        return names(self.lab, self.played, all_logs).get(task.name)
 
 
 def logs(cases: Sequence[Scripted], answer: Answer) -> dict[str, list[storm.Step]]:
     return dict(zip((case.name for case in cases), answer.logs, strict=False))
 
 
-def name(lab: Lab, task: Task, played: Sequence[Scripted], logs: Logs) -> Name | None:
-    """The known mistake of a task that lets all the same be seen in the public cases."""
+def names(lab: Lab, played: Sequence[Scripted], logs: Logs) -> dict[str, Name]:
+    """By task, its known mistake that lets all the same be seen in the public cases, if one does."""
     public = [case for case in played if not case.hidden]
     if not all(case.name in logs for case in public):
-        return None
-    digests = [storm.digest(logs[case.name], expected(lab.id, case.script).steps) for case in public]
-    return known(lab).get(task.name, {}).get(storm_fingerprint(json.dumps(digests)))
+        return {}
+    digests = [digest(lab.id, case, logs[case.name]) for case in public]
+    fingerprint = storm_fingerprint(json.dumps(digests))
+    return {task: mistakes[fingerprint] for task, mistakes in known(lab).items() if fingerprint in mistakes}
 
 
 def named(grade: TaskGrade, name: Name | None) -> TaskGrade:

@@ -13,6 +13,7 @@ import typer
 
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids
 from labs.kit.learner.screen import complain, say
+from labs.kit.toys.words import brief
 from mini_engine.commands.common import check_folder, writable
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from labs.kit.grader.intake import Entry
     from labs.kit.grader.late import Deadlines
     from labs.kit.grader.pool import Grades, Outcome
+    from labs.kit.toys.storms import Script
 
 SETTINGS, NOT_GRADED = "settings.json", "not-graded.txt"
 WEAK = "--allow-weak-isolation grades without them, and the report says so in its first line"
@@ -62,7 +64,7 @@ def grade(
         raise LabError("--out should lie outside of the folder of submissions")
     settings = grading.Settings(
         labs=chosen(labs),
-        seed=seed or earlier(out).get("seed") or secrets.token_hex(8),
+        seed=sound(seed) or earlier(out).get("seed") or secrets.token_hex(8),
         seconds=time_limit,
         own=own_cases(hidden, chosen(labs)),
         weak=allow_weak_isolation,
@@ -88,6 +90,8 @@ def run(
 
     if regrade and not (regrade / "grades").is_dir():
         raise LabError(f"{regrade} is no report: it has no folder grades")
+    if cluster:
+        pool.check_address(cluster)
     check_folder(out)
     entries, others = intake.entries(submissions)
     if not cluster and not settings.weak and grading.isolation() != "namespaces":
@@ -203,6 +207,13 @@ def chosen(labs: str) -> tuple[str, ...]:
     return tuple(sorted({find_lab(name).id for name in names})) if names else tuple(lab_ids())
 
 
+def sound(seed: str) -> str:
+    """The seed. Raises LabError for one that cannot be printed, to be given again."""
+    if not seed.isprintable() or len(seed) > 100:
+        raise LabError(f"--seed should be at most 100 letters that print, but is {brief(seed)}")
+    return seed
+
+
 def own_cases(folder: Path | None, labs: tuple[str, ...]) -> Path | None:
     """The folder, as long as every case in it can be played. Raises LabError for the first that cannot."""
     if folder is None:
@@ -216,11 +227,28 @@ def own_cases(folder: Path | None, labs: tuple[str, ...]) -> Path | None:
             fits = isinstance(case["config"], dict) and all(
                 isinstance(call[0], str) for call in case["calls"]
             )
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             fits = False
         if not fits:
             raise LabError(f'{file} is no case: {{"config": {{...}}, "calls": [[name, arguments ...], ...]}}')
+        if why := unplayable(file.parent.name, case):
+            raise LabError(
+                f"{file} cannot be played: {why}; `storm.py` of the lab says what its scripts hold"
+            )
     return folder.resolve()
+
+
+def unplayable(lab_id: str, case: "Script") -> str:
+    """Why nobody could pass a case: the model cannot play it, or the reference departs from the model."""
+    from labs.kit.judge import loading, storm
+
+    try:
+        model = storm.run(lab_id, None, case)
+        if storm.departure(storm.run(lab_id, loading.load(lab_id, "solution"), case), model) is not None:
+            return "the reference departs from the model in it"
+    except Exception as error:  # whatever a script of another form leads to
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return ""
 
 
 def read_deadlines(file: Path | None, students: int) -> "Deadlines | None":
@@ -235,9 +263,9 @@ def earlier(report: Path) -> dict[str, Any]:
     """What an earlier run wrote down of itself; nothing if there was none."""
     try:
         found = json.loads((report / SETTINGS).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) and isinstance(found.get("seed"), str) else {}
 
 
 def record(report: Path, submissions: Path, late: Path | None, settings: "Settings") -> None:
@@ -262,15 +290,19 @@ def replay(
 ) -> None:
     """For instructors: replay one case of a graded submission from its seed, and print how it went."""
     from labs.kit.grader import grading, intake, late, pool
+    from labs.kit.grader.results import typed
     from labs.kit.grader.sandbox import WeakIsolation
 
     known = earlier(report)
     if not known:
         raise LabError(f"{report} is no report: it has no {SETTINGS}")
     lab_id, name = find_lab(lab).id, " ".join(case)
-    submissions, deadlines = Path(known.pop("submissions")), known.pop("late")
-    known |= {"labs": tuple(known["labs"]), "own": Path(known["own"]) if known["own"] else None}
-    settings = grading.Settings(**known)
+    try:
+        submissions, deadlines = Path(known.pop("submissions")), known.pop("late")
+        known |= {"labs": tuple(known["labs"]), "own": Path(known["own"]) if known["own"] else None}
+        settings = typed(grading.Settings(**known))
+    except (KeyError, TypeError) as error:
+        raise LabError(f"{report} is no report: its {SETTINGS} was edited ({error})") from None
     entries, _ = intake.entries(submissions)
     entry = next((one for one in entries if one.student == student), None)
     if entry is None:
@@ -310,7 +342,7 @@ def gradescope(
     """For instructors: build the zip that Gradescope grades with. It has the solutions in it."""
     from labs.kit.grader.gradescope import build
 
-    which, seed = chosen(labs), seed or secrets.token_hex(8)
+    which, seed = chosen(labs), sound(seed) or secrets.token_hex(8)
     writable(out)
     build(out, which, seed, late, own_cases(hidden, which), reveal)
     size = out.stat().st_size / (1 << 20)

@@ -30,6 +30,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
+from io import StringIO
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ TIME = re.compile(
 )
 POLICY = ("grace_minutes", "points_per_day", "fraction_per_day")
 DAY = timedelta(days=1)
+MOST = 1_000_000  # minutes or points: two years
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,14 @@ class Deadlines:
 
 def read(path: Path, students: int = 0) -> Deadlines:
     """A file of deadlines with the times that it names. Raises LabError for what is unclear in it."""
+    plain(path)
     try:
         data = tomllib.loads(path.read_text("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LabError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{path}: {str(error).splitlines()[0]}") from None
     try:
         zone = ZoneInfo(data.pop("zone")) if "zone" in data else None
-    except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError
+    except (ValueError, OSError, KeyError, TypeError):  # ZoneInfoNotFoundError is a KeyError
         raise LabError(f"{path}: zone should be a name such as Europe/Berlin") from None
     source = data.pop("times", None)
     if not isinstance(source, str):
@@ -141,6 +144,11 @@ def read(path: Path, students: int = 0) -> Deadlines:
     return Deadlines(labs, times, extended, alone, zone or UTC)
 
 
+def plain(path: Path) -> None:
+    if not path.is_file():
+        raise LabError(f"{path}: there is no such file")
+
+
 def deadline(
     where: str, common: Mapping[str, Any], section: Mapping[str, Any], zone: tzinfo | None
 ) -> Deadline:
@@ -157,8 +165,8 @@ def deadline(
         raise LabError(f"{where}: points_per_day or fraction_per_day, not both")
     for key in POLICY:
         value = rule.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise LabError(f"{where}: {key} should be a number from 0 up, but is {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+            raise LabError(f"{where}: {key} should be a number from 0 up to {MOST}, but is {value!r}")
     if rule.get("fraction_per_day", 0) > 1:
         raise LabError(f"{where}: fraction_per_day should be at most 1; 0.1 is a tenth a day")
     return Deadline(
@@ -188,7 +196,10 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
         if zone is None:
             raise LabError(f"{where}: {value.isoformat()} has no offset from UTC; add one, or say zone = ...")
         value = value.replace(tzinfo=zone)
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise LabError(f"{where}: {value.isoformat()} is out of all time") from None
 
 
 # ------------------------------------------------------------------------------------ times of submission
@@ -196,6 +207,7 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
 
 def read_times(path: Path, zone: tzinfo | None) -> tuple[dict[tuple[str, str], datetime], datetime | None]:
     """By student and lab; or the time of the only submission. Raises LabError for what it cannot read."""
+    plain(path)
     if path.suffix.lower() == ".csv":
         return from_csv(path, zone), None
     try:
@@ -229,16 +241,19 @@ def metadata(path: Path) -> Any:
 
 def from_csv(path: Path, zone: tzinfo | None) -> dict[tuple[str, str], datetime]:
     times: dict[tuple[str, str], datetime] = {}
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        if not {"student", "submitted"} <= set(rows.fieldnames or ()):
-            raise LabError(f"{path} needs the columns student,submitted; its first line should name them")
-        for row in rows:
-            if not (row["student"] and row["submitted"]):
-                continue  # an empty line, or a student with no submission
-            lab = find_lab(row["lab"]).id if row.get("lab") else ""
-            key = safe(row["student"].removesuffix(".zip")), lab
-            if key in times:
-                raise LabError(f"{path}: line {rows.line_num}: {row['student']} is there twice")
-            times[key] = moment(row["submitted"], zone, f"{path}: line {rows.line_num}")
+    try:
+        rows = csv.DictReader(StringIO(path.read_text("utf-8-sig"), newline=""))
+        named, listed = set(rows.fieldnames or ()), [(rows.line_num, row) for row in rows]
+    except (ValueError, csv.Error) as error:
+        raise LabError(f"{path} cannot be read: {error}") from None
+    if not {"student", "submitted"} <= named:
+        raise LabError(f"{path} needs the columns student,submitted; its first line should name them")
+    for number, row in listed:
+        if not (row["student"] and row["submitted"]):
+            continue  # an empty line, or a student with no submission
+        lab = find_lab(row["lab"]).id if row.get("lab") else ""
+        key = safe(row["student"].removesuffix(".zip")), lab
+        if key in times:
+            raise LabError(f"{path}: line {number}: {row['student']} is there twice")
+        times[key] = moment(row["submitted"], zone, f"{path}: line {number}")
     return times

@@ -261,6 +261,12 @@ def _end_with_parent(scratch: str) -> None:
     os._exit(1)
 
 
+def check_address(address: str) -> None:
+    """Raises LabError for what is no address; Dask would wait for it, and never end."""
+    if not re.fullmatch(r"([a-z]+://)?[^\s/:]+:\d{1,5}/?", address):
+        raise LabError(f"--cluster should be an address such as tcp://10.0.0.1:8786, but is {address!r}")
+
+
 class Cluster:
     """A Dask cluster's workers, each with this course installed and the same folder for --hidden.
 
@@ -268,8 +274,6 @@ class Cluster:
     """
 
     def __init__(self, address: str):
-        if not re.fullmatch(r"([a-z]+://)?[^\s/]+:\d{1,5}/?", address):
-            raise LabError(f"--cluster should be an address such as tcp://10.0.0.1:8786, but is {address!r}")
         try:
             from distributed import Client, KilledWorker
         except ImportError:

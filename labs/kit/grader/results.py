@@ -2,8 +2,11 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_type_hints
 
+from labs.kit.judge.manifest import fits
+
+Made = TypeVar("Made")
 RIGHT, WRONG, NOT_WRITTEN, WAITS, MISSING = "right", "wrong", "not written", "waits", "missing"
 
 
@@ -78,9 +81,21 @@ class Grade:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        data = json.loads(text)
+        """Raises ValueError, KeyError or TypeError for what is no grade."""
+        try:
+            data = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested deeper than any grade") from None
         for lab in data["labs"]:
-            lab["tasks"] = [TaskGrade(**task) for task in lab["tasks"]]
-            lab["cases"] = [Case(**case) for case in lab["cases"]]
-        data["labs"] = [LabGrade(**lab) for lab in data["labs"]]
-        return cls(**data)
+            lab["tasks"] = [typed(TaskGrade(**task)) for task in lab["tasks"]]
+            lab["cases"] = [typed(Case(**case)) for case in lab["cases"]]
+        data["labs"] = [typed(LabGrade(**lab)) for lab in data["labs"]]
+        return typed(cls(**data))
+
+
+def typed(made: Made) -> Made:
+    """The same. Raises TypeError where a field is not of its type: the file was edited, or is another's."""
+    for name, wanted in get_type_hints(type(made)).items():
+        if not fits(getattr(made, name), wanted):
+            raise TypeError(f"{name} is {getattr(made, name)!r}")
+    return made

@@ -1,15 +1,18 @@
-"""Reads lab.toml and bugs.toml, and complains in words when something is missing from them."""
+"""Reads lab.toml and bugs.toml, and complains in words when something is missing from them, or wrong."""
 
 import ast
 import os
 import re
 import textwrap
 import tomllib
+from collections import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import replace as changed
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labs.kit.toys.words import brief
 
@@ -113,7 +116,7 @@ class Lab:
     @cached_property
     def bugs(self) -> list[Bug]:
         path = self.file("bugs.toml")  # the student edition has none
-        return [_made(path, Bug, entry) for entry in _toml(path)["bugs"]] if path.exists() else []
+        return [made(path, Bug, entry) for entry in tables(path, toml(path), "bugs")] if path.exists() else []
 
 
 def lab_ids() -> list[str]:
@@ -128,11 +131,25 @@ def find_lab(lab_id: str) -> Lab:
     path = LABS_DIR / name / "lab.toml"
     if not match or not path.exists():
         raise LabError(f"there is no lab {brief(lab_id, 30)}; there are {', '.join(lab_ids())}")
-    data = _toml(path)
-    for task in data.get("tasks", ()):
-        task["hints"] = [hint.strip() for hint in task.get("hints", ())]
-    tasks = [_made(path, Task, task) for task in data.pop("tasks", ())]
-    return _made(path, Lab, {"id": name, "path": path.parent, "tasks": tasks} | data)
+    data = toml(path)
+    tasks = [made(path, Task, entry) for entry in tables(path, data, "tasks")]
+    for number, task in enumerate(tasks):
+        if any(task.name == other.name for other in tasks[:number]):
+            raise LabError(f"{path}: there are two tasks {task.name!r}; a name says which is meant")
+        if task.points < 0:
+            raise LabError(f"{path}: {task.name!r}: points must be 0 or more, but is {task.points}")
+        if ":" not in task.engine:
+            raise LabError(f"{path}: {task.name!r}: engine must be module:name, but is {task.engine!r}")
+    tasks = [changed(task, hints=[hint.strip() for hint in task.hints]) for task in tasks]
+    ours = {"id": name, "path": path.parent, "tasks": tasks}
+    if taken := [key for key in ("id", "path") if key in data]:
+        raise LabError(f"{path}: {taken[0]!r} is not said here: it is the folder's")
+    lab = made(path, Lab, data | ours)
+    if lab.timeout <= 0 or lab.minutes < 1:
+        raise LabError(
+            f"{path}: timeout and minutes must be above 0, but are {lab.timeout} and {lab.minutes}"
+        )
+    return lab
 
 
 def impl_from_environment() -> str:
@@ -183,16 +200,64 @@ def replace_body(source: str, name: str, body: str) -> str:
     return "".join([*lines[:start], new, *lines[node.body[-1].end_lineno :]])
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says. Raises LabError for what is none, OSError where it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise LabError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{path}: {str(error) or 'nested too deep'}") from None
 
 
-def _made(path: Path, kind: type[Made], entry: dict[str, Any]) -> Made:
-    """What a table of a TOML file says, as a dataclass. Raises LabError for a key too many or too few."""
-    try:
-        return kind(**entry)
-    except TypeError as error:
-        raise LabError(f"{path}: {entry.get('name') or entry.get('id')!r}: {error}") from None
+def tables(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The tables [[key]] of a TOML file, of which there is at least one. Raises LabError."""
+    found = data.get(key)
+    if not isinstance(found, list) or not found or not all(isinstance(entry, dict) for entry in found):
+        raise LabError(f"{path}: it needs sections [[{key}]], one for each, but has {brief(found, 60)}")
+    return found
+
+
+def made(path: Path, kind: type[Made], entry: Mapping[str, Any]) -> Made:
+    """What a table of a TOML file says, as a dataclass. Raises LabError for a key too many or too few, and
+    for a value of another type."""
+    hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    named = next((entry[key] for key in ("name", "id", "title", "ask", "text") if entry.get(key)), "")
+    where = f"{path}: {brief(named, 60)}" if named else f"{path}"
+    for key in known:
+        needed = known[key].default is MISSING and known[key].default_factory is MISSING
+        if needed and key not in entry:
+            raise LabError(f"{where}: {key!r} is missing")
+    for key, value in entry.items():
+        if key not in known:
+            raise LabError(f"{where}: {key!r} is not known here; there are {', '.join(known)}")
+        if not fits(value, hints[key]):
+            raise LabError(f"{where}: {key} must be {words(hints[key])}, but is {brief(value, 60)}")
+    return kind(**entry)
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is of a type as dataclasses name it: a plain one, or a sequence or mapping of such."""
+    origin, inside = get_origin(wanted), get_args(wanted)
+    if wanted is Any:
+        return True
+    if origin is UnionType:
+        return any(fits(value, one) for one in inside)
+    if origin in (abc.Sequence, list):
+        return isinstance(value, list) and all(fits(one, inside[0]) for one in value)
+    if origin is tuple:
+        if inside[-1] is ...:
+            inside = inside[:1] * len(value) if isinstance(value, tuple) else ()
+        return isinstance(value, list | tuple) and len(value) == len(inside) and all(map(fits, value, inside))
+    if origin in (abc.Mapping, dict):
+        return isinstance(value, dict) and all(fits(one, inside[1]) for one in value.values())
+    if wanted is float:
+        return type(value) in (int, float) and -1e300 < value < 1e300  # so that a float can hold it
+    return isinstance(value, wanted) and (wanted is bool) == (type(value) is bool)
+
+
+def words(wanted: Any) -> str:
+    """A type, as one would say it."""
+    plain = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    origin = get_origin(wanted)
+    if origin in (abc.Sequence, tuple):
+        return f"a list of {words(get_args(wanted)[0]).removeprefix('a ')}"
+    return "a table" if origin is abc.Mapping else plain.get(wanted, "another")

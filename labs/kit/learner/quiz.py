@@ -1,14 +1,13 @@
 """`python -m labs quiz`: the book's questions on a terminal. A wrong answer says why, and may be mended."""
 
 import random
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from zlib import crc32
 
-from labs.kit.judge.manifest import LABS_DIR, LabError
+from labs.kit.judge.manifest import LABS_DIR, LabError, made, tables, toml
 from labs.kit.learner.screen import WIDEST, filled, say
 
 FILE = LABS_DIR.parent / "docs" / "quizzes.toml"
@@ -38,21 +37,31 @@ class Topic:
 
 @cache
 def topics() -> dict[str, Topic]:
-    """The topics of docs/quizzes.toml, in reading order. Raises LabError where the file is missing."""
+    """The topics of docs/quizzes.toml, in reading order. Raises LabError where it is missing, or wrong."""
     try:
-        entries: dict[str, dict[str, Any]] = tomllib.loads(FILE.read_text("utf-8"))
+        entries = toml(FILE)
     except OSError as error:
         raise LabError(f"the questions are in docs/quizzes.toml, which cannot be read: {error}") from error
-    return {
-        name: Topic(name, entry["title"], entry["page"], tuple(map(_question, entry["question"])))
-        for name, entry in entries.items()
-    }
+    return {name: _topic(name, entry) for name, entry in entries.items()}
+
+
+def _topic(name: str, entry: Any) -> Topic:
+    if not isinstance(entry, dict):
+        raise LabError(f"{FILE}: {name!r} is no section; a topic is [{name}]")
+    questions = tuple(map(_question, tables(FILE, entry, "question")))
+    said = {key: value for key, value in entry.items() if key != "question"}
+    return made(FILE, Topic, said | {"name": name, "questions": questions})
 
 
 def _question(entry: dict[str, Any]) -> Question:
     """Answers in an order that has nothing to do with which is right, the same in every build."""
-    answers = sorted(entry["answer"], key=lambda answer: crc32((entry["ask"] + answer["text"]).encode()))
-    return Question(entry["ask"], tuple(Answer(**answer) for answer in answers))
+    answers = [made(FILE, Answer, answer) for answer in tables(FILE, entry, "answer")]
+    said = {key: value for key, value in entry.items() if key != "answer"}
+    question = made(FILE, Question, said | {"answers": tuple(answers)})
+    if not any(answer.right for answer in answers) or len(answers) > len(LETTERS):
+        raise LabError(f"{FILE}: {question.ask!r} needs a right answer, and {len(LETTERS)} answers at most")
+    answers.sort(key=lambda answer: crc32((question.ask + answer.text).encode()))
+    return Question(question.ask, tuple(answers))
 
 
 def find_topic(name: str) -> Topic:

@@ -4,8 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rich.console import Console
@@ -113,3 +115,93 @@ def copied_lab(course, monkeypatch):
     """lab-01 of the copied course as a Lab of this process, read anew with every call."""
     monkeypatch.setattr(manifest, "LABS_DIR", course.labs)
     return lambda: manifest.find_lab("lab-01")
+
+
+# ----------------------------------------------------------------- the book and the labs' pages, in a browser
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The whole site as `make docs` leaves it: in SITE, built by make test beforehand, or built here."""
+    if os.environ.get("SITE"):
+        return Path(os.environ["SITE"]).absolute()
+    for package in ("sphinx_book_theme", "myst_nb"):
+        pytest.importorskip(package, reason="the extra docs is not installed")
+    out = tmp_path_factory.mktemp("book")
+    line = [*"-m sphinx -W --keep-going -q -c docs -d".split(), str(out / "trees"), ".", str(out / "site")]
+    for command in (line, ["-m", "labs.kit.browser.site", str(out / "site")]):
+        run = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
+        assert run.returncode == 0, run.stderr[-4000:]
+    return out / "site"
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory) -> Path:
+    """The labs' pages; they need npm."""
+    from labs.kit.browser.build import build, npm
+
+    try:
+        npm()
+    except ValueError as error:
+        pytest.skip(f"THE PAGES ARE NOT TESTED: {error}")
+    if os.environ.get("SITE"):
+        return Path(os.environ["SITE"]).absolute() / "write"
+    folder = tmp_path_factory.mktemp("pages") / "site"
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def serving():
+    """serving(folder): the address at which a folder is served, with the headers that it asks for."""
+    from labs.kit.browser.serve import server
+
+    with ExitStack() as running:
+
+        def serve(folder: Path) -> str:
+            one = running.enter_context(server(folder))
+            Thread(target=one.serve_forever, daemon=True).start()
+            running.callback(one.shutdown)
+            return f"http://127.0.0.1:{one.server_port}"
+
+        yield serve
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium. Not for the whole session: others need this thread's event loop."""
+    from mini_engine.tests.browser import find_browser, open_browser
+
+    pytest.importorskip("playwright", reason="playwright is not installed (the dev extra has it)")
+    path = find_browser()
+    if path is None:
+        pytest.skip("no Chromium or Chrome on PATH (or in BROWSER_PATH)")
+    with open_browser(path) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def serious():
+    """What axe-core finds in a page or frame that is serious, or worse."""
+    from labs.kit.browser.build import npm
+
+    try:
+        axe = (npm() / "axe-core" / "axe.min.js").read_text("utf-8")
+    except ValueError as error:
+        pytest.skip(f"NOT LOOKED AT WITH AXE: {error}")
+
+    def find(frame) -> list[str]:
+        frame.evaluate(axe)
+        found = frame.evaluate(
+            "axe.run(document, {resultTypes: ['violations'], iframes: false, preload: false})"
+        )
+        return [
+            f"{one['id']}: {one['help']}: {node['html'][:160]}"
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
+
+    return find

@@ -3,24 +3,19 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from labs.kit.author.export import ROOT
-from labs.kit.browser.build import LABS, MOST, build, first_load, npm
+from labs.kit.browser.build import LABS, MOST, first_load
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
-from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.tests.soak import SOAK, count
 
 ZOO = Path(__file__).with_name("browser_zoo.mjs")
@@ -35,24 +30,10 @@ SAME = ("started", "problem", "done", "tasks", "next", "name", "fingerprints")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The built pages, from which nothing outside is asked."""
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("THE PAGES ARE NOT TESTED: node and npm are not installed")
-    try:
-        npm()
-    except ValueError as error:
-        pytest.skip(f"THE PAGES ARE NOT TESTED: {error}")
-    folder = tmp_path_factory.mktemp("pages") / "site"
-    build(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def course(site, tmp_path_factory):
+def course(pages, tmp_path_factory):
     """What the pages' Python has, for a Python of this machine."""
     folder = tmp_path_factory.mktemp("course")
-    with zipfile.ZipFile(site / "app" / "course.zip") as archive:
+    with zipfile.ZipFile(pages / "app" / "course.zip") as archive:
         archive.extractall(folder, [name for name in archive.namelist() if not name.startswith("site/")])
     return folder
 
@@ -64,28 +45,32 @@ def verdicts(command, cwd=ROOT):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("lab_id", LABS)
-def test_a_browser_judges_as_a_terminal_does(lab_id, site, course, tmp_path):
-    """Reference, pristine starter and the zoo's mistakes: the same failures, runs, names and next task."""
-    lab = find_lab(lab_id)
-    solution = lab.file("solution.py").read_text("utf-8")
-    bugs = lab.bugs if SOAK else lab.bugs[::16]  # all of them take minutes
-    sources = [solution, starter_source(lab), *(bug.apply(solution) for bug in bugs)]
-    files = tmp_path / "files.json"
-    files.write_text(json.dumps([[lab_id, source] for source in sources]), encoding="utf-8")
+@pytest.mark.timeout(10_000)
+def test_a_browser_judges_as_a_terminal_does(pages, course, tmp_path):
+    """References, pristine starters and the zoo's mistakes: the same failures, runs, names and next task."""
+    names, files = [], []
+    for lab in map(find_lab, LABS):
+        solution = lab.file("solution.py").read_text("utf-8")
+        bugs = lab.bugs if SOAK else lab.bugs[:: len(lab.bugs) // 2 + 1]  # all of them take minutes
+        named = {"solution": solution, "starter": starter_source(lab)}
+        named |= {bug.id: bug.apply(solution) for bug in bugs}
+        names += [(lab.id, name) for name in named]
+        files += [(lab.id, source) for source in named.values()]
+    written = tmp_path / "files.json"
+    written.write_text(json.dumps(files), encoding="utf-8")
     with ThreadPoolExecutor() as both:
-        browser = both.submit(verdicts, ["node", str(ZOO), str(site), str(files)])
-        here = verdicts([sys.executable, "-c", NATIVE, str(files)], course)
+        browser = both.submit(verdicts, ["node", str(ZOO), str(pages), str(written)])
+        here = verdicts([sys.executable, "-c", NATIVE, str(written)], course)
         there = browser.result()
-    assert [one.get("done") for one in there] == [True, None, *([False] * len(bugs))]
-    for name, one, other in zip(["solution", "starter", *(bug.id for bug in bugs)], there, here, strict=True):
+    done = {"solution": True, "starter": None}
+    assert [one.get("done") for one in there] == [done.get(name, False) for _, name in names]
+    for name, one, other in zip(names, there, here, strict=True):
         told = {key: (one.get(key), other.get(key)) for key in SAME}
         assert {key: pair for key, pair in told.items() if pair[0] != pair[1]} == {}, name
-    count("mistakes judged in a browser", len(bugs))
+    count("mistakes judged in a browser", sum(name not in done for _, name in names))
 
 
-def test_it_ships_the_student_edition_and_loads_little(site):
+def test_it_ships_the_student_edition_and_loads_little(pages):
     """No solution that can be read, no zoo, and a first look at any page is below the limit."""
     solutions = [find_lab(lab_id).file("solution.py").read_text("utf-8") for lab_id in LABS]
     shapes = {
@@ -94,16 +79,16 @@ def test_it_ships_the_student_edition_and_loads_little(site):
     given = "".join(starter_source(find_lab(lab_id)) for lab_id in LABS)
     secret = {line for line in shapes if line not in given}
     assert len(secret) > 3
-    with zipfile.ZipFile(site / "app" / "course.zip") as archive:
+    with zipfile.ZipFile(pages / "app" / "course.zip") as archive:
         ours = [name for name in archive.namelist() if not name.startswith("site/")]
         assert not [
             name for name in ours if re.search(r"solution\.py|bugs\.toml|/author/|/grader/|/tests/", name)
         ]
         texts = {name: archive.read(name).decode("utf-8") for name in ours if name.endswith((".py", ".toml"))}
-    texts |= {p.name: p.read_text("utf-8") for p in site.rglob("*") if p.suffix in (".txt", ".json")}
+    texts |= {p.name: p.read_text("utf-8") for p in pages.rglob("*") if p.suffix in (".txt", ".json")}
     assert {name for name, text in texts.items() for line in secret if line in text} == set()
     for lab_id in LABS:
-        assert sum(first_load(site, lab_id).values()) < MOST
+        assert sum(first_load(pages, lab_id).values()) < MOST
 
 
 # ------------------------------------------------------------------------------------------- as a learner
@@ -115,6 +100,11 @@ class Learner:
     def __init__(self, page, address, lab_id="lab-01"):
         self.page, self.address = page, f"{address}/{lab_id}/"
         self.solution = find_lab(lab_id).file("solution.py").read_text("utf-8")
+        self.troubles, self.outside = [], []
+        own = (address, "blob:", "data:")
+        page.on("console", lambda message: self.troubles.append(message.text))
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("request", lambda one: one.url.startswith(own) or self.outside.append(one.url))
         self.open()
 
     def open(self):
@@ -149,41 +139,28 @@ class Learner:
 
 
 @pytest.fixture(scope="module")
-def served(site):
-    quiet = {"log_message": lambda *_: None}
-    handler = partial(type("Quiet", (SimpleHTTPRequestHandler,), quiet), directory=site)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser(site):
-    pytest.importorskip("playwright", reason="playwright is not installed (the dev extra has it)")
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium or Chrome on PATH (or in BROWSER_PATH)")
-    with open_browser(path) as browser:
-        yield browser
+def opened(browser, pages, serving):
+    """lab-01's page, open for all tests: Python takes seconds to start."""
+    context = browser.new_context()
+    learner = Learner(context.new_page(), serving(pages))
+    yield learner
+    context.close()
 
 
 @pytest.fixture
-def learner(browser, served):
+def learner(opened):
     """lab-01's page. Whatever is done in it: no request to another host, and nothing in the console."""
-    page, troubles, outside = browser.new_page(), [], []
-    page.on("console", lambda message: troubles.append(message.text))
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("request", lambda one: one.url.startswith((served, "blob:", "data:")) or outside.append(one.url))
-    yield Learner(page, served)
-    page.close()
-    assert (troubles, outside) == ([], [])
+    opened.page.set_viewport_size({"width": 1280, "height": 800})
+    opened.troubles.clear()
+    yield opened
+    assert (opened.troubles, opened.outside) == ([], [])
 
 
-def test_from_an_empty_function_to_a_right_one(learner):
-    """Not written, wrong with a name and the run in the player, mended, right; a reload keeps the code."""
+def test_from_an_empty_function_to_a_right_one(learner, serious):
+    """Not written, wrong with a name and the run in the player, mended, right; a reload keeps the code.
+    axe finds nothing serious in the page while it fails, and when all passes."""
     page, bug = learner.page, find_lab("lab-01").bugs[0]
-    learner.until("status.textContent, document.querySelector('#status').textContent == 'Python is ready.'")
+    learner.write(starter_source(find_lab("lab-01")))
     learner.page.click("#run")
     learner.until("verdict.textContent.includes('not written yet')")
     learner.write(bug.apply(learner.solution))
@@ -195,6 +172,7 @@ def test_from_an_empty_function_to_a_right_one(learner):
     names = learner.player.locator(".name").all_text_contents()
     assert names == ["yours", "reference"]
     assert "Difference 1" in learner.player.text_content("#difference-summary")
+    assert serious(page) == serious(learner.player) == []
     page.reload()
     learner.until("document.body.classList.contains('awake')")
     assert page.evaluate("labPage.editor.text") == bug.apply(learner.solution)
@@ -203,12 +181,14 @@ def test_from_an_empty_function_to_a_right_one(learner):
     learner.ended()
     assert learner.says("#verdict").startswith("All ") and learner.says("#status").startswith("All ")
     assert page.locator("#marks .failed").count() == 0
+    assert serious(page) == []
 
 
 def test_what_never_ends_is_ended(learner):
     """A loop in Python becomes a failed test with its line; what hangs in C ends with its worker, and a
     person may stop it before. What is written afterwards is judged as ever."""
     page = learner.page
+    page.evaluate("labPage.scale = 0.2")  # a second a test, where learners are given five
     learner.body("while True:\n    try:\n        pass\n    except:\n        pass")
     learner.run()
     assert "a loop that never ends? It was in starter.py, line" in learner.says("#report")
@@ -218,8 +198,10 @@ def test_what_never_ends_is_ended(learner):
     page.click("#run")
     learner.until("run.textContent == 'Run the tests'")
     assert "Stopped" in learner.says("#status")
+    page.evaluate("labPage.quiet = 4_000")  # ms of silence, where learners are given longer
     page.click("#run")
     learner.until("verdict.textContent.includes('hangs so that nothing interrupts it')")
+    page.evaluate("labPage.quiet = 25_000, labPage.scale = 1")
     learner.write(learner.solution)
     learner.run()
     assert learner.says("#verdict").startswith("All ")

@@ -57,6 +57,16 @@ ASKED_ELSEWHERE = (
     "start and finish together",
     "all blocks are taken while requests still generate",
     "what is a batch",
+    "preempted sequence goes to the front of the queue",
+    "a request in the queue has num_computed_tokens > 0",
+    "why do running requests go before waiting ones",
+    "the request behind it would",
+    "only works with paged memory",
+    "a more important request arrives",
+    "stamps a request's arrival anew",
+    "5 to 10 times as many",
+    "who should be the victim",
+    "lays out a plan",
 )
 
 

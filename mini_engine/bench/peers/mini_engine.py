@@ -25,7 +25,6 @@ from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.sim.policies import BASELINES
 
-SETTINGS: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 512}
 FAST: dict[str, Fast] = {"": True, "torch": "torch", "simple": False}
 
 Product = Callable[[Tensor], Tensor]
@@ -67,11 +66,19 @@ class Peer:
         return {"seconds": seconds, "reading": reading, "num_steps": len(steps)}
 
 
+def settings_on(device: torch.device) -> dict[str, Any]:
+    """A GPU serves more at once, and gives six tenths of its free memory to keys and values."""
+    if device.type == "cpu":
+        return {"max_num_seqs": 64, "max_num_batched_tokens": 512}
+    free, _ = torch.cuda.mem_get_info(device)
+    return {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "kv_cache_bytes": free * 6 // 10}
+
+
 class Served:
     """An engine of one variant, and the steps of its last workload."""
 
     def __init__(self, model: CausalLM, variant: str) -> None:
-        settings, fast = SETTINGS.copy(), FAST.get(variant, True)
+        settings, fast = settings_on(model.device), FAST.get(variant, True)
         if variant not in FAST | BASELINES:
             raise ValueError(f"no variant {variant!r}; there are {', '.join([*FAST, *BASELINES][1:])}")
         if variant not in FAST:
@@ -82,7 +89,8 @@ class Served:
         with_kernel = isinstance(self.model, FastLM) and self.model.kernels
         how = "the C++ kernel" if with_kernel else "torch alone" if fast else "model.py and attention.py"
         policy = "" if variant in FAST else f"{BASELINES[variant].about}; "
-        self.settings = f"{policy}{how}, 64 sequences, 512 tokens a step"
+        most, budget = settings["max_num_seqs"], settings["max_num_batched_tokens"]
+        self.settings = f"{policy}{how}, {most} sequences, {budget:,} tokens a step"
         self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore

@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
 
-PAGE, BUDGET = 32, 512  # tokens in a block of generate_batch's cache, and in a step
+PAGE = 32  # tokens in a block of generate_batch's cache
+BUDGET = {"cpu": 512, "cuda": 8192}  # in a step
 
 
 class Peer:
@@ -22,7 +23,8 @@ class Peer:
 
     def variant(self, name: str) -> tuple[Any, str]:
         if name == "batch":
-            return self.continuous, f"generate_batch, {BUDGET} tokens a step, pages of {PAGE}"
+            budget = BUDGET[self.model.device.type]
+            return self.continuous, f"generate_batch, {budget:,} tokens a step, pages of {PAGE}"
         if name and not name.isdigit():
             raise ValueError(f"no variant {name!r}; there are batch, and numbers, the size of a static batch")
         return partial(self.static, int(name or 0)), f"generate, static batches of {name or 'all'}"
@@ -47,7 +49,8 @@ class Peer:
         pairs = list(zip(prompts, num_outputs, strict=True))
         # Room for all at once; left alone, it takes nine tenths of the memory, and touches it.
         num_blocks = sum(-(-(len(prompt) + n) // PAGE) for prompt, n in pairs) + len(pairs)
-        room = {"page_size": PAGE, "num_blocks": num_blocks, "max_batch_tokens": BUDGET}
+        budget = BUDGET[self.model.device.type]
+        room = {"page_size": PAGE, "num_blocks": num_blocks, "max_batch_tokens": budget}
         with self.model.continuous_batching_context_manager(
             generation_config=greedy,
             continuous_batching_config=transformers.ContinuousBatchingConfig(**room),

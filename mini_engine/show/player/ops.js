@@ -183,7 +183,7 @@ class OpsPane extends Side {
   callRow({ index, op, returned }) {
     const here = index === this.player.step - this.offset;
     const text = `${callOf(op, true)} returned ${inPython(returned)}`;
-    return el("button", { type: "button", class: "row call", "data-step": index, ...(here ? { "aria-current": "step" } : {}), "aria-label": `operation ${index}: ${text}`, title: text },
+    return rowButton({ class: "row call", "data-step": index, ...(here ? { "aria-current": "step" } : {}), title: text }, `operation ${index}: ${text}`,
       el("span", { class: "number" }, String(index)), el("span", { class: "code" }, callOf(op)), el("span", { class: "code returned" }, inPython(returned)));
   }
 
@@ -192,7 +192,7 @@ class OpsPane extends Side {
     const cells = Array.from({ length: Math.min(is, 40) }, (_, i) =>
       el("i", { class: i >= was ? "block new" : "block", style: `background:${this.player.tint(id)}` }));
     const text = `${count(is, "block")}${change ? `, ${change}` : ""}`;
-    return el("button", { type: "button", class: "row table", "data-id": id, "aria-pressed": id === this.player.followed, "aria-label": `${id}: ${text}`, title: `${id}: ${text}` },
+    return rowButton({ class: "row table", "data-id": id, "aria-pressed": id === this.player.followed }, `${id}: ${text}`,
       el("span", { class: "id", style: `background:${this.player.tint(id)}` }, id), el("span", { class: "blocks" }, ...cells),
       el("span", { class: "told" }, String(is)), el("span", { class: "plus" }, change));
   }

@@ -83,9 +83,13 @@ class Player {
     this.part("difference").hidden = !two;
     this.partings = two ? side.partings(runs) : [];
     this.departing = [];
+    let most = 0; // rows of the table, for which there is room in every step
     for (let step = 0; two && step < this.numSteps; step++) {
-      if (side.differences(...this.records(step)).length) this.departing.push(step);
+      const { length } = side.differences(...this.records(step));
+      if (length) this.departing.push(step);
+      most = Math.max(most, length);
     }
+    this.part("difference").style.setProperty("--fields", most);
   }
 
   /** Fill the lists of what there is: names to follow, kinds of events. */

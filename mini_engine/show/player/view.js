@@ -72,6 +72,7 @@ class Side {
     const items = told.map(({ kind, ids, text }) =>
       el("li", { class: ids.includes(followed) ? "followed" : "" }, el("span", { class: `tag ${kind}` }, TAGS[kind] ?? kind), el("span", {}, text)));
     log.replaceChildren(el("li", { class: "spoken" }, spoken), ...items);
+    for (const item of log.children) item.setAttribute("role", "presentation"); // a log is no list
     if (this.scrolled) log.scrollTop = 0;
     const cue = this.find(".cue");
     if (!cue) return;
@@ -278,7 +279,7 @@ class Pane extends Side {
   row(view, spoken, ...cells) {
     const { request_id: id, state } = view;
     const followed = id === this.player.followed;
-    return el("button", { type: "button", class: "row", "data-id": id, "aria-pressed": followed, "aria-label": `${id}: ${spoken}`, title: `${id}: ${spoken}` },
+    return rowButton({ class: "row", "data-id": id, "aria-pressed": followed }, `${id}: ${spoken}`,
       el("span", { class: "id", style: `background:${this.player.tint(id)}` }, id),
       el("span", { class: `letter ${state}`, title: inWord(state) }, LETTERS[state]), ...cells);
   }

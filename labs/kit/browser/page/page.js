@@ -2,7 +2,9 @@
 
 import { makeEditor } from "./editor.js";
 
-const QUIET = 20_000; // ms without a word, after which Python hangs in something that it cannot interrupt
+// For tests. quiet: ms without a word, after which Python hangs in something that it cannot interrupt.
+// scale: of the seconds that each test has.
+window.labPage = { quiet: 25_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
 const key = (name) => `mini-engine/${lab.id}/${name}`;
@@ -60,14 +62,14 @@ function run() {
   clear();
   say("The tests are running.");
   const columns = Math.max(40, Math.min(100, Math.floor(($("results").clientWidth - 40) / 7.5)));
-  worker.postMessage({ source: editor.text, columns });
+  worker.postMessage({ source: editor.text, columns, scale: labPage.scale });
   listen();
 }
 
 function listen() {
   clearTimeout(watch);
   const words = () => `${begun || "The file"} does not end, and hangs so that nothing interrupts it. Python was ended and starts anew.`;
-  watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, QUIET);
+  watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, labPage.quiet);
 }
 
 function ended(why, again = true) {
@@ -292,5 +294,4 @@ document.body.classList.add("awake");
 go(editor.text === lab.starter ? "read" : "write");
 choose("read");
 $("player").src = new URL("player/shell.html", import.meta.url); // now that somebody listens
-window.labPage = { editor, get rows() { return rows; } }; // for tests
 start();

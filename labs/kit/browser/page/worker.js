@@ -1,5 +1,5 @@
 // Python, in a worker of its own: what hangs in it can be ended by the page. It loads from its own folder alone.
-//   to it    {lab, source, columns}
+//   to it    {source, columns, scale}
 //   from it  {ready: preview}, {row}, {verdict}, {broken: why}
 
 const lab = new URLSearchParams(location.search).get("lab");
@@ -21,11 +21,11 @@ os.chdir("/course")
 
 const started = start();
 started.catch((error) => postMessage({ broken: String(error) }));
-onmessage = async ({ data: { source, columns } }) => {
+onmessage = async ({ data: { source, columns, scale } }) => {
   const judge = await started;
   try {
     const tell = (row) => postMessage({ row: JSON.parse(row) });
-    postMessage({ verdict: JSON.parse(judge.run(lab, source, tell, columns)) });
+    postMessage({ verdict: JSON.parse(judge.run(lab, source, tell, columns, scale)) });
   } catch (error) {
     postMessage({ broken: String(error) });
   }

@@ -1,0 +1,174 @@
+"""Makes the book fit for any file server: nothing inline in a page, so that its policy can forbid that; a
+tenth of what the theme brings; and a way from a lab's text to the page in which the lab is written.
+"""
+
+import hashlib
+import posixpath
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+from labs.kit.browser.policies import LABS, SEARCH, TEXT
+
+WRITE = re.compile(r"Write (lab-\d\d) ")
+UNUSED = re.compile(  # a switch of versions, a search while one types: the book has neither
+    r"\s*<script>DOCUMENTATION_OPTIONS\.(?:pagename|search_as_you_type) = [^<]*</script>"
+    r'|\s*<script defer src="[^"]*/fontawesome\.js[^"]*"></script>'
+)
+SEARCHING = re.compile(r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
+# A button that says "Search Ctrl+K" has that for its name.
+NAMED_TWICE = re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"')
+SCRIPT = re.compile(r"<script(?: data-[^>]*)?>(.*?)</script>", re.S)
+STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.S)
+STYLED = re.compile(r'<[a-z]\w*\b[^<>]*? style="([^"]*)"[^<>]*>', re.I)
+FORBIDDEN = re.compile(r'<[a-z]\w*\b[^<>]* (on\w+="|(?:href|src)="javascript:)', re.I)
+ICON = re.compile(r'class="[^"]*\bfa-solid fa-([a-z-]+)')
+CHARSET = '<meta charset="utf-8" />'
+
+
+def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Links that say "Write lab-01 now" lead to that lab's page, and its text begins with such a link."""
+    if app.builder.format != "html":
+        return
+
+    def page(lab: str) -> str:
+        return posixpath.relpath(f"write/{lab}/index.html", posixpath.dirname(docname))
+
+    for link in doctree.findall(nodes.reference):
+        if (found := WRITE.match(link.astext())) and found[1] in LABS:
+            link["refuri"] = page(found[1])
+            link["classes"].append("write")
+    lab = docname.removeprefix("labs/").removesuffix("/README")
+    title = next(iter(doctree.findall(nodes.title)), None)
+    if lab in LABS and title is not None:
+        words = f"Write {lab} in your browser"
+        link = nodes.reference("", words, refuri=page(lab), classes=["write"], internal=True)
+        line = nodes.paragraph(
+            "", "", link, nodes.Text(": nothing to install, and your run beside the reference's.")
+        )
+        title.parent.insert(title.parent.index(title) + 1, line)
+
+
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Rewrites the pages that were built, and throws away what none of them uses."""
+    if error is not None or app.builder.name != "html":
+        return
+    out = Path(app.outdir)
+    static = out / "_static"
+    icons: set[str] = set()
+    for path in out.rglob("*.html"):
+        if path.is_relative_to(out / "write") or path.is_relative_to(static):
+            continue
+        text = path.read_text("utf-8")
+        icons.update(ICON.findall(text))
+        path.write_text(strict(text, path.relative_to(out).as_posix(), static), encoding="utf-8")
+    draw_icons(icons, static)
+    for unused in (*static.rglob("*.map"), *static.glob("*-macros.html"), *static.glob("*.png")):
+        unused.unlink(missing_ok=True)
+    for folder in ("locales", "vendor", "images"):
+        shutil.rmtree(static / folder, ignore_errors=True)
+    first = app.builder.get_target_uri(app.config.root_doc)
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<head>{CHARSET}\n<title>mini-engine</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{TEXT}">\n'
+        f'<meta http-equiv="refresh" content="0; url={first}">\n</head>\n'
+        f'<body><main><h1><a href="{first}">mini-engine</a></h1></main></body>\n</html>\n'
+    )
+    (out / "index.html").write_text(page, encoding="utf-8")
+
+
+def strict(text: str, name: str, static: Path) -> str:
+    """A page of the theme without anything inline, under its policy. Done twice it is as done once."""
+    up = "../" * name.count("/")
+    policy = SEARCH if name == "search.html" else TEXT
+
+    def script(found: re.Match[str]) -> str:
+        return f'<script src="{up}_static/{kept(found[1], "js", static)}"></script>'
+
+    def style(found: re.Match[str]) -> str:
+        return f'<link rel="stylesheet" href="{up}_static/{kept(found[1], "css", static)}">'
+
+    def styled(found: re.Match[str]) -> str:
+        rule = f"inline-{digest(found[1])}"
+        write_once(static / "inline.css", f".{rule} {{ {found[1]} }}\n")
+        tag = found[0].replace(f' style="{found[1]}"', "")
+        if ' class="' in tag:
+            return tag.replace(' class="', f' class="{rule} ', 1)
+        return re.sub(r"^<\w+", rf'\g<0> class="{rule}"', tag)
+
+    text = NAMED_TWICE.sub(r"\1", UNUSED.sub("", text))
+    if name != "search.html":
+        text = SEARCHING.sub("", text)
+    text = STYLED.sub(styled, STYLE.sub(style, SCRIPT.sub(script, text)))
+    if found := FORBIDDEN.search(text):
+        raise ExtensionError(f"{name}: {found[1]} is a script in an attribute, which no policy lets run")
+    if "Content-Security-Policy" not in text:
+        sheets = "".join(
+            f'<link rel="stylesheet" href="{up}_static/{one}.css">' for one in ("icons", "inline")
+        )
+        meta = f'{CHARSET}\n    <meta http-equiv="Content-Security-Policy" content="{policy}">'
+        text = text.replace(CHARSET, meta, 1).replace("</head>", f"{sheets}\n  </head>", 1)
+        first, image, rest = text.partition("<img ")  # what is further down is loaded when it comes near
+        text = first + image + rest.replace("<img ", '<img loading="lazy" ')
+    return text
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def kept(text: str, kind: str, static: Path) -> str:
+    """The name of a file with what stood inline."""
+    name = f"inline-{digest(text)}.{kind}"
+    (static / name).write_text(text.strip() + "\n", encoding="utf-8")
+    return name
+
+
+@cache
+def write_once(path: Path, line: str) -> None:
+    """A rule in a style sheet that earlier builds may have begun: Sphinx writes only pages that changed."""
+    known = path.read_text("utf-8") if path.exists() else ""
+    if line not in known:
+        path.write_text(known + line, encoding="utf-8")
+
+
+def draw_icons(names: set[str], static: Path) -> None:
+    """Of the theme's two thousand icons the dozen that the pages show, without its script or fonts."""
+    (static / "inline.css").touch()
+    library = static / "scripts" / "fontawesome.js"
+    data = library.read_text("utf-8")
+    rules = [
+        "/* Icons: Font Awesome Free by Fonticons, Inc., fontawesome.com, CC BY 4.0 */",
+        ".fa-solid::before { content: none !important; }",
+        ".fa-solid { display: inline-block; width: 1.25em; height: 1em; vertical-align: -0.125em; "
+        "background: currentColor; mask: var(--icon) center / contain no-repeat; }",
+    ]
+    for name in sorted(names):
+        found = re.findall(rf'[{{,]"?{name}"?:\[(\d+),(\d+),\[[^]]*\],"[0-9a-f]+","([^"]+)"\]', data)
+        if not found:
+            raise ExtensionError(f"the theme's icons have no {name!r}")
+        wide, high, path = found[-1]  # outlined ones come before
+        picture = (
+            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {wide} {high}'><path d='{path}'/></svg>"
+        )
+        address = "data:image/svg+xml," + quote(picture, safe=" =:/'")
+        rules.append(f'.fa-{name} {{ --icon: url("{address}"); }}')
+    (static / "icons.css").write_text("\n".join(rules) + "\n", encoding="utf-8")
+    library.unlink()
+    sheet = static / "styles" / "pydata-sphinx-theme.css"
+    sheet.write_text(re.sub(r"@font-face\{[^}]*\}", "", sheet.read_text("utf-8")), encoding="utf-8")
+    for licence in static.rglob("fontawesome.js*"):
+        licence.unlink()
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("doctree-resolved", lead_to_the_pages)
+    app.connect("build-finished", finish)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,45 @@
+"""`python -m labs open`: the book and its pages, served on this machine."""
+
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from labs.kit.browser.policies import LABS
+from labs.kit.browser.serve import server
+from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
+from labs.kit.learner.screen import say
+
+SITE = LABS_DIR.parent / "docs" / "_build" / "site"
+
+
+def open_site(
+    lab_id: Annotated[
+        str | None,
+        typer.Argument(
+            help="lab-01, or just 1: the page of that lab. Without it, the book.", show_default=False
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(help="A page keeps your code for its port: stay with one.", min=1, max=65535)
+    ] = 8140,
+) -> None:
+    """Open the book, or a lab to write in a web page, in your browser."""
+    page = "docs/index.html"
+    if lab_id:
+        lab = find_lab(lab_id).id
+        page = f"write/{lab}/index.html" if lab in LABS else f"labs/{lab}/README.html"
+    if not (SITE / page).is_file():
+        raise LabError(f"{page} is not built in docs/_build/site; build it with: make docs")
+    try:
+        running = server(SITE, port)
+    except OSError:
+        raise LabError(f"port {port} is taken; name another, as in --port 8141") from None
+    address = f"http://localhost:{port}/{page}"
+    with running:
+        say(f"{address} (Ctrl+C ends it)")
+        try:
+            webbrowser.open(address)
+            running.serve_forever()
+        except KeyboardInterrupt:
+            say()

@@ -1,0 +1,122 @@
+"""Makes the book's folder one site: `python -m labs.kit.browser.site docs/_build/site`, as `make docs` does.
+
+The labs' pages come into it, `_headers` for hosts that read one, and the bytes are counted.
+"""
+
+import posixpath
+import re
+import sys
+from html import escape
+from pathlib import Path
+
+from labs.kit.browser.build import MOST, build, filled, zipped
+from labs.kit.browser.build import first_load as loads_of_lab
+from labs.kit.browser.policies import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
+from labs.kit.judge.manifest import find_lab
+
+TEXT_MOST = 700_000  # bytes, gzipped, that a first look at a page of the book loads
+SITE_MOST = 30_000_000  # bytes on the server's disk
+ASSET = re.compile(
+    r'<(?:script|img|iframe)\b(?![^>]*loading="lazy")[^>]*? src="([^":]+)"'
+    r'|<link\b(?=[^>]*rel="(?:stylesheet|preload|icon)")[^>]*? href="([^":]+)"'
+)
+URL = re.compile(r"url\(['\"]?(?!data:|#)([^'\")]+)")
+
+
+def add_pages(site: Path) -> str:
+    """Puts the labs' pages below write/, or where npm is missing pages that say so; what is missing."""
+    try:
+        build(site / "write", book="..")
+        return ""
+    except ValueError as error:
+        for lab_id in LABS:
+            folder = site / "write" / lab_id
+            folder.mkdir(parents=True, exist_ok=True)
+            parts = {"POLICY": TEXT, "ID": lab_id, "TITLE": find_lab(lab_id).title, "WHY": escape(str(error))}
+            (folder / "index.html").write_text(filled("missing.html", parts), encoding="utf-8")
+        return str(error)
+
+
+def write_headers(site: Path) -> None:
+    """The policies once more, for hosts that read a file `_headers`."""
+    built = (site / "write" / "app").exists()
+    roots = sorted(path.name for path in site.glob("*.html"))
+    kinds = {
+        **{f"/{name}": SEARCH if name == "search.html" else TEXT for name in roots},
+        **{path: TEXT for path in ("/", "/write/", "/write/index.html")},
+        "/docs/*": TEXT,
+        "/labs/*": TEXT,
+        "/notebooks/*": TEXT,
+        "/_static/player/shell.html": PLAYER,
+        **{f"/write/{lab_id}/*": LAB if built else TEXT for lab_id in LABS},
+        "/write/app/worker.js": WORKER,
+        "/write/app/player/shell.html": PLAYER,
+    }
+    rules = [f"{path}\n  Content-Security-Policy: {policy}; {FRAMED}\n" for path, policy in kinds.items()]
+    always = "/*\n  X-Content-Type-Options: nosniff\n  Referrer-Policy: no-referrer\n"
+    (site / "_headers").write_text(always + "".join(rules), encoding="utf-8")
+
+
+def first_load(site: Path, page: str) -> dict[str, int]:
+    """What a first look at a page of the book loads, frames and pictures too, and the bytes of each."""
+    loads: dict[str, int] = {}
+
+    def load(name: str) -> None:
+        path = site / name
+        if name in loads:
+            return
+        loads[name] = zipped(path)
+        pattern = {".html": ASSET, ".css": URL}.get(path.suffix)
+        if pattern:
+            for found in pattern.finditer(path.read_text("utf-8")):
+                target = next(filter(None, found.groups())).partition("?")[0].partition("#")[0]
+                load(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
+
+    load(page)
+    return loads
+
+
+def pages_of_book(site: Path) -> list[str]:
+    found = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    return sorted(name for name in found if not name.startswith(("write/", "_static/")))
+
+
+def weigh(site: Path) -> tuple[list[str], list[str]]:
+    """What the site weighs, a line each, and which of it is too much."""
+    total = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
+    texts = {name: sum(first_load(site, name).values()) for name in pages_of_book(site)}
+    labs = {
+        f"write/{lab_id}/index.html": sum(loads_of_lab(site / "write", lab_id).values()) for lab_id in LABS
+    }
+    lines, wrong = [f"{site}: {total / 1e6:.1f} MB in all (at most {SITE_MOST / 1e6:g})"], []
+    if total > SITE_MOST:
+        wrong.append(f"the site has {total / 1e6:.1f} MB")
+    for loads, most, kind in ((texts, TEXT_MOST, "the book"), (labs, MOST, "the labs to write")):
+        name, most_of_all = max(loads.items(), key=lambda one: one[1])
+        common = sorted(loads.values())[len(loads) // 2]
+        lines.append(
+            f"first load, gzipped, a page of {kind}: {common / 1e3:,.0f} kB as a rule, at most "
+            f"{most_of_all / 1e3:,.0f} kB, {name} (the limit is {most / 1e3:,.0f})"
+        )
+        wrong += [
+            f"{name} loads {size / 1e3:,.0f} kB at first" for name, size in loads.items() if size > most
+        ]
+    return lines, wrong
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or not Path(sys.argv[1], "docs", "index.html").is_file():
+        sys.exit("python -m labs.kit.browser.site SITE: the folder into which Sphinx has built the book")
+    site = Path(sys.argv[1])
+    missing = add_pages(site)
+    write_headers(site)
+    lines, wrong = weigh(site)
+    print("\n".join(lines))
+    if missing:
+        print(f"WITHOUT THE LABS TO WRITE IN A PAGE: {missing}")
+    if wrong:
+        sys.exit("error: too much to load: " + "; ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
