@@ -26,6 +26,7 @@ def test_the_pool_has_the_shape_of_the_model():
     pool = KVPool(model.config, 7, 5, torch.float32, "cpu")
     assert pool.k.shape == pool.v.shape == (4, 7, 5, 3, DIM)
     assert pool.k.untyped_storage().nbytes() == pool.k.nbytes, "and not a byte more"
+    assert KVPool(model.config, 7, 5, torch.float32, "meta").v.shape == pool.v.shape
     bytes_per_token = KVPool.bytes_per_token(model.config, torch.float32)
     assert bytes_per_token == 2 * 4 * 3 * DIM * 4
     assert bytes_per_token * 7 * 5 == pool.k.nbytes + pool.v.nbytes
