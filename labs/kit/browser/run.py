@@ -23,8 +23,6 @@ from labs.kit.judge.standing import Standing
 from mini_engine.show.player import payload
 
 Tell = Callable[[str], object]
-# Each collects all garbage at the end of a run, for warnings that nobody sees here.
-QUICK = "-p no:unraisableexception -p no:threadexception"
 PATIENCE = 2.0  # seconds for a run that nobody asked for
 PLACE = re.compile(r"starter\.py(?::|, line | does not parse, line | fails at import, line )(\d+)")
 HERE = {  # what a learner does in a terminal, and how in the page
@@ -63,7 +61,7 @@ def run(
     guard.scale = scale
     lab = find_lab(lab_id)
     lab.file("starter.py").write_text(source, encoding="utf-8")
-    os.environ |= {"LAB_IMPL": "starter", "COLUMNS": str(columns), "PYTEST_ADDOPTS": QUICK}
+    os.environ |= {"LAB_IMPL": "starter", "COLUMNS": str(columns)}
     if source == pristine_source(lab):
         return json.dumps({"problem": f"{lab.tasks[0].name} is not written yet", "started": False})
     forget()
