@@ -251,40 +251,6 @@ class Engine:
             self._deliver(delta)
         return deltas
 
-    def _roll_back(self, before: list[Request]) -> None:
-        """The step has failed, with `before` running at its beginning. What was computed of it is dropped,
-        what was admitted waits again. Those preempted stay so: others may have written where they were.
-        If the scheduler has taken the step back already, it stands, and its Deltas come with the next."""
-        fed, self._fed = self._fed, []
-        for request in fed:
-            self.sampler.forget(request.request_id)  # its generator is made anew, as far as it was drawn
-            if request.request_id in self.requests and not self._has_news(request):
-                self._reread(request)
-        news = [request for request in self.requests.values() if self._has_news(request)]
-        if all(request.finish_reason == "error" for request in news):
-            if isinstance(self.scheduler, Recorder | Scheduler):
-                self.scheduler.take_back(before)
-        try:
-            self._ready = self.collect(news, {})
-        except Exception:  # no more than was tried already; the error that came first is raised
-            return
-        for delta in self._ready:
-            self._deliver(delta)
-
-    def _has_news(self, request: Request) -> bool:
-        """Whether it was given tokens, or an end, that no Delta has said yet."""
-        given = self._outputs[request.request_id].num_given
-        return request.finish_reason is not None or len(request.output_token_ids) > given
-
-    def _reread(self, request: Request) -> None:
-        """The text as it was before the token that the scheduler was not given."""
-        output = self._outputs[request.request_id]
-        output.text = self._text_of(request)
-        for token_id in request.output_token_ids:
-            output.text.feed(token_id)
-            output.text.take(finished=False)
-        output.logprobs.clear()
-
     def _deliver(self, delta: Delta) -> None:
         if (inbox := self.inboxes.get(delta.request_id)) is not None:
             inbox.append(delta)
@@ -345,37 +311,6 @@ class Engine:
                 self._fail(request, error)
         return chosen
 
-    def _compute_alone(self, backend: PagedBackend, request: Request) -> torch.Tensor:
-        """Its logits once more. A NaN of one request can be read by another: masked, but 0 times NaN is NaN.
-        By itself, and with the rest of its blocks cleared, a request reads nothing that is not its own."""
-        kv = self.scheduler.kv
-        end = len(kv.block_table(request)) * kv.block_size
-        backend.clear(kv.slot_mapping(request, request.num_tokens, end))
-        return backend.forward([Row(request, request.num_new_tokens, True)])[0]
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        """End a request that cannot go on."""
-        if request.finish_reason == "error":  # and now its last text cannot be had either
-            return
-        request_id, what = request.request_id, f"{type(error).__name__}: {error}"
-        if isinstance(error, NotFiniteError):
-            weight = self.model.not_finite()
-            what = f"{error}; the model's {weight} holds NaN or infinity" if weight else str(error)
-            self._clear(request)
-        self._outputs[request_id].error = f"request {request_id!r}: {what}"
-        if isinstance(self.scheduler, Recorder):
-            self.scheduler.abort(request_id, "error")
-        else:
-            self.scheduler.abort(request_id)
-        request.finish_reason = "error"
-
-    def _clear(self, request: Request) -> None:
-        """Nobody is to find or read what it has computed."""
-        kv = self.scheduler.kv
-        if isinstance(kv, BlockManager) and isinstance(self.backend, PagedBackend):
-            own, size = kv.unpublish(request), kv.block_size
-            self.backend.clear([b * size + i for b in own for i in range(size)])
-
     def collect(self, requests: list[Request], stopped: dict[str, str]) -> list[Delta]:
         """The Deltas of the requests that were just given tokens; forgets the finished ones.
 
@@ -435,3 +370,70 @@ class Engine:
         """End the recording, if there is one; a trace that is streamed to a file is whole from then on."""
         if isinstance(self.scheduler, Recorder):
             self.scheduler.close("max_steps" if self.has_work else "drained")
+
+    # ---------------------------------------------------------------- what a fault leaves behind
+
+    def _roll_back(self, before: list[Request]) -> None:
+        """The step has failed, with `before` running at its beginning. What was computed of it is dropped,
+        what was admitted waits again. Those preempted stay so: others may have written where they were.
+        If the scheduler has taken the step back already, it stands, and its Deltas come with the next."""
+        fed, self._fed = self._fed, []
+        for request in fed:
+            self.sampler.forget(request.request_id)  # its generator is made anew, as far as it was drawn
+            if request.request_id in self.requests and not self._has_news(request):
+                self._reread(request)
+        news = [request for request in self.requests.values() if self._has_news(request)]
+        if all(request.finish_reason == "error" for request in news):
+            if isinstance(self.scheduler, Recorder | Scheduler):
+                self.scheduler.take_back(before)
+        try:
+            self._ready = self.collect(news, {})
+        except Exception:  # no more than was tried already; the error that came first is raised
+            return
+        for delta in self._ready:
+            self._deliver(delta)
+
+    def _has_news(self, request: Request) -> bool:
+        """Whether it was given tokens, or an end, that no Delta has said yet."""
+        given = self._outputs[request.request_id].num_given
+        return request.finish_reason is not None or len(request.output_token_ids) > given
+
+    def _reread(self, request: Request) -> None:
+        """The text as it was before the token that the scheduler was not given."""
+        output = self._outputs[request.request_id]
+        output.text = self._text_of(request)
+        for token_id in request.output_token_ids:
+            output.text.feed(token_id)
+            output.text.take(finished=False)
+        output.logprobs.clear()
+
+    def _compute_alone(self, backend: PagedBackend, request: Request) -> torch.Tensor:
+        """Its logits once more. A NaN of one request can be read by another: masked, but 0 times NaN is NaN.
+        By itself, and with the rest of its blocks cleared, a request reads nothing that is not its own."""
+        kv = self.scheduler.kv
+        end = len(kv.block_table(request)) * kv.block_size
+        backend.clear(kv.slot_mapping(request, request.num_tokens, end))
+        return backend.forward([Row(request, request.num_new_tokens, True)])[0]
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request that cannot go on."""
+        if request.finish_reason == "error":  # and now its last text cannot be had either
+            return
+        request_id, what = request.request_id, f"{type(error).__name__}: {error}"
+        if isinstance(error, NotFiniteError):
+            weight = self.model.not_finite()
+            what = f"{error}; the model's {weight} holds NaN or infinity" if weight else str(error)
+            self._clear(request)
+        self._outputs[request_id].error = f"request {request_id!r}: {what}"
+        if isinstance(self.scheduler, Recorder):
+            self.scheduler.abort(request_id, "error")
+        else:
+            self.scheduler.abort(request_id)
+        request.finish_reason = "error"
+
+    def _clear(self, request: Request) -> None:
+        """Nobody is to find or read what it has computed."""
+        kv = self.scheduler.kv
+        if isinstance(kv, BlockManager) and isinstance(self.backend, PagedBackend):
+            own, size = kv.unpublish(request), kv.block_size
+            self.backend.clear([b * size + i for b in own for i in range(size)])

@@ -1,8 +1,13 @@
 """Fixtures of the engine's tests; the plain functions are in helpers.py."""
 
+import signal
 from functools import cache
 
 import pytest
+
+# In the background of a shell Ctrl-C is ignored, by all that is started there too; some tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,6 +18,10 @@ from labs.kit.judge import manifest, matrix, pristine
 from labs.kit.learner import commands, progress
 
 ROOT = manifest.LABS_DIR.parent
+
+# In the background of a shell Ctrl-C is ignored, by all that is started there too; some tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Course:
