@@ -85,14 +85,27 @@ class Apart:
         few, every = self.failing[:FEW], self.failing
         answers = {task.name: self.play([task], few) for task in self.written}
         right = [t for t in self.written if passed(self.lab, few, answers[t.name]) == len(few)]
-        if len(right) < len(self.lab.tasks) and not self.right(right):
+        entangled: list[TaskGrade] = []
+        if not self.right(right):
             answers |= {task.name: self.play([task], every) for task in right}
             right = [t for t in right if passed(self.lab, every, answers[t.name]) == len(every)]
-        return [
+            entangled = self.entangled(right)
+        return entangled + [
             named(self.wrong(task, answers[task.name]), self.name_alone(task, answers[task.name]))
             for task in self.written
             if task not in right
         ]
+
+    def entangled(self, tasks: list[Task]) -> list[TaskGrade]:
+        """Of tasks that are right alone: those with a mistake that they make together. Each of them mends a
+        case when the reference stands in its place; if none does, it is a mistake of all."""
+        every = len(self.failing)
+        together = passed(self.lab, self.failing, self.play(tasks, self.failing)) if tasks else every
+        if together == every:
+            return []
+        without = {t.name: self.play([o for o in tasks if o is not t], self.failing) for t in tasks}
+        mending = [t for t in tasks if passed(self.lab, self.failing, without[t.name]) > together]
+        return [TaskGrade(t.name, t.points, 0, WRONG, together, every) for t in mending or tasks]
 
     def right(self, tasks: Sequence[Task]) -> bool:
         """Whether these, played together, depart in none of the cases in which the file departs."""

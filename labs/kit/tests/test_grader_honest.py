@@ -90,6 +90,15 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     assert found.tasks[0].name == "the threshold is never reached"
 
 
+def test_a_mistake_that_two_tasks_make_together_costs_both():
+    """Each is right among the reference's others: what one notes, the other says."""
+    lab = find_lab("lab-03")
+    together = next(bug for bug in lab.bugs if bug.id == "an-older-preemption-counts")
+    found = graded("lab-03", together.apply(lab.file("solution.py").read_text("utf-8")))
+    wrong = {task.task for task in found.tasks if task.state == WRONG}
+    assert wrong == {"Scheduler.preempt", "Scheduler.make_room"}
+
+
 def test_no_file_is_excused_from_being_counted():
     """Whatever names it has: a queue that is searched at every pop costs its points."""
     lab = find_lab("lab-03")
