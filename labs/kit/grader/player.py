@@ -24,7 +24,8 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
             exec(compile(request["others"], "others.py", "exec"), reference.__dict__)
             lab = find_lab(request["lab"])
             tasks = [lab.task(name) for name in request["tasks"]]
-            isolate.filled_in(lab, tasks, module, reference, request["left"], request["made"])
+            left, made, two_sets = request["left"], request["made"], request["two_sets"]
+            isolate.filled_in(lab, tasks, module, reference, left, made, two_sets)
     except BaseException as error:  # sys.exit() too
         say(out, [json.dumps({"broken": f"{type(error).__name__}: {error}"[:300]})])
         return

@@ -6,7 +6,8 @@ A class that keeps other attributes than the reference's is left whole: no metho
 
 import ast
 import dis
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -30,10 +31,12 @@ def filled_in(
     reference: ModuleType,
     left: Sequence[str],
     expected: Mapping[str, Sequence[str]],
+    two_sets: bool = False,
 ) -> ModuleType:
     """The module with every task but `tasks` from the reference.
 
     `left` are the tasks that it does not have, `expected` the attributes that the reference's classes make.
+    `two_sets` of helpers, of what is no task: the reference's code calls its own, all else the file's.
     """
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
@@ -43,6 +46,9 @@ def filled_in(
         if name not in kept:
             old, new = transplanted(reference, module, name)
             replaced[id(old)] = new
+    if two_sets:
+        for name in helpers(lab, reference, apart):
+            by_caller(reference, module, name)
     for function in defined_in(module):  # hash_block=hash_block, say, was bound before
         function.__defaults__ = tuple(replaced.get(id(v), v) for v in function.__defaults__ or ()) or None
         defaults = (function.__kwdefaults__ or {}).items()
@@ -97,6 +103,39 @@ def transplanted(reference: ModuleType, module: ModuleType, name: str) -> tuple[
     old, new = vars(owner).get(last), rebound(vars(donor)[last], module)
     setattr(owner, last, new)
     return old, new
+
+
+def helpers(lab: Lab, reference: ModuleType, whole: set[str]) -> list[str]:
+    """The reference's functions, and its classes' methods and properties, that are no task.
+
+    `whole` are the classes of which the reference's methods are not beside the file's.
+    """
+    tasks = {task.name for task in lab.tasks}
+    classes = {class_of(task) for task in lab.tasks if "." in task.name} - whole
+    names = [key for key, value in vars(reference).items() if isinstance(value, FunctionType)]
+    for owner in sorted(classes):
+        members = vars(getattr(reference, owner)).items()
+        names += [f"{owner}.{key}" for key, v in members if isinstance(v, FunctionType | property)]
+    return [name for name in names if name not in tasks and not name.endswith("__")]
+
+
+def by_caller(reference: ModuleType, module: ModuleType, name: str) -> None:
+    """Put a helper into the module that is the reference's for the reference's code."""
+    yours, theirs = transplanted(reference, module, name)
+    *outer, last = name.split(".")
+    owner = getattr(module, outer[0]) if outer else module
+    if isinstance(yours, property) and isinstance(theirs, property):
+        setattr(owner, last, property(either(yours.fget, theirs.fget)))
+    elif isinstance(yours, FunctionType) and isinstance(theirs, FunctionType):
+        setattr(owner, last, either(yours, theirs))
+
+
+def either(yours: Any, theirs: Any) -> Callable[..., Any]:
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_code.co_filename
+        return (theirs if caller == theirs.__code__.co_filename else yours)(*args, **kwargs)
+
+    return helper
 
 
 def rebound(value: Any, module: ModuleType) -> Any:

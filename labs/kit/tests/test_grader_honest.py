@@ -99,6 +99,20 @@ def test_a_mistake_that_two_tasks_make_together_costs_both():
     assert wrong == {"Scheduler.preempt", "Scheduler.make_room"}
 
 
+@pytest.mark.parametrize("rare", [False, True])
+def test_a_changed_helper_costs_the_tasks_that_call_it(rare):
+    """Also beside another task's mistake. The reference's methods call the helper as it was given."""
+    lab = find_lab("lab-06")
+    source = lab.file("solution.py").read_text("utf-8")
+    source = source.replace("return (request.cache_salt, tuple(", "return ('', tuple(")
+    wrong = {"BlockManager.find_prefix", "BlockManager.publish"}
+    if rare:
+        source = source.replace("ref_count = 1\n", "ref_count = 1 + (num_blocks > 4)\n")
+        wrong |= {"BlockManager.take"}
+    found = graded("lab-06", source)
+    assert {task.task for task in found.tasks if task.state == WRONG} == wrong
+
+
 def test_no_file_is_excused_from_being_counted():
     """Whatever names it has: a queue that is searched at every pop costs its points."""
     lab = find_lab("lab-03")

@@ -7,6 +7,7 @@ import pytest
 from labs.kit.judge import isolate, loading
 from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
+from labs.kit.toys.requests import make_request
 
 
 def alone(lab_id: str, task: str, source: str):
@@ -76,3 +77,17 @@ def test_a_task_with_a_line_of_its_own_is_written():
     source = replace_body(pristine_source(lab), "clamp", "return 0")
     assert "clamp" not in isolate.unwritten(lab, source)
     assert isolate.unwritten(lab, "def clamp(:") == []
+
+
+def test_a_given_helper_is_the_reference_s_for_the_reference_s_code_alone():
+    lab = find_lab("lab-06")
+    source = lab.file("solution.py").read_text("utf-8")
+    source = source.replace("return -(-num_tokens // self.block_size)", "return 7")
+    source = source.replace("return len(self.free_blocks) + len(self.free_cached)", "return 9")
+    module, reference = loading.execute(source, "two_sets", "starter.py"), loading.load("lab-06", "solution")
+    made = isolate.made(lab, reference)
+    isolate.filled_in(lab, [lab.task("BlockManager.take")], module, reference, [], made, two_sets=True)
+    manager = module.BlockManager(4, 2)
+    assert (manager.blocks_for(3), manager.num_free_blocks) == (7, 9)  # whoever else asks
+    assert manager.admit(make_request("a", 3)) and len(manager.tables["a"]) == 2
+    assert not manager.admit(make_request("b", 5))
