@@ -219,6 +219,7 @@ def tables(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, Any]
 def made(path: Path, kind: type[Made], entry: Mapping[str, Any]) -> Made:
     """What a table of a TOML file says, as a dataclass. Raises LabError for a key too many or too few, and
     for a value of another type."""
+    # typing has no name for "any dataclass".
     hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     named = next((entry[key] for key in ("name", "id", "title", "ask", "text") if entry.get(key)), "")
     where = f"{path}: {brief(named, 60)}" if named else f"{path}"
