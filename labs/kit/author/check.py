@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labs.kit.judge import matrix
-from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab, functions
+from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab, functions, parsed
 from labs.kit.judge.pristine import interface, starter_source
 from labs.kit.judge.standing import fingerprint, storm_fingerprint
 from mini_engine.trace.file import write_whole
@@ -236,7 +236,7 @@ def test_names(lab: Lab) -> dict[str, str]:
 
 def imports(source: str) -> set[str]:
     """Everything a file imports, as module.name."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(parsed(source)))
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return modules | {f"{n.module}.{a.name}" for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
 

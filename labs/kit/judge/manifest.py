@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from dataclasses import replace as changed
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -20,6 +21,7 @@ LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Made = TypeVar("Made")
+_parsing = Lock()
 
 
 class LabError(Exception):
@@ -167,6 +169,18 @@ def impl_from_environment() -> str:
     return impl
 
 
+def parsed(source: str) -> ast.Module:
+    """A file's syntax tree. Raises SyntaxError, whatever is wrong with the text.
+
+    One thread at a time: before Python 3.11.5 two that parse miscount how deep they are.
+    """
+    with _parsing:
+        try:
+            return ast.parse(source)
+        except ValueError as error:  # a null byte, before Python 3.11.4
+            raise SyntaxError(str(error)) from None
+
+
 def functions(source: str) -> dict[str, Function]:
     """Every function and method of a file, by qualified name, with its syntax tree."""
     found: dict[str, Function] = {}
@@ -178,7 +192,7 @@ def functions(source: str) -> dict[str, Function]:
             elif isinstance(node, ast.ClassDef):
                 visit(node.body, f"{prefix}{node.name}.")
 
-    visit(ast.parse(source).body, "")
+    visit(parsed(source).body, "")
     return found
 
 

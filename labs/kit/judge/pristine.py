@@ -6,7 +6,7 @@ Docstrings and given functions are kept as they are; imports that only the tasks
 import ast
 import re
 
-from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, functions, replace_body
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, functions, parsed, replace_body
 
 NOT_WRITTEN = re.compile(r"(lab-\d+): ([\w.]+) is not written yet")
 DOCSTRING = '''"""{id}, {title}: your file.
@@ -27,7 +27,7 @@ def starter_source(lab: Lab) -> str:
         for name in names:  # the function, or all methods of the class
             message = f"{lab.id}: {name} is not written yet"
             source = replace_body(source, name, f'raise NotImplementedError("{message}")')
-    module = ast.parse(source)
+    module = parsed(source)
     if ast.get_docstring(module) is None:
         raise LabError(f"{lab.id}: solution.py needs a docstring at its top; the starter replaces it")
     lines = source.splitlines(keepends=True)
@@ -51,7 +51,7 @@ def interface(source: str) -> dict[str, str]:
 
 
 def _without_unused_imports(source: str) -> str:
-    tree = ast.parse(source)
+    tree = parsed(source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     lines = source.splitlines(keepends=True)
     for node in reversed(tree.body):

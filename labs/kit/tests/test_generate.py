@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labs.kit.author.check import MIN_BUGS
-from labs.kit.judge.manifest import Bug, Lab, LabError, Task, find_lab, lab_ids, replace_body
+from labs.kit.judge.manifest import Bug, Lab, LabError, Task, find_lab, functions, lab_ids, replace_body
 from labs.kit.judge.pristine import interface, pristine_source, starter_source
 
 SOLUTION = '''"""The reference."""
@@ -151,3 +151,10 @@ def test_labs_are_found_by_any_spelling(name):
 def test_unknown_lab_names_those_there_are(name):
     with pytest.raises(LabError, match="there are lab-01"):
         find_lab(name)
+
+
+def test_whatever_cannot_be_parsed_is_a_syntax_error():
+    """A null byte is a ValueError before Python 3.11.4."""
+    for source in ("def f(:", "x = 1\0", "x = '\ud800'"):
+        with pytest.raises(SyntaxError):
+            functions(source)
