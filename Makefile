@@ -4,16 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 PYTEST := $(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal
-LOG := out/make.log
 # Here labs check keeps what the labs' tests did with every bug, so that pytest need not ask again.
 KEPT := out/check
 # Tests start hundreds of processes, which would compile the course anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-# $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails.
-stage = @printf '%-50s ' '$(1)'; mkdir -p out; $(2) > $(LOG) 2>&1 && echo ok || { echo FAILED; cat $(LOG); exit 1; }
+# $(call stage,NAME,COMMAND): a line of output, and all that the command said if it fails. In one piece,
+# for two may run at a time.
+stage = @mkdir -p out; said="$$($(2) 2>&1)" && printf '%-50s ok\n' '$(1)' || { printf '%-50s FAILED\n%s\n' '$(1)' "$$said"; exit 1; }
 
-.PHONY: help demo test test-fast soak mutants check docs pictures pages audit clean
+.PHONY: help demo test test-fast soak mutants check lint promises docs pictures pages audit clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
@@ -33,7 +33,9 @@ demo: $(VENV)/installed
 
 # A learner's starter.py is work in progress; make check and CI want it as it was generated.
 test: LEARNING := $(if $(CI),,yes)
-test: check docs
+test: $(VENV)/installed  # lint and docs take one core each
+	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) lint docs
+	@$(MAKE) --no-print-directory LEARNING=$(LEARNING) promises
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
 	@echo 'notebooks: every cell gives what is saved'
 	@$(PYTEST) --dist loadfile --nbval notebooks
@@ -64,11 +66,16 @@ STRICT = $(if $(LEARNING),,--strict)
 SLOW := $(patsubst %,labs/kit/tests/test_%.py,alternatives browser check cli diagnose docs edition panel plugin) \
 	$(patsubst %,mini_engine/tests/test_%.py,oracle_engine oracle_model player)
 
-check: $(VENV)/installed
+check: lint promises
+
+lint: $(VENV)/installed
 	$(call stage,ruff format: how the code is laid out,$(BIN)/ruff format --check . $(OTHERS))
 	$(call stage,ruff check: what is known to go wrong,$(BIN)/ruff check . $(OTHERS))
 	$(call stage,mypy: types,$(BIN)/mypy)
 	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports --no-logo)
+
+promises: $(VENV)/installed
+	@echo 'labs check plays every known mistake (a few minutes) ...'
 	@rm -rf $(KEPT)
 	$(call stage,labs check: starters fail and every bug is caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
 
@@ -80,7 +87,7 @@ docs: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo 'making $(VENV)'; $(PYTHON) -m venv --clear $(VENV) || exit 1; }
 	@echo 'installing what it needs (a few minutes) ...'
-	@$(BIN)/pip install --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt \
+	@$(BIN)/pip install --disable-pip-version-check --no-compile --editable '.[dev]' --constraint constraints.txt \
 		> $(VENV)/log 2>&1 || { cat $(VENV)/log; exit 1; }
 	@touch $@
 
