@@ -42,6 +42,8 @@ COVER = {
 }
 LEFT_OUT = "not hash_seeds and not cost and not does_not_search and not smollm2 and not importing_the_package"
 ENOUGH = 0.95
+CPU = 8  # seconds of the processor for one test; the longest takes one
+WALL = 600  # and for a mutant that waits for something
 LOG = Path("out/mutants.log")  # what pytest said of the original
 ALIVE = Path("out/mutants.alive")  # the keys of those that lived when they were last tried
 # By what pytest returns, or by a signal that ended it. "broken" cannot even be imported.
@@ -210,10 +212,9 @@ class Finder:
 
 
 def run(
-    mutants: Sequence[Mutant | None], tests: list[str], jobs: int, seconds: int
+    mutants: Sequence[Mutant | None], tests: list[str], jobs: int
 ) -> Iterator[tuple[Mutant | None, str, float]]:
-    """What became of each, and the processor's seconds that took. One that wants more than `seconds` runs in
-    circles, and is noticed."""
+    """What became of each, and the processor's seconds that took."""
     gc.freeze()  # else each fork's first collection copies all that is here, the mutants too
     left, going = list(reversed(mutants)), {}
     while left or going:
@@ -221,13 +222,13 @@ def run(
             mutant, start = left.pop(), time.monotonic()
             if (child := os.fork()) == 0:
                 try:
-                    os._exit(judge(mutant, tests, seconds))
+                    os._exit(judge(mutant, tests))
                 finally:
                     os._exit(70)
             going[child] = mutant, start
         time.sleep(0.01)
         for child, (mutant, start) in list(going.items()):
-            if time.monotonic() - start > 10 * seconds:  # it waits for something
+            if time.monotonic() - start > WALL:
                 os.kill(child, signal.SIGKILL)
             pid, status, usage = os.wait4(child, os.WNOHANG)
             if pid:
@@ -236,10 +237,16 @@ def run(
                 yield mutant, OUTCOMES.get(code, "broken"), usage.ru_utime + usage.ru_stime
 
 
-def judge(mutant: Mutant | None, tests: list[str], seconds: int) -> int:
+class Hurry:
+    """Ends the process in a test that runs in circles."""
+
+    def pytest_runtest_setup(self) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + CPU, resource.RLIM_INFINITY))
+
+
+def judge(mutant: Mutant | None, tests: list[str]) -> int:
     """In the fork: pytest, quiet, to the first failure."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, 3 * 2**30))
     if mutant is not None:
         sys.meta_path.insert(0, Finder(mutant))
@@ -249,7 +256,7 @@ def judge(mutant: Mutant | None, tests: list[str], seconds: int) -> int:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     options = ["-x", "-p", "no:cacheprovider", f"--tb={'no' if mutant else 'short'}", "-k", LEFT_OUT]
     for some in (tests[:1], tests[1:]):  # the first file notices most, and the others need not be read
-        if some and (code := pytest.main([*options, *(str(TESTS / name) for name in some)])):
+        if some and (code := pytest.main([*options, *(str(TESTS / name) for name in some)], [Hurry()])):
             return int(code)
     return 0
 
@@ -296,12 +303,12 @@ def main() -> int:
 
 def try_out(module: str, drawn: list[Mutant], jobs: int) -> list[Mutant]:
     """Run these mutants of a module, and print what became of them; those that live."""
-    ((_, outcome, took),) = run([None], COVER[module], 1, 600)
+    ((_, outcome, _),) = run([None], COVER[module], 1)
     if outcome != "alive":
         raise SystemExit(f"{module}: its tests do not pass without any mutant ({outcome}): {LOG}")
     counts = dict.fromkeys(("failed", "late", "broken", "alive"), 0)
     living = []
-    for mutant, outcome, seconds in run(drawn, COVER[module], jobs, 5 + int(3 * took)):
+    for mutant, outcome, seconds in run(drawn, COVER[module], jobs):
         counts[outcome] += 1
         if outcome == "alive":
             living.append(mutant)
