@@ -1,6 +1,6 @@
 """Mutation testing of the engine's core: one small thing is made wrong, and a test must notice.
 
-    python -m mini_engine.tests.mutants [MODULE ...] [--sample N]
+    python -m mini_engine.tests.mutants [MODULE ...] [--sample N] [--alive] [--jobs N]
 
 Each mutant runs in a fork of one process that has pytest and torch loaded, so that it takes a second and
 not ten. What stays alive is listed; what may, stands with its reason in mutants.toml. `make mutants`.
@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -33,17 +33,21 @@ ENGINE = TESTS.parent
 # By module the tests that cover it, those first that are quick and find most. Left out is what measures time,
 # and what starts processes, which would read the module's own file.
 COVER = {
-    "scheduler": ["test_scheduler.py", "test_invariants.py", "test_conformance.py"],
-    "block_manager": ["test_block_manager.py", "test_invariants.py", "test_conformance.py"],
+    "scheduler": ["test_scheduler.py", "test_invariants.py", "test_conformance.py", "test_faults.py"],
+    "block_manager": ["test_block_manager.py", "test_invariants.py", "test_conformance.py", "test_faults.py"],
     "batch": ["test_batch.py", "test_paged_attention.py"],
     "attention": ["test_paged_attention.py", "test_batch.py"],
     "sampler": ["test_sampler.py"],
     "engine": ["test_engine.py", "test_llm.py", "test_faults.py", "test_conformance.py"],
 }
-LEFT_OUT = "not hash_seeds and not cost and not does_not_search and not smollm2"
+LEFT_OUT = "not hash_seeds and not cost and not does_not_search and not smollm2 and not importing_the_package"
 ENOUGH = 0.95
-LOG = Path("out/mutants.log")  # what pytest said of the latest
-WALL, CPU = 300, 60  # seconds a mutant may take: beyond them it runs in circles, and is noticed
+CPU = 8  # seconds of the processor for one test; the longest takes one
+WALL = 600  # and for a mutant that waits for something
+LOG = Path("out/mutants.log")  # what pytest said of the original
+ALIVE = Path("out/mutants.alive")  # the keys of those that lived when they were last tried
+# By what pytest returns, or by a signal that ended it. "broken" cannot even be imported.
+OUTCOMES = {0: "alive", 1: "failed", 5: "no tests", "signal": "late"}
 
 OTHERS: dict[type, list[type]] = {
     ast.Lt: [ast.LtE, ast.Gt],
@@ -80,6 +84,9 @@ class Mutant:
     @property
     def key(self) -> str:
         return f"{self.module}: {self.before} -> {self.after}"
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line}: {self.before}  ->  {self.after}"
 
 
 def mutants(module: str) -> Iterator[Mutant]:
@@ -204,43 +211,54 @@ class Finder:
         return spec_from_file_location(name, self.path, loader=Wrong(name, self.path, self.code))
 
 
-def run(mutant: Mutant | None, tests: list[str]) -> tuple[str, float]:
-    """What became of it, and the seconds that took: alive, failed (a test), broken (it cannot even be
-    imported), late (the time was up)."""
-    start = time.monotonic()
-    if (child := os.fork()) == 0:
-        try:
-            os._exit(judge(mutant, tests))
-        finally:
-            os._exit(70)
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        took = time.monotonic() - start
-        if pid:
-            break
-        if took > WALL:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            return "late", took
-        time.sleep(0.02)
-    if os.WIFSIGNALED(status):
-        return "late", took
-    return {0: "alive", 1: "failed", 5: "no tests"}.get(os.WEXITSTATUS(status), "broken"), took
+def run(
+    mutants: Sequence[Mutant | None], tests: list[str], jobs: int
+) -> Iterator[tuple[Mutant | None, str, float]]:
+    """What became of each, and the processor's seconds that took."""
+    gc.freeze()  # else each fork's first collection copies all that is here, the mutants too
+    left, going = list(reversed(mutants)), {}
+    while left or going:
+        while left and len(going) < jobs:
+            mutant, start = left.pop(), time.monotonic()
+            if (child := os.fork()) == 0:
+                try:
+                    os._exit(judge(mutant, tests))
+                finally:
+                    os._exit(70)
+            going[child] = mutant, start
+        time.sleep(0.01)
+        for child, (mutant, start) in list(going.items()):
+            if time.monotonic() - start > WALL:
+                os.kill(child, signal.SIGKILL)
+            pid, status, usage = os.wait4(child, os.WNOHANG)
+            if pid:
+                del going[child]
+                code = "signal" if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                yield mutant, OUTCOMES.get(code, "broken"), usage.ru_utime + usage.ru_stime
+
+
+class Hurry:
+    """Ends the process in a test that runs in circles."""
+
+    def pytest_runtest_setup(self) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + CPU, resource.RLIM_INFINITY))
 
 
 def judge(mutant: Mutant | None, tests: list[str]) -> int:
     """In the fork: pytest, quiet, to the first failure."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
     resource.setrlimit(resource.RLIMIT_DATA, (3 * 2**30, 3 * 2**30))
     if mutant is not None:
         sys.meta_path.insert(0, Finder(mutant))
-    LOG.parent.mkdir(exist_ok=True)
-    quiet = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    quiet = os.open(os.devnull if mutant else LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    options = ["-x", "-n0", "-p", "no:cacheprovider", "-k", LEFT_OUT]
-    return int(pytest.main([*options, *(str(TESTS / name) for name in tests)]))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    options = ["-x", "-p", "no:cacheprovider", f"--tb={'no' if mutant else 'short'}", "-k", LEFT_OUT]
+    for some in (tests[:1], tests[1:]):  # the first file notices most, and the others need not be read
+        if some and (code := pytest.main([*options, *(str(TESTS / name) for name in some)], [Hurry()])):
+            return int(code)
+    return 0
 
 
 def preload() -> None:
@@ -250,56 +268,68 @@ def preload() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mini_engine", "labs")]:
         del sys.modules[name]
     gc.collect()
-    gc.freeze()  # else each fork's first collection copies all of it
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(COVER))
     parser.add_argument("--sample", type=int, default=0, help="so many of each module, drawn; 0: all")
+    parser.add_argument("--alive", action="store_true", help="only those that lived when last tried")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="so many at a time")
     parser.add_argument("--list", action="store_true", help="print the mutants and run none")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     preload()
+    ALIVE.parent.mkdir(exist_ok=True)
+    ALIVE.touch()
     reasons = tomllib.loads((TESTS / "mutants.toml").read_text("utf-8"))
     ok = True
     for module in args.modules or COVER:
-        ok &= report(module, args.sample, args.list, reasons.get(module, {}))
+        drawn = here = sorted(mutants(module), key=lambda mutant: mutant.line)
+        if args.alive:
+            known = set(ALIVE.read_text("utf-8").splitlines())
+            drawn = [mutant for mutant in here if mutant.key in known]
+        if args.sample:
+            drawn = random.Random(module).sample(drawn, min(args.sample, len(drawn)))
+        if args.list:
+            print(*drawn, sep="\n")
+            continue
+        living = try_out(module, drawn, args.jobs)
+        ok &= report(living, reasons.get(module, {}))
+        ok &= args.alive or len(living) <= (1 - ENOUGH) * len(drawn)
     return 0 if ok else 1
 
 
-def report(module: str, sample: int, listing: bool, reasons: dict[str, str]) -> bool:
-    """Run a module's mutants and print what became of them; whether all that live may."""
-    here = list(mutants(module))
-    drawn = random.Random(module).sample(here, min(sample, len(here))) if sample else here
-    if listing:
-        print(*(f"{m.module}:{m.line}: {m.before}  ->  {m.after}" for m in here), sep="\n")
-        return True
-    if (outcome := run(None, COVER[module])[0]) != "alive":
-        print(f"{module}: its tests do not pass without any mutant ({outcome}): {LOG}")
-        return False
+def try_out(module: str, drawn: list[Mutant], jobs: int) -> list[Mutant]:
+    """Run these mutants of a module, and print what became of them; those that live."""
+    ((_, outcome, _),) = run([None], COVER[module], 1)
+    if outcome != "alive":
+        raise SystemExit(f"{module}: its tests do not pass without any mutant ({outcome}): {LOG}")
     counts = dict.fromkeys(("failed", "late", "broken", "alive"), 0)
     living = []
-    for mutant in sorted(drawn, key=lambda m: m.line):
-        outcome, took = run(mutant, COVER[module])
+    for mutant, outcome, seconds in run(drawn, COVER[module], jobs):
         counts[outcome] += 1
         if outcome == "alive":
             living.append(mutant)
         if os.environ.get("VERBOSE"):
-            print(
-                f"{outcome:7} {took:5.1f} s  {module}:{mutant.line}: {mutant.before}  ->  {mutant.after}",
-                flush=True,
-            )
-    killed = 1 - counts["alive"] / len(drawn)
-    print(f"{module}: {len(drawn)} of {len(here)} mutants, {counts}: {killed:.1%} killed", flush=True)
+            print(f"{outcome:7} {seconds:5.1f} s  {mutant}", flush=True)
+    killed = 1 - len(living) / max(1, len(drawn))
+    print(f"{module}: {len(drawn)} mutants, {counts}: {killed:.1%} killed", flush=True)
+    others = [key for key in ALIVE.read_text("utf-8").splitlines() if not key.startswith(f"{module}: ")]
+    ALIVE.write_text("".join(f"{key}\n" for key in [*others, *(m.key for m in living)]), "utf-8")
+    return living
+
+
+def report(living: list[Mutant], reasons: dict[str, str]) -> bool:
+    """Print why each may live; whether all may."""
     unknown = 0
     for mutant in living:
         reason = reasons.get(mutant.key.partition(": ")[2], "")
         unknown += not reason
         print(f"  alive, line {mutant.line}: {mutant.before}  ->  {mutant.after}")
-        print(f"      {reason or 'NO TEST NOTICES'}")
-    return not unknown and killed >= ENOUGH
+        print(f"      {reason or 'NO TEST NOTICES'}", flush=True)
+    return not unknown
 
 
 if __name__ == "__main__":

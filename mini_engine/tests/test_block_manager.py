@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mini_engine.block_manager import BlockManager, hash_block
+from mini_engine.block_manager import BlockManager, PrefixCacheStats, hash_block
 from mini_engine.tests.helpers import make_request
 
 
@@ -219,3 +219,57 @@ def test_blocks_that_came_without_an_admission_are_published_from_the_first_on()
     kv.check()
     assert kv.num_cached_blocks == 2
     assert len(kv.find_prefix(make_request("b", [1, 2, 3, 4, 5]))) == 2
+
+
+# ------------------------------------------------------------------- a step that is taken back
+
+
+def test_shrink_gives_back_what_allocate_took_and_no_more():
+    """Nothing of what admission claimed, nothing that has been computed since, and nothing twice."""
+    kv, request = BlockManager(8, 2), make_request("a", 4)
+    kv.admit(request)
+    kv.shrink(request)
+    assert len(kv.block_table(request)) == 2
+    request.num_computed_tokens = 4
+    table = list(kv.block_table(request))
+    assert kv.allocate(request, 5) and kv.num_free_blocks == 3
+    for _ in range(2):
+        kv.shrink(request)
+        assert kv.block_table(request) == table and kv.num_free_blocks == 6
+    kv.allocate(request, 1)
+    request.num_computed_tokens = 5
+    kv.shrink(request)
+    assert len(kv.block_table(request)) == 3
+    kv.check()
+
+
+@pytest.mark.parametrize("num_preemptions", [0, 1])
+def test_what_was_not_admitted_after_all_is_not_counted(num_preemptions):
+    kv, prompt = BlockManager(8, 2), [1, 2, 3, 4, 5]
+    first, second = make_request("a", prompt), make_request("b", prompt)
+    kv.admit(first)
+    first.num_computed_tokens = 5
+    kv.publish(first)
+    kv.stats, second.num_preemptions = PrefixCacheStats(), num_preemptions
+    free = kv.num_free_blocks
+    assert kv.admit(second) and second.num_cached_tokens == 4
+    stats = kv.stats
+    found = (stats.resumed_queried, stats.resumed_hit) if num_preemptions else (stats.queried, stats.hit)
+    assert found == (5, 4)
+    kv.unadmit(second)
+    assert kv.stats == PrefixCacheStats() and kv.num_free_blocks == free
+    kv.check()
+
+
+def test_what_is_unpublished_is_found_no_more():
+    """Of a request whose first block is shared and whose last is not full: the two that are its own."""
+    kv = BlockManager(8, 2)
+    a, b = make_request("a", [1, 2, 3]), make_request("b", [1, 2, 5, 6, 7])
+    for request in (a, b):
+        kv.admit(request)
+        request.num_computed_tokens = request.num_tokens
+        kv.publish(request)
+    assert len(kv.find_prefix(make_request("c", [1, 2, 5, 6, 7]))) == 2
+    assert kv.unpublish(b) == kv.block_table(b)[1:]
+    assert kv.find_prefix(make_request("d", [1, 2, 5, 6, 7])) == kv.block_table(b)[:1]
+    kv.check()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mini_engine.engine import Engine
+from mini_engine.fast.model import FastLM
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import (
@@ -242,6 +243,37 @@ def test_priority_reaches_the_queue():
     assert [engine.step()[0].request_id for _ in range(3)] == ["high", "mid", "low"]
 
 
+def test_what_is_not_said_is_as_documented():
+    """A priority of 0, and the model computed as quickly as can be."""
+    engine = Engine(tiny_model(dtype="float32"), num_blocks=8, block_size=4)
+    assert engine.requests[engine.add_request([1])].priority == 0
+    stream = engine.stream([1], request_id="a")
+    assert engine.requests["a"].priority == 0
+    stream.close()
+    assert isinstance(engine.model, FastLM)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_blocks", "max_tokens"),
+    [(3, 8, 30), (3, 64, 125), (127, 64, 1), (32, 8, 1)],
+)
+def test_without_max_tokens_a_request_goes_on_to_the_limit(num_tokens, num_blocks, max_tokens):
+    """The pool's, which need not hold the last token, or the model's."""
+    engine = scripted_engine({}, num_blocks=num_blocks)
+    name = engine.add_request([1] * num_tokens, greedy(None))
+    assert engine.requests[name].max_tokens == max_tokens
+
+
+def test_without_max_tokens_a_prompt_beyond_the_pool_asks_for_one():
+    """Whatever the scheduler makes of it, it is not asked for room for less."""
+    engine = scripted_engine({}, num_blocks=8)
+    added = spy(engine.scheduler, "add")
+    with pytest.raises(ValueError, match="KV room for 33 tokens"):
+        engine.add_request([1] * 33, greedy(None))
+    ((request,),) = added
+    assert request.max_tokens == 1
+
+
 def test_a_salt_reaches_the_cache(model):
     engine = Engine(model, num_blocks=20, block_size=4)
     cached = []
@@ -292,6 +324,16 @@ def test_a_trace_streamed_to_a_file_is_the_one_kept_in_memory(model, tmp_path):
         engine.close()
         traces.append(read_trace(path) if record is path else engine.trace)
     assert [line.to_json() for line in traces[0].lines()] == [line.to_json() for line in traces[1].lines()]
+
+
+def test_closing_in_mid_run(model, tmp_path):
+    """The trace says that the run was not over; without a trace there is nothing to close."""
+    for record in (tmp_path / "run.jsonl", False):
+        engine = Engine(model, num_blocks=8, block_size=4, record=record)
+        engine.add_request([3, 4], greedy(3))
+        engine.step()
+        engine.close()
+    assert read_trace(tmp_path / "run.jsonl").end.end == "max_steps"
 
 
 def test_reading_the_trace_changes_nothing(model):
@@ -415,6 +457,16 @@ def test_a_finished_stream_does_not_touch_its_successor():
     assert text_of(list(new)) == "hel"
 
 
+def test_a_stream_that_cannot_be_made_leaves_nothing():
+    def broken(engine, request):
+        raise LookupError("no inbox")
+
+    engine = scripted_engine({}, parts={"Stream": broken})
+    with pytest.raises(LookupError, match="no inbox"):
+        engine.stream("hi")
+    assert engine.requests == {} and not engine.has_work
+
+
 # ------------------------------------------------------------------------------------- aborts
 
 
@@ -453,6 +505,14 @@ def test_ids_that_are_made_up_avoid_those_in_use():
     ids = {engine.add_request("hi", greedy(1)) for _ in range(3)}
     assert len(ids) == 3 and "r1" not in ids
     assert len(drain(engine)) == 4
+
+
+def test_an_id_that_was_made_up_is_not_made_up_again():
+    """Not even when its request has gone."""
+    engine = scripted_engine({})
+    for name in ("r0", "r1"):
+        assert engine.add_request("hi", greedy(1)) == name
+        drain(engine)
 
 
 # ----------------------------------------------------------------------------------- refusals
@@ -558,6 +618,11 @@ def test_parts_can_be_replaced_and_are_named(model):
     assert seen == set(names)
     assert base.origins() == {}
     assert engine.trace.header.parts == dict.fromkeys(names, __name__)
+
+
+def test_the_sources_of_parts_can_be_named(model):
+    engine = Engine(model, num_blocks=8, block_size=4, record=True, part_names={"clamp": "lab-01"})
+    assert engine.trace.header.parts == {"clamp": "lab-01"}
 
 
 def test_the_pool_is_sized_by_memory_or_by_use(model):

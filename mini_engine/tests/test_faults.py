@@ -521,6 +521,19 @@ def test_a_weight_that_is_nan_is_named(name, fast):
     assert not engine.has_work
 
 
+def test_logits_that_are_nan_on_another_backend():
+    """One that cannot compute a request by itself: the message is the same."""
+    model = tiny_model(tie_word_embeddings=False)
+    model.embed_tokens.weight[7] = float("nan")
+    parts = Parts(attend_backend=PaddedBackend)
+    engine = Engine(model, num_blocks=8, block_size=4, parts=parts, enable_prefix_caching=False)
+    engine.add_request([7], greedy(2), request_id="bad")
+    engine.add_request([1, 3], greedy(2), request_id="good")
+    said = drain(engine)
+    assert said["bad"][-1].error.startswith("request 'bad': its largest logit is nan; the model's embed_tok")
+    assert len(tokens_of(said["good"])) == 2
+
+
 class Brittle(OutputText):
     """A text that breaks at "!", or, of a prompt "?", when it is given out."""
 

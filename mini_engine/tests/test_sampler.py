@@ -8,7 +8,7 @@ import torch
 
 from mini_engine.engine import Engine
 from mini_engine.request import Request, SamplingParams
-from mini_engine.sampler import Sampler, top_logprobs
+from mini_engine.sampler import NotFiniteError, Sampler, _probabilities, top_logprobs
 from mini_engine.tests.helpers import drain, tokens_of
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
@@ -271,3 +271,33 @@ def test_a_stream_is_its_generators_numbers_one_after_the_other():
 def test_a_small_negative_logit_is_made_smaller_too():
     request = Request("a", [0], SamplingParams(temperature=0, repetition_penalty=4.0))
     assert Sampler()(torch.tensor([[-0.25, -0.5]]), [request]) == [1], "-0.25 becomes -1"
+
+
+def test_a_request_forgotten_in_the_middle_goes_on_where_its_output_ends():
+    request, row = Request("a", [0], SamplingParams(seed=3)), torch.zeros(1, 1000)
+    sampler, whole = Sampler(), Sampler()
+    expected = [whole(row, [request])[0] for _ in range(4)]
+    request.output_token_ids = [sampler(row, [request])[0] for _ in range(2)]
+    sampler.forget("a")
+    assert [sampler(row, [request])[0] for _ in range(2)] == expected[2:]
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+def test_logits_that_nothing_can_be_chosen_by(worst):
+    """Refused before anything is drawn, greedy or not; one -inf among others forbids its token, no more."""
+    rows = torch.tensor([[1.0, 0.0], [worst, worst if worst < 0 else 0.0]])
+    for temperature in (0, 1):
+        sampler = Sampler()
+        requests = [Request(name, [0], SamplingParams(temperature=temperature)) for name in "ab"]
+        with pytest.raises(NotFiniteError, match=f"its largest logit is {worst}"):
+            sampler(rows, requests)
+        assert sampler._generators == {}
+    assert Sampler()(torch.tensor([[-math.inf, 0.0]]), [Request("a", [0])]) == [1]
+
+
+def test_the_limits_of_one_are_not_those_of_another():
+    """Beside a request with limits, one without keeps its unlikeliest token."""
+    rows = torch.tensor([[40.0, 0.0, 0.0]] * 2)
+    limited = SamplingParams(top_k=2, top_p=0.5, min_p=0.5)
+    free = _probabilities(rows, [limited, SamplingParams()])[1]
+    assert free.tolist() == rows[1].softmax(-1).tolist() and free[2] > 0

@@ -349,3 +349,38 @@ def test_schedule_step_by_itself():
         request.num_computed_tokens = 5
         request.output_token_ids.append(1)
     assert schedule_step(queue, running, kv, max_num_batched_tokens=1, max_num_seqs=2) == {"a": 1}
+
+
+def running(kv, *requests):
+    """Requests of (id, tokens, computed tokens) that have been admitted."""
+    admitted = []
+    for name, tokens, computed in requests:
+        request = make_request(name, tokens)
+        assert kv.admit(request)
+        request.num_computed_tokens = computed
+        admitted.append(request)
+    return admitted
+
+
+def test_a_clamp_may_leave_one_out():
+    """A clamp of one's own that gives a request nothing says nothing of those behind it."""
+    kv = BlockManager(8, 4)
+    both = running(kv, ("a", 5, 0), ("b", 3, 0))
+    scheduled = schedule_step(
+        RequestQueue(),
+        both,
+        kv,
+        max_num_batched_tokens=8,
+        max_num_seqs=2,
+        clamp=lambda num_new, budget, threshold: 0 if num_new == 5 else num_new,
+    )
+    assert scheduled == {"b": 3}
+
+
+def test_several_new_tokens_get_room_for_all():
+    """After a step that gave two tokens the block has room for one of them."""
+    kv = BlockManager(4, 4)
+    (request,) = running(kv, ("a", 3, 3))
+    request.output_token_ids = [1, 2]
+    step = schedule_step(RequestQueue(), [request], kv, max_num_batched_tokens=8, max_num_seqs=2)
+    assert step == {"a": 2} and len(kv.block_table(request)) == 2
