@@ -45,7 +45,7 @@ exec(compile(zlib.decompress(base64.b64decode(_PACKED)), "<{name}, sealed>", "ex
 
 
 def export(target: Path) -> list[str]:
-    """Write the student edition into `target`, or bring one there up to date; notes for the teacher.
+    """Write the student edition into `target`, or bring one there up to date; notes for the instructor.
 
     A starter.py that was edited is kept. Where the course has changed it too, the new one is laid
     beside it as starter.new.py.
