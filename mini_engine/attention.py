@@ -55,6 +55,7 @@ class KVPool:
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+        """Of keys and values together, in all layers."""
         per_layer = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
         return config.num_hidden_layers * per_layer
 
@@ -94,6 +95,7 @@ class AttentionPlan:
 
 
 def plan_of(batch: Batch) -> AttentionPlan:
+    """The batch's plan, made in the first layer and kept for the others."""
     if not isinstance(batch.plan, AttentionPlan):
         batch.plan = AttentionPlan(batch)
     return batch.plan

@@ -28,7 +28,7 @@ class BlockManager:
     Admission claims room for the whole sequence as it stands, so a chunk of a prompt never has to
     allocate; only a decode that grows past its last block can run short. `watermark` blocks
     (default 1 %) stay free at admission, for the decodes that already run; nothing is held back
-    when nothing runs.
+    when nothing runs. Raises ValueError for sizes below 1 and for a watermark as large as the pool.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
+        """Blocks that no request holds, those with cached content included."""
         return len(self._free) + len(self._free_cached)
 
     @property
@@ -80,7 +81,7 @@ class BlockManager:
         """Claim room for the whole sequence, less the cached prefix it starts with.
 
         Sets `num_computed_tokens` to the length of that prefix, at most num_tokens - 1. False
-        changes nothing.
+        changes nothing. Raises ValueError for a request that holds blocks already.
         """
         if request.request_id in self._tables:
             raise ValueError(f"request {request.request_id!r} holds blocks already; free it first")
@@ -124,7 +125,8 @@ class BlockManager:
         self.free(request)
 
     def unpublish(self, request: Request) -> list[int]:
-        """What the request has computed is wrong, and is not to be found: its blocks that nobody shares."""
+        """Let nothing that the request computed be found, as it is wrong. Returns its blocks that no other
+        request shares."""
         own = [i for i in self.block_table(request) if self._ref_counts[i] == 1]
         for block_id in own:
             if self._cache.hashes[block_id] is not None:
@@ -153,7 +155,10 @@ class BlockManager:
         return self._tables.get(request.request_id, [])
 
     def slot_mapping(self, request: Request, start: int, end: int) -> list[int]:
-        """The pool slots of the positions [start, end): block id times block_size plus offset."""
+        """The pool slots of the positions [start, end): block id times block_size plus offset.
+
+        Raises ValueError for positions beyond the request's blocks.
+        """
         table, size = self.block_table(request), self.block_size
         if not 0 <= start <= end <= len(table) * size:
             raise ValueError(

@@ -219,10 +219,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Whether a call of `step` would serve anybody."""
         return bool(self._ready) or self.scheduler.has_work
 
     def step(self) -> list[Delta]:
-        """Serve one step; what it added, a Delta for each request that got a token or ended with an error.
+        """Serve one step. Returns what it added: a Delta for each request that got a token or ended with an
+        error. Raises NoWorkError when there is nothing to serve.
 
         A step is done or has not begun. When computing it fails, what was decided is taken back, and the
         error raised: nothing is lost, and the next call tries again. Ctrl-C and SIGTERM wait until the

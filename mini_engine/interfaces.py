@@ -38,7 +38,8 @@ class KVManager(Protocol):
     enable_prefix_caching: bool
 
     @property
-    def num_free_blocks(self) -> int: ...
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds."""
 
     @property
     def num_cached_blocks(self) -> int:
@@ -74,13 +75,17 @@ class KVManager(Protocol):
 class Queue(Protocol):
     """The waiting requests, the first in policy order in front."""
 
-    def push(self, request: Request) -> None: ...
+    def push(self, request: Request) -> None:
+        """Put a request in its place."""
 
-    def peek(self) -> Request: ...
+    def peek(self) -> Request:
+        """The first request, which stays."""
 
-    def pop(self) -> Request: ...
+    def pop(self) -> Request:
+        """Take the first request."""
 
-    def remove(self, request: Request) -> None: ...
+    def remove(self, request: Request) -> None:
+        """Take a request from anywhere. Raises ValueError when it is not there."""
 
     def __len__(self) -> int: ...
 
@@ -99,7 +104,8 @@ class SchedulerLike(Protocol):
     running: list[Request]  # in admission order, which is the row order of a step
 
     @property
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError, naming it, if it could never finish."""
@@ -143,7 +149,8 @@ class Clock(Protocol):
     kind: str  # virtual or wall
     unit: str  # step, ms or s
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """The time, in `unit`."""
 
     def advance(self, record: StepTrace) -> None:
         """The step of this record is over: virtual time moves on by what it cost."""

@@ -20,7 +20,9 @@ Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": .
 
 @dataclass
 class CompletionOutput:
-    index: int
+    """One answer of a request. `logprobs` has, for each token, {token id: log probability}."""
+
+    index: int  # always 0: a request has one answer
     text: str
     token_ids: list[int]
     logprobs: list[dict[int, float]] | None
@@ -142,9 +144,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt; the outputs come in the order of the prompts.
 
-        A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Nothing
-        is started unless every prompt is accepted. What ends it early, Ctrl-C or an error of the model,
-        leaves none of its requests behind; a request that alone could not go on has finish_reason "error".
+        A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Raises
+        ValueError, and starts nothing, unless every prompt is accepted. What ends it early, Ctrl-C or an
+        error of the model, leaves none of its requests behind; a request that alone could not go on has
+        finish_reason "error".
         """
         all_prompts = _several(prompts)
         n = len(all_prompts)
@@ -180,7 +183,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **kwargs: Any,
     ) -> list[RequestOutput]:
-        """Like `generate`, for one conversation or several, through the model's chat template."""
+        """Like `generate`, for one conversation or several, through the model's chat template.
+
+        A conversation is a list of messages, {"role": ..., "content": ...}. Raises ValueError for what is
+        none, and when the model has no chat template.
+        """
         if not is_listed(messages) or isinstance(messages, str):
             raise ValueError(f"messages must be a list of messages or of conversations: {shown(messages)}")
         if len(messages) and isinstance(messages[0], Mapping):

@@ -71,7 +71,11 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """torch's attention with heads last but one: q (B, Tq, heads, d), k and v (B, Tk, kv_heads, d)."""
+    """torch's attention with heads last but one: q (B, Tq, heads, d), k and v (B, Tk, kv_heads, d).
+
+    The mask is True where a query may look at a key, of a shape that broadcasts to (B, heads, Tq, Tk). The
+    result has the shape of q.
+    """
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=q.shape[-3] != k.shape[-3]
@@ -92,6 +96,8 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """One layer's projections and rotation around `attend`: x (*S, hidden_size) to the same shape."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
@@ -127,6 +133,8 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    """Attention, then the MLP, each behind a norm and added to x (*S, hidden_size)."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)

@@ -18,6 +18,8 @@ SMALLEST, LARGEST = 1e-30, 1e30
 
 
 class RequestStatus(Enum):
+    """What the engine stores of a request's life; prefill and decode follow from the two counters."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -75,12 +77,13 @@ def _is_whole(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen, and when to stop.
+    """How the next token is chosen, and when to stop. The fields are named as in vLLM.
 
     temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0 and repetition_penalty 1 are off. `seed`
     makes a request reproducible whatever it is batched with. `max_tokens` None runs to the
     limit of the model or of the KV pool. `logprobs` n asks for the n best alternatives of each
-    token. `ignore_eos` suppresses the end-of-sequence token only, no other stop.
+    token. `stop` are strings that end the text and are not part of it, `stop_token_ids` tokens that end
+    it. `ignore_eos` suppresses the end-of-sequence token only, no other stop.
 
     Numbers and arrays of numpy's or torch's kinds become Python's own. Raises ValueError naming the field
     whose value makes no sense.
@@ -182,7 +185,9 @@ class Request:
     """One prompt on its way through the engine. Compared by identity.
 
     `arrival` is a sequence number that the scheduler sets when the request is added and never
-    changes, so two requests never tie. `priority` 0 is the most important.
+    changes, so two requests never tie. Of the priorities a smaller number is more important.
+
+    Raises ValueError, naming the request, for what is no id, no prompt or no SamplingParams.
     """
 
     request_id: str
@@ -218,10 +223,12 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
+        """The prompt's length."""
         return len(self.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that are known: the prompt and the outputs so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property

@@ -24,7 +24,7 @@ class RequestQueue:
     """The waiting requests, first in policy order on top: a min-heap over `policy_key`.
 
     Every method but iteration takes O(log n): a removed request stays in the heap, marked, until it
-    comes to the top or half of the heap is marked.
+    comes to the top or half of the heap is marked. Raises ValueError for an unknown policy.
     """
 
     def __init__(self, policy: str = "fcfs"):
@@ -36,19 +36,23 @@ class RequestQueue:
         self._numbers = count()
 
     def push(self, request: Request) -> None:
+        """Put a request in its place."""
         number = self._entries[request] = next(self._numbers)
         heapq.heappush(self._heap, (*policy_key(request, self.policy), number, request))
 
     def peek(self) -> Request:
+        """The first request, which stays. Raises IndexError when the queue is empty."""
         return self._heap[0][-1]
 
     def pop(self) -> Request:
+        """Take the first request. Raises IndexError when the queue is empty."""
         request = heapq.heappop(self._heap)[-1]
         del self._entries[request]
         self._drop_marked()
         return request
 
     def remove(self, request: Request) -> None:
+        """Take a request from anywhere. Raises ValueError when it is not there."""
         if request not in self._entries:
             raise ValueError(f"request {request.request_id!r} is not in the queue")
         del self._entries[request]

@@ -18,7 +18,7 @@ class NotFiniteError(ValueError):
 
 
 class Sampler:
-    """Call it with logits (S, vocab_size) and the S requests they belong to.
+    """Call it with logits (S, vocab_size) and the S requests they belong to; it returns S token ids.
 
     A request without a seed gets one from `seed` and its arrival number, so a whole run repeats. Raises
     NotFiniteError before anything is drawn if the largest logit of a row is NaN or infinite.
@@ -43,6 +43,7 @@ class Sampler:
         return token_ids.tolist()
 
     def forget(self, request_id: str) -> None:
+        """Drop a request's generator; if the request goes on, it is made anew where it stood."""
         self._generators.pop(request_id, None)
 
     def _uniform(self, requests: list[Request]) -> Tensor:

@@ -58,6 +58,9 @@ def schedule_step(
 
     Admits by moving requests from `waiting` to the end of `running`. The front of the queue
     blocks those behind it: skipping past it would let small requests starve a large one.
+
+    The caller has made room for a token of each running request; where that is not so, a RuntimeError
+    names the request. The limits are those of EngineConfig.
     """
     budget, block_size = max_num_batched_tokens, kv.block_size
     scheduled: dict[str, int] = {}
@@ -93,8 +96,9 @@ def schedule_step(
 class Scheduler:
     """The queue, the running set and the loop between them.
 
-    `running` is kept in admission order, which is also the row order of a step. Raises ValueError
-    for settings that cannot work.
+    `running` is kept in admission order, which is also the row order of a step. The settings are those of
+    EngineConfig; `schedule_step` and `clamp` may be others with the same signature. Raises ValueError for
+    settings that cannot work.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
@@ -196,8 +201,10 @@ class Scheduler:
     ) -> list[Request]:
         """Take back a computed step: what was scheduled, and the tokens sampled from it.
 
+        `sampled` is {request_id: token ids}, of the requests that reached the end of their sequence.
         `stopped` are the ids of requests whose text has reached a stop string. Returns the requests
-        that have finished; their blocks are free for the very next step.
+        that have finished; their blocks are free for the very next step. Raises ValueError for a token of
+        a request that has more to compute.
         """
         finished = []
         publish = self.kv.publish

@@ -34,7 +34,7 @@ class Signals:
 
     What came between `hold` and `release` is delivered by `release`, to the handlers that were there
     before; the same signal twice counts once. While `interruptible` is set, a second one is delivered at
-    once: whoever presses Ctrl-C again does not want to wait. Signals that Python does not handle, as
+    once: a user who presses Ctrl-C again does not want to wait. Signals that Python does not handle, as
     SIGTERM in a plain script, are left alone.
     """
 
@@ -108,7 +108,7 @@ signals = Signals()  # of the process
 
 
 class Turn:
-    """One caller at a time; whoever comes meanwhile gets an EngineBusyError.
+    """One caller at a time; another one that comes meanwhile gets an EngineBusyError.
 
     `with turn:` holds signals back, too, as long as it lasts. `claim` does not, and returns what gives the
     turn back: `give_back = None; try: give_back = turn.claim() ... finally: give_back and give_back()`. No

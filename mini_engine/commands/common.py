@@ -19,7 +19,7 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help="auto takes a GPU where there is one; else cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Output tokens at most; without it, to the limit.")]
+MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 DemoOut = Annotated[Path, typer.Option("--out", help="Where trace.jsonl, texts.json and timeline.png go.")]
 DemoTemperature = Annotated[
@@ -31,7 +31,7 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 class BadOutput(ValueError):
-    """What a command is to write cannot go where it was told to."""
+    """What a command is to write cannot go where the user wants it."""
 
 
 class Commands(TyperGroup):

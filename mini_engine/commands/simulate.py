@@ -1,4 +1,4 @@
-"""`mini-engine simulate`: the engine's policy and slower ones on one workload, without a model."""
+"""`mini-engine simulate`: one workload, served in the engine's way and in slower ones, without a model."""
 
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the trace here (one baseline only).")] = None,
 ) -> None:
-    """Schedule a workload without a model, under the engine's policy and the slower ones.
+    """Schedule a workload without a model, in the engine's way and in six slower ones.
 
     As given, it is a load that mixed steps just carry and the slower ways do
     not: prompts of 256 and answers of 96 tokens (medians), 64 slots, a budget

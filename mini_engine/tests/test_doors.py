@@ -938,7 +938,7 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
         lambda: write_player(pipe, ready_setup()),
         lambda: list(simulate(workload(num_requests=1), keep=pipe).trace.steps),
     ):
-        refusal(write, "pipe is no plain file, which would take its place")
+        refusal(write, "pipe is no plain file, and would be replaced by one")
     assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 1
 
 

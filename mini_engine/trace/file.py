@@ -61,7 +61,7 @@ def _beside(path: Path) -> Path:
 def check_plain(path: Path) -> None:
     """Raises ValueError for a device, a pipe or a folder, whose place a file must not take."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no plain file, which would take its place; name another")
+        raise ValueError(f"{path} is no plain file, and would be replaced by one; name another")
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -76,14 +76,14 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
-    """Write the file whole or not at all."""
+    """Write the file whole or not at all. Raises ValueError for a path that is no plain file."""
     with LineWriter(path) as file:
         for record in trace.lines():
             file.add(record)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Raises ValueError naming file, line and field if this is not a trace that we can read."""
+    """The trace in a file. Raises ValueError naming file, line and field if it is none that can be read."""
     trace, check = None, Check()
     # So that a binary file, too, is "not JSON" on a line that can be named.
     with Path(path).open(encoding="utf-8", errors="replace") as file:

@@ -118,6 +118,7 @@ class Metrics:
 
     @classmethod
     def of(cls, trace: Trace) -> Metrics:
+        """Of a trace that is there already."""
         metrics = cls(trace.header)
         for record in trace.steps:
             metrics.add(record)
@@ -152,6 +153,7 @@ class Metrics:
                 self._times[event.id] = array("d")
 
     def requests(self) -> dict[str, RequestMetrics]:
+        """The metrics of every request, by id, in order of arrival."""
         return {name: self._request(view, self._gaps(name)) for name, view in self.fold.views.items()}
 
     def _gaps(self, request_id: str) -> ndarray[Any, Any]:

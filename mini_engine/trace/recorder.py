@@ -88,6 +88,7 @@ class Recorder:
         self._num_blocks_seen = {view.request_id: len(view.blocks) for view in there if view.running}
 
     def add(self, request: Request) -> None:
+        """The scheduler's `add`, and a QUEUED event."""
         self.scheduler.add(request)
         name, size = request.request_id, request.num_prompt_tokens
         longest = request.max_tokens or 0  # the scheduler has resolved it
@@ -104,6 +105,7 @@ class Recorder:
         return found
 
     def schedule(self) -> dict[str, int]:
+        """The scheduler's `schedule`; what it decided begins the step's record."""
         kv, size, t = self.kv, self.kv.block_size, self.clock.now()
         before, free = list(self.running), kv.num_free_blocks
         # Only at the edge of a block can a request need one more.
@@ -166,6 +168,8 @@ class Recorder:
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
+        """The scheduler's `update`, which completes the step's record. Raises RuntimeError when nothing was
+        scheduled before."""
         if self._record is None:
             raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
         known: dict[str, int] = {}

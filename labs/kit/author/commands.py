@@ -1,4 +1,4 @@
-"""What authors and teachers run with `python -m labs`: check, generate, export."""
+"""What authors and instructors run with `python -m labs`: check, generate, export."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,9 @@ def check(
     labs: SomeLabs = None,
     strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
     write: Annotated[bool, typer.Option("--write", help="write fingerprints.json anew")] = False,
-    keep: Annotated[Path | None, typer.Option("--keep", help="folder; what lies there is believed")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="folder for outcomes; those that it holds are not run again")
+    ] = None,
 ) -> None:
     """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
     from labs.kit.author.check import check_labs, kill_matrix
@@ -48,7 +50,7 @@ def generate(labs: SomeLabs = None) -> None:
 def export(
     student: Annotated[Path, typer.Option("--student", help="the folder for the student edition")],
 ) -> None:
-    """For teachers: the course without solutions, zoo and engine twins; or an update of one handed out."""
+    """For instructors: write the course without solutions, or bring one that is handed out up to date."""
     from labs.kit.author.export import export as write
 
     for note in write(student):

@@ -24,6 +24,7 @@ LEFT_OUT = (
     "build", "dist", "out", ".ci", ".github", "*.pyc",
     "labs/lab-*/solution.py", "labs/lab-*/bugs.toml", "labs/lab-*/starter.py", "labs/lab-*/starter.new.py",
     "docs/_build", "docs/_ext", "docs/_static", "docs/conf.py", "docs/index.md", "docs/api.md",
+    "docs/hosting.md", "docs/reliability.md",
     "labs/kit/author", "labs/kit/browser", "labs/kit/grader", "labs/kit/pristine",
     "tests", "*instructor*", "docs/examples",
     "mini_engine/loading/shakespeare/train.py", "docs/images/*.py",
@@ -44,7 +45,7 @@ exec(compile(zlib.decompress(base64.b64decode(_PACKED)), "<{name}, sealed>", "ex
 
 
 def export(target: Path) -> list[str]:
-    """Write the student edition into `target`, or bring one there up to date; notes for the teacher.
+    """Write the student edition into `target`, or bring one there up to date; notes for the instructor.
 
     A starter.py that was edited is kept. Where the course has changed it too, the new one is laid
     beside it as starter.new.py.

@@ -323,7 +323,8 @@ NOT_RUN = {
     "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.fast))",
     "runs before the others, in `desk`": r"mini-engine demo",
     "a name in a sentence": r"mini-engine trace$|mini-engine trace fit RUN",
-    "the reader's own lab; test_cli has a copy": r"pytest|python -m labs (test|hint|reset|status|demo|check)",
+    "the reader's own lab; test_cli has a copy": r"pytest"
+    r"|python -m labs (test|hint|reset|solution|status|demo|check)",
     "test_grader_* and test_edition run them": r"python -m labs (grade|gradescope|replay|export|generate)",
     "Python's own": r"python -m (venv|pip|pydoc|http)",
 }
