@@ -337,24 +337,41 @@ def raises(error):
     return fail
 
 
-def test_an_error_after_update_costs_no_token():
-    """A recorder whose disk is full raises when the step is done: its Deltas come with the next call."""
+class Full:
+    """A recorder's consumer whose disk is full in the third step."""
 
-    class Full:
-        def add(self, record):
-            if record.step == 2:
-                raise OSError("no space left")
+    def add(self, record):
+        if record.step == 2:
+            raise OSError("no space left")
 
+
+def interrupted_after_update():
+    """An engine whose third step was done when it raised, the Deltas of the first two, and b's stream."""
     engine = scripted_engine({"a": "hello", "b": "world"})
     engine.scheduler.consumers.append(Full())
-    for name in "ab":
-        engine.add_request("hi", greedy(5), request_id=name)
+    engine.add_request("hi", greedy(5), request_id="a")
+    stream = engine.stream("hi", greedy(5), request_id="b")
     said = [*engine.step(), *engine.step()]
     with pytest.raises(OSError, match="no space"):
         engine.step()
     assert engine.has_work
+    return engine, said, stream
+
+
+def test_an_error_after_update_costs_no_token():
+    """Such as a full disk's: the step's Deltas come with the next call, and to those that listen."""
+    engine, said, stream = interrupted_after_update()
     said += [delta for deltas in drain(engine).values() for delta in deltas]
     assert {n: text_of([d for d in said if d.request_id == n]) for n in "ab"} == {"a": "hello", "b": "world"}
+    assert text_of(list(stream)) == "world"
+
+
+def test_an_abort_takes_the_deltas_that_wait_for_the_next_call():
+    """Its own, and nobody else's."""
+    engine, _, stream = interrupted_after_update()
+    assert engine.abort("a")
+    assert [(delta.request_id, delta.text) for delta in engine.step()] == [("b", "r")]
+    stream.close()
 
 
 def test_ctrl_c_waits_for_the_end_of_the_step():
