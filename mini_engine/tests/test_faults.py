@@ -495,10 +495,11 @@ def test_generate_that_is_interrupted_leaves_nothing(model):
 # -------------------------------------------------------- requests that alone cannot go on
 
 
+@pytest.mark.parametrize("threshold", [0, 4])
 @pytest.mark.parametrize("fast", [True, "torch", False])
-def test_a_request_whose_logits_are_nan(fast):
+def test_a_request_whose_logits_are_nan(fast, threshold):
     """It ends with an error that names the weight; all others have the tokens they have without it, also
-    where they read a padded batch or blocks that were its own."""
+    where they read a padded batch or blocks that were its own, or decode while it is read in chunks."""
     model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
     bad.embed_tokens.weight[7] = float("nan")
     outcomes = []
@@ -510,6 +511,7 @@ def test_a_request_whose_logits_are_nan(fast):
             fast=fast,
             max_num_batched_tokens=8,
             max_num_seqs=8,
+            long_prefill_token_threshold=threshold,
             record=True,
         )
         engine.add_request([7] * 20, greedy(), request_id="bad")
@@ -587,8 +589,9 @@ def test_a_text_that_cannot_be_decoded_ends_its_request():
     assert ends == {"a": "length", "b": "error", "c": "error"}
 
 
-def test_a_sampler_that_raises_for_one(model):
-    """The others draw what they draw without it."""
+@pytest.mark.parametrize(("name", "value", "at"), [("temperature", "hot", 3), ("seed", (), 0)])
+def test_a_sampler_that_raises_for_one(model, name, value, at):
+    """Before anything is drawn, or after r0 has drawn: the others draw what they draw without it."""
     outcomes = []
     for broken in (False, True):
         engine = Engine(model, num_blocks=20, block_size=4)
@@ -596,16 +599,16 @@ def test_a_sampler_that_raises_for_one(model):
             engine.add_request([i, 2, 3], SamplingParams(max_tokens=6, seed=i, repetition_penalty=1 + i / 9))
         said = {f"r{i}": [] for i in range(3)}
         for step in range(6):
-            if broken and step == 3:
-                object.__setattr__(engine.requests["r1"].sampling, "temperature", "hot")
+            if broken and step == at:
+                object.__setattr__(engine.requests["r1"].sampling, name, value)
             for delta in engine.step():
                 said[delta.request_id].append(delta)
         assert not engine.has_work
         outcomes.append(said)
     quiet, said = outcomes
     assert said["r0"] == quiet["r0"] and said["r2"] == quiet["r2"]
-    assert said["r1"][:3] == quiet["r1"][:3] and said["r1"][3].finish_reason == "error"
-    assert "TypeError" in said["r1"][3].error and len(said["r1"]) == 4
+    assert said["r1"][:at] == quiet["r1"][:at] and said["r1"][at].finish_reason == "error"
+    assert "TypeError" in said["r1"][at].error and len(said["r1"]) == at + 1
 
 
 def test_generate_says_which_prompt_failed():
