@@ -587,6 +587,7 @@ def test_a_text_that_cannot_be_decoded_ends_its_request():
     assert said["b"][-1].error == "request 'b': LookupError: no such character"
     ends = {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
     assert ends == {"a": "length", "b": "error", "c": "error"}
+    assert engine.requests == engine._outputs == {}
 
 
 @pytest.mark.parametrize(("name", "value", "at"), [("temperature", "hot", 3), ("seed", (), 0)])
