@@ -337,6 +337,34 @@ def raises(error):
     return fail
 
 
+@pytest.mark.parametrize("at", range(5))
+def test_an_error_in_the_middle_of_a_character_or_a_stop_string(at):
+    """Whichever step fails once, the text is read again as far as its tokens stand."""
+    engine = scripted_engine({"a": "aé<b"})
+    engine.add_request("hi", greedy(9, stop="<b"), request_id="a")
+    said = [delta for _ in range(at) for delta in engine.step()]
+    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
+    with pytest.raises(ModelError):
+        engine.step()
+    engine.scheduler.update = update
+    said += drain(engine)["a"]
+    assert [delta.text for delta in said] == ["a", "", "é", "", ""] and said[-1].finish_reason == "stop"
+
+
+def test_an_error_after_a_request_has_ended_with_one():
+    """What was admitted beside it waits again; the message comes with the next call."""
+    engine = scripted_engine({"a": "hello", "b": "!"}, parts={"OutputText": Brittle})
+    for name in "ab":
+        engine.add_request("hi", greedy(5), request_id=name)
+    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
+    with pytest.raises(ModelError):
+        engine.step()
+    engine.scheduler.update = update
+    assert [request.request_id for request in engine.scheduler.waiting] == ["a"]
+    assert [(delta.request_id, delta.finish_reason) for delta in engine.step()] == [("b", "error")]
+    assert text_of(drain(engine)["a"]) == "hello"
+
+
 class Full:
     """A recorder's consumer whose disk is full in the third step."""
 
