@@ -26,6 +26,7 @@ from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import (
+    alone,
     byte_tokenizer,
     drain,
     scripted_engine,
@@ -553,6 +554,33 @@ def test_a_request_whose_logits_are_nan(fast, threshold):
     assert got["bad"] == ([], error)
     ends = {e.id: e.reason for record in engine.trace.steps for e in record.events if e.type == "FINISHED"}
     assert ends["bad"] == "error" and all(ends[name] == "length" for name in clean)
+
+
+def test_nan_in_a_block_that_somebody_else_had():
+    """A request is aborted before anybody sees that it computes NaN; the next reads its block, masked."""
+    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
+    bad.embed_tokens.weight[7] = float("nan")
+    settings = dict(num_blocks=3, block_size=8, enable_prefix_caching=False)
+    engine = Engine(bad, fast=False, long_prefill_token_threshold=16, **settings)
+    engine.add_request([7] * 20, greedy(1), request_id="bad")
+    assert engine.step() == [] and engine.abort("bad")
+    engine.add_request([1, 2, 3], greedy(3), request_id="good")
+    assert tokens_of(drain(engine)["good"]) == alone(model, [1, 2, 3], greedy(3))
+
+
+def test_nothing_is_left_of_what_was_nan():
+    """The pool holds none of it, and the same prompt finds none of it when the weight is mended."""
+    model = tiny_model(dtype="float32", tie_word_embeddings=False)
+    expected, good = alone(model, [1, 2, 3, 7, 4], greedy(2)), model.embed_tokens.weight[7].clone()
+    model.embed_tokens.weight[7] = float("nan")
+    engine = Engine(model, num_blocks=8, block_size=2, fast=False)
+    engine.add_request([1, 2, 3, 7, 4], greedy(2))
+    assert engine.step()[0].finish_reason == "error"
+    pool = engine.backend.pool
+    assert pool.k.isfinite().all() and pool.v.isfinite().all()
+    model.embed_tokens.weight[7] = good
+    name = engine.add_request([1, 2, 3, 7, 4], greedy(2))
+    assert tokens_of(drain(engine)[name]) == expected
 
 
 @pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "lm_head.weight", "norm.weight"])
