@@ -6,6 +6,7 @@ does, stands in parts.py and can be replaced.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from os import PathLike
@@ -295,12 +296,8 @@ class Engine:
         self, logits: torch.Tensor, requests: list[Request]
     ) -> Iterable[tuple[Request, int, torch.Tensor]]:
         """A token for each row. If that fails, for each by itself: one bad row is no other's harm."""
-        try:
+        with suppress(Exception):
             return zip(requests, self.sampler(logits, requests), logits, strict=True)
-        except Exception as error:
-            if len(requests) == 1:
-                self._fail(requests[0], error)
-                return []
         chosen = []
         for request, row in zip(requests, logits, strict=True):
             self.sampler.forget(request.request_id)

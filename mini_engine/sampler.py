@@ -30,10 +30,13 @@ class Sampler:
 
     def __call__(self, logits: Tensor, requests: list[Request]) -> list[int]:
         params = [request.sampling for request in requests]
-        if any(p.repetition_penalty != 1 for p in params):
-            logits = self._penalize(logits, requests)
-        token_ids = logits.argmax(dim=-1)  # of a NaN, if there is one
-        for best in logits.gather(-1, token_ids.unsqueeze(-1)).flatten().tolist():
+        penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
+        if penalized:
+            logits = logits.clone()
+            for i in penalized:
+                _penalize(logits[i], requests[i])
+        token_ids = logits.argmax(dim=1)  # of a NaN, if there is one
+        for best in logits.gather(1, token_ids.unsqueeze(1)).flatten().tolist():
             if not isfinite(best):
                 raise NotFiniteError(f"its largest logit is {best}")
         drawn = [i for i, p in enumerate(params) if p.temperature > 0]
@@ -61,22 +64,19 @@ class Sampler:
             draws.append(generator.random())
         return torch.tensor(draws, dtype=torch.float64)
 
-    def _penalize(self, logits: Tensor, requests: list[Request]) -> Tensor:
-        """Make tokens that the request has seen less likely (Keskar et al., CTRL, 2019)."""
-        logits = logits.clone()
-        for row, request in zip(logits, requests, strict=True):
-            penalty = request.sampling.repetition_penalty
-            if penalty != 1:
-                seen = torch.tensor(sorted(set(request.token_ids())), device=logits.device)
-                row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
-        return logits
-
 
 def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
     """Log probabilities of the chosen token and of the `num` best, from one row of raw logits."""
     logprobs = logits.float().log_softmax(dim=-1)
     best = logprobs.topk(min(num, len(logprobs))).indices.tolist()
     return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
+
+
+def _penalize(row: Tensor, request: Request) -> None:
+    """Make tokens that the request has seen less likely, in its row (Keskar et al., CTRL, 2019)."""
+    penalty = request.sampling.repetition_penalty
+    seen = torch.tensor(sorted(set(request.token_ids())), device=row.device)
+    row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
 
 
 def _probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
@@ -87,25 +87,28 @@ def _probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
 
     # Below 1e-6 the best token has all the probability already, and a quotient may overflow.
     logits = logits.float() / column("temperature").clamp(min=1e-6)
-    if any(p.min_p > 0 for p in params):
-        probs = logits.softmax(dim=-1)
-        logits = logits.masked_fill(probs < column("min_p") * probs.amax(-1, keepdim=True), -torch.inf)
+    if any(p.min_p for p in params):
+        probs = logits.softmax(dim=1)
+        logits = logits.masked_fill(probs < column("min_p") * probs.amax(1, keepdim=True), -torch.inf)
     if any(p.top_k or p.top_p < 1 for p in params):
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(logits.shape[-1], device=logits.device)
+        ordered, order = logits.sort(dim=1, descending=True, stable=True)
+        rank = torch.arange(logits.shape[1], device=logits.device)
         top_k = column("top_k")
         ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
-        probs = ordered.softmax(dim=-1)
+        probs = ordered.softmax(dim=1)
         # A token stays while those before it have not reached top_p; the first always does.
         top_p = column("top_p")
-        cut = (top_p < 1) & (probs.cumsum(-1) - probs >= top_p)
+        cut = (top_p < 1) & (probs.cumsum(1) - probs >= top_p)
         ordered = ordered.masked_fill(cut, -torch.inf)
-        logits = logits.scatter(-1, order, ordered)
-    return logits.softmax(dim=-1)
+        logits = logits.scatter(1, order, ordered)
+    return logits.softmax(dim=1)
 
 
 def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Invert the cumulative distribution: the first token whose running sum exceeds the draw."""
-    running = probs.double().cumsum(dim=-1)
+    """Invert the cumulative distribution: the first token whose running sum exceeds the draw.
+
+    There is one: a draw is at most 1 - 2**-53, and times the whole sum that rounds to less than the sum.
+    """
+    running = probs.double().cumsum(dim=1)
     draw = uniform.to(probs.device).unsqueeze(1) * running[:, -1:]
-    return torch.searchsorted(running, draw, right=True).clamp_(max=probs.shape[-1] - 1).squeeze(1)
+    return torch.searchsorted(running, draw, right=True).squeeze(1)

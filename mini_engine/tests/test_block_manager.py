@@ -159,6 +159,7 @@ def test_allocation_does_not_search():
         (lambda kv: kv._free.pop(), "free and unowned blocks differ"),
         (lambda kv: kv._cache.hashes.__setitem__(kv._free[0], b"x"), "uncached free block has a hash"),
         (lambda kv: kv._cache._named.clear(), "hash map is stale"),
+        (lambda kv: kv._free_cached.setdefault(kv._free.pop()), "without content is kept as cached"),
         (lambda kv: setattr(kv._cache, "num_blocks", 0), "count of cached blocks is off"),
     ],
 )
@@ -241,6 +242,19 @@ def test_shrink_gives_back_what_allocate_took_and_no_more():
     kv.shrink(request)
     assert len(kv.block_table(request)) == 3
     kv.check()
+
+
+def test_shrink_knows_nothing_of_an_earlier_life():
+    """A request that had grown, was preempted and is admitted again, as far as it had come."""
+    kv, request = BlockManager(8, 2), make_request("a", [1, 2, 3, 4])
+    kv.admit(request)
+    request.num_computed_tokens, request.output_token_ids = 4, [5]
+    kv.publish(request)
+    assert kv.allocate(request, 1)
+    kv.free(request)
+    assert kv.admit(request) and request.num_computed_tokens == 4
+    kv.shrink(request)
+    assert len(kv.block_table(request)) == 3
 
 
 @pytest.mark.parametrize("num_preemptions", [0, 1])

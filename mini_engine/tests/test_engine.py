@@ -6,6 +6,7 @@ Mostly on an engine whose model says what it is told, so that every text is know
 import gc
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import fields
 
 import numpy as np
@@ -479,6 +480,23 @@ def test_abort_tells_whether_there_was_anything():
     assert not engine.has_work
 
 
+def test_an_abort_that_comes_too_late():
+    """From another thread, say: the request ends after it was looked up, and before its turn."""
+    engine = scripted_engine({})
+    engine.add_request("hi", greedy(3), request_id="a")
+    turn = engine._turn
+
+    @contextmanager
+    def late():
+        engine._turn = turn
+        drain(engine)
+        with turn:
+            yield
+
+    engine._turn = late()
+    assert engine.abort("a") is False
+
+
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_an_abort_leaves_the_others_alone(steps):
     """Before the first step, in mid-prefill, and while it decodes."""
@@ -545,8 +563,10 @@ def test_requests_that_cannot_work_are_refused(prompt, params, message):
 def test_a_duplicate_id_is_refused():
     engine = scripted_engine({})
     engine.add_request("hi", greedy(2), request_id="a")
+    added = spy(engine.scheduler, "add")
     with pytest.raises(ValueError, match="request id 'a' is in use"):
         engine.add_request("hi", greedy(2), request_id="a")
+    assert added == [], "a scheduler of one's own need not look"
     assert len(drain(engine)["a"]) == 2
 
 

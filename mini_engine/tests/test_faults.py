@@ -26,6 +26,7 @@ from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import (
+    alone,
     byte_tokenizer,
     drain,
     scripted_engine,
@@ -337,24 +338,69 @@ def raises(error):
     return fail
 
 
-def test_an_error_after_update_costs_no_token():
-    """A recorder whose disk is full raises when the step is done: its Deltas come with the next call."""
+@pytest.mark.parametrize("at", range(5))
+def test_an_error_in_the_middle_of_a_character_or_a_stop_string(at):
+    """Whichever step fails once, the text is read again as far as its tokens stand."""
+    engine = scripted_engine({"a": "aé<b"})
+    engine.add_request("hi", greedy(9, stop="<b"), request_id="a")
+    said = [delta for _ in range(at) for delta in engine.step()]
+    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
+    with pytest.raises(ModelError):
+        engine.step()
+    engine.scheduler.update = update
+    said += drain(engine)["a"]
+    assert [delta.text for delta in said] == ["a", "", "é", "", ""] and said[-1].finish_reason == "stop"
 
-    class Full:
-        def add(self, record):
-            if record.step == 2:
-                raise OSError("no space left")
 
-    engine = scripted_engine({"a": "hello", "b": "world"})
-    engine.scheduler.consumers.append(Full())
+def test_an_error_after_a_request_has_ended_with_one():
+    """What was admitted beside it waits again; the message comes with the next call."""
+    engine = scripted_engine({"a": "hello", "b": "!"}, parts={"OutputText": Brittle})
     for name in "ab":
         engine.add_request("hi", greedy(5), request_id=name)
+    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
+    with pytest.raises(ModelError):
+        engine.step()
+    engine.scheduler.update = update
+    assert [request.request_id for request in engine.scheduler.waiting] == ["a"]
+    assert [(delta.request_id, delta.finish_reason) for delta in engine.step()] == [("b", "error")]
+    assert text_of(drain(engine)["a"]) == "hello"
+
+
+class Full:
+    """A recorder's consumer whose disk is full in the third step."""
+
+    def add(self, record):
+        if record.step == 2:
+            raise OSError("no space left")
+
+
+def interrupted_after_update():
+    """An engine whose third step was done when it raised, the Deltas of the first two, and b's stream."""
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    engine.scheduler.consumers.append(Full())
+    engine.add_request("hi", greedy(5), request_id="a")
+    stream = engine.stream("hi", greedy(5), request_id="b")
     said = [*engine.step(), *engine.step()]
     with pytest.raises(OSError, match="no space"):
         engine.step()
     assert engine.has_work
+    return engine, said, stream
+
+
+def test_an_error_after_update_costs_no_token():
+    """Such as a full disk's: the step's Deltas come with the next call, and to those that listen."""
+    engine, said, stream = interrupted_after_update()
     said += [delta for deltas in drain(engine).values() for delta in deltas]
     assert {n: text_of([d for d in said if d.request_id == n]) for n in "ab"} == {"a": "hello", "b": "world"}
+    assert text_of(list(stream)) == "world"
+
+
+def test_an_abort_takes_the_deltas_that_wait_for_the_next_call():
+    """Its own, and nobody else's."""
+    engine, _, stream = interrupted_after_update()
+    assert engine.abort("a")
+    assert [(delta.request_id, delta.text) for delta in engine.step()] == [("b", "r")]
+    stream.close()
 
 
 def test_ctrl_c_waits_for_the_end_of_the_step():
@@ -478,10 +524,11 @@ def test_generate_that_is_interrupted_leaves_nothing(model):
 # -------------------------------------------------------- requests that alone cannot go on
 
 
+@pytest.mark.parametrize("threshold", [0, 4])
 @pytest.mark.parametrize("fast", [True, "torch", False])
-def test_a_request_whose_logits_are_nan(fast):
+def test_a_request_whose_logits_are_nan(fast, threshold):
     """It ends with an error that names the weight; all others have the tokens they have without it, also
-    where they read a padded batch or blocks that were its own."""
+    where they read a padded batch or blocks that were its own, or decode while it is read in chunks."""
     model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
     bad.embed_tokens.weight[7] = float("nan")
     outcomes = []
@@ -493,6 +540,7 @@ def test_a_request_whose_logits_are_nan(fast):
             fast=fast,
             max_num_batched_tokens=8,
             max_num_seqs=8,
+            long_prefill_token_threshold=threshold,
             record=True,
         )
         engine.add_request([7] * 20, greedy(), request_id="bad")
@@ -506,6 +554,33 @@ def test_a_request_whose_logits_are_nan(fast):
     assert got["bad"] == ([], error)
     ends = {e.id: e.reason for record in engine.trace.steps for e in record.events if e.type == "FINISHED"}
     assert ends["bad"] == "error" and all(ends[name] == "length" for name in clean)
+
+
+def test_nan_in_a_block_that_somebody_else_had():
+    """A request is aborted before anybody sees that it computes NaN; the next reads its block, masked."""
+    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
+    bad.embed_tokens.weight[7] = float("nan")
+    settings = dict(num_blocks=3, block_size=8, enable_prefix_caching=False)
+    engine = Engine(bad, fast=False, long_prefill_token_threshold=16, **settings)
+    engine.add_request([7] * 20, greedy(1), request_id="bad")
+    assert engine.step() == [] and engine.abort("bad")
+    engine.add_request([1, 2, 3], greedy(3), request_id="good")
+    assert tokens_of(drain(engine)["good"]) == alone(model, [1, 2, 3], greedy(3))
+
+
+def test_nothing_is_left_of_what_was_nan():
+    """The pool holds none of it, and the same prompt finds none of it when the weight is mended."""
+    model = tiny_model(dtype="float32", tie_word_embeddings=False)
+    expected, good = alone(model, [1, 2, 3, 7, 4], greedy(2)), model.embed_tokens.weight[7].clone()
+    model.embed_tokens.weight[7] = float("nan")
+    engine = Engine(model, num_blocks=8, block_size=2, fast=False)
+    engine.add_request([1, 2, 3, 7, 4], greedy(2))
+    assert engine.step()[0].finish_reason == "error"
+    pool = engine.backend.pool
+    assert pool.k.isfinite().all() and pool.v.isfinite().all()
+    model.embed_tokens.weight[7] = good
+    name = engine.add_request([1, 2, 3, 7, 4], greedy(2))
+    assert tokens_of(drain(engine)[name]) == expected
 
 
 @pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "lm_head.weight", "norm.weight"])
@@ -568,10 +643,12 @@ def test_a_text_that_cannot_be_decoded_ends_its_request():
     assert said["b"][-1].error == "request 'b': LookupError: no such character"
     ends = {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
     assert ends == {"a": "length", "b": "error", "c": "error"}
+    assert engine.requests == engine._outputs == {}
 
 
-def test_a_sampler_that_raises_for_one(model):
-    """The others draw what they draw without it."""
+@pytest.mark.parametrize(("name", "value", "at"), [("temperature", "hot", 3), ("seed", (), 0)])
+def test_a_sampler_that_raises_for_one(model, name, value, at):
+    """Before anything is drawn, or after r0 has drawn: the others draw what they draw without it."""
     outcomes = []
     for broken in (False, True):
         engine = Engine(model, num_blocks=20, block_size=4)
@@ -579,16 +656,16 @@ def test_a_sampler_that_raises_for_one(model):
             engine.add_request([i, 2, 3], SamplingParams(max_tokens=6, seed=i, repetition_penalty=1 + i / 9))
         said = {f"r{i}": [] for i in range(3)}
         for step in range(6):
-            if broken and step == 3:
-                object.__setattr__(engine.requests["r1"].sampling, "temperature", "hot")
+            if broken and step == at:
+                object.__setattr__(engine.requests["r1"].sampling, name, value)
             for delta in engine.step():
                 said[delta.request_id].append(delta)
         assert not engine.has_work
         outcomes.append(said)
     quiet, said = outcomes
     assert said["r0"] == quiet["r0"] and said["r2"] == quiet["r2"]
-    assert said["r1"][:3] == quiet["r1"][:3] and said["r1"][3].finish_reason == "error"
-    assert "TypeError" in said["r1"][3].error and len(said["r1"]) == 4
+    assert said["r1"][:at] == quiet["r1"][:at] and said["r1"][at].finish_reason == "error"
+    assert "TypeError" in said["r1"][at].error and len(said["r1"]) == at + 1
 
 
 def test_generate_says_which_prompt_failed():

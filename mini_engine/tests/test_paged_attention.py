@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,27 @@ def test_the_pool_is_zero_and_takes_memory_only_where_it_is_written(dtype):
     assert pool.k.dtype == dtype and pool.k[:, 6:9].sum() == 2 * 16 * KV_HEADS * DIM
     assert not pool.v[:, ::1000].any()
     assert resident_mib() - before < 128
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_has_a_pool_of_its_own():
+    pool = KVPool(tiny_model().config, 2, 4, torch.float64, "cpu")
+    if (child := os.fork()) == 0:
+        pool.k[:, 0] = 1.0
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0 and not pool.k.any()
+
+
+def test_clearing_is_for_these_slots_of_every_layer():
+    """Slot s is block s // block_size, offset s % block_size, as in write_kv."""
+    backend = PagedBackend(tiny_model(), BlockManager(3, 4))
+    for pool in (backend.pool.k, backend.pool.v):
+        pool.fill_(7.0)
+    backend.clear([5, 0, 11])
+    for pool in (backend.pool.k, backend.pool.v):
+        assert not pool[:, 1, 1].any() and not pool[:, 0, 0].any() and not pool[:, 2, 3].any()
+        assert (pool == 7.0).sum() == 9 * 2 * KV_HEADS * DIM
+    assert backend.name == "paged", "as traces call it"
 
 
 def test_write_kv_touches_its_slots_only():

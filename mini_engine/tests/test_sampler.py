@@ -74,6 +74,7 @@ def test_top_p():
     assert probs[0] < 0.7 < probs[0] + probs[1]
     assert_distributed(draw(3000, top_p=0.7), renormalized(probs, {0, 1}))
     assert draw(50, top_p=1e-9)[0] == 50
+    assert draw(50, [0.0, 0.0], top_p=0.5) == [50, 0], "half is reached by the first"
 
 
 def test_min_p():
@@ -186,6 +187,8 @@ def test_a_vocabulary_end_is_reachable_and_never_passed():
     assert sampler(torch.tensor([LOGITS]), [request]) == [5]
     request = Request("a", [0], SamplingParams(top_k=2))
     assert sampler(torch.tensor([LOGITS]), [request]) == [1]
+    for logits in torch.randn(300, 1, 20, generator=torch.Generator().manual_seed(0)):
+        assert sampler(logits, [Request("a", [0])]) == [19]
     sampler._uniform = lambda requests: torch.tensor([0.0], dtype=torch.float64)
     assert sampler(torch.tensor([[-math.inf, 1.0, 0.0]]), [request]) == [1], "0 never draws the impossible"
 

@@ -145,9 +145,12 @@ def test_a_short_running_request_means_that_room_was_not_made():
         schedule_step(RequestQueue(), [request], kv, max_num_batched_tokens=8, max_num_seqs=2)
 
 
-def test_a_token_for_an_unfinished_chunk_is_refused():
-    """update takes no token for a request that still has tokens to compute."""
-    engine = SlotEngine(max_num_batched_tokens=8).add(make_request("a", 12))
+@pytest.mark.parametrize("outputs", [0, 6])
+def test_a_token_for_an_unfinished_chunk_is_refused(outputs):
+    """update takes no token for a request that still has tokens to compute, its own outputs among them."""
+    request = make_request("a", 12 - outputs)
+    request.output_token_ids = [1] * outputs
+    engine = SlotEngine(max_num_batched_tokens=8).add(request)
     scheduled = engine.scheduler.schedule()
     with pytest.raises(ValueError, match="'a' got a token with 4 tokens still to compute"):
         engine.scheduler.update(scheduled, {"a": [1]})
@@ -236,6 +239,14 @@ def test_a_step_may_yield_several_tokens():
         scheduler, request, scheduled = prefilled(**limit)
         assert scheduler.update(scheduled, {"a": [3, 0, 2]}) == [request]
         assert (request.output_token_ids, request.finish_reason) == ([3, 0], reason)
+
+
+def test_a_step_that_yields_no_token_ends_nothing():
+    """Whatever ended the request before it."""
+    engine = SlotEngine().add(make_request("a", 4, 1), make_request("b", 4))
+    scheduled = engine.scheduler.schedule()
+    assert engine.scheduler.update(scheduled, {"a": [1], "b": []}) == [engine.requests["a"]]
+    assert engine.requests["b"].finish_reason is None
 
 
 @pytest.mark.parametrize("max_tokens", [8, 1])
