@@ -47,6 +47,12 @@ def verdicts(command, cwd=ROOT):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+QUICK = {  # the mistakes that make test tries; all of them take minutes
+    "lab-01": ("waiting-first", "no-room-passed-over"),
+    "lab-02": ("zero-threshold-blocks", "asking-advances"),
+    "lab-03": ("partial-chunk-gets-a-token", "rows-sorted-after-a-preemption"),
+    "lab-06": ("own-hits-are-the-reserve", "seam-of-commas"),
+}
 # A page's Python may go less deep: far enough for a function that calls itself once a request.
 DEEP = "    (lambda f: f(f, 256))(lambda f, n: n and f(f, n - 1))\n"
 ENDLESS = DEEP.replace("n and ", "")
@@ -59,7 +65,8 @@ def test_a_browser_judges_as_a_terminal_does(labs, pages, course, tmp_path):
     names, files = [], []
     for lab in map(find_lab, labs):
         solution = lab.file("solution.py").read_text("utf-8")
-        bugs = lab.bugs if SOAK else lab.bugs[:: len(lab.bugs) // 2 + 1]  # all of them take minutes
+        bugs = [bug for bug in lab.bugs if SOAK or bug.id in QUICK[lab.id]]
+        assert len(bugs) >= 2
         named = {"solution": solution, "starter": starter_source(lab)}
         named |= {bug.id: bug.apply(solution) for bug in bugs}
         if lab.id == "lab-01":
