@@ -10,11 +10,12 @@ import io
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin
+from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, storm
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
@@ -25,6 +26,9 @@ from mini_engine.show.player import payload
 Tell = Callable[[str], object]
 PATIENCE = 2.0  # seconds for a run that nobody asked for
 PLACE = re.compile(r"starter\.py(?::|, line | does not parse, line | fails at import, line )(\d+)")
+if sys.platform == "emscripten":
+    # Each frame of an endless recursion costs time, in every test; no test has more than 200 requests.
+    sys.setrecursionlimit(500)
 HERE = {  # what a learner does in a terminal, and how in the page
     r"write it in labs/\S+\.py; a hint: python -m labs hint \S+": "write it in the editor; help: Hints",
     r"python -m labs reset \S+": "Start over",
@@ -135,6 +139,13 @@ def played(lab: Lab) -> dict[str, Any] | None:
 def recorded(lab: Lab, part: Any, scenario: dict[str, Any]) -> compare.Run:
     trace: compare.Run = loading.load(lab.id, "scenarios").run(part, scenario, raise_errors=False)
     return trace
+
+
+def warm(lab_id: str) -> None:
+    """Load what the first answer needs, while its learner still reads: pytest's parts, tests, the model."""
+    run(lab_id, pristine_source(find_lab(lab_id)) + "\n")
+    for number in range(storm.count(lab_id)):
+        storm.expected(lab_id, number)
 
 
 def preview(lab_id: str) -> str:

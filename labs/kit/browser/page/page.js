@@ -118,13 +118,12 @@ function told(row) {
 function show(verdict) {
   const failed = rows.filter((row) => !row.passed).length;
   $("report").replaceChildren();
-  $("verdict").className = verdict.done ? "good" : "bad";
+  $("verdict").className = verdict.done ? "good" : verdict.started === false ? "" : "bad";
   const all = verdict.done ? `All ${rows.length} tests pass.` : `${failed} of ${rows.length} tests ${failed === 1 ? "fails" : "fail"}.`;
   $("verdict").textContent = verdict.problem
-    ? sentence(verdict.problem)
+    ? problem(verdict)
     : all + (verdict.done ? " Read on under Afterwards." : lab.tasks.length > 1 ? ` Next: ${verdict.next}.` : "");
   say(verdict.started === false ? "Nothing is written yet." : verdict.problem ? "Your file has a problem." : all);
-  if (verdict.problem) editor.mark(verdict.line, verdict.problem);
   if (!verdict.tasks || verdict.problem) return;
   if (verdict.tasks.length > 1) {
     $("tasks").hidden = false;
@@ -150,7 +149,24 @@ function show(verdict) {
   }
 }
 
-const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.?!]$/.test(text) ? "" : ".");
+/** What is wrong with the whole file, in words, and the way to its line: all tests would say the same. */
+function problem({ problem: text, line, started }) {
+  const begun = started !== false, words = text.replace(/^lab-\d+: /, "");
+  const hole = editor.text.split("\n").findIndex((one) => one.includes("raise NotImplementedError"));
+  const at = begun ? line : hole + 1;
+  $("marks").replaceChildren();
+  $("all").hidden = true;
+  if (begun) editor.mark(at, words);
+  if (at) $("report").append(toLine(at));
+  if (!begun) return `${words}. Write your code in place of the NotImplementedError, then run the tests again.`;
+  return words + (/[.?!]$/.test(words) ? "" : ".");
+}
+
+function toLine(line) {
+  const there = el("button", `Go to line ${line}`);
+  there.onclick = () => { go("write"); editor.go(line); };
+  return there;
+}
 
 /** The failure that says most, by its sections. */
 function report({ test, report: text, line, next }) {
@@ -169,9 +185,7 @@ function report({ test, report: text, line, next }) {
     $("report").append(el("h3", name), lines(sections[n + 1].replace(/^\n+|\s+$/g, "")));
   }
   if (line) {
-    const there = el("button", `Go to line ${line}`);
-    there.onclick = () => { go("write"); editor.go(line); };
-    title.append(" ", there);
+    title.append(" ", toLine(line));
     editor.mark(line, `${next}: the failure that says most came through here`);
   }
 }

@@ -19,9 +19,13 @@ os.chdir("/course")
   return judge;
 }
 
+let asked = false;
 const started = start();
+// In the pause before somebody asks; who has asked already need not wait for it.
+started.then((judge) => setTimeout(() => asked || judge.warm(lab), 200), () => {});
 started.catch((error) => postMessage({ broken: String(error) }));
 onmessage = async ({ data: { source, columns, scale } }) => {
+  asked = true;
   const judge = await started;
   try {
     const tell = (row) => postMessage({ row: JSON.parse(row) });
