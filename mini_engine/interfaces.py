@@ -121,9 +121,9 @@ class SchedulerLike(Protocol):
     ) -> list[Request]:
         """Take back a computed step; returns the requests that have finished, in row order.
 
-        `sampled` has the tokens of each request that reached the end of its sequence: one, until a
-        step can yield more. `stopped` are the ids of requests whose text, with the last of these
-        tokens, has reached a stop string."""
+        `sampled` has the tokens of each request that reached the end of its sequence: one from this
+        engine, more from one that decodes speculatively. `stopped` are the ids of requests whose text,
+        with the last of these tokens, has reached a stop string."""
 
 
 class Attend(Protocol):

@@ -33,19 +33,20 @@ PAGE = """\
 
 {conditions}
 
-Everybody has the same weights (a quantized file is dequantized first), prompts (random tokens), output
+All have the same weights (a quantized file is dequantized first), prompts (random tokens), output
 lengths (nothing ends a text early), number of threads and precision. Each is a process of its own, loaded
-and warmed up before its first turn. They take turns, round by round; whoever needs {slow} seconds sits out
-every second round, whoever needs twice as many two of three. Seconds are medians over the rounds. A ratio is
-taken round by round, and shown as its median, the least and the greatest. Before a turn, the machine is
-waited for until others take less than {idle} cores.
+and warmed up before its first turn. They take turns, round by round; one that needs {slow} seconds sits out
+every second round, one that needs twice as many two of three. Seconds are medians over the rounds. A ratio is
+taken round by round, and shown as its median, the least and the greatest. A turn begins when other programs
+take less than {idle} cores.
 
-*Same tokens* compares with the engine's own, greedily. Where some requests differ, it also gives the share of
-all tokens that lie before a request's first difference: from there on, the texts go different ways.
+*Same tokens* counts the requests whose tokens are the engine's own; all decode greedily. Where some differ,
+it also gives the share of all tokens that lie before a request's first difference: from there on, the texts
+go different ways.
 
-A floor is what the engine's very same steps cannot take less than: their products alone, in the same process
-with the same weights; and the weights' bytes, read once a step at the speed at which this machine reads
-memory. In the column of ratios stands the part of the engine's time that it makes up.
+A floor is a time below which the engine's steps cannot come: that of their products alone, in the same
+process with the same weights; and that of reading the weights' bytes once a step, at the speed at which this
+machine reads memory. In the column of ratios stands its part of the engine's time.
 """
 
 

@@ -56,7 +56,9 @@ def play(
     from mini_engine.show.player.from_files import read_texts, titles
 
     if example == (path is not None):
-        raise ValueError("give a trace.jsonl, or --example for a ready one (not both)")
+        raise ValueError(
+            "give a trace.jsonl, such as out/trace.jsonl of `mini-engine demo`, or --example; not both"
+        )
     writable(out, path, other)
     if path is None:
         page = write_player(out, ready_setup(), names=("20 blocks, six requests",))

@@ -762,6 +762,10 @@ COMMANDS = [
     ("trace play t.jsonl --no-open -o t.jsonl", "t.jsonl is what is read; name another file"),
     ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is what is read; name another file"),
     ("trace summary FOLDER", "FOLDER"),
+    (
+        "trace summary no.jsonl",
+        "no.jsonl: there is no such file; `mini-engine demo` writes one to out/trace.jsonl",
+    ),
     ("trace summary bad.gguf", "bad.gguf, line 1: not JSON"),
     ("trace fit t.jsonl", "only a trace in wall time can be fitted"),
     ("simulate -w w.jsonl -b mixed -o w.jsonl", "No such option"),

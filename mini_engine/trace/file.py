@@ -83,7 +83,11 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """The trace in a file. Raises ValueError naming file, line and field if it is none that can be read."""
+    """The trace in a file. Raises ValueError naming file, line and field if it is none that can be read, and
+    FileNotFoundError if there is no file."""
+    if not Path(path).exists():
+        made = "`mini-engine demo` writes one to out/trace.jsonl"
+        raise FileNotFoundError(f"{path}: there is no such file; {made}")
     trace, check = None, Check()
     # So that a binary file, too, is "not JSON" on a line that can be named.
     with Path(path).open(encoding="utf-8", errors="replace") as file:

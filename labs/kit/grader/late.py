@@ -1,26 +1,7 @@
 """What lateness costs, from a file of deadlines (--late deadlines.toml) and times of submission.
 
-    zone = "Europe/Berlin"            # of times that are written without an offset from UTC
-    times = "submission_metadata.yml" # beside this file: where the times of submission are
-    grace_minutes = 15                # for all labs, unless a lab says otherwise
-    points_per_day = 10               # that a lab loses for each day begun; or
-    # fraction_per_day = 0.1          # of what was earned in it
-
-    [lab-01]
-    due = 2026-10-12T23:59:00
-    [lab-02]
-    due = 2026-10-26T23:59:00+01:00
-    fraction_per_day = 0.25           # in place of points_per_day, for this lab
-    until = 2026-11-02T23:59:00       # what comes later earns nothing; without it the days go on
-
-    [students.alice]                  # an extension: another due date
-    lab-01 = 2026-10-19T23:59:00
-
-A lab without a section has no deadline. Within the grace nothing is lost; after it, days are counted from
-the due date. The times come from Gradescope's submission_metadata.yml (of a class) or .json (of one
-submission), or from a CSV with the columns student,submitted and, if wanted, lab. A student is named as the
-folder or zip is. They never come from the times of files, nor from anything that a student hands in; whose
-time is not known is not late, and the report says so.
+docs/instructors.md describes the file, docs/examples/deadlines.toml is one. Times never come from those of
+files, nor from anything that a student hands in. A student without a time is not late; the report says so.
 """
 
 import csv

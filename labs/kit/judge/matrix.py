@@ -1,4 +1,4 @@
-"""Runs one lab's tests against many implementations in one pytest session, and tells the outcomes.
+"""Runs one lab's tests against many implementations in one pytest session, and writes down the outcomes.
 
 `python -m labs.kit.judge.matrix lab-01 OUT.jsonl [variant ...]`: a process of its own, so that labs run side
 by side and nothing a wrong solution does reaches the caller. Variants are `starter` (pristine),

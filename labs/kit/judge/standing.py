@@ -176,7 +176,7 @@ def storm_fingerprint(runs: str) -> str:
 
 
 def known(lab: Lab) -> dict[str, dict[str, Name]]:
-    """The known mistakes by task and fingerprint, from fingerprints.json, which `labs generate` writes."""
+    """The known mistakes by task and fingerprint, from fingerprints.json (`labs check --write`)."""
     path = lab.file("fingerprints.json")
     if not path.exists():
         return {}

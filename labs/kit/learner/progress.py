@@ -37,7 +37,7 @@ class Progress(Standing):
 def progress(lab: Lab, report: bool = False) -> Progress:
     """Run the learner's starter through the lab's tests, or remember what it did last time.
 
-    With `report` the failure that says most is run once more, and told of; that writes out/lab-NN.html.
+    With `report` the failure that says most is run once more, and reported; that writes out/lab-NN.html.
     """
     text = starter_text(lab)
     if text == pristine_source(lab):

@@ -67,7 +67,7 @@ def _question(entry: dict[str, Any]) -> Question:
 def find_topic(name: str) -> Topic:
     """A topic by its name. Raises LabError naming all of them."""
     if name not in topics():
-        raise LabError(f"no quiz is called {name!r}; there is {', '.join(topics())}")
+        raise LabError(f"no quiz is called {name!r}; the topics are {', '.join(topics())}")
     return topics()[name]
 
 

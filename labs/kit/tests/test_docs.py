@@ -312,8 +312,8 @@ def _is_value(words: list[str], index: int) -> bool:
 
 
 RUN = re.compile(
-    r"mini-engine (simulate|trace (summary|timeline|export|fit)( --perfetto)? out/trace|generate --prompt)"
-    r"|python -m labs quiz"
+    r"mini-engine (simulate|models list|generate --prompt)"
+    r"|mini-engine trace (summary|timeline|export|fit)( --perfetto)? out/trace|python -m labs quiz"
 )
 # Why a command is not run here. What none of these fits is run.
 NOT_RUN = {

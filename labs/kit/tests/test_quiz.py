@@ -96,7 +96,7 @@ def test_an_end_of_input_ends_it(capsys):
 
 
 def test_an_unknown_topic_is_answered_with_all_there_are():
-    with pytest.raises(LabError, match="no quiz is called 'speed'; there is scheduling, batching, "):
+    with pytest.raises(LabError, match="no quiz is called 'speed'; the topics are scheduling, batching, "):
         quiz.find_topic("speed")
 
 

@@ -15,7 +15,7 @@ RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d|index)(\..*)?")  # Wind
 
 
 def write(path: Path, content: Content) -> None:
-    """Write a file beside its place, then move it there: who is killed meanwhile leaves the old one whole."""
+    """Write a file beside its place, then move it there; ended in the middle it leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pieces = [content] if isinstance(content, str | bytes) else content
     part = path.with_name(f".{path.name}.part")
