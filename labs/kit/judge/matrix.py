@@ -29,7 +29,7 @@ from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, find_lab
 from labs.kit.judge.result import Result
 from labs.kit.toys.driver import RUNS
-from labs.kit.toys.words import describe
+from labs.kit.toys.words import describe, kind
 
 STORM = "test_storm"
 HURRY = False  # somebody waits, and some test did not end: no other gets as long
@@ -229,7 +229,7 @@ def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: st
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                runs = type(error).__name__
+                runs = kind(error)
                 said = said if isinstance(error, Exception) else describe(error)  # TimeUp: no name then
     return Result(test, call.excinfo is None, said, runs, round(call.duration, 4))
 

@@ -21,7 +21,7 @@ from labs.kit.judge import loading
 from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.toys.driver import EXPECTED, PULSE, RUNS, OpHeader, OpLog, OpStep
 from labs.kit.toys.storms import Script, Skip
-from labs.kit.toys.words import describe
+from labs.kit.toys.words import describe, kind
 from mini_engine.trace import End
 
 TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
@@ -100,11 +100,11 @@ def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], 
         except Exception as error:
             if NOT_WRITTEN.search(str(error)) or isinstance(error, loading.LoadProblem):
                 raise
-            seen, failed = f'{{"raised": {text(type(error).__name__)}', error
+            seen, failed = f'{{"raised": {text(kind(error))}', error
         try:
             more = text(play.seen())[1:]
         except Exception as error:
-            more, failed = f'"raised by looking": {text(type(error).__name__)}}}', failed or error
+            more, failed = f'"raised by looking": {text(kind(error))}}}', failed or error
         yield [name, *arguments], f"{seen}{', ' if more != '}' else ''}{more}", failed
 
 

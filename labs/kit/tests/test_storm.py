@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.judge.matrix import implementation
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.storms import Skip
+from labs.kit.toys.words import kind
 from mini_engine.tests.soak import SOAK, count
 
 
@@ -198,3 +200,12 @@ def test_right_ones_pass_scripts_that_the_lab_does_not_play(lab_id, variant):
             apart = storm.departure(storm.run(lab_id, part, script), storm.expected(lab_id, seed))
             assert apart is None, (name, seed)
         count("storm scripts", SEEDS)
+
+
+def test_an_error_has_one_name_in_every_python():
+    """Python 3.13 renamed re.error, and the fingerprint of a mistake is one for all."""
+    with pytest.raises(re.error) as caught:
+        re.search("?", "")
+    assert kind(caught.value) == "error" and kind(KeyError("a")) == "KeyError"
+    renamed = type("PatternError", (re.error,), {})
+    assert kind(renamed("?")) == "error"

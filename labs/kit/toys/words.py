@@ -1,14 +1,20 @@
 """An error or a value, in one line, whatever the methods of learners' code do."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 LONGEST = 300  # characters of a message that are shown
 
 
+def kind(error: BaseException) -> str:
+    """The name of its type, alike in every Python: 3.13 calls re.error PatternError."""
+    return "error" if isinstance(error, re.error) else type(error).__name__
+
+
 def describe(error: BaseException) -> str:
     """An error in one line: its kind and what it says first, whatever its __str__ does."""
-    return f"{type(error).__name__}: {said(error)}".removesuffix(": ")
+    return f"{kind(error)}: {said(error)}".removesuffix(": ")
 
 
 def said(error: BaseException) -> str:
