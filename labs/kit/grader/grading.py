@@ -95,7 +95,10 @@ def digest(submission: Submission, settings: Settings) -> str:
 def course(lab_id: str) -> str:
     """Changes with what judges a lab."""
     lab, total = find_lab(lab_id), hashlib.blake2b(digest_size=16)
-    names = ("solution.py", "oracle.py", "random_scripts.py", "elsewhere.py", "lab.toml", "fingerprints.json")
+    names = (
+        "solution.py", "oracle.py", "scenarios.py", "random_scripts.py", "lab.toml", "mistakes.toml",
+        "fingerprints.json",
+    )  # fmt: skip
     kit = lab.path.parent / "kit"
     files = [lab.file(name) for name in names]
     files += [

@@ -54,7 +54,7 @@ def course_for(lab: Lab, folder: Path) -> Path:
         copy(ROOT / name, folder / name)
     for name in INSIDE:
         copy(ROOT / "labs/kit/grader" / name, folder / "labs/kit/grader" / name)
-    for name in ("lab.toml", "random_scripts.py", "scenarios.py", "elsewhere.py"):  # what scripts need
+    for name in ("lab.toml", "random_scripts.py", "scenarios.py"):  # what scripts need
         if lab.file(name).exists():
             copy(lab.file(name), folder / "labs" / lab.id / "author" / name)
     copy(ROOT / "mini_engine", folder / "mini_engine")
