@@ -636,12 +636,6 @@ def test_every_position_holds_its_own_text(lab, scenario):
     assert_drained(scenarios.run(lab, scenario))
 
 
-def test_every_position_holds_its_own_text_at_random(lab):
-    """The same over 20 drawn sequences of operations, with tenants, preemptions and colliding hashes."""
-    for scenario in scenarios.draw(6, 20):
-        assert_drained(scenarios.run(lab, scenario))
-
-
 def test_the_budget_pays_for_uncached_tokens_only(lab):
     """A newcomer whose eight of eleven tokens are cached is scheduled for three."""
     trace = scenarios.run(lab, scenarios.NAMED["shared beginnings under a scheduler"])

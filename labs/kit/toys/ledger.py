@@ -74,6 +74,9 @@ class Ledger(Play):
         return request.num_computed_tokens
 
     def allocate(self, name: str, num_new_tokens: int) -> bool:
+        """Room for so many tokens more; one that holds no blocks has computed nothing."""
+        if not self.table(name) and name in self.requests:
+            self.requests[name].num_computed_tokens = 0
         allocated: bool = self.kv.allocate(self.twin(name), num_new_tokens)
         return allocated
 

@@ -22,9 +22,8 @@ def draw_queue(rng):
     calls = [["long_queue", 200]] * (rng.random() < 0.3) + pushes
     for _ in range(rng.randint(4, 16)):
         one = rng.choice(pushes)
-        calls += rng.choice(
-            [[["pop"]], [["remove", one[1]]], [["remove", one[1]]], [["remove", one[1]], one]]
-        )
+        removal = ["remove", one[1]]
+        calls += rng.choice([[["pop"]], [removal, ["pick_victim"]], [removal], [removal, one]])
     if rng.random() < 0.5:
         calls.append(["RequestQueue", rng.choice(["shortest", "lifo", "FCFS", ""])])
     return queue_script(rng, calls)
@@ -147,8 +146,8 @@ class QueuePlay(Base):
         if name in self.inside:
             raise Skip
         request = self.requests.setdefault(name, make_request(name, 1, priority=priority))
-        request.arrival, request.num_preemptions = arrival, arrival % 3
-        request.output_token_ids = [0] * (arrival % 4)
+        request.arrival, request.num_preemptions = arrival, arrival * 7 % 4
+        request.output_token_ids = [0] * (arrival % 5)
         self.inside.add(name)
         self.queue.push(request)
 
