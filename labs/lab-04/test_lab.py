@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request
+from labs.kit.toys import elsewhere
 
-scenarios, elsewhere = load("lab-04", "scenarios"), load("lab-04", "elsewhere")
+scenarios = load("lab-04", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 SHAPES = scenarios.SHAPES
 SHOWN, WIDE = 8, 40  # queries, and columns, that are shown of a wrong mask
