@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request
-from labs.kit.toys import elsewhere
+from labs.kit.tensor_toys import elsewhere
 
 scenarios = load("lab-04", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}

@@ -588,7 +588,7 @@ def test_keys_and_values_go_to_their_slots(lab, block_size):
     """Four tokens of two requests land in the slots they are mapped to, keys and values apart, unrounded."""
     import torch
 
-    from labs.kit.toys.paged import POISON
+    from labs.kit.tensor_toys.paged import POISON
 
     caches = torch.full((2, 20 // block_size, block_size, 2, 8), POISON, dtype=torch.float64)
     k = (torch.arange(4 * 16, dtype=torch.float64).view(4, 2, 8) + 1) / 3
@@ -720,7 +720,7 @@ def test_a_result_is_of_the_dtype_of_its_queries(lab):
 
 def test_only_the_own_slots_are_read(lab):
     """Whatever lies in freed blocks and after a sequence's end, the result does not move by a bit."""
-    from labs.kit.toys.paged import POISON
+    from labs.kit.tensor_toys.paged import POISON
 
     q, k_cache, v_cache, batch, _ = scenarios.step_tensors(STEPS["a mixture"])
     owners = owners_of(batch)
@@ -746,7 +746,7 @@ def test_attention_only_reads(lab):
 
 def test_a_model_on_your_pages(lab):
     """A two-layer model on your blocks, your write_kv and your attention says what it says alone."""
-    from labs.kit.toys.paged import PagedModel
+    from labs.kit.tensor_toys.paged import PagedModel
 
     scenario = scenarios.workload(3, block_size=4)
     trace = scenarios.serve(lab, scenario, partial(PagedModel, lab))

@@ -105,7 +105,7 @@ def course(lab_id: str) -> str:
         kit / "grader" / f"{name}.py"
         for name in ("grading", "cases", "blame", "sandbox", "inside", "player", "frames", "results")
     ]
-    for room in (kit / "toys", kit / "judge", lab.path.parents[1] / "mini_engine"):
+    for room in (kit / "toys", kit / "tensor_toys", kit / "judge", lab.path.parents[1] / "mini_engine"):
         files += sorted(path for path in room.rglob("*.py") if "tests" not in path.parts)
     for path in files:
         total.update(path.read_bytes() if path.exists() else b"")

@@ -83,6 +83,11 @@ def draw_workloads(
         if roomy:
             config["watermark"] = max_tokens[1] * seqs
             most += config["watermark"]
-        limits = {"budget": rng.randint(seqs, budget), "slots": seqs, "threshold": rng.choice(threshold)}
-        drawn.append(workload(f"drawn {seed}.{number}", rows, blocks=-(-most // size), **limits, **config))
+        limits: dict[str, Any] = {
+            "budget": rng.randint(seqs, budget),
+            "threshold": rng.choice(threshold),
+        }
+        drawn.append(
+            workload(f"drawn {seed}.{number}", rows, blocks=-(-most // size), slots=seqs, **limits, **config)
+        )
     return drawn

@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 
 from labs.kit import Skip
-from labs.kit.toys import elsewhere
+from labs.kit.tensor_toys import elsewhere
 from labs.kit.toys.plays import Play as Base
 from mini_engine.backends.dense import DenseCache
 from mini_engine.interfaces import Row

@@ -8,9 +8,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from labs.kit import FakeKV, drive, make_request
-from labs.kit.toys.models import SMALL as CONFIG
-from labs.kit.toys.models import random_model as model
-from labs.kit.toys.models import run_alone
+from labs.kit.tensor_toys.models import SMALL as CONFIG
+from labs.kit.tensor_toys.models import random_model as model
+from labs.kit.tensor_toys.models import run_alone
 from labs.kit.toys.workloads import workload
 from mini_engine.backends.dense import DenseCache, dense_attend
 from mini_engine.interfaces import Row

@@ -141,7 +141,7 @@ class Memory(Base):
         """The modules of the tensor calls, which load torch; the first call makes the pool."""
         import torch
 
-        from labs.kit.toys import paged
+        from labs.kit.tensor_toys import paged
 
         sizes = {name: value for name, value in self.config.items() if name != "num_heads"}
         self.pool = self.pool or paged.MarkedPool(**sizes)

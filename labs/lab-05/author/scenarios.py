@@ -125,7 +125,7 @@ STEPS = {
 
 def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """The greedy text of one request alone, on one contiguous cache."""
-    from labs.kit.toys.models import random_model, run_alone
+    from labs.kit.tensor_toys.models import random_model, run_alone
 
     request = make_request(request_id, prompt, max_tokens)
     return run_alone(random_model(), request.prompt_token_ids, request.sampling)
@@ -133,6 +133,6 @@ def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
 
 def step_tensors(step, **sizes):
     """(q, k_cache, v_cache, batch, expected) of a step of such requests."""
-    from labs.kit.toys import paged
+    from labs.kit.tensor_toys import paged
 
     return paged.step_tensors(step, **sizes)

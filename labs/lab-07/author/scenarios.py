@@ -10,8 +10,8 @@ from functools import cache
 import torch
 
 from labs.kit import make_request
+from labs.kit.tensor_toys.models import random_model, run_alone
 from labs.kit.toys.driver import PATIENCE, RUNS, ids
-from labs.kit.toys.models import random_model, run_alone
 from labs.kit.toys.workloads import draw_workloads, workload
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load_model

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labs.kit.toys.models import random_model
+from labs.kit.tensor_toys.models import random_model
 from mini_engine.attention import PagedBackend
 from mini_engine.batch import Batch
 from mini_engine.interfaces import Row
@@ -67,8 +67,8 @@ def step_tensors(
         caches[:, own] = kv
         mask = torch.ones(new, past + new, dtype=torch.bool).tril(past)
         queries.append(q)
-        expected.append(sdpa(q[None], *kv[:, None], mask)[0])
-    k_cache, v_cache = caches.unflatten(1, (num_blocks, block_size))
+        expected.append(sdpa(q[None], kv[:1], kv[1:], mask)[0])
+    k_cache, v_cache = caches.view(2, num_blocks, block_size, num_kv_heads, head_dim)
     return torch.cat(queries), k_cache, v_cache, batch, torch.cat(expected)
 
 
