@@ -878,7 +878,7 @@ def ran(lab):
 
 
 def test_limits_hold_in_every_step(lab):
-    """On random workloads no step exceeds budget, slots or memory, and in the end all slots are free."""
+    """On random workloads no step exceeds a limit, all that run are served, and a wait has a reason."""
     for scenario, trace in drawn(lab):
         config = scenario["config"]
         for record, views in replay(trace):
@@ -886,21 +886,9 @@ def test_limits_hold_in_every_step(lab):
             assert held + record.num_free_blocks == config["num_blocks"]
             assert record.num_batched_tokens <= config["max_num_batched_tokens"]
             assert record.num_running <= config["max_num_seqs"]
-        assert trace.end.num_free_blocks == config["num_blocks"]
-
-
-def test_every_runner_computes_in_every_step(lab):
-    """On random workloads each request in running is in every schedule: none is ever stalled."""
-    for _, trace in drawn(lab):
-        for record in trace.steps:
             assert len(record.scheduled) == record.num_running
-
-
-def test_none_waits_without_a_reason(lab):
-    """On random workloads the front waits for budget, a slot, memory, or because room was made."""
-    for _, trace in drawn(lab):
-        for record in trace.steps:
             assert record.blocked.reason in ("budget", "slots", "memory", "preempted", "empty")
+        assert trace.end.num_free_blocks == config["num_blocks"]
 
 
 def test_victims_had_to_go(lab):
