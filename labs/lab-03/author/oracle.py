@@ -59,11 +59,9 @@ class RequestQueue:
         return len(self.pushed)
 
     def __iter__(self):
-        left = list(self.pushed)
-        while left:
-            request = first_of(left, self.policy)
-            left.remove(request)
-            yield request
+        left = RequestQueue(self.policy)
+        left.pushed = list(self.pushed)
+        return iter([left.pop() for _ in self.pushed])
 
 
 class Scheduler:

@@ -1,6 +1,7 @@
 """Random scripts: a scheduler on small memories, and a queue by itself, in random calls."""
 
 from labs.kit import Skip, make_request
+from labs.kit.toys.driver import ids
 from labs.kit.toys.engine_loop import NAMES, PRIORITIES, CountingKV, LoopPlay, LoopScript, queue_seen
 from labs.kit.toys.plays import Counted
 from labs.kit.toys.plays import Play as Base
@@ -11,7 +12,7 @@ POLICIES = ["fcfs", "priority"]
 
 
 def draw(rng):
-    often = [draw_queue, draw_tight, draw_tight, draw_rows]
+    often = [draw_queue, draw_tight, draw_tight]
     return rng.choice([*often, *often, draw_lopsided, draw_again, draw_mixed])(rng)
 
 
@@ -55,17 +56,6 @@ def draw_tight(rng):
     calls = [script.add(name, prompt) for name, prompt in zip(NAMES, prompts, strict=False)]
     calls += [["schedule"], script.update(), *map(script.add, NAMES[first:])]
     return script.drawn(config, rng.randint(4, 10), calls)
-
-
-def draw_rows(rng):
-    """Rows that are not in the order of arrival; one of them leaves."""
-    config = config_of(rng, 40, 4, policy="priority", max_num_batched_tokens=12, parts="its own")
-    limits, priorities = rng.choices([1, 2, 4], k=4), rng.sample([0, 1, 2, 10], 4)
-    calls = [["add", *row] for row in zip(NAMES, [1, 2, 1, 2], limits, priorities, strict=False)]
-    end = rng.randrange(4)
-    leaves = [["abort", NAMES[end]], ["preempt", NAMES[end]], ["update", [[9]], [end]]]
-    calls += [["schedule"], rng.choice(leaves), ["update", [[9], [8]], []], ["schedule"]]
-    return {"config": config, "calls": calls}
 
 
 def draw_again(rng):
@@ -139,9 +129,6 @@ class QueuePlay(Base):
         super().__init__(part)
         self.policy, self.queue, self.inside = config["policy"], part.RequestQueue(config["policy"]), set()
 
-    def labels(self, requests):
-        return [request.request_id for request in requests]
-
     def push(self, name, arrival, priority):
         if name in self.inside:
             raise Skip
@@ -190,5 +177,5 @@ class QueuePlay(Base):
         return {"popped": popped, "comparisons": f"{'more than' if is_slow else 'at most'} 40 a request"}
 
     def seen(self):
-        seen = queue_seen(self.queue, self.labels, "queue")
+        seen = queue_seen(self.queue, ids, "queue")
         return seen | {"priorities": [request.priority for request in self.requests.values()]}
