@@ -1,4 +1,4 @@
-"""What schedule_step must do. The first part looks at single steps, the second at whole runs."""
+"""Tests of schedule_step. The first part looks at single steps, the second at whole runs."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_nobody_there(lab):
 
 
 def test_budget_caps_the_total(lab):
-    """Of three prompts of 8 a budget of 10 computes 8, 2 and nothing: one is cut, one must wait."""
+    """A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8: one is cut, one must wait."""
     waiting, running = queue(r0=8, r1=8, r2=8), []
     assert step(lab, waiting, running, FakeKV(64), budget=10) == {"r0": 8, "r1": 2}
     assert names(running) == ["r0", "r1"]
@@ -58,7 +58,7 @@ def test_budget_caps_the_total(lab):
 
 
 def test_one_budget_for_both_phases(lab):
-    """What the running requests take is gone for the waiting ones: the budget is one pool a step."""
+    """The waiting requests share what the running ones leave: the budget is one pool a step."""
     kv = FakeKV(64)
     running = [make_running(kv, f"d{i}", 4, outputs=1) for i in range(3)]
     scheduled = step(lab, queue(new=20), running, kv, budget=8)

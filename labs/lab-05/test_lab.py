@@ -1,4 +1,4 @@
-"""What paged KV memory must do: the books first (no torch), then writing and attending through them."""
+"""Tests of paged KV memory: the books first (no torch), then writing and attending through them."""
 
 import inspect
 import random
@@ -72,7 +72,7 @@ def test_a_pool_knows_its_sizes(lab):
 
 
 def test_two_pools_share_nothing(lab):
-    """What happens in one pool is not seen in another, that was there before or is made later."""
+    """A change in one pool is not seen in another, be it older or newer."""
     before, kv = pool(lab, 4, 4), pool(lab, 4, 4)
     request = admitted(kv, "a", 16)
     for other in (before, pool(lab, 4, 4)):
@@ -333,7 +333,7 @@ def test_allocating_nothing_leaves_nothing(lab):
 
 
 def test_chunks_of_an_admitted_prompt_take_nothing(lab):
-    """What admission claimed is not allocated again: three chunks of a 30-token prompt take no block."""
+    """Claimed blocks are not allocated again: three chunks of a 30-token prompt take no block."""
     kv = pool(lab, 10, 4)
     request = admitted(kv, "long", 30)
     for start in (0, 10, 20):
@@ -408,7 +408,7 @@ def test_freeing_twice_gives_nothing_twice(lab):
 
 
 def test_freed_blocks_are_used_at_once(lab):
-    """What a finished request held serves the next admission, block for block."""
+    """The blocks of a finished request serve the next admission, all of them."""
     kv = pool(lab, 4, 4)
     a = admitted(kv, "a", 13)
     blocks = set(kv.block_table(a))
@@ -638,7 +638,7 @@ except ModuleNotFoundError:
 
 
 def owners_of(batch):
-    """Whose the rows are, for what a failure says."""
+    """Return the owners of the rows, for the message of a failure."""
     positions, owners = iter(batch.positions.tolist()), []
     for r, (query_len, seq_len) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
         owners += [Owner(f"r{r}", next(positions), past=seq_len - query_len) for _ in range(query_len)]

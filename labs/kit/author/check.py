@@ -1,4 +1,4 @@
-"""What an author promises, enforced: `python -m labs check`.
+"""The author's promises, enforced: `python -m labs check`.
 
 For every lab: the starter fails every test, solution and engine pass, every known mistake is caught
 by the test it names and by no luck (no two mistakes behave alike), the files agree with one another.
@@ -27,7 +27,7 @@ ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
 
 @dataclass
 class Verdict:
-    """What check reports of one lab."""
+    """The report on one lab."""
 
     lab_id: str
     problems: list[str] = field(default_factory=list)
@@ -132,7 +132,7 @@ def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
 
 
 def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
-    """What the lab's tests do with all there is of it; found out once, where a folder keeps it."""
+    """Return what the tests do with every variant of the lab, from the folder `keep` where it is known."""
     kept = keep / f"{lab.id}.jsonl" if keep else None
     if kept and kept.exists():
         return matrix.read_outcomes(lab, kept)

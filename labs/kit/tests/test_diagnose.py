@@ -18,7 +18,7 @@ PAYING = "        budget -= num_tokens\n\n    return"
 
 
 def said(course) -> str:
-    """What `labs test` says of the starter, in one line."""
+    """Return what `labs test` says of the starter, in one line."""
     return " ".join(course.command("test", "lab-01").stdout.split())
 
 

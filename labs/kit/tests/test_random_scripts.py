@@ -59,7 +59,7 @@ def draw(rng):
 
 @pytest.fixture
 def tell(monkeypatch):
-    """What `judge` says of a Counter with some methods of its own; "" if nothing."""
+    """Return what `judge` says of a Counter with some methods of its own; "" if nothing."""
     files = {
         "random_scripts": SimpleNamespace(Play=Play, draw=draw, SCRIPTS=5),
         "oracle": SimpleNamespace(Counter=Counter),

@@ -1,4 +1,4 @@
-"""What the plays of random scripts share: requests by name, and a watch over what may only be read.
+"""The shared part of the plays of random scripts: requests by name, and a watch over what may only be read.
 
 No module here imports torch: the pages in a browser load them.
 """

@@ -82,7 +82,7 @@ class Texts(Ledger):
         }
 
     def can_be_found(self, request: Request) -> None:
-        """What a request holds and has computed is not evicted: a newcomer with its text must find it."""
+        """Raise AssertionError unless a newcomer finds all full blocks that the request has computed."""
         full = request.num_computed_tokens // self.size
         newcomer = make_request("newcomer", [*request.token_ids(0, full * self.size), 0])
         newcomer.cache_salt = request.cache_salt

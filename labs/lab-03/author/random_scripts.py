@@ -115,7 +115,7 @@ class SchedulerPlay(LoopPlay):
         super().__init__(part, kv, part.Scheduler(kv, **settings), several_tokens=kv.num_blocks == 200)
 
     def pick_victim(self):
-        """Of those that run."""
+        """Pick one of the running requests."""
         self.goes_on()
         running = list(self.scheduler.running)
         if not running:
@@ -155,7 +155,7 @@ class QueuePlay(Base):
         return [self.pop() for _ in range(len(self.queue))]
 
     def pick_victim(self):
-        """Of those in the queue; the function takes any requests."""
+        """Pick one of the queue; the function takes any requests."""
         if not self.inside:
             raise Skip
         return self.part.pick_victim(

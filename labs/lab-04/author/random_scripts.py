@@ -191,7 +191,7 @@ class Play(Base):
         return sorted(logits)
 
     def preempt(self, name):
-        """As it should be: nothing is computed, and the cache is empty."""
+        """Preempt a request: nothing is computed, and the cache is empty."""
         self.keep_cache(name)
         self.lose_cache(name)
 
@@ -209,7 +209,7 @@ class Play(Base):
     # -------------------------------------------------------------------------------------- seen
 
     def seen(self):
-        """What was made, the requests, and of each cache a number an entry, in which every element counts."""
+        """Return what was made, the requests, and each entry of a cache as one number."""
         made, self.made = self.made | {"changed, and only to be read": self.all_changed()}, {}
         for name, r in self.requests.items():
             store = self.caches.get(name)
@@ -296,7 +296,7 @@ def noise(seed, *shape):
 
 
 def pictures(mask, num_new):
-    """Of a mask what its real queries see, x or ., and that its pads see something."""
+    """Return what the real queries of a mask see, x or ., and whether its pads see something."""
     result = {"mask": [str(mask.dtype), list(mask.shape)]}
     for row, queries in enumerate(mask[:, 0].tolist()):
         lines = ["".join("x" if cell else "." for cell in line) for line in queries]

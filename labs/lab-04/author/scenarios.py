@@ -106,7 +106,7 @@ def logits_under(mask, batch, caches) -> torch.Tensor:
 
 
 class FusedModel:
-    """What the driver calls once a step: `fused_step`, the caches it needs, and the largest logit."""
+    """The driver's model: `fused_step` once a step, the caches it needs, and the largest logit."""
 
     def __init__(self, lab):
         self.lab = lab

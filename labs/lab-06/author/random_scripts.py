@@ -132,7 +132,7 @@ class Play(Texts):
         self.hashes = []  # that were given in this script
 
     def enter(self, request):
-        """Of two copies of a block the contract does not say which one is the hit."""
+        """Skip an admission that could hit either of two copies of a block: the contract leaves that open."""
         texts, ends = list(self.published.values()), range(self.size, request.num_tokens, self.size)
         if not self.table(request.request_id) and any(
             texts.count(self.text(request, end)) > 1 for end in ends

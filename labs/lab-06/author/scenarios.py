@@ -75,7 +75,7 @@ def make(lab, num_blocks, block_size, **settings):
 
 
 def wrong_books(kv) -> str:
-    """What is wrong in the attributes that the starter's class keeps, or "nothing".
+    """Return what is wrong in the attributes that the starter's class keeps, or "nothing".
 
     A class that keeps others is not looked at: it has books of its own.
     """

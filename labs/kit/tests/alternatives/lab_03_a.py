@@ -1,5 +1,5 @@
 """Another right lab-03: a sorted list for the queue, a dict of all who are here beside it, and a new
-list of who runs in place of the old one whenever somebody leaves."""
+list of the running requests whenever one leaves."""
 
 from bisect import insort
 
