@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +18,10 @@ from torch import Tensor
 from mini_engine.batch import Batch, build_batch
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM, ModelConfig, sdpa
-from mini_engine.scheduler import next_chunk
+from mini_engine.request import Request
+from mini_engine.scheduler import Chunk, next_chunk
 
-if TYPE_CHECKING:
-    from mini_engine.parts import Parts
-
+NextChunk = Callable[[Request, int], Chunk]
 WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 PagedAttention = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
 
@@ -139,8 +137,7 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
 class PagedBackend:
     """How the engine computes a step: one forward pass over the flat batch, KV in the paged pool.
 
-    `parts` are the engine's Parts, of which it uses `next_chunk`. lab-05's functions may stand in for
-    the two that read and write the pool.
+    lab-05's functions may stand in for the two that read and write the pool.
     """
 
     name = "paged"
@@ -149,13 +146,13 @@ class PagedBackend:
         self,
         model: CausalLM,
         kv: KVManager,
-        parts: Parts | None = None,
+        next_chunk: NextChunk = next_chunk,
         *,
         write_kv: WriteKV = write_kv,
         paged_attention: PagedAttention = paged_attention,
     ):
         self.model, self.kv = model, kv
-        self.next_chunk = parts.next_chunk if parts else next_chunk
+        self.next_chunk = next_chunk
         self.write_kv, self.paged_attention = write_kv, paged_attention
         self.pool = KVPool(model.config, kv.num_blocks, kv.block_size, model.dtype, model.device)
 
@@ -166,8 +163,18 @@ class PagedBackend:
         hidden = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
         return self.model.logits(hidden[batch.last_rows])
 
+    def compute_alone(self, request: Request) -> Tensor:
+        """Return the logits (vocab_size,) after the request's last token, computed in a batch of its own.
+
+        A NaN in another request's block can reach it: masked, but 0 times NaN is NaN. So the rest of its
+        own blocks is cleared first, and it reads nothing else.
+        """
+        end = len(self.kv.block_table(request)) * self.kv.block_size
+        self.clear(self.kv.slot_mapping(request, request.num_tokens, end))
+        return self.forward([Row(request, request.num_new_tokens, True)])[0]
+
     def clear(self, slots: list[int]) -> None:
-        """Zeros in these slots of every layer, instead of what must not be read."""
+        """Write zeros into these slots of every layer."""
         for pool in (self.pool.k, self.pool.v):
             pool.flatten(1, 2)[:, slots] = 0
 

@@ -124,9 +124,9 @@ class BlockManager:
         self._count(request, -1)
         self.free(request)
 
-    def unpublish(self, request: Request) -> list[int]:
-        """Let nothing that the request computed be found, as it is wrong. Returns its blocks that no other
-        request shares."""
+    def evict_blocks(self, request: Request) -> list[int]:
+        """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
+        that no other request holds."""
         own = [i for i in self.block_table(request) if self._ref_counts[i] == 1]
         for block_id in own:
             if self._cache.hashes[block_id] is not None:

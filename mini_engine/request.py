@@ -205,6 +205,7 @@ class Request:
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
+    error: str | None = field(default=None, repr=False)  # the message, if it could not go on
     block_hashes: list[bytes] = field(default_factory=list, repr=False)  # the block manager's notes
 
     def __post_init__(self) -> None:

@@ -7,20 +7,16 @@ heads that share a key head lie side by side as queries, so that no key is repea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention import PagedBackend
+from mini_engine.attention import NextChunk, PagedBackend
 from mini_engine.batch import Batch
 from mini_engine.fast.model import FastLM
 from mini_engine.interfaces import KVManager
 from mini_engine.model import CausalLM
-
-if TYPE_CHECKING:
-    from mini_engine.parts import Parts
+from mini_engine.scheduler import next_chunk
 
 # A decode joins a longer one's group while the group's padding stays below so many keys: gathering
 # and masking those costs about as much as another call.
@@ -28,16 +24,18 @@ PADDING = 512
 TILE = 16  # rows of a chunk that a thread takes at a time
 
 
-def paged_backend(model: CausalLM, kv: KVManager, parts: Parts | None = None) -> PagedBackend:
-    """The paged backend that is made for this model."""
-    return FastBackend(model, kv, parts) if isinstance(model, FastLM) else PagedBackend(model, kv, parts)
+def paged_backend(model: CausalLM, kv: KVManager, next_chunk: NextChunk = next_chunk) -> PagedBackend:
+    """Return the paged backend that is made for this model."""
+    if isinstance(model, FastLM):
+        return FastBackend(model, kv, next_chunk)
+    return PagedBackend(model, kv, next_chunk)
 
 
 class FastBackend(PagedBackend):
     """A drop-in for PagedBackend, under the same name in traces. Its model is a FastLM."""
 
-    def __init__(self, model: FastLM, kv: KVManager, parts: Parts | None = None) -> None:
-        super().__init__(model, kv, parts)
+    def __init__(self, model: FastLM, kv: KVManager, next_chunk: NextChunk = next_chunk) -> None:
+        super().__init__(model, kv, next_chunk)
         self.kernels = model.kernels
         self.room: list[Tensor] = []  # gathered keys and values, one after the other, in every layer
 

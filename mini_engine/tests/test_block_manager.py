@@ -284,6 +284,6 @@ def test_what_is_unpublished_is_found_no_more():
         request.num_computed_tokens = request.num_tokens
         kv.publish(request)
     assert len(kv.find_prefix(make_request("c", [1, 2, 5, 6, 7]))) == 2
-    assert kv.unpublish(b) == kv.block_table(b)[1:]
+    assert kv.evict_blocks(b) == kv.block_table(b)[1:]
     assert kv.find_prefix(make_request("d", [1, 2, 5, 6, 7])) == kv.block_table(b)[:1]
     kv.check()

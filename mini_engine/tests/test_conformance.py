@@ -765,7 +765,7 @@ def test_29_the_engine_keeps_nothing_either():
     engine.abort("c")
     list(stream)
     drain(engine)
-    assert (engine.requests, engine._outputs) == ({}, {})
+    assert (engine.requests, engine.output_processor.request_states) == ({}, {})
     assert (engine.inboxes, engine.sampler._generators) == ({}, {})
 
 

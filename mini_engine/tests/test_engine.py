@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mini_engine.engine import Engine
+from mini_engine.engine import Engine, step
 from mini_engine.fast.model import FastLM
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
@@ -180,8 +180,7 @@ def test_outputs_go_on_where_the_prompt_ends():
     tokenizer = Tokenizer(backend, source="words")
     assert tokenizer.decode([0, 1, 2]) == "the seas"
     engine = Engine(tiny_model(), tokenizer, num_blocks=8, block_size=4)
-    engine.sampler = lambda logits, requests: [1 + len(r.output_token_ids) for r in requests]
-    engine.sampler.forget = lambda request_id: None
+    engine.recovery.sampler = lambda logits, requests: [1 + len(r.output_token_ids) for r in requests]
     engine.add_request([0], greedy(2), request_id="a")
     assert text_of(drain(engine)["a"]) == " seas"
 
@@ -484,16 +483,16 @@ def test_an_abort_that_comes_too_late():
     """From another thread, say: the request ends after it was looked up, and before its turn."""
     engine = scripted_engine({})
     engine.add_request("hi", greedy(3), request_id="a")
-    turn = engine._turn
+    lock = engine._lock
 
     @contextmanager
     def late():
-        engine._turn = turn
+        engine._lock = lock
         drain(engine)
-        with turn:
+        with lock:
             yield
 
-    engine._turn = late()
+    engine._lock = late()
     assert engine.abort("a") is False
 
 
@@ -555,7 +554,7 @@ def test_requests_that_cannot_work_are_refused(prompt, params, message):
     engine = scripted_engine({}, num_blocks=8, block_size=4)
     with pytest.raises(ValueError, match=message):
         engine.add_request(prompt, SamplingParams(**params), request_id="a")
-    assert not engine.has_work and engine.requests == {} and engine._outputs == {}
+    assert not engine.has_work and engine.requests == {} and engine.output_processor.request_states == {}
     engine.add_request("hi", greedy(1), request_id="a")
     drain(engine)
 
@@ -626,7 +625,7 @@ def test_parts_can_be_replaced_and_are_named(model):
     def noting(name):
         def part(*args, **kwargs):
             seen.add(name)
-            return getattr(base, name)(*args, **kwargs)
+            return (getattr(base, name) or step)(*args, **kwargs)
 
         return part
 

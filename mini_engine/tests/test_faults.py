@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.commands import app
 from mini_engine.engine import Engine
+from mini_engine.engine_lock import EngineBusyError
 from mini_engine.invariants import watch
 from mini_engine.llm import LLM
 from mini_engine.parts import Parts
@@ -38,7 +39,6 @@ from mini_engine.tests.helpers import (
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.text.output_text import OutputText
 from mini_engine.trace import VirtualClock, read_trace, replay, write_trace
-from mini_engine.turn import EngineBusyError
 
 SEEDS = range(1400 if SOAK else 40)
 FAULTS = 8  # of a workload
@@ -201,7 +201,11 @@ class Run:
         engine = self.engine
         there = [*engine.scheduler.waiting, *engine.scheduler.running]
         ready = {delta.request_id for delta in engine._ready}
-        assert {r.request_id for r in there} == set(engine.requests) == set(engine._outputs)
+        assert (
+            {r.request_id for r in there}
+            == set(engine.requests)
+            == set(engine.output_processor.request_states)
+        )
         assert all(engine.requests[r.request_id] is r for r in there)
         engine.scheduler.kv.check()
         held = sum(len(engine.scheduler.kv.block_table(r)) for r in engine.scheduler.running)
@@ -246,7 +250,7 @@ def state(engine):
         "preemptions": sum(r.num_preemptions for r in engine.requests.values()),
         "blocks": (kv.num_free_blocks, vars(kv.stats).copy()),
         "trace": [line.to_json() for line in engine.trace.lines()],
-        "texts": {name: output.text.text for name, output in engine._outputs.items()},
+        "texts": {name: output.text.text for name, output in engine.output_processor.request_states.items()},
         "ready": list(engine._ready),
     }
 
@@ -643,7 +647,7 @@ def test_a_text_that_cannot_be_decoded_ends_its_request():
     assert said["b"][-1].error == "request 'b': LookupError: no such character"
     ends = {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
     assert ends == {"a": "length", "b": "error", "c": "error"}
-    assert engine.requests == engine._outputs == {}
+    assert engine.requests == engine.output_processor.request_states == {}
 
 
 @pytest.mark.parametrize(("name", "value", "at"), [("temperature", "hot", 3), ("seed", (), 0)])
@@ -700,7 +704,7 @@ def test_two_threads_are_refused_by_name():
 
     def other():
         for call in (engine.step, lambda: engine.add_request("hi"), lambda: engine.stream("hi")):
-            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; give it one"):
+            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; use it from one"):
                 call()
             errors.append(call)
 
@@ -827,6 +831,6 @@ def test_add_request_refuses_by_name(args, message):
     with pytest.raises(ValueError) as caught:
         engine.add_request(*args, request_id="a")
     assert message in str(caught.value)
-    assert engine.requests == engine._outputs == {} and not engine.has_work
+    assert engine.requests == engine.output_processor.request_states == {} and not engine.has_work
     engine.add_request("hi", greedy(2), request_id="b")
     assert text_of(drain(engine)["b"]) == "ok"

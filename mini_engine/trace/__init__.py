@@ -4,7 +4,7 @@ A Recorder in front of any scheduler writes it, files keep it (JSON Lines: a hea
 end), a fold of the records says how every request stood. Without torch, and numpy only for percentiles.
 """
 
-from mini_engine.trace.clock import VirtualClock, WallClock
+from mini_engine.trace.clock import Clock, VirtualClock, WallClock
 from mini_engine.trace.compare import decisions, first_difference
 from mini_engine.trace.file import LineWriter, read_trace, write_trace
 from mini_engine.trace.fold import Fold, replay
@@ -26,7 +26,7 @@ from mini_engine.trace.records import (
 )
 
 __all__ = [
-    "VERSION", "Blocked", "End", "Event", "Finished", "Fold", "Header", "Keep", "LineWriter", "Preempted",
-    "Queued", "Recorder", "RequestView", "Scheduled", "StepTrace", "Trace", "VirtualClock", "WallClock",
-    "decisions", "describe", "first_difference", "read_trace", "replay", "write_trace",
+    "VERSION", "Blocked", "Clock", "End", "Event", "Finished", "Fold", "Header", "Keep", "LineWriter",
+    "Preempted", "Queued", "Recorder", "RequestView", "Scheduled", "StepTrace", "Trace", "VirtualClock",
+    "WallClock", "decisions", "describe", "first_difference", "read_trace", "replay", "write_trace",
 ]  # fmt: skip

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
-from mini_engine.interfaces import Clock, KVManager, Queue, SchedulerLike
+from mini_engine.fallbacks import recoverable_scheduler
+from mini_engine.interfaces import KVManager, Queue, SchedulerLike
 from mini_engine.request import Request
-from mini_engine.scheduler import Scheduler
-from mini_engine.trace.clock import VirtualClock
+from mini_engine.trace.clock import Clock, VirtualClock
 from mini_engine.trace.keep import Keep, Kept
 from mini_engine.trace.records import (
     Blocked,
@@ -74,6 +74,7 @@ class Recorder:
         requests: Iterable[Request] = (),
     ):
         self.scheduler = scheduler
+        self._recovery = recoverable_scheduler(scheduler)
         self.clock: Clock = clock or VirtualClock()
         self.consumers = list(consumers)
         config = describe(scheduler) if config is None else config
@@ -103,6 +104,11 @@ class Recorder:
             events = self._events if self._record is None else self._record.events
             events.append(Finished(request_id, reason))
         return found
+
+    def fail(self, request: Request) -> None:
+        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+        self.abort(request.request_id, "error")
+        request.finish_reason = "error"
 
     def schedule(self) -> dict[str, int]:
         """The scheduler's `schedule`; what it decided begins the step's record."""
@@ -142,8 +148,7 @@ class Recorder:
     def take_back(self, before: list[Request]) -> None:
         """The step that was decided while `before` ran is not computed. As far as the scheduler can take
         it back, nothing of it stands in the trace; else it is a step that computed nothing."""
-        if isinstance(self.scheduler, Scheduler):
-            self.scheduler.take_back(before)
+        self._recovery.take_back(before)
         record, self._record = self._record, None
         if record is None:
             return
