@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -58,45 +59,59 @@ class KVPool:
         return config.num_hidden_layers * per_layer
 
 
-class AttentionPlan:
-    """What attention needs to know of a batch, worked out once a step and used in every layer.
+# Groups of decodes that attend together, as positions in the list of their numbers of tokens.
+Grouping = Callable[[list[int]], list[list[int]]]
 
-    Requests with a single new token (decodes, mostly) attend together as one padded batch; the
-    padding is in the gathered keys only and is masked. Longer chunks attend one by one.
+
+def all_together(seq_lens: list[int]) -> list[list[int]]:
+    """One group of all decodes, in their order."""
+    return [list(range(len(seq_lens)))] if seq_lens else []
+
+
+class AttentionPlan:
+    """How a batch attends: worked out once a step, used in every layer.
+
+    decodes  (rows, block ids (R, M), mask (R, 1, 1, L)) for each group of requests with one new token. They
+             attend as one padded batch: the padding is in the gathered keys only, and is masked
+    chunks   (first row, end row, block ids (M,), mask (T, L)) for each longer chunk, which attends by
+             itself; None for the mask of a prompt's first chunk, which is plainly causal
+
+    A mask is True where a query may look, or of `additive` type: 0 there and minus infinity elsewhere.
     """
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, group: Grouping = all_together, additive: torch.dtype | None = None):
+        self.decodes: list[tuple[Tensor | slice, Tensor, Tensor]] = []
+        self.chunks: list[tuple[int, int, Tensor, Tensor | None]] = []
         device, size = batch.token_ids.device, batch.block_size
-        starts = [0]
-        for n in batch.query_lens:
-            starts.append(starts[-1] + n)
-        single = [i for i, n in enumerate(batch.query_lens) if n == 1]
-        # Rows of the flat batch; None if that is simply all of them, in order.
-        self.single_rows = None
-        self.single_tables = self.single_mask = None
-        if single:
-            seq_lens = torch.tensor([batch.seq_lens[i] for i in single], device=device)
-            num_blocks = -(-int(seq_lens.max()) // size)
-            self.single_tables = batch.block_tables[single, :num_blocks]
-            slots = torch.arange(num_blocks * size, device=device)
-            self.single_mask = (slots < seq_lens[:, None])[:, None, None]  # (D, 1, 1, L)
-            if len(single) < len(batch.query_lens):
-                self.single_rows = torch.tensor([starts[i] for i in single], device=device)
-        # (first row, end row, block ids, causal mask (T, L)) of each longer chunk.
-        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
-        for i, n in enumerate(batch.query_lens):
-            if n > 1:
-                num_blocks = -(-batch.seq_lens[i] // size)
-                slots = torch.arange(num_blocks * size, device=device)
-                mask = slots <= batch.positions[starts[i] : starts[i + 1], None]
-                self.chunks.append((starts[i], starts[i + 1], batch.block_tables[i, :num_blocks], mask))
 
+        def mask(seen: Tensor) -> Tensor:
+            if additive is None:
+                return seen
+            return torch.zeros(seen.shape, dtype=additive, device=device).masked_fill_(~seen, -torch.inf)
 
-def plan_of(batch: Batch) -> AttentionPlan:
-    """The batch's plan, made in the first layer and kept for the others."""
-    if not isinstance(batch.plan, AttentionPlan):
-        batch.plan = AttentionPlan(batch)
-    return batch.plan
+        single, end = [], 0
+        for i, (n, seq_len) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+            start, end = end, end + n
+            if n == 1:
+                single.append((seq_len, start, i))
+                continue
+            table = batch.block_tables[i, : -(-seq_len // size)]
+            seen = None
+            if n < seq_len:
+                slots = torch.arange(len(table) * size, device=device)
+                seen = mask(slots <= batch.positions[start:end, None])
+            self.chunks.append((start, end, table, seen))
+        for members in group([seq_len for seq_len, _, _ in single]):
+            lens, rows, owners = (
+                torch.tensor(column, device=device)
+                for column in zip(*(single[m] for m in members), strict=True)
+            )
+            tables = batch.block_tables[owners, : -(-int(lens.max()) // size)]
+            slots = torch.arange(tables.shape[1] * size, device=device)
+            in_order = members == list(range(len(batch.query_lens)))  # then the rows need not be gathered
+            self.decodes.append(
+                (slice(None) if in_order else rows, tables, mask(slots < lens[:, None])[:, None, None])
+            )
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
@@ -112,19 +127,16 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
     q and the result are (N, num_heads, head_dim); the caches are one layer's,
     (num_blocks, block_size, num_kv_heads, head_dim), with this step's keys already written.
     """
-    plan = plan_of(batch)
-    if plan.single_tables is not None:
-        rows = q if plan.single_rows is None else q[plan.single_rows]
-        k, v = (_gather(cache, plan.single_tables) for cache in (k_cache, v_cache))
-        single = sdpa(rows.unsqueeze(1), k, v, plan.single_mask).squeeze(1)
-        if plan.single_rows is None:
-            return single
+    if batch.plan is None:  # made in the first layer, kept for the others
+        batch.plan = AttentionPlan(batch)
+    plan = cast(AttentionPlan, batch.plan)
     out = torch.empty_like(q)
-    if plan.single_tables is not None:
-        out[plan.single_rows] = single
-    for start, end, table, mask in plan.chunks:
+    for rows, tables, mask in plan.decodes:
+        k, v = (_gather(cache, tables) for cache in (k_cache, v_cache))
+        out[rows] = sdpa(q[rows].unsqueeze(1), k, v, mask).squeeze(1)
+    for start, end, table, chunk_mask in plan.chunks:
         k, v = (_gather(cache, table.unsqueeze(0)) for cache in (k_cache, v_cache))
-        out[start:end] = sdpa(q[None, start:end], k, v, mask)[0]
+        out[start:end] = sdpa(q[None, start:end], k, v, chunk_mask, is_causal=chunk_mask is None)[0]
     return out
 
 

@@ -5,7 +5,6 @@ parts.py lists what can be replaced.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -18,7 +17,7 @@ from mini_engine.attention import KVPool
 from mini_engine.config import EngineConfig
 from mini_engine.engine_lock import EngineBusyError, EngineLock, interruptible
 from mini_engine.fast.model import Fast, prepare
-from mini_engine.input_processor import InputProcessor
+from mini_engine.input_processor import InputProcessor, Prompt
 from mini_engine.interfaces import EngineLike, Row
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OutputProcessor
@@ -59,8 +58,7 @@ class Engine:
     clock       of the trace; wall time by default
     parts       what replaces the engine's own parts
     part_names  the trace's names for the sources of `parts`; their modules by default
-    fast        how a CPU computes the model: True as quickly as it can, "torch" with torch alone, False by
-                model.py and attention.py as they stand
+    fast        how a CPU computes the model: True its best way, "torch" torch alone, False model.py as it is
 
     Raises ValueError for settings that cannot work.
     """
@@ -110,7 +108,7 @@ class Engine:
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -119,23 +117,17 @@ class Engine:
     ) -> str:
         """Queue a prompt, as text or as token ids, and return the request's id.
 
-        Raises ValueError, naming the request, for a prompt that is empty, holds unknown token ids,
-        or could never fit with its max_tokens into the model's context or the KV pool.
+        Raises ValueError, naming the request, for a prompt that is empty, has unknown token ids, or could
+        never fit with its max_tokens into the model's context or the KV pool.
         """
         with self._lock:
-            return self._add(prompt, sampling_params, request_id, priority, cache_salt).request_id
+            options = {"priority": priority, "cache_salt": cache_salt}
+            return self._add(prompt, sampling_params, request_id=request_id, **options).request_id
 
-    def _add(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> Request:
+    def _add(self, *args: Any, request_id: str | None = None, **options: Any) -> Request:
         if request_id is None:
             request_id = next(i for i in map("r{}".format, count(self._num_added)) if i not in self.requests)
-        request = self.input_processor.make_request(request_id, prompt, params, priority, cache_salt)
+        request = self.input_processor.make_request(request_id, *args, **options)
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use by a request that is not finished")
         text = self.output_processor.make_text(request)
@@ -233,9 +225,7 @@ class Engine:
         self.output_processor.remove_request(request_id)
         del self.requests[request_id]
 
-    def stream(
-        self, prompt: str | Sequence[int], sampling_params: SamplingParams | None = None, **kwargs: Any
-    ) -> Stream:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **kwargs: Any) -> Stream:
         """Add a request, at once, and return an iterator over its Deltas; all others move on meanwhile.
         Dropping or closing the iterator aborts the request."""
         with self._lock:

@@ -7,6 +7,8 @@ from mini_engine.config import EngineConfig
 from mini_engine.request import Request, SamplingParams, shown
 from mini_engine.text.tokenizer import Tokenizer
 
+Prompt = str | Sequence[int]
+
 
 def is_listed(value: Any) -> bool:
     """Whether the value is a sequence other than text and bytes, or an array of numpy's or torch's kind."""
@@ -26,7 +28,7 @@ class InputProcessor:
     def make_request(
         self,
         request_id: str,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         sampling_params: SamplingParams | None,
         priority: int = 0,
         cache_salt: str = "",

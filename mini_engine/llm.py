@@ -9,13 +9,12 @@ from rich.progress import Progress
 
 from mini_engine.engine import Engine
 from mini_engine.engine_lock import EngineLock
-from mini_engine.input_processor import is_listed
+from mini_engine.input_processor import Prompt, is_listed
 from mini_engine.loading.checkpoint import load
 from mini_engine.outputs import Delta
 from mini_engine.request import Request, SamplingParams, shown
 from mini_engine.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
 Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": ...}
 
 

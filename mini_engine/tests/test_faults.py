@@ -704,7 +704,7 @@ def test_two_threads_are_refused_by_name():
 
     def other():
         for call in (engine.step, lambda: engine.add_request("hi"), lambda: engine.stream("hi")):
-            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; use it from one"):
+            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; use it"):
                 call()
             errors.append(call)
 

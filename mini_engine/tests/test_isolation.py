@@ -221,8 +221,8 @@ def read_past_the_end(monkeypatch):
 
     def wrong(self, batch):
         init(self, batch)
-        if self.single_mask is not None:
-            self.single_mask[..., 1:] |= self.single_mask[..., :-1].clone()
+        for _, _, mask in self.decodes:
+            mask[..., 1:] |= mask[..., :-1].clone()
 
     monkeypatch.setattr(AttentionPlan, "__init__", wrong)
 
