@@ -43,12 +43,12 @@ test: $(VENV)/installed  # lint and docs take one core each
 	@LABS_KEPT=$(KEPT) SITE=docs/_build/site $(PYTEST)
 
 test-fast: $(VENV)/installed
-	@echo 'without the zoo, the kit from outside, the browser and the oracles: make test has them'
+	@echo 'without the known mistakes, the kit from outside, the browser and the oracles: make test has them'
 	@$(PYTEST) $(SLOW:%=--ignore=%)
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,faults machines oracle_engine doors) \
-	$(patsubst %,labs/kit/tests/test_%.py,storm grader_honest browser)
+	$(patsubst %,labs/kit/tests/test_%.py,random_scripts grader_honest browser)
 
 soak: $(VENV)/installed
 	@$(BIN)/python -m mini_engine.tests.soak

@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from labs.kit.browser.policies import LABS, SEARCH, TEXT
+from labs.kit.browser.csp import LABS, SEARCH, TEXT
 
 WRITE = re.compile(r"Write (lab-\d\d) ")
 UNUSED = re.compile(  # a switch of versions, a search while one types: the book has neither

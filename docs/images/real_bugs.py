@@ -25,14 +25,14 @@ FOLDER = Path(__file__).with_name("bugs")
 class Case:
     name: str  # of its picture, and of its place in the page
     lab: str
-    bug: str  # of the lab's zoo, or of VARIANTS below
+    bug: str  # of the lab's known mistakes, or of VARIANTS below
     scenario: dict[str, Any]
     picture: bool = True
 
     @property
     def caught_by(self) -> str:
         """The test of the lab that fails with this bug."""
-        return next((bug.caught_by for bug in find_lab(self.lab).bugs if bug.id == self.bug), "")
+        return next((bug.caught_by for bug in find_lab(self.lab).mistakes if bug.id == self.bug), "")
 
     def runs(self, raise_errors: bool = True) -> tuple[Any, Any]:
         """With the bug, and without; if asked, only as far as a watch that notices something lets it go."""
@@ -41,7 +41,7 @@ class Case:
         if self.bug in VARIANTS:
             wrong = VARIANTS[self.bug]
         else:
-            wrong = loading.buggy(lab, next(bug for bug in lab.bugs if bug.id == self.bug))
+            wrong = loading.mistaken(lab, next(bug for bug in lab.mistakes if bug.id == self.bug))
         right = _run(scenarios, loading.namespace(self.lab, "solution"), self.scenario)
         try:
             return _run(scenarios, wrong, self.scenario), right

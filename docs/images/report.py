@@ -1,6 +1,6 @@
 """Draws docs/images/report.svg: what a learner with a wrong lab-01 reads, as the README shows it.
 
-python docs/images/report.py [OUT.svg]      a bug of the zoo is the learner's file, in a copy of the course
+python docs/images/report.py [OUT.svg]      a known mistake is the learner's file, in a copy of the course
 """
 
 import os
@@ -25,7 +25,7 @@ LINE, COLUMNS = ["labs", "test", "lab-01"], 92
 def report(bug_id: str = "skip-past-the-head") -> str:
     """The terminal's text, colours included, without what changes from run to run."""
     lab = find_lab("lab-01")
-    bug = next(bug for bug in lab.bugs if bug.id == bug_id)
+    bug = next(bug for bug in lab.mistakes if bug.id == bug_id)
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder)
         left_out = shutil.ignore_patterns("lab-0[2-9]", ".state", "__pycache__", "tests")

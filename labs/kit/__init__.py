@@ -4,12 +4,12 @@ A lab's own files need only the names below. None of them imports torch.
 """
 
 from labs.kit.judge.loading import load
-from labs.kit.judge.storm import judge as judge_storm
+from labs.kit.judge.random_scripts import judge as judge_random_scripts
 from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
 from labs.kit.toys.loop import RequestQueue, StepLoop
 from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
-from labs.kit.toys.storms import Script, Skip, builtin
+from labs.kit.toys.scripts import Script, Skip, builtin
 from labs.kit.toys.tensors import Owner, assert_close, assert_rows
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "assert_rows",
     "builtin",
     "drive",
-    "judge_storm",
+    "judge_random_scripts",
     "load",
     "log_ops",
     "make_request",

@@ -6,7 +6,7 @@ from labs.kit import (
     FakeKV,
     RequestQueue,
     assert_drained,
-    judge_storm,
+    judge_random_scripts,
     load,
     make_request,
     make_running,
@@ -389,6 +389,6 @@ def step_of(trace, kind, request_id):
     raise AssertionError(f"{request_id} was never {kind}")
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """In 60 random scripts of steps over one queue and memory, each step decides what a slow model does."""
-    judge_storm("lab-01", lab)
+    judge_random_scripts("lab-01", lab)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labs.kit import FakeKV, RequestQueue, assert_drained, judge_storm, load, make_request, one_step
+from labs.kit import FakeKV, RequestQueue, assert_drained, judge_random_scripts, load, make_request, one_step
 from mini_engine import scheduler
 from mini_engine.request import RequestStatus
 from mini_engine.scheduler import schedule_step
@@ -389,6 +389,6 @@ def test_the_prompt_pays_for_it(lab):
     assert len(set(firsts)) == 4
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """In 80 random scripts the three functions answer as a slow model does, and change nothing."""
-    judge_storm("lab-02", lab)
+    judge_random_scripts("lab-02", lab)

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from labs.kit import FakeKV, assert_drained, judge_storm, load, make_request, one_step
+from labs.kit import FakeKV, assert_drained, judge_random_scripts, load, make_request, one_step
 from labs.kit.toys.driver import RUNS
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
@@ -945,9 +945,9 @@ def _alone(*, prompt, max_tokens, blocks):
     return {"name": "alone", "config": config, "requests": [request]}
 
 
-# ------------------------------------------------------------------------------------------- the storm
+# ----------------------------------------------------------------------------------- random scripts
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """Random calls in any order, refusals and aborts among them: all that can be seen is as it should be."""
-    judge_storm("lab-03", lab)
+    judge_random_scripts("lab-03", lab)

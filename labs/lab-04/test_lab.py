@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from labs.kit import Owner, assert_drained, assert_rows, judge_storm, load, make_request
+from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request
 
 scenarios, elsewhere = load("lab-04", "scenarios"), load("lab-04", "elsewhere")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
@@ -624,6 +624,6 @@ def tokens_of(trace, request_id):
     return [token for step in trace.steps for token in step.new_tokens.get(request_id, ())]
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """Random steps, one after the other, in any company: each request has what it would have alone."""
-    judge_storm("lab-04", lab)
+    judge_random_scripts("lab-04", lab)

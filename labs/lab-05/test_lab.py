@@ -8,7 +8,15 @@ import time
 
 import pytest
 
-from labs.kit import Owner, assert_close, assert_drained, assert_rows, judge_storm, load, make_request
+from labs.kit import (
+    Owner,
+    assert_close,
+    assert_drained,
+    assert_rows,
+    judge_random_scripts,
+    load,
+    make_request,
+)
 
 scenarios = load("lab-05", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
@@ -744,6 +752,6 @@ def test_a_model_on_your_pages(lab):
 # ------------------------------------------------------------------------------------- all of it
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """Drawn scripts of calls: each answer, and what can be seen after it, is that of a plain, slow model."""
-    judge_storm("lab-05", lab)
+    judge_random_scripts("lab-05", lab)

@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-from labs.kit import assert_drained, judge_storm, load, make_request
+from labs.kit import assert_drained, judge_random_scripts, load, make_request
 
 scenarios = load("lab-06", "scenarios")
 BASE, make, wrong_books = scenarios.BASE, scenarios.make, scenarios.wrong_books
@@ -679,6 +679,6 @@ def test_tokens_are_those_with_the_cache_off(lab):
         assert texts[0] == texts[1]
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """Drawn scripts of admissions, steps and departures: each answer is that of a plain, slow model."""
-    judge_storm("lab-06", lab)
+    judge_random_scripts("lab-06", lab)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 
-from labs.kit import assert_drained, judge_storm, load
+from labs.kit import assert_drained, judge_random_scripts, load
 from labs.kit.judge.manifest import find_lab
 from labs.kit.learner.parts import LearnerParts
 from labs.kit.toys.driver import RUNS
@@ -782,6 +782,6 @@ def step_of(trace, kind, request_id):
 # --------------------------------------------------------------------------------------- at random
 
 
-def test_storm(lab):
+def test_random_scripts(lab):
     """Steps, readers and texts in random scripts: arrivals, aborts, errors, ids used again, stop strings."""
-    judge_storm("lab-07", lab)
+    judge_random_scripts("lab-07", lab)

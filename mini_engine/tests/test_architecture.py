@@ -92,8 +92,8 @@ def test_the_rooms_are_described():
 @pytest.mark.parametrize(("path", "name"), CHANGES, ids=[f"{p}:{n}" for p, n in CHANGES])
 def test_a_change_s_file_is_there(path, name):
     """Each file that the page sends a contributor to exists, and defines what the page names."""
-    if path == "labs/lab-NN/bugs.toml":
-        assert list((ROOT / "labs").glob("lab-*/bugs.toml"))
+    if path == "labs/lab-NN/author/mistakes.toml":
+        assert list((ROOT / "labs").glob("lab-*/author/mistakes.toml"))
         return
     source = (ROOT / path).read_text(encoding="utf-8")
     assert not name or re.search(rf"^ *(?:def|class) {name}\b|^{name} = ", source, re.MULTILINE)

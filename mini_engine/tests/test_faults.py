@@ -278,7 +278,7 @@ def check_trace(engine, outcome, path):
     assert told == {name: token_ids for name, (token_ids, *_) in outcome.items()}
 
 
-def storm(seed, path):
+def random_scripts(seed, path):
     """How many faults of each kind a workload was disturbed by, without effect on what it gave."""
     quiet = Run(seed, 0).play().outcome()
     run = Run(seed, FAULTS)
@@ -299,9 +299,9 @@ def test_random_faults(part, tmp_path):
     with sigterm_raises():
         for seed in seeds:
             try:
-                done += storm(seed, tmp_path / "run.jsonl")
+                done += random_scripts(seed, tmp_path / "run.jsonl")
             except Exception as error:
-                raise AssertionError(f"seed {seed}: replay it with storm({seed}, path)") from error
+                raise AssertionError(f"seed {seed}: replay it with random_scripts({seed}, path)") from error
     for what, number in done.items():
         count(f"faults: {what}", number)
     assert all(done[what] > len(seeds) / 3 for what in ("error", "ctrl-c", "sigterm", "twice", "rolled back"))

@@ -192,7 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 1, 3]),
     )
     def start(self, num_blocks, block_size, caching, watermark, policy, slots, more, threshold):
-        model = loading.load("lab-03", "model")
+        model = loading.load("lab-03", "oracle")
         self.pair = [
             kind(
                 BlockManager(num_blocks, block_size, enable_prefix_caching=caching, watermark=watermark),
@@ -314,7 +314,7 @@ PARTS = 8  # so that they spread over pytest's workers
 @pytest.mark.parametrize("part", range(PARTS))
 def test_many_scheduler_steps(part):
     """Random workloads on tight pools, watched, each decision compared with the slow model's."""
-    model, steps, number = loading.load("lab-03", "model"), 0, 0
+    model, steps, number = loading.load("lab-03", "oracle"), 0, 0
     most = STEPS // PARTS if SOAK else 300
     while steps < most:
         steps += side_by_side(model, f"{part} {number}")

@@ -1,7 +1,7 @@
 """What an author promises, enforced: `python -m labs check`.
 
-For every lab: the starter fails every test, solution and engine pass, every bug of the zoo is caught
-by the test it names and by no luck (no two bugs behave alike), the files agree with one another.
+For every lab: the starter fails every test, solution and engine pass, every known mistake is caught
+by the test it names and by no luck (no two mistakes behave alike), the files agree with one another.
 """
 
 import ast
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labs.kit.judge import matrix
-from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, LabError, find_lab, functions, parsed
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, Mistake, find_lab, functions, parsed
 from labs.kit.judge.pristine import interface, starter_source
-from labs.kit.judge.standing import fingerprint, storm_fingerprint
+from labs.kit.judge.task_status import fingerprint, scripts_fingerprint
 from mini_engine.trace.file import write_whole
 
-MIN_BUGS = 12
+MIN_MISTAKES = 12
 FILES = (
-    "README.md", "AFTER.md", "starter.py", "solution.py", "model.py", "test_lab.py", "storm.py",
-    "scenarios.py", "lab.toml", "bugs.toml",
+    "README.md", "AFTER.md", "starter.py", "solution.py", "oracle.py", "test_lab.py", "random_scripts.py",
+    "scenarios.py", "lab.toml", "mistakes.toml",
 )  # fmt: skip
 ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
 
@@ -69,9 +69,9 @@ def alternatives(lab: Lab) -> list[str]:
 
 
 def check_texts(lab: Lab, verdict: Verdict) -> None:
-    """README, AFTER, lab.toml and bugs.toml are complete, and name what exists."""
+    """README, AFTER, lab.toml and mistakes.toml are complete, and name what exists."""
     tests, listed = test_names(lab), [test for task in lab.tasks for test in task.tests]
-    ids = [bug.id for bug in lab.bugs]
+    ids = [mistake.id for mistake in lab.mistakes]
     verdict.problems += [
         *(f"{page} links {link}, which is not there" for page, link in dead_links(lab)),
         *(f"{test} has no docstring that says what it proves" for test, claim in tests.items() if not claim),
@@ -84,13 +84,22 @@ def check_texts(lab: Lab, verdict: Verdict) -> None:
         ),
         *(f"task {t.name} needs three hints" for t in lab.tasks if len(t.hints) != 3 or not all(t.hints)),
         *(f"task {task.name} needs points" for task in lab.tasks if task.points < 1),
-        *(f"two bugs share the id {bug}" for bug, n in Counter(ids).items() if n > 1),
-        *(f"bug {b.id} lacks a text" for b in lab.bugs if not (b.title and b.misconception and b.hint)),
+        *(f"two mistakes share the id {mistake}" for mistake, n in Counter(ids).items() if n > 1),
+        *(
+            f"mistake {b.id} lacks a text"
+            for b in lab.mistakes
+            if not (b.title and b.misconception and b.hint)
+        ),
     ]
-    for bug in lab.bugs:
-        verdict.require(bug.caught_by in tests, f"bug {bug.id} names no test of this lab: {bug.caught_by!r}")
+    for mistake in lab.mistakes:
+        verdict.require(
+            mistake.caught_by in tests,
+            f"mistake {mistake.id} names no test of this lab: {mistake.caught_by!r}",
+        )
     verdict.require(bool(lab.pointers), "lab.toml needs pointers to the engine")
-    verdict.require(len(ids) >= MIN_BUGS, f"the zoo has {len(ids)} bugs; it needs {MIN_BUGS}")
+    verdict.require(
+        len(ids) >= MIN_MISTAKES, f"mistakes.toml has {len(ids)} mistakes; it needs {MIN_MISTAKES}"
+    )
 
 
 def dead_links(lab: Lab) -> list[tuple[str, str]]:
@@ -98,7 +107,7 @@ def dead_links(lab: Lab) -> list[tuple[str, str]]:
     pages = {name: lab.file(name).read_text(encoding="utf-8") for name in ("README.md", "AFTER.md")}
     links = [(name, link) for name, text in pages.items() for link in re.findall(r"\]\(([^)#\s]+)", text)]
     own = [(name, link) for name, link in links if "://" not in link and not link.startswith("..")]
-    return [(name, link) for name, link in own if not lab.file(link).exists()]
+    return [(name, link) for name, link in own if not (lab.path / link).exists()]
 
 
 def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
@@ -131,17 +140,19 @@ def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
 
 
 def wrong(lab: Lab) -> list[str]:
-    """Every bug; and, where one touches several tasks, each of these by itself."""
-    several = {bug.id: tasks_of(lab, bug) for bug in lab.bugs}
-    parts = [f"bug:{bug}@{task}" for bug, tasks in several.items() if len(tasks) > 1 for task in tasks]
-    return [*(f"bug:{bug.id}" for bug in lab.bugs), *parts]
+    """Every mistake; and, where one touches several tasks, each of these by itself."""
+    several = {mistake.id: tasks_of(lab, mistake) for mistake in lab.mistakes}
+    parts = [
+        f"mistake:{mistake}@{task}" for mistake, tasks in several.items() if len(tasks) > 1 for task in tasks
+    ]
+    return [*(f"mistake:{mistake.id}" for mistake in lab.mistakes), *parts]
 
 
-def tasks_of(lab: Lab, bug: Bug) -> list[str]:
-    """The tasks whose code a bug changes; none if it cannot be made."""
+def tasks_of(lab: Lab, mistake: Mistake) -> list[str]:
+    """The tasks whose code a mistake changes; none if it cannot be made."""
     source = lab.file("solution.py").read_text(encoding="utf-8")
     try:
-        texts = (source, bug.apply(source))
+        texts = (source, mistake.apply(source))
     except LabError:
         return []
     right_one, wrong_one = ({k: ast.dump(node) for k, node in functions(text).items()} for text in texts)
@@ -152,39 +163,42 @@ def tasks_of(lab: Lab, bug: Bug) -> list[str]:
 def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
     """What fingerprints.json is to hold: of each task the known mistakes, by the digest of what they do."""
     found: dict[str, dict[str, list[str]]] = {task.name: {} for task in lab.tasks}
-    by_storm: dict[tuple[str, str], list[list[str]]] = {}
-    for bug in lab.bugs:
-        touched = tasks_of(lab, bug)
+    by_scripts: dict[tuple[str, str], list[list[str]]] = {}
+    for mistake in lab.mistakes:
+        touched = tasks_of(lab, mistake)
         for task in lab.tasks:
-            variant = f"bug:{bug.id}" + (f"@{task.name}" if len(touched) > 1 else "")
+            variant = f"mistake:{mistake.id}" + (f"@{task.name}" if len(touched) > 1 else "")
             digest = fingerprint(task, outcomes.results.get(variant, ()))
             if task.name not in touched or not digest:
                 continue
-            name = [bug.title, bug.hint.strip(), bug.caught_by]
+            name = [mistake.title, mistake.hint.strip(), mistake.caught_by]
             other = found[task.name].setdefault(digest, name)
             for result in outcomes.results[variant]:
-                if result.test == matrix.STORM and not result.passed:
-                    by_storm.setdefault((task.name, storm_fingerprint(result.runs)), []).append(name)
-            alike = f"bug {bug.id} does what {other[0]!r} does in all tests of {task.name}"
+                if result.test == matrix.RANDOM_SCRIPTS and not result.passed:
+                    by_scripts.setdefault((task.name, scripts_fingerprint(result.runs)), []).append(name)
+            alike = f"mistake {mistake.id} does what {other[0]!r} does in all tests of {task.name}"
             verdict.require(other[:2] == name[:2], f"{alike}: give both one title and one hint")
-    for (task_name, seen), those in by_storm.items():
+    for (task_name, seen), those in by_scripts.items():
         if all(one[:2] == those[0][:2] for one in those):  # else only a test tells them apart
             found[task_name][seen] = those[0]
     return {task: dict(sorted(digests.items())) for task, digests in found.items()}
 
 
 def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bool) -> None:
-    """fingerprints.json names each bug as the zoo does, and the storm alone catches each."""
+    """fingerprints.json has the names of mistakes.toml, and the random scripts alone catch each mistake."""
     path, wanted = lab.file("fingerprints.json"), names(lab, outcomes, verdict)
     text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
     if write:
         write_whole(path, text)
     kept = path.read_text(encoding="utf-8") if path.exists() else ""
     again = f"python -m labs check {lab.id} --write"
-    verdict.require(kept == text, f"fingerprints.json does not name the bugs as they are: {again}")
-    for bug in lab.bugs:
-        caught = matrix.STORM in outcomes.failed(f"bug:{bug.id}")
-        verdict.require(caught or bool(bug.storm), f"the storm misses bug {bug.id}, and no reason is given")
+    verdict.require(kept == text, f"fingerprints.json does not name the mistakes as they are: {again}")
+    for mistake in lab.mistakes:
+        caught = matrix.RANDOM_SCRIPTS in outcomes.failed(f"mistake:{mistake.id}")
+        verdict.require(
+            caught or bool(mistake.missed_by_scripts),
+            f"the random scripts miss mistake {mistake.id}, and no reason is given",
+        )
 
 
 def right(lab: Lab) -> list[str]:
@@ -192,7 +206,7 @@ def right(lab: Lab) -> list[str]:
 
 
 def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None) -> None:
-    """The starter fails, the right ones pass, and each bug is caught by the test it names."""
+    """The starter fails, the right ones pass, and each mistake is caught by the test it names."""
     outcomes = verdict.outcomes = outcomes_of(lab, keep)
     if outcomes.trouble:
         verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")
@@ -204,24 +218,28 @@ def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None) -> Non
     for variant in right(lab):
         for result in outcomes.results[variant]:
             verdict.require(result.passed, f"{variant} fails {result.test}: {result.said}")
-    seen: dict[str, str] = {}  # what a bug does in every test: its id
-    for bug in lab.bugs:
-        variant = f"bug:{bug.id}"
+    seen: dict[str, str] = {}  # what a mistake does in every test: its id
+    for mistake in lab.mistakes:
+        variant = f"mistake:{mistake.id}"
         broken = [r for r in outcomes.results[variant] if r.said.startswith("LoadProblem")]
-        caught = bug.caught_by in outcomes.failed(variant)
+        caught = mistake.caught_by in outcomes.failed(variant)
         if broken:
-            verdict.problems.append(f"bug {bug.id} cannot be made: {broken[0].said}")
+            verdict.problems.append(f"mistake {mistake.id} cannot be made: {broken[0].said}")
             continue
-        verdict.require(caught, f"bug {bug.id} is not caught by {bug.caught_by}")
-        twin = seen.setdefault(outcomes.fingerprint(variant), bug.id)
-        verdict.require(twin == bug.id, f"bugs {twin} and {bug.id} behave alike in every test")
+        verdict.require(caught, f"mistake {mistake.id} is not caught by {mistake.caught_by}")
+        twin = seen.setdefault(outcomes.fingerprint(variant), mistake.id)
+        verdict.require(twin == mistake.id, f"mistakes {twin} and {mistake.id} behave alike in every test")
 
 
-def scripts_needed(outcomes: matrix.Outcomes, bug: Bug) -> str:
-    """How many scripts of the storm it takes to catch a bug."""
-    said = [r.said for r in outcomes.results[f"bug:{bug.id}"] if r.test == matrix.STORM and not r.passed]
+def scripts_needed(outcomes: matrix.Outcomes, mistake: Mistake) -> str:
+    """Return how many random scripts it takes to catch a mistake."""
+    said = [
+        r.said
+        for r in outcomes.results[f"mistake:{mistake.id}"]
+        if r.test == matrix.RANDOM_SCRIPTS and not r.passed
+    ]
     number = said and re.search(r"script (\d+) of", said[0])
-    return f"storm: script {number[1]}" if number else f"storm: {said[0][:30] if said else 'no'}"
+    return f"script {number[1]}" if number else f"script: {said[0][:30] if said else 'none'}"
 
 
 def test_names(lab: Lab) -> dict[str, str]:
@@ -242,13 +260,13 @@ def imports(source: str) -> set[str]:
 
 
 def kill_matrix(verdict: Verdict) -> list[str]:
-    """One line a bug: which tests catch it, the named one first."""
+    """One line a mistake: which tests catch it, the named one first."""
     outcomes = verdict.outcomes or matrix.Outcomes(find_lab(verdict.lab_id))
     lines = []
-    for bug in outcomes.lab.bugs:
-        killers = outcomes.failed(f"bug:{bug.id}")
-        mark = "caught" if bug.caught_by in killers else "MISSED"
-        others = len(killers - {bug.caught_by})
-        seed = scripts_needed(outcomes, bug)
-        lines.append(f"  {mark}  {bug.id:32} {bug.caught_by:52} and {others} more; {seed}")
+    for mistake in outcomes.lab.mistakes:
+        killers = outcomes.failed(f"mistake:{mistake.id}")
+        mark = "caught" if mistake.caught_by in killers else "MISSED"
+        others = len(killers - {mistake.caught_by})
+        seed = scripts_needed(outcomes, mistake)
+        lines.append(f"  {mark}  {mistake.id:32} {mistake.caught_by:52} and {others} more; {seed}")
     return lines

@@ -23,7 +23,7 @@ def check(
         Path | None, typer.Option("--keep", help="folder for outcomes; those that it holds are not run again")
     ] = None,
 ) -> None:
-    """For authors: prove that starters fail, solutions pass, and every bug of the zoo is caught."""
+    """For authors: prove that starters fail, solutions pass, and every known mistake is caught."""
     from labs.kit.author.check import check_labs, kill_matrix
 
     failed = False

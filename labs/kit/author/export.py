@@ -1,7 +1,7 @@
-"""The student edition: the course without solutions, zoo and readable engine twins.
+"""The student edition: the course without solutions, known mistakes and readable engine twins.
 
 What a learner should not read by accident, but the labs stand on, is sealed (packed): the engine's twins,
-the models that storms compare with, the reference. This is no lock, and the grader never trusts it.
+the oracles that random scripts compare with, the reference. This is no lock, and the grader never trusts it.
 """
 
 import base64
@@ -22,7 +22,8 @@ OWN = Path(__file__).with_name("student")  # files that this edition has in plac
 LEFT_OUT = (
     ".git", ".venv", "__pycache__", ".state", "*.egg-info", ".*_cache", ".hypothesis", ".ipynb_checkpoints",
     "build", "dist", "out", ".ci", ".github", "*.pyc",
-    "labs/lab-*/solution.py", "labs/lab-*/bugs.toml", "labs/lab-*/starter.py", "labs/lab-*/starter.new.py",
+    "labs/lab-*/solution.py", "labs/lab-*/author/mistakes.toml", "labs/lab-*/starter.py",
+    "labs/lab-*/starter.new.py",
     "docs/_build", "docs/_ext", "docs/_static", "docs/conf.py", "docs/index.md", "docs/api.md",
     "docs/hosting.md", "docs/reliability.md",
     "labs/kit/author", "labs/kit/browser", "labs/kit/grader", "labs/kit/pristine",
@@ -93,8 +94,9 @@ def sealed_files() -> dict[str, tuple[str, str]]:
             f"labs/kit/pristine/{lab_id}-reference.py",
             f"{lab_id}'s reference",
         )
-        if find_lab(lab_id).file("model.py").exists():
-            found[f"labs/{lab_id}/model.py"] = (f"labs/{lab_id}/model.py", f"{lab_id}'s model")
+        if find_lab(lab_id).file("oracle.py").exists():
+            oracle = f"labs/{lab_id}/author/oracle.py"
+            found[oracle] = (oracle, f"{lab_id}'s oracle")
     return found
 
 

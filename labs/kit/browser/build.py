@@ -19,7 +19,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from labs.kit.author.export import ROOT, export
-from labs.kit.browser.policies import LAB, LABS, TEXT
+from labs.kit.browser.csp import LAB, LABS, TEXT
 from labs.kit.browser.readme import html_of
 from labs.kit.browser.run import claims
 from labs.kit.judge.manifest import Lab, find_lab
@@ -127,6 +127,7 @@ def pack(course: Path, target: Path) -> None:
     for lab_id in LABS:
         for path in [
             *(course / "labs" / lab_id).glob("*.*"),
+            *(course / "labs" / lab_id / "author").glob("*.*"),
             *(course / "labs/kit/pristine").glob(f"{lab_id}*.py"),
         ]:
             if path.suffix in (".py", ".toml", ".json"):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from labs.kit.browser.policies import LABS
+from labs.kit.browser.csp import LABS
 from labs.kit.browser.serve import server
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
 from labs.kit.learner.screen import say

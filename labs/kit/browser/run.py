@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, storm
+from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, random_scripts
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.result import Result
-from labs.kit.judge.standing import Standing
+from labs.kit.judge.task_status import TaskStatus
 from mini_engine.show.player import payload
 
 Tell = Callable[[str], object]
@@ -36,7 +36,7 @@ HERE = {  # what a learner does in a terminal, and how in the page
 }
 
 
-class Told(examine.Examination):
+class Disclosed(examine.Examination):
     """Tells of each test of the whole file as it begins and as it ends."""
 
     def __init__(self, lab: Lab, unwritten: list[str], tell: Tell):
@@ -76,18 +76,18 @@ def run(
     except loading.LoadProblem:  # every test will say so
         unwritten = []
     with contextlib.redirect_stdout(said):
-        told = Told(lab, unwritten, tell)
+        told = Disclosed(lab, unwritten, tell)
         ended = told.examine()
-        report = examine.report(told.standing) if ended else ""
+        report = examine.report(told.status) if ended else ""
     gc.unfreeze()
     if not ended:
         return json.dumps({"problem": "pytest could not run the tests:\n" + said.getvalue()[-2000:]})
-    verdict = judged(told.standing, report)
+    verdict = judged(told.status, report)
     verdict["player"] = shown[0] if shown else None if verdict["problem"] else played(lab)
     return json.dumps(verdict)
 
 
-def judged(now: Standing, report: str) -> dict[str, Any]:
+def judged(now: TaskStatus, report: str) -> dict[str, Any]:
     """How the file stands: its tasks, the one to go on with, and the failure that says most."""
     for terminal, here in HERE.items():
         report = re.sub(terminal, here, report)
@@ -113,8 +113,8 @@ def judged(now: Standing, report: str) -> dict[str, Any]:
     }
 
 
-def fingerprinted(now: Standing, task: str) -> list[list[Any]]:
-    """What the tests of a task did, as the zoo compares it; for the proof that a browser judges alike."""
+def fingerprinted(now: TaskStatus, task: str) -> list[list[Any]]:
+    """Return what the tests of a task did, in the form in which known mistakes are compared."""
     results = now.judged(now.lab.task(task))
     return [[r.test, r.passed, r.said.partition(":")[0], r.runs] for r in results]
 
@@ -144,8 +144,8 @@ def recorded(lab: Lab, part: Any, scenario: dict[str, Any]) -> compare.Run:
 def warm(lab_id: str) -> None:
     """Load what the first answer needs, while its learner still reads: pytest's parts, tests, the model."""
     run(lab_id, pristine_source(find_lab(lab_id)) + "\n")
-    for number in range(storm.count(lab_id)):
-        storm.expected(lab_id, number)
+    for number in range(random_scripts.count(lab_id)):
+        random_scripts.expected(lab_id, number)
 
 
 def preview(lab_id: str) -> str:

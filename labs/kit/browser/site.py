@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labs.kit.browser.build import MOST, build, filled, zipped
 from labs.kit.browser.build import first_load as loads_of_lab
-from labs.kit.browser.policies import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
+from labs.kit.browser.csp import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
 from labs.kit.judge.manifest import find_lab
 
 TEXT_MOST = 700_000  # bytes, gzipped, that a first look at a page of the book loads

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from labs.kit.grader import player
 from labs.kit.grader.results import Case
 from labs.kit.grader.sandbox import Answer, Sandbox, step
-from labs.kit.judge import loading, storm
+from labs.kit.judge import loading, random_scripts
 from labs.kit.judge.manifest import Lab
-from labs.kit.toys.storms import Script
+from labs.kit.toys.scripts import Script
 
 if TYPE_CHECKING:
     from labs.kit.grader.grading import Settings
@@ -34,12 +34,12 @@ class Scripted:
 
 def cases(lab: Lab, settings: Settings) -> list[Scripted]:
     """The public ones, which are those of `labs test`, and the hidden ones, which follow from the seed."""
-    graded = getattr(loading.load(lab.id, "storm"), "graded", lambda script: script)
+    graded = getattr(loading.load(lab.id, "random_scripts"), "graded", lambda script: script)
 
     def drawn(name: str, seed: object, hidden: bool) -> Scripted:
-        return Scripted(name, hidden, said(graded(storm.drawn(lab.id, seed))))
+        return Scripted(name, hidden, said(graded(random_scripts.drawn(lab.id, seed))))
 
-    public = [drawn(f"public {n + 1}", n, False) for n in range(storm.count(lab.id))]
+    public = [drawn(f"public {n + 1}", n, False) for n in range(random_scripts.count(lab.id))]
     hidden = [drawn(f"hidden {n + 1}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
     return [*public, *hidden, *own_cases(lab.id, settings.own)]
 
@@ -60,8 +60,8 @@ def said(script: Script) -> str:
 class Expected:
     """What should be seen of a script, and its lines as a sandbox that is right gives them."""
 
-    steps: list[storm.Step]
-    lines: dict[str, storm.Step]
+    steps: list[random_scripts.Step]
+    lines: dict[str, random_scripts.Step]
 
 
 @cache
@@ -73,14 +73,14 @@ def expected(lab_id: str, script: str) -> Expected:
 
 @cache
 def right_digest(lab_id: str, script: str) -> str:
-    return storm.digest(expected(lab_id, script).steps, expected(lab_id, script).steps)
+    return random_scripts.digest(expected(lab_id, script).steps, expected(lab_id, script).steps)
 
 
-def digest(lab_id: str, case: Scripted, log: list[storm.Step]) -> str:
+def digest(lab_id: str, case: Scripted, log: list[random_scripts.Step]) -> str:
     model = expected(lab_id, case.script).steps
-    if storm.departure(log, model) is None:
+    if random_scripts.departure(log, model) is None:
         return right_digest(lab_id, case.script)
-    return storm.digest(log, model)
+    return random_scripts.digest(log, model)
 
 
 def play(sandbox: Sandbox, source: str, cases: Sequence[Scripted], **alone: Any) -> Answer:
@@ -95,13 +95,13 @@ def judged(lab: Lab, case: Scripted, number: int, answer: Answer) -> Case:
         why = answer.broken or answer.ended
         return Case(case.name, case.hidden, False, why if number == len(answer.logs) else "not begun")
     yours, model = answer.logs[number], expected(lab.id, case.script).steps
-    if storm.departure(yours, model) is None:
+    if random_scripts.departure(yours, model) is None:
         return Case(case.name, case.hidden, True)
-    text = storm.story(f"{case.name} departs:", json.loads(case.script), yours, model)
+    text = random_scripts.story(f"{case.name} departs:", json.loads(case.script), yours, model)
     return Case(case.name, case.hidden, False, text)
 
 
 def passed(lab: Lab, cases: Sequence[Scripted], answer: Answer) -> int:
     """How many of the cases are as they should be."""
     models = (expected(lab.id, case.script).steps for case in cases)
-    return sum(storm.departure(*pair) is None for pair in zip(answer.logs, models, strict=False))
+    return sum(random_scripts.departure(*pair) is None for pair in zip(answer.logs, models, strict=False))

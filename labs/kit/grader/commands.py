@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labs.kit.grader.intake import Entry
     from labs.kit.grader.late import Deadlines
     from labs.kit.grader.pool import Grades, Outcome
-    from labs.kit.toys.storms import Script
+    from labs.kit.toys.scripts import Script
 
 SETTINGS, NOT_GRADED = "settings.json", "not-graded.txt"
 WEAK = "--allow-weak-isolation grades without them, and the report says so in its first line"
@@ -233,18 +233,23 @@ def own_cases(folder: Path | None, labs: tuple[str, ...]) -> Path | None:
             raise LabError(f'{file} is no case: {{"config": {{...}}, "calls": [[name, arguments ...], ...]}}')
         if why := unplayable(file.parent.name, case):
             raise LabError(
-                f"{file} cannot be played: {why}; `storm.py` of the lab says what its scripts hold"
+                f"{file} cannot be played: {why}; `random_scripts.py` of the lab says what its scripts hold"
             )
     return folder.resolve()
 
 
 def unplayable(lab_id: str, case: "Script") -> str:
     """Why nobody could pass a case: the model cannot play it, or the reference departs from the model."""
-    from labs.kit.judge import loading, storm
+    from labs.kit.judge import loading, random_scripts
 
     try:
-        model = storm.run(lab_id, None, case)
-        if storm.departure(storm.run(lab_id, loading.load(lab_id, "solution"), case), model) is not None:
+        model = random_scripts.run(lab_id, None, case)
+        if (
+            random_scripts.departure(
+                random_scripts.run(lab_id, loading.load(lab_id, "solution"), case), model
+            )
+            is not None
+        ):
             return "the reference departs from the model in it"
     except Exception as error:  # whatever a script of another form leads to
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labs.kit.grader.apart import Apart, graded_whole
+from labs.kit.grader.blame import Apart, graded_whole
 from labs.kit.grader.cases import Scripted, cases, expected, judged, own_cases, play
 from labs.kit.grader.results import (
     MISSING,
@@ -23,7 +23,7 @@ from labs.kit.grader.results import (
     TaskGrade,
 )
 from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, bubblewrap, probe
-from labs.kit.judge import isolate, storm
+from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.toys.driver import OpLog
 
@@ -95,12 +95,12 @@ def digest(submission: Submission, settings: Settings) -> str:
 def course(lab_id: str) -> str:
     """Changes with what judges a lab."""
     lab, total = find_lab(lab_id), hashlib.blake2b(digest_size=16)
-    names = ("solution.py", "model.py", "storm.py", "elsewhere.py", "lab.toml", "fingerprints.json")
+    names = ("solution.py", "oracle.py", "random_scripts.py", "elsewhere.py", "lab.toml", "fingerprints.json")
     kit = lab.path.parent / "kit"
     files = [lab.file(name) for name in names]
     files += [
         kit / "grader" / f"{name}.py"
-        for name in ("grading", "cases", "apart", "sandbox", "inside", "player", "frames", "results")
+        for name in ("grading", "cases", "blame", "sandbox", "inside", "player", "frames", "results")
     ]
     for room in (kit / "toys", kit / "judge", lab.path.parents[1] / "mini_engine"):
         files += sorted(path for path in room.rglob("*.py") if "tests" not in path.parts)
@@ -162,7 +162,7 @@ def show(lab: Lab, found: LabGrade, played: Sequence[Scripted], answer: Answer, 
     for number, case in enumerate(found.cases):
         if not case.passed and number < len(answer.logs) and (reveal or not case.hidden):
             yours, model = answer.logs[number], expected(lab.id, played[number].script).steps
-            at = storm.departure(yours, model) or 0
+            at = random_scripts.departure(yours, model) or 0
             config = json.loads(played[number].script)["config"]
             found.departs = at
             found.yours, found.expected = (
@@ -174,8 +174,8 @@ def show(lab: Lab, found: LabGrade, played: Sequence[Scripted], answer: Answer, 
 
 def logs_to_run(run: dict[str, Any]) -> OpLog:
     """A run of a LabGrade as the player shows it."""
-    steps = [storm.Step(step["call"], step["seen"]) for step in run["steps"]]
-    return storm.as_log({"config": run["config"]}, steps)
+    steps = [random_scripts.Step(step["call"], step["seen"]) for step in run["steps"]]
+    return random_scripts.as_log({"config": run["config"]}, steps)
 
 
 def replayed(lab_id: str, name: str, settings: Settings, submission: Submission) -> Case:

@@ -34,7 +34,7 @@ def main() -> None:
     from labs.kit.judge import loading, manifest
 
     manifest.find_lab(ready["lab"])
-    loading.load(ready["lab"], "storm")
+    loading.load(ready["lab"], "random_scripts")
     gc.collect()
     gc.freeze()  # or each fork would copy what its first collection looks at
     frames.send(replies, {"ready": True, "torch": "torch" in sys.modules})

@@ -46,7 +46,7 @@ def hand_in(folder: Path, number: int) -> None:
     for at, lab in enumerate(map(find_lab, lab_ids())):
         source = lab.file("solution.py").read_text("utf-8")
         if (number + at) % 3:
-            source = lab.bugs[(7 * number + at) % len(lab.bugs)].apply(source)
+            source = lab.mistakes[(7 * number + at) % len(lab.mistakes)].apply(source)
         (folder / lab.id).mkdir(parents=True)
         (folder / lab.id / "starter.py").write_text(source, "utf-8")
 

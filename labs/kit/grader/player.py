@@ -5,9 +5,9 @@ import sys
 import types
 from typing import Any, BinaryIO
 
-from labs.kit.judge import isolate, storm
+from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab
-from labs.kit.toys.storms import Script
+from labs.kit.toys.scripts import Script
 
 
 def play(request: dict[str, Any], out: BinaryIO) -> None:
@@ -16,7 +16,7 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
     {"broken": why} if the file does not load.
     """
     module = sys.modules["submission"] = types.ModuleType("submission")  # where a dataclass looks itself up
-    module.__dict__["__source__"] = request["source"]  # for a storm that asks what loading it needs
+    module.__dict__["__source__"] = request["source"]  # for scripts that ask what loading it needs
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
         if request["others"]:  # the other tasks' code, for some that are judged by themselves
@@ -37,7 +37,7 @@ def log(lab_id: str, part: types.ModuleType | None, script: Script) -> list[str]
     """The model's, where there is no part."""
     lines = []
     try:
-        for call, seen, _ in storm.played(lab_id, part, script):
+        for call, seen, _ in random_scripts.played(lab_id, part, script):
             lines.append(f'{{"call": {json.dumps(call)}, "seen": {seen}}}')
     except BaseException as error:  # what is not written, or leaves the script in another way
         if part is None:

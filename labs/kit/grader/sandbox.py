@@ -22,7 +22,7 @@ from typing import Any, Self
 from labs.kit.grader import frames
 from labs.kit.grader.inside import SCRATCH
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
-from labs.kit.judge.storm import Step
+from labs.kit.judge.random_scripts import Step
 
 ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
@@ -54,9 +54,9 @@ def course_for(lab: Lab, folder: Path) -> Path:
         copy(ROOT / name, folder / name)
     for name in INSIDE:
         copy(ROOT / "labs/kit/grader" / name, folder / "labs/kit/grader" / name)
-    for name in ("lab.toml", "storm.py", "scenarios.py", "elsewhere.py"):  # what some storms need
+    for name in ("lab.toml", "random_scripts.py", "scenarios.py", "elsewhere.py"):  # what scripts need
         if lab.file(name).exists():
-            copy(lab.file(name), folder / "labs" / lab.id / name)
+            copy(lab.file(name), folder / "labs" / lab.id / "author" / name)
     copy(ROOT / "mini_engine", folder / "mini_engine")
     for module, names in twins(lab).items():
         path = folder / f"{module.replace('.', '/')}.py"

@@ -13,11 +13,11 @@ from typing import TextIO
 
 import pytest
 
-from labs.kit.judge import diagnose, isolate, loading, matrix, storm
+from labs.kit.judge import diagnose, isolate, loading, matrix, random_scripts
 from labs.kit.judge import plugin as plugin_module
 from labs.kit.judge.manifest import Lab, Task, find_lab
 from labs.kit.judge.result import Result
-from labs.kit.judge.standing import Standing
+from labs.kit.judge.task_status import TaskStatus
 
 YOURS = "yours"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -28,7 +28,7 @@ class Examination(matrix.Matrix):
 
     def __init__(self, lab: Lab, unwritten: list[str], out: TextIO):
         super().__init__(lab, [], out)
-        self.standing = Standing(lab, [], unwritten=unwritten)
+        self.status = TaskStatus(lab, [], unwritten=unwritten)
         self.wanted: dict[str, set[str]] = {}  # of a task that runs alone its tests
         self.asked: dict[str, set[str]] = {}  # of each task the tests that it is to be judged by
         self.served: dict[str, list[str]] = {}  # of a task that runs alone all that its run serves
@@ -37,21 +37,26 @@ class Examination(matrix.Matrix):
         """Run the whole file, then the tasks that must be told apart; False if pytest did not end well."""
         if not self.run([YOURS], {}):
             return False
-        now, lab = self.standing, self.lab
+        now, lab = self.status, self.lab
         matrix.HURRY = any(result.said.startswith("TimeUp") for result in now.results)
         written = [task for task in lab.tasks if task.name not in now.unwritten]
         tests = {task.name: {result.test for result in now.of(task, now.results)} for task in written}
         failed = {task.name: {result.test for result in now.failures(task)} for task in written}
         suspects = [name for name in failed if failed[name]]
-        storm.only = departing(now)  # what the whole file passes a task passes alone, unless it proves wrong
-        quick, ended = storm.only is not None, self.run_alone({name: failed[name] for name in suspects})
-        storm.only = None
+        random_scripts.only = departing(
+            now
+        )  # what the whole file passes a task passes alone, unless it proves wrong
+        quick, ended = (
+            random_scripts.only is not None,
+            self.run_alone({name: failed[name] for name in suspects}),
+        )
+        random_scripts.only = None
         wrong = [name for name in suspects if any(not result.passed for result in now.alone.get(name, ()))]
         if len(self.together(wrong)) == 1 and not now.unwritten:  # alone is as in the whole file
             for name in wrong:
                 del now.alone[name]
         elif wrong:
-            again = {matrix.STORM} if quick else set()
+            again = {matrix.RANDOM_SCRIPTS} if quick else set()
             ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})
         elif not now.unwritten:  # state that is kept, perhaps: it shows in a run of all tests
             ended = ended and self.run_alone({name: tests[name] for name in suspects})
@@ -63,7 +68,7 @@ class Examination(matrix.Matrix):
     def run_alone(self, wanted: dict[str, set[str]]) -> bool:
         """These tests of these tasks; what was known of them gives way."""
         for name, tests in wanted.items():
-            self.standing.alone[name] = [r for r in self.standing.alone.get(name, ()) if r.test not in tests]
+            self.status.alone[name] = [r for r in self.status.alone.get(name, ()) if r.test not in tests]
         self.asked, self.served = wanted, {names[0]: names for names in self.together(wanted)}
         merged = {first: {t for name in names for t in wanted[name]} for first, names in self.served.items()}
         return self.run([f"{YOURS}@{first}" for first in merged], merged)
@@ -80,7 +85,7 @@ class Examination(matrix.Matrix):
     def left_whole(self) -> set[str]:
         """The classes that a task alone is judged with; none where the file does not load, or lacks one."""
         module, reference = matrix.implementation(self.lab.id, YOURS), loading.load(self.lab.id, "solution")
-        left = self.standing.unwritten
+        left = self.status.unwritten
         try:
             made = isolate.made(self.lab, reference)
             return isolate.keeping_books_of_their_own(self.lab, module, made, left)
@@ -105,9 +110,9 @@ class Examination(matrix.Matrix):
         if task := task_of(variant):
             for name in self.served[task]:
                 if result.test in self.asked[name]:
-                    self.standing.alone[name].append(result)  # written down when all is known
+                    self.status.alone[name].append(result)  # written down when all is known
         else:
-            self.standing.results.append(result)
+            self.status.results.append(result)
             super().keep(variant, result)
 
 
@@ -115,10 +120,12 @@ def task_of(variant: str) -> str:
     return variant.partition("@")[2]
 
 
-def departing(standing: Standing) -> list[int] | None:
-    """The storm's scripts that depart in the whole file; None where that is not known."""
-    runs = [result.runs for result in standing.results if result.test == matrix.STORM and not result.passed]
-    return storm.departing(standing.lab.id, runs[0]) if runs else None
+def departing(status: TaskStatus) -> list[int] | None:
+    """The random scripts's scripts that depart in the whole file; None where that is not known."""
+    runs = [
+        result.runs for result in status.results if result.test == matrix.RANDOM_SCRIPTS and not result.passed
+    ]
+    return random_scripts.departing(status.lab.id, runs[0]) if runs else None
 
 
 class Report:
@@ -142,18 +149,18 @@ class Report:
             self.report = report
 
 
-def report(standing: Standing) -> str:
+def report(status: TaskStatus) -> str:
     """What a learner reads of the failure that says most; "" if nothing fails."""
-    lab, task, result = standing.lab, standing.next_task, standing.telling
+    lab, task, result = status.lab, status.next_task, status.most_informative
     if task is None or result is None:
         return ""
-    whole = {r.test: r for r in standing.of(task, standing.results)}
-    shown_alone = isolate_needed(standing, task, whole.get(result.test))
+    whole = {r.test: r for r in status.of(task, status.results)}
+    shown_alone = isolate_needed(status, task, whole.get(result.test))
     variant = f"{YOURS}@{task.name}" if shown_alone else YOURS
     matrix.implementation.cache_clear()
     loading.namespace.cache_clear()
     plugin_module.timed_out.clear()
-    plugin_module.REPORTING, storm.quick = True, False
+    plugin_module.REPORTING, random_scripts.quick = True, False
     plugin = Report(lab, result.test, variant)
     matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2", "--color=no")
     said = plugin.report
@@ -162,18 +169,18 @@ def report(standing: Standing) -> str:
         lines += [diagnose.filled(diagnose.KEPT_STATE)]
     else:
         lines += ["", ADDRESS.sub("", said.longreprtext).strip("\n")]
-    if name := standing.name(task):
+    if name := status.name(task):
         lines += ["", "--- looks like ---", diagnose.filled(f"{name.title}: {name.hint.strip()}")]
     for title, text in said.sections if said else ():
         lines += ["", f"--- {title} ---", text.rstrip("\n")]
     return "\n".join(lines)
 
 
-def isolate_needed(standing: Standing, task: Task, whole: Result | None) -> bool:
+def isolate_needed(status: TaskStatus, task: Task, whole: Result | None) -> bool:
     """Whether the failure is to be shown on the task alone: in the whole file another task is in the way."""
-    if standing.judged(task) == standing.of(task, standing.results):
+    if status.judged(task) == status.of(task, status.results):
         return False
-    in_the_way = len(standing.unwritten) + len([other for other in standing.wrong if other is not task])
+    in_the_way = len(status.unwritten) + len([other for other in status.wrong if other is not task])
     return whole is None or whole.passed or in_the_way > 0
 
 
@@ -188,7 +195,7 @@ def main(lab_id: str, out: str, *options: str) -> None:
         if ended := examination.examine():
             if "report" in options:
                 os.environ["LAB_IMPL"] = "starter"
-                examination.write({"report": report(examination.standing)})
+                examination.write({"report": report(examination.status)})
             examination.write("the end")
     sys.stdout.flush()
     os._exit(0 if ended else 2)

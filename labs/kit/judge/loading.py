@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silence
-from labs.kit.judge.manifest import Bug, Lab, LabError, find_lab
+from labs.kit.judge.manifest import Lab, LabError, Mistake, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.toys.words import describe
 
@@ -83,10 +83,10 @@ def fresh(lab: Lab) -> types.ModuleType | Broken:
         return Broken(problem)
 
 
-def buggy(lab: Lab, bug: Bug) -> types.ModuleType:
-    """A wrong solution from the zoo, made in memory."""
-    source = bug.apply(lab.file("solution.py").read_text(encoding="utf-8"))
-    return execute(source, _module_name(lab, f"bug_{bug.id}"), f"<{lab.id}: {bug.id}>")
+def mistaken(lab: Lab, mistake: Mistake) -> types.ModuleType:
+    """A wrong solution from the known mistakes, made in memory."""
+    source = mistake.apply(lab.file("solution.py").read_text(encoding="utf-8"))
+    return execute(source, _module_name(lab, f"mistake_{mistake.id}"), f"<{lab.id}: {mistake.id}>")
 
 
 def _module_name(lab: Lab, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads lab.toml and bugs.toml, and complains in words when something is missing from them, or wrong."""
+"""Reads lab.toml and mistakes.toml, and complains in words when something is missing from them, or wrong."""
 
 import ast
 import os
@@ -19,6 +19,8 @@ from labs.kit.toys.words import brief
 
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
+# What a learner sees of a lab; all else that authors and judges need lies in its folder author/.
+VISIBLE = ("README.md", "AFTER.md", "starter.py", "starter.new.py", "solution.py", "test_lab.py", "images")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Made = TypeVar("Made")
 _parsing = Lock()
@@ -40,7 +42,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Bug:
+class Mistake:
     """A named wrong solution, made from solution.py by `find` and `replace`, by `edits` (pairs of these) or
     by giving the function `task` another `body`."""
 
@@ -54,14 +56,14 @@ class Bug:
     body: str = ""
     find: str = ""
     replace: str = ""
-    storm: str = ""  # why the lab's storm alone cannot catch it
+    missed_by_scripts: str = ""  # why the lab's random_scripts alone cannot catch it
 
     def apply(self, source: str) -> str:
         """The wrong solution's text. Raises LabError when a snippet does not occur exactly once."""
         for find, replace in (*self.edits, *([(self.find, self.replace)] if self.find else ())):
             if (times := source.count(find)) != 1:
                 once = "its snippet must occur exactly once in solution.py, but occurs"
-                raise LabError(f"bug {self.id!r}: {once} {times} times: {find!r}")
+                raise LabError(f"mistake {self.id!r}: {once} {times} times: {find!r}")
             source = source.replace(find, replace)
         return replace_body(source, self.task, self.body) if self.body else source
 
@@ -82,7 +84,8 @@ class Lab:
     timeout: float = 10.0  # seconds a test may take
 
     def file(self, name: str) -> Path:
-        return self.path / name
+        """Return where a file of the lab lies: beside the learner's, or in author/."""
+        return self.path / name if name in VISIBLE else self.path / "author" / name
 
     def task(self, name: str) -> Task:
         """By name, or by a part of it that says which: `admit`, `next`. Raises LabError with the choices."""
@@ -111,18 +114,22 @@ class Lab:
     @cached_property
     def uses_torch(self) -> bool:
         """Whether its tests do."""
-        files = (self.file(name) for name in ("test_lab.py", "scenarios.py", "storm.py"))
+        files = (self.file(name) for name in ("test_lab.py", "scenarios.py", "random_scripts.py"))
         texts = (file.read_text(encoding="utf-8") for file in files if file.exists())
         return any(re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) for text in texts)
 
     @cached_property
-    def bugs(self) -> list[Bug]:
-        path = self.file("bugs.toml")  # the student edition has none
-        return [made(path, Bug, entry) for entry in tables(path, toml(path), "bugs")] if path.exists() else []
+    def mistakes(self) -> list[Mistake]:
+        path = self.file("mistakes.toml")  # the student edition has none
+        return (
+            [made(path, Mistake, entry) for entry in tables(path, toml(path), "mistakes")]
+            if path.exists()
+            else []
+        )
 
 
 def lab_ids() -> list[str]:
-    return sorted(path.parent.name for path in LABS_DIR.glob("lab-*/lab.toml"))
+    return sorted(path.parents[1].name for path in LABS_DIR.glob("lab-*/author/lab.toml"))
 
 
 def find_lab(lab_id: str) -> Lab:
@@ -130,7 +137,7 @@ def find_lab(lab_id: str) -> Lab:
     name = lab_id.strip().lower().replace("\\", "/").removesuffix("/").removesuffix("/starter.py")
     match = re.fullmatch(r"(?:\./)?(?:labs/)?(?:lab)?[-_ ]?(\d{1,4})", name)
     name = f"lab-{int(match[1]):02}" if match else lab_id
-    path = LABS_DIR / name / "lab.toml"
+    path = LABS_DIR / name / "author" / "lab.toml"
     if not match or not path.exists():
         raise LabError(f"there is no lab {brief(lab_id, 30)}; there are {', '.join(lab_ids())}")
     data = toml(path)
@@ -143,7 +150,7 @@ def find_lab(lab_id: str) -> Lab:
         if ":" not in task.engine:
             raise LabError(f"{path}: {task.name!r}: engine must be module:name, but is {task.engine!r}")
     tasks = [changed(task, hints=[hint.strip() for hint in task.hints]) for task in tasks]
-    ours = {"id": name, "path": path.parent, "tasks": tasks}
+    ours = {"id": name, "path": path.parents[1], "tasks": tasks}
     if taken := [key for key in ("id", "path") if key in data]:
         raise LabError(f"{path}: {taken[0]!r} is not said here: it is the folder's")
     lab = made(path, Lab, data | ours)

@@ -2,7 +2,7 @@
 
 `python -m labs.kit.judge.matrix lab-01 OUT.jsonl [variant ...]`: a process of its own, so that labs run side
 by side and nothing a wrong solution does reaches the caller. Variants are `starter` (pristine),
-`solution`, `engine`, `yours` (starter.py as it stands), `file:PATH`, `bug:ID`, and `bug:ID@TASK` and
+`solution`, `engine`, `yours` (starter.py as it stands), `file:PATH`, `mistake:ID`, and `mistake:ID@TASK` and
 `yours@TASK`, of which only this task's code is used, in the reference.
 """
 
@@ -23,15 +23,15 @@ from typing import Any, Literal, TextIO, TypeVar
 
 import pytest
 
-from labs.kit.judge import isolate, loading, storm
+from labs.kit.judge import isolate, loading, random_scripts
 from labs.kit.judge.compare import fingerprint
 from labs.kit.judge.guard import deadline, kept_alive, silence
-from labs.kit.judge.manifest import LABS_DIR, Bug, Lab, find_lab
+from labs.kit.judge.manifest import LABS_DIR, Lab, Mistake, find_lab
 from labs.kit.judge.result import Result
 from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
 
-STORM = "test_storm"
+RANDOM_SCRIPTS = "test_random_scripts"
 HURRY = False  # somebody waits, and some test did not end: no other gets as long
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -146,11 +146,13 @@ def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
         if task:
             path = lab.file("starter.py" if kind == "yours" else "solution.py")
             source = (
-                loading.read(lab, path) if kind == "yours" else _bug(lab, name).apply(path.read_text("utf-8"))
+                loading.read(lab, path)
+                if kind == "yours"
+                else _mistake(lab, name).apply(path.read_text("utf-8"))
             )
             return isolate.isolated(lab, lab.task(task), source, path)
-        if kind == "bug":
-            return loading.buggy(lab, _bug(lab, name))
+        if kind == "mistake":
+            return loading.mistaken(lab, _mistake(lab, name))
         if kind == "file":
             source = Path(name).read_text(encoding="utf-8")
             return loading.execute(source, Path(name).stem, name)
@@ -161,8 +163,8 @@ def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
         return loading.Broken(loading.LoadProblem(f"{variant}: {describe(error)}"))
 
 
-def _bug(lab: Lab, name: str) -> Bug:
-    return next(bug for bug in lab.bugs if bug.id == name)
+def _mistake(lab: Lab, name: str) -> Mistake:
+    return next(mistake for mistake in lab.mistakes if mistake.id == name)
 
 
 class Matrix:
@@ -170,7 +172,7 @@ class Matrix:
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
         self.lab, self.variants, self.out = lab, variants, out
-        storm.quick = True
+        random_scripts.quick = True
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
@@ -218,14 +220,14 @@ def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: st
         said = describe(call.excinfo.value)
         runs = json.dumps([fingerprint(trace) for _, trace in RUNS])
         if (
-            test == STORM
-            and storm.only is None
+            test == RANDOM_SCRIPTS
+            and random_scripts.only is None
             and call.when == "call"
             and not said.startswith(("TimeUp", "NotBegun") if HURRY else "TimeUp")
         ):
             try:
                 with deadline(lab.timeout), silence(), kept_alive():
-                    runs = json.dumps(storm.fingerprint(lab.id, item.funcargs["lab"]))  # type: ignore[attr-defined]
+                    runs = json.dumps(random_scripts.fingerprint(lab.id, item.funcargs["lab"]))  # type: ignore[attr-defined]
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise

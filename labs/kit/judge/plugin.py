@@ -25,7 +25,7 @@ from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limit
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.judge.result import Result
-from labs.kit.judge.standing import Standing
+from labs.kit.judge.task_status import TaskStatus
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
@@ -242,9 +242,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     for lab_id in sorted({lab_id for lab_id, _ in found}):
         results = [Result(**row) for other, row in found if other == lab_id]
-        standing = Standing(find_lab(lab_id), results)
-        for task in standing.lab.tasks:
-            if name := standing.name(task):
+        status = TaskStatus(find_lab(lab_id), results)
+        for task in status.lab.tasks:
+            if name := status.name(task):
                 write(diagnose.filled(f"{lab_id} {task.name} looks like: {name.title}. {name.hint.strip()}"))
         if any(not result.passed for result in results):
             write(f"the failure that says most: python -m labs test {lab_id}")
@@ -271,7 +271,7 @@ def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> li
 
 def rendered(lab: Lab, excinfo: pytest.ExceptionInfo[BaseException]) -> ExceptionRepr:
     """pytest's short traceback, of the lab's own files only, and cut where a message is long."""
-    ours = excinfo.traceback.filter(lambda entry: Path(entry.path).parent == lab.path)
+    ours = excinfo.traceback.filter(lambda entry: lab.path in Path(entry.path).parents)
     excinfo.traceback = ours or excinfo.traceback
     shown = excinfo.getrepr(style="short", chain=False)
     for entry in shown.reprtraceback.reprentries[-1:]:

@@ -97,9 +97,9 @@ class LearnerParts:
         unused: list[str] = []
         try:
             if labs == "auto":
-                standing = all_progress()
-                chosen = [one.lab.id for one in standing if one.is_done]
-                unused = [why_not(one) for one in standing if not one.is_done]
+                status = all_progress()
+                chosen = [one.lab.id for one in status if one.is_done]
+                unused = [why_not(one) for one in status if not one.is_done]
             else:
                 chosen = sorted({find_lab(lab_id).id for lab_id in labs.split(",")})
         except LabError as error:
@@ -207,6 +207,6 @@ def why_not(now: Progress) -> str:
         more = f" and {len(unwritten) - 1} more of its tasks are" if len(unwritten) > 1 else " is"
         return f"{lab.id}: {unwritten[0]}{more} not written yet"
     failed = list(dict.fromkeys(result.function for result in now.results if not result.passed))
-    first = now.telling.function if now.telling else failed[0]
+    first = now.most_informative.function if now.most_informative else failed[0]
     more = f", and {count(len(failed) - 1, 'more test')}" if len(failed) > 1 else ""
     return f"{lab.id}: {first} fails{more}"

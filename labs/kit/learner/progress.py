@@ -19,14 +19,14 @@ from labs.kit.judge import isolate, matrix, page
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.result import Result
-from labs.kit.judge.standing import Standing
+from labs.kit.judge.task_status import TaskStatus
 
 STATE = LABS_DIR / ".state"
 _writing = threading.Lock()
 
 
 @dataclass
-class Progress(Standing):
+class Progress(TaskStatus):
     """How a lab's starter.py stands; `problem` says why there are no results, `report` shows a failure."""
 
     problem: str = ""
@@ -88,7 +88,7 @@ def first_open() -> Progress | None:
 def digest(lab: Lab) -> str:
     """Changes with everything that a result can depend on."""
     root = LABS_DIR.parent
-    files = [*lab.path.glob("*.py"), lab.file("lab.toml")]
+    files = [*lab.path.glob("*.py"), *lab.path.glob("author/*.py"), lab.file("lab.toml")]
     for room in ("labs/kit", "mini_engine"):
         files += [path for path in (root / room).rglob("*.py") if "tests" not in path.parts]
     # lab-07 runs the learner's earlier parts.

@@ -44,7 +44,7 @@ class Course:
         test_file.write_text(test_file.read_text("utf-8").replace('"lab-01"', f'"{lab_id}"'), "utf-8")
 
     def file(self, name: str, lab_id: str = "lab-01") -> Path:
-        return self.labs / lab_id / name
+        return self.labs / lab_id / name if name in manifest.VISIBLE else self.labs / lab_id / "author" / name
 
     def edit(self, name: str, old: str, new: str, lab_id: str = "lab-01") -> None:
         path = self.file(name, lab_id)
@@ -106,7 +106,7 @@ class Course:
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory) -> Path:
-    """Where `labs check` keeps what tests did with every bug: found out once, by make test beforehand."""
+    """Where `labs check` keeps what tests did with every mistake: found out once, by make test beforehand."""
     return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept")).absolute()
 
 

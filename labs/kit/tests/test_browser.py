@@ -18,7 +18,7 @@ from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
 from mini_engine.tests.soak import SOAK, count
 
-ZOO = Path(__file__).with_name("browser_zoo.mjs")
+MISTAKES = Path(__file__).with_name("browser_mistakes.mjs")
 NATIVE = """
 import json, sys
 from pathlib import Path
@@ -61,14 +61,14 @@ ENDLESS = DEEP.replace("n and ", "")
 @pytest.mark.timeout(10_000)
 @pytest.mark.parametrize("labs", [(lab,) for lab in LABS] if SOAK else [LABS], ids="-".join)
 def test_a_browser_judges_as_a_terminal_does(labs, pages, course, tmp_path):
-    """References, pristine starters and the zoo's mistakes: the same failures, runs, names and next task."""
+    """References, pristine starters and the known mistakes: the same failures, runs, names and next task."""
     names, files = [], []
     for lab in map(find_lab, labs):
         solution = lab.file("solution.py").read_text("utf-8")
-        bugs = [bug for bug in lab.bugs if SOAK or bug.id in QUICK[lab.id]]
-        assert len(bugs) >= 2
+        mistakes = [mistake for mistake in lab.mistakes if SOAK or mistake.id in QUICK[lab.id]]
+        assert len(mistakes) >= 2
         named = {"solution": solution, "starter": starter_source(lab)}
-        named |= {bug.id: bug.apply(solution) for bug in bugs}
+        named |= {mistake.id: mistake.apply(solution) for mistake in mistakes}
         if lab.id == "lab-01":
             head, body = solution.split(FIRST, 1)
             named |= {"deep": head + DEEP + FIRST + body, "endless": head + ENDLESS + FIRST + body}
@@ -77,7 +77,7 @@ def test_a_browser_judges_as_a_terminal_does(labs, pages, course, tmp_path):
     written = tmp_path / "files.json"
     written.write_text(json.dumps(files), encoding="utf-8")
     with ThreadPoolExecutor() as both:
-        browser = both.submit(verdicts, ["node", str(ZOO), str(pages), str(written)])
+        browser = both.submit(verdicts, ["node", str(MISTAKES), str(pages), str(written)])
         here = verdicts([sys.executable, "-c", NATIVE, str(written)], course)
         there = browser.result()
     done = {"solution": True, "deep": True, "starter": None}
@@ -89,7 +89,7 @@ def test_a_browser_judges_as_a_terminal_does(labs, pages, course, tmp_path):
 
 
 def test_it_ships_the_student_edition_and_loads_little(pages):
-    """No solution that can be read, no zoo, and a first look at any page is below the limit."""
+    """No solution that can be read, no known mistakes, and a first look at any page is below the limit."""
     solutions = [find_lab(lab_id).file("solution.py").read_text("utf-8") for lab_id in LABS]
     shapes = {
         line.strip() for text in solutions for line in text.splitlines() if len(line) > 60 and "=" in line
@@ -100,7 +100,7 @@ def test_it_ships_the_student_edition_and_loads_little(pages):
     with zipfile.ZipFile(pages / "app" / "course.zip") as archive:
         ours = [name for name in archive.namelist() if not name.startswith("site/")]
         assert not [
-            name for name in ours if re.search(r"solution\.py|bugs\.toml|/author/|/grader/|/tests/", name)
+            name for name in ours if re.search(r"solution\.py|mistakes\.toml|/author/|/grader/|/tests/", name)
         ]
         texts = {name: archive.read(name).decode("utf-8") for name in ours if name.endswith((".py", ".toml"))}
     texts |= {p.name: p.read_text("utf-8") for p in pages.rglob("*") if p.suffix in (".txt", ".json")}
@@ -177,16 +177,16 @@ def learner(opened):
 def test_from_an_empty_function_to_a_right_one(learner, serious):
     """Not written, wrong with a name and the run in the player, mended, right; a reload keeps the code.
     axe finds nothing serious in the page while it fails, and when all passes."""
-    page, bug = learner.page, find_lab("lab-01").bugs[0]
+    page, mistake = learner.page, find_lab("lab-01").mistakes[0]
     learner.write(starter_source(find_lab("lab-01")))
     learner.page.click("#run")
     learner.until("verdict.textContent.includes('not written yet')")
     learner.page.click("text=Go to line")
     assert "raise NotImplementedError" in learner.page.evaluate(LINE)
-    learner.write(bug.apply(learner.solution))
+    learner.write(mistake.apply(learner.solution))
     learner.run()
-    assert learner.says("#name").startswith(f"This looks like: {bug.title}")
-    assert "fail." in learner.says("#verdict") and bug.caught_by in learner.says("#report")
+    assert learner.says("#name").startswith(f"This looks like: {mistake.title}")
+    assert "fail." in learner.says("#verdict") and mistake.caught_by in learner.says("#report")
     assert "first that differs" in learner.says("#report")
     assert "opened at step" in learner.says("#playing")
     names = learner.player.locator(".name").all_text_contents()
@@ -195,7 +195,7 @@ def test_from_an_empty_function_to_a_right_one(learner, serious):
     assert serious(page) == serious(learner.player) == []
     page.reload()
     learner.until("document.body.classList.contains('awake')")
-    assert page.evaluate("labPage.editor.text") == bug.apply(learner.solution)
+    assert page.evaluate("labPage.editor.text") == mistake.apply(learner.solution)
     learner.write(learner.solution)
     page.locator(".cm-content").press("Control+Enter")  # while Python is still loading: it runs then
     learner.ended()

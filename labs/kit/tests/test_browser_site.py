@@ -11,7 +11,7 @@ import yaml
 
 from labs.kit.browser import commands
 from labs.kit.browser import site as site_module
-from labs.kit.browser.policies import FRAMED, LABS, PLAYER
+from labs.kit.browser.csp import FRAMED, LABS, PLAYER
 from labs.kit.browser.serve import rules
 from labs.kit.judge.manifest import LABS_DIR
 from labs.kit.tests.conftest import Course

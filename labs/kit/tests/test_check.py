@@ -51,7 +51,7 @@ FAULTS = {
         "README.md links images/gone.png, which is not there",
     ),
     "a test listed twice": (
-        ("lab.toml", '"test_storm"', '"test_storm", "test_storm"'),
+        ("lab.toml", '"test_random_scripts"', '"test_random_scripts", "test_random_scripts"'),
         "task schedule_step lists a test twice",
     ),
     "a test of no task": (
@@ -66,13 +66,13 @@ FAULTS = {
         ("test_lab.py", '    """With no request running and none waiting the schedule is empty."""\n', ""),
         "test_nobody_there has no docstring",
     ),
-    "a bug that no test is named for": (
-        ("bugs.toml", 'caught_by = "test_head_of_line_blocks"', 'caught_by = "test_gone"'),
-        "bug skip-past-the-head names no test of this lab: 'test_gone'",
+    "a mistake that no test is named for": (
+        ("mistakes.toml", 'caught_by = "test_head_of_line_blocks"', 'caught_by = "test_gone"'),
+        "mistake skip-past-the-head names no test of this lab: 'test_gone'",
     ),
-    "a bug without a hint": (
-        ("bugs.toml", 'hint = "An assert says nothing', 'hint = ""  # "An assert says nothing'),
-        "bug bare-assert lacks a text",
+    "a mistake without a hint": (
+        ("mistakes.toml", 'hint = "An assert says nothing', 'hint = ""  # "An assert says nothing'),
+        "mistake bare-assert lacks a text",
     ),
     "a function that is neither task nor given": (
         ("solution.py", "def schedule_step(", "def helper():\n    pass\n\n\ndef schedule_step("),
@@ -105,8 +105,8 @@ def test_an_edited_starter_is_work_in_progress(course, copied_lab):
     assert "work in progress" in verdict.notes[0]
 
 
-ZOO = """
-[[bugs]]
+MISTAKES = """
+[[mistakes]]
 id = "off-by-one"
 title = "one slot too many"
 misconception = "<="
@@ -115,7 +115,7 @@ caught_by = "test_slots_cap_the_running_set"
 find = "len(running) < max_num_seqs"
 replace = "len(running) <= max_num_seqs"
 
-[[bugs]]
+[[mistakes]]
 id = "off-by-one-again"
 title = "the same in other words"
 misconception = "<="
@@ -124,7 +124,7 @@ caught_by = "test_head_of_line_blocks"
 find = "len(running) < max_num_seqs"
 replace = "not len(running) > max_num_seqs"
 
-[[bugs]]
+[[mistakes]]
 id = "off-by-one-once-more"
 title = "another name for the same"
 misconception = "<="
@@ -133,7 +133,7 @@ caught_by = "test_slots_cap_the_running_set"
 find = "len(running) < max_num_seqs"
 replace = "len(running) - 1 < max_num_seqs"
 
-[[bugs]]
+[[mistakes]]
 id = "only-a-test-sees-it"
 title = "an attribute too many"
 misconception = "nobody looks"
@@ -142,7 +142,7 @@ caught_by = "test_nobody_there"
 find = "    scheduled = {}\\n"
 replace = "    scheduled = {}\\n    schedule_step.seen = True\\n"
 
-[[bugs]]
+[[mistakes]]
 id = "cannot-be-made"
 title = "its snippet is gone"
 misconception = "it is there"
@@ -154,8 +154,8 @@ replace = ""
 
 
 def test_behaviour_is_judged_in_a_process_of_its_own(course):
-    """Starter that passes a test, failing solution, bug that survives, twins: all in one run."""
-    course.file("bugs.toml").write_text(ZOO, "utf-8")
+    """Starter that passes a test, failing solution, mistake that survives, twins: all in one run."""
+    course.file("mistakes.toml").write_text(MISTAKES, "utf-8")
     course.edit(
         "test_lab.py",
         "    assert step(lab, queue(), [], FakeKV(8)) == {}\n",
@@ -165,17 +165,20 @@ def test_behaviour_is_judged_in_a_process_of_its_own(course):
     result = course.run("labs", "check", "lab-01")
     text = result.stdout
     assert result.returncode == 1
-    assert "the zoo has 5 bugs; it needs 12" in text
+    assert "mistakes.toml has 5 mistakes; it needs 12" in text
     assert "the starter passes test_nobody_there" in text
     assert "solution fails test_long_prompt_alone_may_use_the_whole_budget" in text
     assert "engine fails test_long_prompt_alone_may_use_the_whole_budget" in text
-    assert "bug off-by-one-again is not caught by test_head_of_line_blocks" in text
-    assert "bugs off-by-one and off-by-one-again behave alike in every test" in text
-    alike = "bug off-by-one-once-more does what 'one slot too many' does in all tests of schedule_step"
+    assert "mistake off-by-one-again is not caught by test_head_of_line_blocks" in text
+    assert "mistakes off-by-one and off-by-one-again behave alike in every test" in text
+    alike = "mistake off-by-one-once-more does what 'one slot too many' does in all tests of schedule_step"
     assert f"{alike}: give both one title and one hint" in text
-    assert "the storm misses bug only-a-test-sees-it, and no reason is given" in text
-    assert "fingerprints.json does not name the bugs as they are: python -m labs check lab-01 --write" in text
-    assert "bug cannot-be-made cannot be made" in text and "occurs 0 times" in text
+    assert "the random scripts miss mistake only-a-test-sees-it, and no reason is given" in text
+    assert (
+        "fingerprints.json does not name the mistakes as they are: python -m labs check lab-01 --write"
+        in text
+    )
+    assert "mistake cannot-be-made cannot be made" in text and "occurs 0 times" in text
     assert "caught  off-by-one  " in text and "MISSED  off-by-one-again" in text
 
 

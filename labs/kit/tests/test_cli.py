@@ -268,14 +268,14 @@ def test_a_failure_is_shown_at_any_width(course, monkeypatch):
 @pytest.mark.parametrize("columns", [36, 50, 80, 120])
 def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    standing = [progress.Progress(find_lab(lab_id), []) for lab_id in lab_ids()]
-    board = commands.board(standing)
+    status = [progress.Progress(find_lab(lab_id), []) for lab_id in lab_ids()]
+    board = commands.board(status)
     assert max(map(len, board)) <= columns
-    for one in standing:
+    for one in status:
         names = [task.name if columns > 40 else task.name.split(".")[-1] for task in one.lab.tasks]
         assert [name for name in names if not any(name in line.split() for line in board)] == []
-    standing[0].problem = "lab-01: starter.py does not parse, line 3: invalid syntax"
-    assert sum(line.split().count("?") for line in commands.board(standing)) == 1
+    status[0].problem = "lab-01: starter.py does not parse, line 3: invalid syntax"
+    assert sum(line.split().count("?") for line in commands.board(status)) == 1
 
 
 def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course, monkeypatch):
@@ -510,10 +510,10 @@ def python(folder, *line, **variables):
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, errors="replace")
 
 
-def test_student_edition_has_no_solutions_zoo_or_twins(edition):
+def test_student_edition_has_no_solutions_mistakes_or_twins(edition):
     names = [path.relative_to(edition).as_posix() for path in edition.rglob("*")]
     assert not [
-        name for name in names if "solution" in name or "bugs.toml" in name or "/alternatives" in name
+        name for name in names if "solution" in name or "mistakes.toml" in name or "/alternatives" in name
     ]
     assert {f"labs/{lab_id}/starter.py" for lab_id in lab_ids()} <= set(names)
     scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
@@ -553,12 +553,12 @@ def test_student_edition_works(edition):
 def test_a_failing_run_is_played_beside_the_engine_s_in_a_student_edition(edition):
     starter, lab = edition / "labs" / "lab-01" / "starter.py", find_lab("lab-01")
     pristine = starter.read_text("utf-8")
-    bug = next(bug for bug in lab.bugs if bug.id == "skip-past-the-head")
-    starter.write_text(bug.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
+    mistake = next(mistake for mistake in lab.mistakes if mistake.id == "skip-past-the-head")
+    starter.write_text(mistake.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
     said = python(edition, "labs", "test", "lab-01").stdout
     starter.write_text(pristine, "utf-8")
     assert "out/lab-01.html in a browser: yours beside the reference" in said
-    assert "looks like" in said and bug.title in said  # by its fingerprint: the zoo is not there
+    assert "looks like" in said and mistake.title in said  # by its fingerprint: mistakes.toml is not there
     assert (edition / "out" / "lab-01.html").is_file()
 
 

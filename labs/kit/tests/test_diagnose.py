@@ -8,11 +8,11 @@ from labs.kit import load
 from labs.kit.judge import compare, loading, page
 from labs.kit.judge.manifest import find_lab
 from labs.kit.judge.result import Result
-from labs.kit.judge.standing import fingerprint
+from labs.kit.judge.task_status import fingerprint
 from mini_engine.tests.browser import find_browser, open_browser
 
 LAB_01 = find_lab("lab-01")
-BUGS = {bug.id: bug for bug in LAB_01.bugs}
+MISTAKES = {mistake.id: mistake for mistake in LAB_01.mistakes}
 PAYING = "        budget -= num_tokens\n\n    return"
 
 
@@ -21,22 +21,22 @@ def said(course) -> str:
     return " ".join(course.command("test", "lab-01").stdout.split())
 
 
-@pytest.mark.parametrize("bug", ["waiting-first", "budget-reset", "running-sorted"])
-def test_a_bug_of_the_zoo_is_named_with_its_hint_and_shown_by_its_own_test(course, bug):
-    source = BUGS[bug].apply(course.file("solution.py").read_text("utf-8"))
+@pytest.mark.parametrize("mistake", ["waiting-first", "budget-reset", "running-sorted"])
+def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course, mistake):
+    source = MISTAKES[mistake].apply(course.file("solution.py").read_text("utf-8"))
     course.file("starter.py").write_text(source, "utf-8")
     text = said(course)
-    assert f"looks like --- {BUGS[bug].title}: {' '.join(BUGS[bug].hint.split())}" in text
-    assert f"the failure that says most: {BUGS[bug].caught_by}" in text
-    course.file("bugs.toml").unlink()  # as in the student edition
+    assert f"looks like --- {MISTAKES[mistake].title}: {' '.join(MISTAKES[mistake].hint.split())}" in text
+    assert f"the failure that says most: {MISTAKES[mistake].caught_by}" in text
+    course.file("mistakes.toml").unlink()  # as in the student edition
     course.file("starter.py").write_text(source + "\n", "utf-8")
-    assert f"looks like --- {BUGS[bug].title}" in said(course)
+    assert f"looks like --- {MISTAKES[mistake].title}" in said(course)
     in_pytest = " ".join(course.pytest("labs/lab-01", "-rN").stdout.split())
-    assert f"looks like: {BUGS[bug].title}" in in_pytest
+    assert f"looks like: {MISTAKES[mistake].title}" in in_pytest
 
 
-def test_what_no_bug_does_has_no_name(course):
-    """Under a budget of 16 alone nothing is paid: many tests fail as with that bug, not all."""
+def test_what_no_known_mistake_does_has_no_name(course):
+    """Under a budget of 16 alone nothing is paid: many tests fail as with that mistake, not all."""
     course.solve(PAYING, PAYING.replace("num_tokens", "num_tokens * (max_num_batched_tokens != 16)"))
     assert "looks like" not in said(course) and "the failure that says most" in said(course)
     assert "looks like" not in course.pytest("labs/lab-01").stdout
@@ -89,10 +89,10 @@ def browser():
         yield opened
 
 
-def runs_of(lab_id: str, bug_id: str, number: int) -> tuple[compare.Runs, compare.Runs]:
-    """One of a lab's scenarios, run on a bug of its zoo and on the solution."""
+def runs_of(lab_id: str, mistake_id: str, number: int) -> tuple[compare.Runs, compare.Runs]:
+    """One of a lab's scenarios, run on a known mistake and on the solution."""
     lab, scenarios = find_lab(lab_id), load(lab_id, "scenarios")
-    wrong = loading.buggy(lab, next(bug for bug in lab.bugs if bug.id == bug_id))
+    wrong = loading.mistaken(lab, next(mistake for mistake in lab.mistakes if mistake.id == mistake_id))
     scenario = [*scenarios.SCENARIOS, *scenarios.draw(1, 20)][number]
     given = [wrong, loading.namespace(lab_id, "solution")]
     yours, reference = (scenarios.run(one, scenario, raise_errors=False) for one in given)
@@ -100,18 +100,18 @@ def runs_of(lab_id: str, bug_id: str, number: int) -> tuple[compare.Runs, compar
 
 
 @pytest.mark.parametrize(
-    "lab_id, bug_id, number",
+    "lab_id, mistake_id, number",
     [
         ("lab-01", "skip-past-the-head", 10),
         ("lab-05", "offset-forgotten", 0),
         ("lab-06", "freed-is-forgotten", 0),
     ],
 )
-def test_the_page_opens_where_the_two_part(browser, tmp_path, monkeypatch, lab_id, bug_id, number):
+def test_the_page_opens_where_the_two_part(browser, tmp_path, monkeypatch, lab_id, mistake_id, number):
     """Steps of a run, and operations of labs 05 and 06."""
     monkeypatch.setattr(page, "_written", set())
     lab = replace(find_lab(lab_id), path=tmp_path / "labs" / lab_id)
-    yours, reference = runs_of(lab_id, bug_id, number)
+    yours, reference = runs_of(lab_id, mistake_id, number)
     _, apart = compare.first_apart(yours, reference)
     line = page.write(lab, yours, reference)
     step = apart.reference.step

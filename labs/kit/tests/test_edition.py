@@ -14,7 +14,7 @@ from labs.kit.judge.manifest import find_lab, functions, lab_ids
 
 # What only the course's own edition has; `labs/kit`'s code knows both editions, and says neither's names.
 ABSENT = re.compile(
-    r"solution\.py|bugs\.toml|LAB_IMPL=.?solution|kit/tests|/alternatives|labs (check|generate|export)\b"
+    r"solution\.py|mistakes\.toml|LAB_IMPL=.?solution|kit/tests|/alternatives|labs (check|generate|export)\b"
     r"|CONTRIBUTING|CHANGELOG|docs/architecture"
 )
 TEXTS = {".md", ".py", ".toml", ".ipynb", ".txt", ".ini", ".json", ".js", ".html", ".svg", ""}
@@ -92,22 +92,22 @@ def test_models_and_references_run_and_cannot_be_read(edition):
             ]
             ends = ["\n".join(ast.get_source_segment(source, body).splitlines()[-3:]) for body in bodies]
             assert ends and not [end for end in ends if len(end) > 120 and end in readable], task.name
-        for name in ("solution", "model"):
+        for name in ("solution", "oracle"):
             if lab.file(f"{name}.py").exists():
                 code = f"from labs.kit import load; print(load({lab.id!r}, {name!r}).{lab.tasks[0].name})"
                 told = subprocess.run(
                     [sys.executable, "-c", code], cwd=edition, capture_output=True, text=True
                 )
                 assert told.stdout.startswith("<function"), told.stderr
-        model = edition / "labs" / lab.id / "model.py"
-        assert not model.exists() or "_PACKED" in model.read_text("utf-8")
+        oracle = edition / "labs" / lab.id / "author" / "oracle.py"
+        assert not oracle.exists() or "_PACKED" in oracle.read_text("utf-8")
 
 
 def test_what_judges_comes_along(edition):
     for lab in map(find_lab, lab_ids()):
-        for name in ("fingerprints.json", "storm.py", "AFTER.md", "test_lab.py", "lab.toml"):
+        for name in ("fingerprints.json", "random_scripts.py", "AFTER.md", "test_lab.py", "lab.toml"):
             if lab.file(name).exists():
-                kept = (edition / "labs" / lab.id / name).read_bytes()
+                kept = (edition / lab.file(name).relative_to(ROOT)).read_bytes()
                 assert kept == lab.file(name).read_bytes(), f"{lab.id}/{name}"
         assert {path.name for path in lab.file("images").iterdir()} == {
             path.name for path in (edition / "labs" / lab.id / "images").iterdir()

@@ -1,12 +1,12 @@
-"""The starter is the solution without the tasks' bodies; a bug is the solution with one idea changed."""
+"""The starter is the solution without the tasks' bodies; a mistake is the solution with one idea changed."""
 
 import ast
 from dataclasses import replace
 
 import pytest
 
-from labs.kit.author.check import MIN_BUGS
-from labs.kit.judge.manifest import Bug, Lab, LabError, Task, find_lab, functions, lab_ids, replace_body
+from labs.kit.author.check import MIN_MISTAKES
+from labs.kit.judge.manifest import Lab, LabError, Mistake, Task, find_lab, functions, lab_ids, replace_body
 from labs.kit.judge.pristine import interface, pristine_source, starter_source
 
 SOLUTION = '''"""The reference."""
@@ -104,18 +104,18 @@ def test_replaced_body_keeps_docstring_and_neighbours():
     assert "        self.items.append(item)\n        return 7\n\n    @property" in new
 
 
-BUG = Bug("x", "x", "x", "x", "test_x")
+MISTAKE = Mistake("x", "x", "x", "x", "test_x")
 
 
 def test_a_snippet_must_occur_exactly_once():
-    assert "return None" in replace(BUG, edits=(("return self.items[0]", "return None"),)).apply(SOLUTION)
+    assert "return None" in replace(MISTAKE, edits=(("return self.items[0]", "return None"),)).apply(SOLUTION)
     for snippet, times in (("heapq.", "2 times"), ("no such", "0 times")):
         with pytest.raises(LabError, match=times):
-            replace(BUG, edits=((snippet, ""),)).apply(SOLUTION)
+            replace(MISTAKE, edits=((snippet, ""),)).apply(SOLUTION)
 
 
-def test_a_bug_can_be_a_whole_body():
-    source = replace(BUG, task="Queue.push", body="self.items.insert(0, item)").apply(SOLUTION)
+def test_a_mistake_can_be_a_whole_body():
+    source = replace(MISTAKE, task="Queue.push", body="self.items.insert(0, item)").apply(SOLUTION)
     assert "        self.items.insert(0, item)\n" in source
     assert "heappush" not in source
 
@@ -130,11 +130,11 @@ def test_starters_parse_and_their_tasks_are_open(lab_id):
 
 
 @pytest.mark.parametrize("lab_id", lab_ids())
-def test_zoos_can_be_made(lab_id):
+def test_known_mistakes_can_be_made(lab_id):
     lab = find_lab(lab_id)
     source = lab.file("solution.py").read_text("utf-8")
-    made = {bug.id: bug.apply(source) for bug in lab.bugs}
-    assert len(made) >= MIN_BUGS and len(set(made.values())) == len(made)
+    made = {mistake.id: mistake.apply(source) for mistake in lab.mistakes}
+    assert len(made) >= MIN_MISTAKES and len(set(made.values())) == len(made)
     for text in made.values():
         ast.parse(text)
         assert text != source

@@ -75,7 +75,7 @@ DISHONEST = {
     "recurses in C": "import sys\nsys.setrecursionlimit(10 ** 9)\nx = []\nfor _ in range(10 ** 6):\n    x = [x]\nreturn {repr(x): 1}",
     "a segfault": "import ctypes\nctypes.string_at(0)",
     "overwrites the score": "import builtins, json\njson.dumps = lambda *_, **__: '[]'\nreturn {}",
-    "patches the play": "from labs.kit.judge import storm\nstorm.steps = lambda *_: iter(())\nreturn {}",
+    "patches the play": "from labs.kit.judge import random_scripts\nstorm.steps = lambda *_: iter(())\nreturn {}",
     "closes everything": "import os\nos.closerange(0, 256)\nreturn {}",
 }
 
@@ -161,11 +161,11 @@ def test_a_file_that_does_not_load_earns_nothing(attack):
 
 def test_answers_to_the_public_cases_do_not_help():
     """A table of all public answers earns nothing: the hidden cases are others."""
-    from labs.kit.judge import storm
+    from labs.kit.judge import random_scripts
 
     answers = {}
-    for number in range(storm.count("lab-01")):
-        for step in storm.expected("lab-01", number):
+    for number in range(random_scripts.count("lab-01")):
+        for step in random_scripts.expected("lab-01", number):
             if step.call[0] == "step":
                 answers.setdefault(repr(step.call), []).append(step.seen.get("returned"))
     table = {call: dict(rows[0]) for call, rows in answers.items() if isinstance(rows[0], list)}
@@ -187,7 +187,7 @@ INSIDE = {
     "no process but its own": "all(int(p) <= 3 for p in os.listdir('/proc') if p.isdigit()) or not os.path.exists('/proc/1/root/etc')",
     "no passwords": "not os.path.exists('/etc/passwd') and not os.path.exists('/etc/shadow')",
     "no home": "not os.path.exists('/root/.ssh') and not os.path.exists('/home')",
-    "no solution": "not any('solution.py' in files or 'model.py' in files or 'test_lab.py' in files for _, _, files in os.walk('/course/labs'))",
+    "no solution": "not any('solution.py' in files or 'oracle.py' in files or 'test_lab.py' in files for _, _, files in os.walk('/course/labs'))",
     "nothing to write to": "{p for p in [line.split()[4] for line in open('/proc/self/mountinfo')]"
     " if os.path.isdir(p) and os.access(p, os.W_OK)} <= {'/scratch', '/dev/pts'}",  # which takes no files
     "an empty environment": "set(os.environ) <= {'OMP_NUM_THREADS', 'PATH', 'HOME', 'TMPDIR', 'PWD', 'LC_CTYPE'}",

@@ -96,7 +96,7 @@ def test_the_upload_has_what_grading_needs_and_nothing_else(upload):
     names = set(upload.namelist())
     assert {"setup.sh", "run_autograder", "course/pyproject.toml", "course/constraints.txt"} <= names
     for lab in map(find_lab, lab_ids()):
-        for name in ("solution.py", "model.py", "storm.py", "lab.toml"):
+        for name in ("solution.py", "author/oracle.py", "author/random_scripts.py", "author/lab.toml"):
             assert f"course/labs/{lab.id}/{name}" in names
         assert upload.read(f"course/labs/{lab.id}/starter.py").decode() == starter_source(lab)
     parts = {part for name in names for part in name.split("/")}
@@ -203,7 +203,7 @@ def test_a_grader_that_fails_leaves_no_result(tmp_path):
     there = Autograder(tmp_path, labs=("lab-02",))
     there.hand_in("student-01")
     (there.root / "results" / "results.json").write_text('{"score": 100}', "utf-8")  # of another run
-    (there.root / "source/course/labs/lab-02/storm.py").unlink()
+    (there.root / "source/course/labs/lab-02/author/random_scripts.py").unlink()
     assert there.grade() is None
     assert there.told.returncode != 0 and "NOT GRADED" in there.told.stderr
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from labs.kit.author.check import imports, tasks_of
-from labs.kit.grader import apart
+from labs.kit.grader import blame
 from labs.kit.grader.grading import Settings, Submission, grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
-from labs.kit.judge import storm
+from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.tests import marks
@@ -23,7 +23,12 @@ ALTERNATIVES = [  # but for those that build on the engine's answers, which no s
     if not imports(path.read_text("utf-8")) & {"mini_engine.block_manager.BlockManager"}
 ]
 # In a soak all of it is graded, which takes minutes; else some.
-ZOO = [(lab_id, bug) for lab_id in lab_ids() for bug in find_lab(lab_id).bugs if not bug.storm]
+MISTAKES = [
+    (lab_id, mistake)
+    for lab_id in lab_ids()
+    for mistake in find_lab(lab_id).mistakes
+    if not mistake.missed_by_scripts
+]
 RIGHT_BUT = (  # what they answer is right, and how they come to it is not
     "sorted-at-every-pop",
     "mask-on-the-cpu",
@@ -35,7 +40,11 @@ RIGHT_BUT = (  # what they answer is right, and how they come to it is not
     "salt-is-every-parent",
     "function-of-the-module",
 )
-SOME = [(lab_id, bug) for n, (lab_id, bug) in enumerate(ZOO) if n % 20 == 0 or bug.id in RIGHT_BUT]
+SOME = [
+    (lab_id, mistake)
+    for n, (lab_id, mistake) in enumerate(MISTAKES)
+    if n % 20 == 0 or mistake.id in RIGHT_BUT
+]
 
 
 def graded(lab_id: str, source: str, **settings):
@@ -59,28 +68,32 @@ def test_right_but_different_solutions_earn_all(path):
     assert lab.earned == lab.points, [case.said for case in lab.cases if not case.passed][:1]
 
 
-@pytest.mark.parametrize(("lab_id", "bug"), ZOO if SOAK else SOME, ids=lambda one: getattr(one, "id", one))
-def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, bug):
+@pytest.mark.parametrize(
+    ("lab_id", "mistake"), MISTAKES if SOAK else SOME, ids=lambda one: getattr(one, "id", one)
+)
+def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, mistake):
     lab = find_lab(lab_id)
-    found = graded(lab_id, bug.apply(lab.file("solution.py").read_text("utf-8")))
+    found = graded(lab_id, mistake.apply(lab.file("solution.py").read_text("utf-8")))
     wrong = [task for task in found.tasks if task.state == WRONG]
-    at_fault = {task.name for task in lab.tests[bug.caught_by]} | {*tasks_of(lab, bug)}
+    at_fault = {task.name for task in lab.tests[mistake.caught_by]} | {*tasks_of(lab, mistake)}
     assert wrong and {task.task for task in wrong} <= at_fault
     assert found.earned == found.points - sum(task.points for task in wrong)
     for task in found.tasks:
         if task.state != WRONG:
             assert (task.state, task.earned, task.waits_for) == (WAITS, task.points, wrong[0].task)
-    assert {task.name for task in wrong} <= {bug.title, ""}
+    assert {task.name for task in wrong} <= {mistake.title, ""}
     count("known mistakes graded")
 
 
 @pytest.mark.parametrize("budget", ["budget == 3", "budget == 8 and len(running) == 2"])
 def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     """Beside a common one, on the first case of which it is right; once it shows in a hidden case alone."""
-    monkeypatch.setattr(apart, "FEW", 1)
+    monkeypatch.setattr(blame, "FEW", 1)
     lab, right = find_lab("lab-02"), "    return budget - sum("
     solution = lab.file("solution.py").read_text("utf-8")
-    common = next(bug for bug in lab.bugs if bug.title == "the threshold is never reached").apply
+    common = next(
+        mistake for mistake in lab.mistakes if mistake.title == "the threshold is never reached"
+    ).apply
     rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
     alone, found = graded("lab-02", rare), graded("lab-02", common(rare))
     passed = {case.name for case in alone.cases if case.passed}
@@ -93,7 +106,7 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
 def test_a_mistake_that_two_tasks_make_together_costs_both():
     """Each is right among the reference's others: what one notes, the other says."""
     lab = find_lab("lab-03")
-    together = next(bug for bug in lab.bugs if bug.id == "an-older-preemption-counts")
+    together = next(mistake for mistake in lab.mistakes if mistake.id == "an-older-preemption-counts")
     found = graded("lab-03", together.apply(lab.file("solution.py").read_text("utf-8")))
     wrong = {task.task for task in found.tasks if task.state == WRONG}
     assert wrong == {"Scheduler.preempt", "Scheduler.make_room"}
@@ -116,7 +129,7 @@ def test_a_changed_helper_costs_the_tasks_that_call_it(rare):
 def test_no_file_is_excused_from_being_counted():
     """Whatever names it has: a queue that is searched at every pop costs its points."""
     lab = find_lab("lab-03")
-    slow = next(bug for bug in lab.bugs if bug.id == "sorted-at-every-pop")
+    slow = next(mistake for mistake in lab.mistakes if mistake.id == "sorted-at-every-pop")
     source = slow.apply(lab.file("solution.py").read_text("utf-8"))
     found = graded("lab-03", source + "\nSLOW = is_model = ONE_BY_ONE = True\n")
     assert {task.task for task in found.tasks if task.state == WRONG} == {"RequestQueue"}
@@ -174,7 +187,7 @@ def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
 def test_an_instructors_own_scripts_are_cases(tmp_path):
     folder = tmp_path / "lab-02"
     folder.mkdir()
-    script = storm.drawn("lab-02", 1) | {"calls": [["clamp", 8, 3, 0]]}
+    script = random_scripts.drawn("lab-02", 1) | {"calls": [["clamp", 8, 3, 0]]}
     (folder / "short.json").write_text(json.dumps(script), "utf-8")
     source = find_lab("lab-02").file("solution.py").read_text("utf-8")
     right = graded("lab-02", source, own=tmp_path).cases[-1]

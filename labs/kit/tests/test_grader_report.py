@@ -28,7 +28,7 @@ from labs.kit.grader.results import (
     LabGrade,
     TaskGrade,
 )
-from labs.kit.judge import storm
+from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab
 from mini_engine.tests.browser import find_browser, open_browser
 
@@ -43,11 +43,11 @@ def wrong_run(number: int = 0) -> tuple[str, dict, dict, int]:
     """What the first public script of lab-01 tells of one of its known mistakes."""
     lab = find_lab("lab-01")
     module = types.ModuleType("wrong")
-    exec(lab.bugs[number].apply(lab.file("solution.py").read_text("utf-8")), module.__dict__)
-    for seed in range(storm.count(lab.id)):
-        script = storm.drawn(lab.id, seed)
-        yours, model = storm.run(lab.id, module, script), storm.expected(lab.id, seed)
-        if (at := storm.departure(yours, model)) is not None:
+    exec(lab.mistakes[number].apply(lab.file("solution.py").read_text("utf-8")), module.__dict__)
+    for seed in range(random_scripts.count(lab.id)):
+        script = random_scripts.drawn(lab.id, seed)
+        yours, model = random_scripts.run(lab.id, module, script), random_scripts.expected(lab.id, seed)
+        if (at := random_scripts.departure(yours, model)) is not None:
             runs = [
                 {
                     "config": script["config"],

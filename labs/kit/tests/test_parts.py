@@ -98,7 +98,7 @@ def test_why_a_lab_is_not_used():
     assert why_not(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
     more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
     assert why_not(Progress(lab, results, unwritten=names[1:])) == more
-    first = Progress(lab, results).telling.function
+    first = Progress(lab, results).most_informative.function
     assert why_not(Progress(lab, results)) == f"lab-02: {first} fails, and {len(failed) - 1} more tests"
     problem = "lab-02: starter.py does not parse, line 3: invalid syntax"
     assert why_not(Progress(lab, [], unwritten=names, problem=problem)) == problem

@@ -9,7 +9,7 @@ from labs.kit.judge import loading, matrix
 from labs.kit.judge.examine import YOURS, Examination
 from labs.kit.judge.manifest import LABS_DIR, find_lab
 from labs.kit.judge.result import Result
-from labs.kit.judge.standing import Standing
+from labs.kit.judge.task_status import TaskStatus
 
 FIND, PUBLISH, ADMIT, TAKE = (f"BlockManager.{name}" for name in ("find_prefix", "publish", "admit", "take"))
 WRONG = "AssertionError"
@@ -22,14 +22,14 @@ def results(lab, said: dict[str, str]) -> list[Result]:
     return [Result(test, test not in words, words.get(test, "")) for test in lab.tests]
 
 
-def standing(whole: dict[str, str], alone: dict[str, str] | None = None, unwritten: tuple = ()) -> Standing:
+def status(whole: dict[str, str], alone: dict[str, str] | None = None, unwritten: tuple = ()) -> TaskStatus:
     """Of lab-06. `whole`: what the tests of a task say in the whole file; `alone`: of the task by itself."""
     lab = find_lab("lab-06")
     by_task = {
         name: [r for r in results(lab, {name: text} if text else {}) if r.function in lab.task(name).tests]
         for name, text in (alone or {}).items()
     }
-    return Standing(lab, results(lab, whole), by_task, unwritten)
+    return TaskStatus(lab, results(lab, whole), by_task, unwritten)
 
 
 def unwritten(name: str) -> str:
@@ -37,30 +37,30 @@ def unwritten(name: str) -> str:
 
 
 def test_with_all_tests_passed_nothing_is_left():
-    now = standing({})
+    now = status({})
     assert now.is_done and now.points == 100
-    assert (now.next_task, now.telling, now.wrong) == (None, None, [])
+    assert (now.next_task, now.most_informative, now.wrong) == (None, None, [])
 
 
 def test_what_is_right_by_itself_waits_for_what_is_wrong():
     """`take` is wrong, and the tests of `find_prefix` fail for that alone."""
-    now = standing({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: WRONG})
+    now = status({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: WRONG})
     find, take = now.lab.task(FIND), now.lab.task(TAKE)
     assert (now.wrong, now.next_task, now.waits_for(find), now.waits_for(take)) == ([take], take, take, None)
     assert now.passed(find) == len(find.tests) and not now.done(find)
-    assert now.telling.function == take.tests[0]
+    assert now.most_informative.function == take.tests[0]
 
 
 def test_tasks_that_do_not_fit_together_are_shown_in_the_whole_file():
     """One fills what only another of the file's own reads: each is right among the reference's others."""
-    now = standing({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: ""})
+    now = status({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: ""})
     find = now.lab.task(FIND)
-    assert (now.next_task, now.telling.said, now.waits_for(find)) == (find, WRONG, None)
+    assert (now.next_task, now.most_informative.said, now.waits_for(find)) == (find, WRONG, None)
 
 
 def test_what_is_right_by_itself_waits_for_what_is_not_written():
     whole = {FIND: unwritten(ADMIT), ADMIT: unwritten(ADMIT)}
-    now = standing(whole, {FIND: ""}, unwritten=(ADMIT,))
+    now = status(whole, {FIND: ""}, unwritten=(ADMIT,))
     assert now.waits_for(now.lab.task(FIND)).name == ADMIT
     assert now.next_task.name == ADMIT
 
@@ -68,36 +68,36 @@ def test_what_is_right_by_itself_waits_for_what_is_not_written():
 def test_a_wrong_task_comes_before_one_that_is_not_written():
     """It is what was worked on; and a task alone can be judged although others are missing."""
     whole = {FIND: unwritten(FIND), TAKE: unwritten(FIND)}
-    now = standing(whole, {TAKE: WRONG}, unwritten=(FIND,))
-    assert (now.next_task.name, now.telling.said) == (TAKE, WRONG)
+    now = status(whole, {TAKE: WRONG}, unwritten=(FIND,))
+    assert (now.next_task.name, now.most_informative.said) == (TAKE, WRONG)
 
 
 def test_without_a_task_alone_the_whole_file_speaks():
     """Nothing was found out alone: what says "not written" waits for that, in a chain."""
     whole = {FIND: unwritten(ADMIT), ADMIT: unwritten(TAKE), TAKE: unwritten(TAKE)}
-    now = standing(whole, unwritten=(TAKE,))
+    now = status(whole, unwritten=(TAKE,))
     assert now.next_task.name == TAKE
     own = {TAKE: unwritten(PUBLISH), PUBLISH: unwritten(TAKE)}
-    assert standing(own).next_task.name in (PUBLISH, TAKE), "two that wait for each other end the search"
+    assert status(own).next_task.name in (PUBLISH, TAKE), "two that wait for each other end the search"
 
 
 def test_books_kept_in_another_way_are_judged_whole():
     """What passes in the whole file and fails in the reference has other attributes, and is not wrong."""
     lab = find_lab("lab-06")
-    now = standing({PUBLISH: WRONG}, {PUBLISH: WRONG})
+    now = status({PUBLISH: WRONG}, {PUBLISH: WRONG})
     publish = lab.task(PUBLISH)
     assert now.judged(publish) == now.of(publish, now.alone[PUBLISH])
-    now = standing({}, {PUBLISH: WRONG})
-    now.results[[r.function for r in now.results].index("test_storm")].passed = False
+    now = status({}, {PUBLISH: WRONG})
+    now.results[[r.function for r in now.results].index("test_random_scripts")].passed = False
     assert now.judged(publish) == now.of(publish, now.results)
-    assert [r.function for r in now.failures(publish)] == ["test_storm"]
+    assert [r.function for r in now.failures(publish)] == ["test_random_scripts"]
 
 
 def test_of_two_that_fail_alike_the_one_that_says_more_is_wrong():
-    """Where no task can be judged alone, all that the storm looks at fail in it, and one in its own tests."""
-    now = standing({TAKE: WRONG})
-    storm = now.results[[r.function for r in now.results].index("test_storm")]
-    storm.passed, storm.said = False, WRONG
+    """No task can be judged alone: all that the scripts look at fail in them, and one in its own tests."""
+    now = status({TAKE: WRONG})
+    random_scripts = now.results[[r.function for r in now.results].index("test_random_scripts")]
+    random_scripts.passed, random_scripts.said = False, WRONG
     assert now.waits_for(now.lab.task(FIND)).name == TAKE
     assert now.wrong == [now.lab.task(TAKE)]
 
@@ -106,12 +106,12 @@ def test_of_two_that_fail_alike_the_one_that_says_more_is_wrong():
     "said", [unwritten("BlockManager.find_prefixes"), "NotImplementedError: lab-05: take is not written yet"]
 )
 def test_only_a_task_of_this_lab_is_waited_for(said):
-    now = standing({FIND: said})
+    now = status({FIND: said})
     assert (now.waits_for(now.lab.task(FIND)), now.next_task.name) == (None, FIND)
 
 
 def test_the_owner_of_a_method_is_its_class():
-    now = standing({FIND: unwritten(ADMIT + ".inner")})
+    now = status({FIND: unwritten(ADMIT + ".inner")})
     assert now.waits_for(now.lab.task(FIND)).name == ADMIT
 
 
@@ -139,23 +139,23 @@ def test_a_task_runs_alone_only_where_that_can_change_the_verdict():
     """If one task alone is at fault it stands as in the whole file; what that passes is not run again."""
     lab = find_lab("lab-06")
     own = next(test for test in lab.task(TAKE).tests if len(lab.tests[test]) == 1)
-    failing = {own, "test_storm"}
+    failing = {own, "test_random_scripts"}
     one = Played(failing, {TAKE: failing})
     assert dict(one.runs) == {YOURS: len(lab.tests)} | {task.name: 1 for task in lab.tasks} | {TAKE: 2}
-    assert one.standing.wrong == [lab.task(TAKE)] and TAKE not in one.standing.alone
-    two = Played(failing, {TAKE: failing, FIND: {"test_storm"}})
+    assert one.status.wrong == [lab.task(TAKE)] and TAKE not in one.status.alone
+    two = Played(failing, {TAKE: failing, FIND: {"test_random_scripts"}})
     for name in (TAKE, FIND):
-        assert {result.test for result in two.standing.alone[name]} == {*lab.task(name).tests}
+        assert {result.test for result in two.status.alone[name]} == {*lab.task(name).tests}
     assert [name for name, _ in Played(set(), {}).runs] == [YOURS]
 
 
 def test_what_fails_in_a_run_of_all_tests_only_is_run_so_alone():
     """State that is kept between calls shows only after other tests: then a suspect runs all of its own."""
     lab = find_lab("lab-06")
-    kept = Played({"test_storm"}, {})
+    kept = Played({"test_random_scripts"}, {})
     assert {*kept.runs[-len(lab.tasks) :]} == {(task.name, len(task.tests)) for task in lab.tasks}
-    missing = Played({"test_storm"}, {}, unwritten=(PUBLISH,))
-    assert (len(missing.runs), missing.standing.next_task.name) == (len(lab.tasks), PUBLISH)
+    missing = Played({"test_random_scripts"}, {}, unwritten=(PUBLISH,))
+    assert (len(missing.runs), missing.status.next_task.name) == (len(lab.tasks), PUBLISH)
 
 
 def test_of_a_class_left_whole_one_run_serves_all_tasks():
@@ -164,14 +164,14 @@ def test_of_a_class_left_whole_one_run_serves_all_tasks():
     methods = [task for task in lab.tasks if task.name.startswith("BlockManager.")]
     others = [task.name for task in lab.tasks if task not in methods]
     own = next(test for test in lab.task(TAKE).tests if len(lab.tests[test]) == 1)
-    failing, first = {own, "test_storm"}, methods[0].name
+    failing, first = {own, "test_random_scripts"}, methods[0].name
     one = Played(failing, {first: failing}, left_whole=["BlockManager"])
     assert one.runs == [(YOURS, len(lab.tests)), *((name, 1) for name in others), (first, 2)]
-    assert [task.name for task in one.standing.wrong] == [TAKE] and not {TAKE, first} & {*one.standing.alone}
-    two = Played(failing, {first: failing, others[0]: {"test_storm"}}, left_whole=["BlockManager"])
+    assert [task.name for task in one.status.wrong] == [TAKE] and not {TAKE, first} & {*one.status.alone}
+    two = Played(failing, {first: failing, others[0]: {"test_random_scripts"}}, left_whole=["BlockManager"])
     assert {name for name, _ in two.runs} == {YOURS, *others, first}
     for task in methods:
-        alone = two.standing.alone[task.name]
+        alone = two.status.alone[task.name]
         assert sorted(r.test for r in alone) == sorted(task.tests)
         assert {r.test for r in alone if not r.passed} == failing & {*task.tests}
 

@@ -13,10 +13,10 @@ LABS = [find_lab(lab_id) for lab_id in lab_ids()]
 
 def test_hours_tests_and_mistakes_are_those_of_the_labs():
     hours = sum(lab.minutes for lab in LABS) / 60
-    tests, bugs = sum(len(lab.tests) for lab in LABS), sum(len(lab.bugs) for lab in LABS)
+    tests, mistakes = sum(len(lab.tests) for lab in LABS), sum(len(lab.mistakes) for lab in LABS)
     assert f"about {hours:g} hours" in README
     assert f"{len(LABS)} labs, {tests} tests" in README
-    assert f"one of the {bugs} known ones" in " ".join(README.split())
+    assert f"one of the {mistakes} known ones" in " ".join(README.split())
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.id)
@@ -52,7 +52,7 @@ def test_a_lab_s_page_is_short_has_pictures_and_leads_on(lab):
     assert len(text.split()) <= 2200
     assert 2 <= len(re.findall(r"!\[[^\]]{20,}\]\(images/[\w-]+\.png\)", text)) <= 3
     assert "(AFTER.md)" in text and f"python -m labs hint {lab.id}" in text
-    for said in ("solution.py", "bugs.toml", "kit/tests"):  # the student edition has none of these
+    for said in ("solution.py", "mistakes.toml", "kit/tests"):  # the student edition has none of these
         assert said not in text + lab.file("AFTER.md").read_text("utf-8")
 
 

@@ -59,7 +59,9 @@ class OpLog:
 
 
 RUNS: list[tuple[Scenario, Trace | OpLog]] = []  # (scenario, trace) of the test that is running
-EXPECTED: list[tuple[Scenario, Trace | OpLog]] = []  # beside them, where the test knows it by itself: storms
+EXPECTED: list[
+    tuple[Scenario, Trace | OpLog]
+] = []  # beside them, where the test knows it by itself: random scripts
 
 PULSE = [0]  # steps and operations so far: what code may print is counted from one to the next
 

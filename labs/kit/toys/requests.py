@@ -23,7 +23,7 @@ def make_request(
 
 @lru_cache(typed=True)
 def greedy(max_tokens: int | None, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    """Frozen, so that requests may share it: a storm makes thousands."""
+    """Frozen, so that requests may share it: a random_scripts makes thousands."""
     return SamplingParams(temperature=0, max_tokens=max_tokens, stop_token_ids=stop_token_ids)
 
 

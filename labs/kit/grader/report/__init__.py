@@ -1,7 +1,7 @@
 """All that is made from grades: a table, each student's feedback, Gradescope's files, the class's report.
 
 `write_reports` reads the grades once, one after another, and keeps of each a row of numbers. Its files are
-the same, byte for byte, for equal grades in any order. What a student must not see ends in telling.py.
+the same, byte for byte, for equal grades in any order. What a student must not see ends in disclosure.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from labs.kit.grader.grading import Settings
 from labs.kit.grader.report import figure, gradescope, markdown, pages, table
+from labs.kit.grader.report.disclosure import tell
 from labs.kit.grader.report.files import Spool, write
 from labs.kit.grader.report.summary import Summary
-from labs.kit.grader.report.telling import tell
 from labs.kit.grader.results import Grade
 
 

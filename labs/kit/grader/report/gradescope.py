@@ -2,12 +2,12 @@
 
 import json
 
-from labs.kit.grader.report.telling import LabTold, TaskTold, Told
+from labs.kit.grader.report.disclosure import Disclosed, LabDisclosed, TaskDisclosed
 from labs.kit.grader.report.words import differs, summed
 from labs.kit.grader.results import RIGHT, WAITS, WRONG
 
 
-def results(told: Told) -> str:
+def results(told: Disclosed) -> str:
     """https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format"""
     value = {
         "score": round(told.earned, 2),
@@ -21,13 +21,13 @@ def results(told: Told) -> str:
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def weak(told: Told) -> list[str]:
+def weak(told: Disclosed) -> list[str]:
     if told.isolation == "namespaces":
         return []
     return ["Weak isolation: this was graded without namespaces of its own, which the machine refuses."]
 
 
-def tests(lab: LabTold) -> list[dict[str, object]]:
+def tests(lab: LabDisclosed) -> list[dict[str, object]]:
     """A test a task; the first that is wrong has the case that departs."""
     at_fault = next((task for task in lab.tasks if task.state == WRONG), None)
     return [
@@ -44,7 +44,7 @@ def tests(lab: LabTold) -> list[dict[str, object]]:
     ]
 
 
-def output(lab: LabTold, task: TaskTold, is_first: bool) -> str:
+def output(lab: LabDisclosed, task: TaskDisclosed, is_first: bool) -> str:
     lines = [task.words + (f"; {task.passed} of {task.total} cases pass" if task.total else "")]
     lines += [lab.problem] if lab.problem else []
     if task.mistake:

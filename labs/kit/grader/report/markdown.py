@@ -6,9 +6,9 @@ from functools import cache
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from labs.kit.grader.report import words
+from labs.kit.grader.report.disclosure import STATES, Disclosed
 from labs.kit.grader.report.figure import alt
 from labs.kit.grader.report.summary import Summary
-from labs.kit.grader.report.telling import STATES, Told
 from labs.kit.grader.report.templates import ASSETS
 from mini_engine.show.figures.style import counted
 
@@ -58,7 +58,7 @@ def points(value: float) -> Raw:
     return Raw(words.points(value))
 
 
-def feedback(told: Told) -> str:
+def feedback(told: Disclosed) -> str:
     differs = map(Raw, words.differs(told))  # our own words
     text = environment().get_template("feedback.md")
     return text.render(told=told, summed=words.summed(told), differs=differs, states=STATES)

@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from labs.kit.grader.report import words
+from labs.kit.grader.report.disclosure import Disclosed
 from labs.kit.grader.report.files import Spool, name_of, packed
 from labs.kit.grader.report.summary import Summary
-from labs.kit.grader.report.telling import Told
 from labs.kit.grader.report.templates import ASSETS
 from labs.kit.grader.results import MISSING, NOT_WRITTEN, RIGHT, WAITS, WRONG
 from mini_engine.show.figures.style import counted
@@ -26,13 +26,13 @@ from mini_engine.show.player import component
 MARKS = {RIGHT: "right", WRONG: "wrong", NOT_WRITTEN: "unwritten", WAITS: "waits", MISSING: "missing"}
 
 
-def student(told: Told) -> str:
+def student(told: Disclosed) -> str:
     """The page that a student gets."""
     packs = [(name, packed(text)) for name, text in sorted(texts_of(told).items())]
     return render("student.html", **told_in(told), packs=packs, **frame())
 
 
-def keep(told: Told, spool: Spool) -> None:
+def keep(told: Disclosed, spool: Spool) -> None:
     """Pack what index.html needs of a student."""
     for name, text in texts_of(told).items():
         spool.add(name, text)
@@ -47,12 +47,12 @@ def index(summary: Summary, spool: Spool) -> Iterator[str]:
     yield f"<script>{script()}</script>\n</body>\n</html>\n"
 
 
-def told_in(told: Told) -> dict[str, Any]:
+def told_in(told: Disclosed) -> dict[str, Any]:
     runs = {lab.id: (name_of(lab.play.yours), name_of(lab.play.expected)) for lab in told.labs if lab.play}
     return {"told": told, "runs": runs, "summed": words.summed(told), "differs": words.differs(told)}
 
 
-def texts_of(told: Told) -> dict[str, str]:
+def texts_of(told: Disclosed) -> dict[str, str]:
     """The runs to play, by name."""
     runs = [text for lab in told.labs if lab.play for text in (lab.play.yours, lab.play.expected)]
     return {name_of(text): text for text in runs}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
-from labs.kit.grader.report.telling import Told
+from labs.kit.grader.report.disclosure import Disclosed
 from labs.kit.grader.results import MISSING, NOT_WRITTEN
 
 BINS = 10  # of the distribution
@@ -64,7 +64,7 @@ class Summary:
     _unwritten: Counter[tuple[str, str]] = field(default_factory=Counter)
     _mistakes: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
 
-    def add(self, told: Told) -> None:
+    def add(self, told: Disclosed) -> None:
         self.is_weak |= told.isolation != "namespaces"
         share = told.earned / told.points if told.points else 0.0
         keys = {f"b{min(BINS - 1, int(share * BINS + 1e-9))}"}
@@ -154,7 +154,7 @@ class Summary:
         return [row for row in self.rows if row.ignored]
 
 
-def grouped(told: Told, missing: bool) -> str:
+def grouped(told: Disclosed, missing: bool) -> str:
     """A student's problems, with the labs that have them."""
     labs: dict[str, list[str]] = {}
     for lab in told.labs:

@@ -1,13 +1,13 @@
 """Sentences that several reports say."""
 
-from labs.kit.grader.report.telling import Told
+from labs.kit.grader.report.disclosure import Disclosed
 
 
 def points(value: float) -> str:
     return f"{round(value, 2):g}"
 
 
-def summed(told: Told) -> str:
+def summed(told: Disclosed) -> str:
     text = f"{points(told.earned)} of {points(told.points)} points"
     return f"{text}, after {points(told.withheld)} withheld for lateness" if told.withheld else text
 
@@ -25,7 +25,7 @@ case asks."""
 ALIKE = "In this submission no lab is right in the public cases and wrong in hidden ones."
 
 
-def differs(told: Told) -> list[str]:
+def differs(told: Disclosed) -> list[str]:
     """Where this grade and the student's own `labs test` differ, and why: a paragraph each."""
     why = WHY.format(drawn=f" ({told.num_hidden} a lab)" if told.num_hidden else "")
     here = [ONLY_HIDDEN.format_map(vars(lab)) for lab in told.labs if lab.only_hidden]

@@ -1,0 +1,265 @@
+"""Scripts of random calls, played on a part and on the lab's oracle, and compared after each call.
+
+A lab's random_scripts.py draws scripts and plays them; its oracle.py is slow, obviously right, and shares no
+code with solution.py. A script that fails is cut to the fewest calls that still fail before it is shown.
+"""
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import zip_longest
+from textwrap import shorten
+from time import monotonic
+from typing import Any
+
+from labs.kit.judge import loading
+from labs.kit.judge.pristine import NOT_WRITTEN
+from labs.kit.toys.driver import EXPECTED, PULSE, RUNS, OpHeader, OpLog, OpStep
+from labs.kit.toys.scripts import Script, Skip
+from labs.kit.toys.words import describe, kind
+from mini_engine.trace import End
+
+TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
+quick = False  # nobody reads the story, so that no script need be cut
+only: list[int] | None = None  # the scripts to play, where all others are known to pass
+WIDTH = 100  # of a line that shows a call
+
+
+@dataclass
+class Step:
+    """One call of a script, and what it let be seen: `returned` or `raised`, and the state after it."""
+
+    call: list[Any]
+    seen: dict[str, Any]
+    error: BaseException | None = None
+
+
+def judge(lab_id: str, part: Any) -> None:
+    """Play the lab's scripts on `part`; AssertionError with the shortest form of the first that departs."""
+    __tracebackhide__ = True
+    random_scripts = loading.load(lab_id, "random_scripts")
+    for number in range(random_scripts.SCRIPTS) if only is None else only:
+        script = drawn(lab_id, number)
+        if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
+            script = script if quick else cut(lab_id, part, script)
+            yours, model = run(lab_id, part, script), run(lab_id, None, script)
+            if departure(yours, model) is None:
+                again = "look for state that your code keeps between calls"
+                raise AssertionError(f"script {number + 1} departs, but not when it is played again: {again}")
+            RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
+            EXPECTED.append(({"config": script["config"]}, as_log(script, model)))
+            of_all = f"script {number + 1} of {random_scripts.SCRIPTS}"
+            opening = f"{of_all} departs; cut to the calls that it needs, it is"
+            raise AssertionError(story(opening, script, yours, model))
+
+
+@lru_cache(1024)
+def drawn(lab_id: str, seed: object) -> Script:
+    """The script of a seed; a string seeds alike in every version of Python."""
+    script: Script = loading.load(lab_id, "random_scripts").draw(random.Random(f"{lab_id} {seed}"))
+    return script
+
+
+@lru_cache(1024)
+def expected(lab_id: str, seed: object) -> list[Step]:
+    return run(lab_id, None, drawn(lab_id, seed))
+
+
+def run(lab_id: str, part: Any, script: Script) -> list[Step]:
+    """Play a script on `part`, or on the model if that is None.
+
+    An error of a call is something seen, and the script goes on; only a task that is not written ends it.
+    """
+    return list(steps(lab_id, part, script))
+
+
+def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
+    for call, seen, error in played(lab_id, part, script):
+        yield Step(call, json.loads(seen), error)
+
+
+def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], str, BaseException | None]]:
+    """Each call of a script, what it let be seen, as JSON, and its error."""
+    is_model = part is None
+    play = loading.load(lab_id, "random_scripts").Play(
+        loading.load(lab_id, "oracle") if is_model else part, script["config"]
+    )
+    play.is_model = is_model  # which may take its time; a part cannot claim it
+    for name, *arguments in script["calls"]:
+        PULSE[0] += 1
+        failed: BaseException | None = None
+        try:
+            returned = getattr(play, name)(*map(deepcopy, arguments))
+            seen = f'{{"returned": {text(returned)}'  # now, as looking may change it
+        except Skip:
+            continue
+        except Exception as error:
+            if NOT_WRITTEN.search(str(error)) or isinstance(error, loading.LoadProblem):
+                raise
+            seen, failed = f'{{"raised": {text(kind(error))}', error
+        try:
+            more = text(play.seen())[1:]
+        except Exception as error:
+            more, failed = f'"raised by looking": {text(kind(error))}}}', failed or error
+        yield [name, *arguments], f"{seen}{', ' if more != '}' else ''}{more}", failed
+
+
+ENCODER = json.JSONEncoder(default=lambda other: f"<{type(other).__name__}>")
+
+
+def text(value: Any) -> str:
+    """As JSON; what JSON does not know becomes the name of its type."""
+    return ENCODER.encode(value)
+
+
+def departure(yours: list[Step], model: list[Step]) -> int | None:
+    """The number of the first step in which something else was seen."""
+    for number, (a, b) in enumerate(zip_longest(yours, model)):
+        if a is None or b is None or a.call != b.call or not same(a.seen, b.seen):
+            return number
+    return None
+
+
+def same(yours: Any, model: Any) -> bool:
+    """Equal; floats up to the rounding of another order of summation."""
+    if yours is model:
+        return True
+    if isinstance(yours, dict) and isinstance(model, dict):
+        return yours.keys() == model.keys() and all(same(yours[key], model[key]) for key in yours)
+    if isinstance(yours, list) and isinstance(model, list):
+        return len(yours) == len(model) and all(map(same, yours, model))
+    if isinstance(yours, float) and isinstance(model, float):
+        return math.isclose(yours, model, rel_tol=1e-6, abs_tol=1e-8)
+    return type(yours) is type(model) and bool(yours == model)
+
+
+def cut(lab_id: str, part: Any, script: Script) -> Script:
+    """The script with all calls left out that it does not need to depart; the last one is where it does."""
+    end, trials = monotonic() + PATIENCE, 0
+
+    def departs(calls: list[Any]) -> bool:
+        nonlocal trials
+        trials += 1
+        trial = script | {"calls": calls}
+        return departure(run(lab_id, part, trial), run(lab_id, None, trial)) is not None
+
+    calls: list[Any] = script["calls"]
+    size = len(calls)
+    while size >= 1 and trials < TRIALS and monotonic() < end:
+        start, shorter = 0, False
+        while start < len(calls) and trials < TRIALS and monotonic() < end:
+            fewer = calls[:start] + calls[start + size :]
+            if departs(fewer):
+                calls, shorter = fewer, True
+            else:
+                start += size
+        size = size // 2 if size > 1 else (1 if shorter else 0)
+    return script | {"calls": calls}
+
+
+def story(opening: str, script: Script, yours: list[Step], model: list[Step]) -> str:
+    """The calls of a failing script, and what the last one should have let be seen."""
+    at = departure(yours, model)
+    assert at is not None
+    lines = [opening]
+    lines += [f"    {key} = {value}" for key, value in script["config"].items()]
+    for step in yours[: at + 1]:
+        lines.append(f"    {shorten(said(step), WIDTH, placeholder=' ...')}")
+    if at >= len(yours) or at >= len(model):
+        lines.append("and here one of the two has ended")
+        return "\n".join(lines)
+    a, b = yours[at], model[at]
+    for key in dict.fromkeys([*b.seen, *a.seen]):
+        for where, left, right in apart(key, a.seen.get(key, "nothing"), b.seen.get(key, "nothing")):
+            lines.append(f"{where}: {shown(left)}, but should be {shown(right)}")
+    if a.error is not None and "raised" not in b.seen:
+        line = loading.line_in_starter(a.error)
+        lines.append(f"raised{f' in starter.py, line {line}' if line else ''}: {describe(a.error)}")
+    return "\n".join(lines)
+
+
+def apart(where: str, yours: Any, model: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The places at which two things that were seen differ: of dicts, the entries that do."""
+    if isinstance(yours, dict) and isinstance(model, dict):
+        for key in dict.fromkeys([*model, *yours]):
+            yield from apart(f"{where}, {key}", yours.get(key, "nothing"), model.get(key, "nothing"))
+    elif not same(yours, model):
+        yield where, yours, model
+
+
+def said(step: Step) -> str:
+    name, *arguments = step.call
+    gave = f"raises {step.seen['raised']}" if "raised" in step.seen else shown(step.seen.get("returned"))
+    return f"{name}({', '.join(map(shown, arguments))})" + ("" if gave == "None" else f" -> {gave}")
+
+
+def shown(value: Any) -> str:
+    return shorten(repr(rounded(value)), 200, placeholder=" ...")
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return {key: rounded(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def as_log(script: Script, steps: list[Step]) -> OpLog:
+    """As the player shows it: an operation a step, with what could be seen after it."""
+    log = OpLog(OpHeader(script["config"]))
+    for number, step in enumerate(steps):
+        seen = dict(step.seen)
+        log.steps.append(OpStep(number, step.call, seen.pop("returned", seen.pop("raised", None)), seen))
+    log.end = End("drained", len(steps))
+    return log
+
+
+def fingerprint(lab_id: str, part: Any) -> list[str]:
+    """Return a digest a script of all that was seen: equal for two parts that no script distinguishes."""
+    numbers = range(count(lab_id))
+    return [digest(run(lab_id, part, drawn(lab_id, n)), expected(lab_id, n)) for n in numbers]
+
+
+def departing(lab_id: str, runs: str) -> list[int] | None:
+    """Return the scripts that depart, by a part's fingerprint (JSON); None if its scripts did not end."""
+    digests = json.loads(runs) if runs.startswith("[") else []
+    theirs = [digest(model, model) for model in (expected(lab_id, n) for n in range(len(digests)))]
+    return [n for n, pair in enumerate(zip(digests, theirs, strict=True)) if len({*pair}) > 1] or None
+
+
+def count(lab_id: str) -> int:
+    """How many scripts the lab's test plays."""
+    return int(loading.load(lab_id, "random_scripts").SCRIPTS)
+
+
+def digest(steps: list[Step], model: list[Step]) -> str:
+    """Floats differ by platform: of what holds them it counts only which of its rows are the model's."""
+    rows = []
+    for yours, theirs in zip_longest(steps, model, fillvalue=Step([], {})):
+        seen = {key: canonical(value, theirs.seen.get(key)) for key, value in yours.seen.items()}
+        rows.append([yours.call, seen])
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def canonical(value: Any, model: Any) -> Any:
+    if not has_floats(value):
+        return value
+    if isinstance(value, list):
+        rows = model if isinstance(model, list) else []
+        return [same(a, b) for a, b in zip_longest(value, rows[: len(value)])]
+    if isinstance(value, dict):
+        parts = model if isinstance(model, dict) else {}
+        return {key: canonical(one, parts.get(key)) for key, one in value.items()}
+    return same(value, model)
+
+
+def has_floats(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(has_floats, value.values()))
+    return isinstance(value, float) or (isinstance(value, list) and any(map(has_floats, value)))

@@ -1,0 +1,511 @@
+"""Every door of the course has a row for each thing that must not come through: where, what, the words.
+
+A lab's files, the book's questions, a class's submissions and deadlines, an instructor's cases, a report
+that is none, commands with odd arguments, signals. What is wrong is one short line, and nothing is
+half-written. The engine's doors are in mini_engine/tests/test_input_errors.py.
+"""
+
+import copy
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from labs.kit.author import export as author
+from labs.kit.grader import commands as grader
+from labs.kit.grader import intake, late, pool, regrade
+from labs.kit.grader.results import Case, Grade, LabGrade, TaskGrade
+from labs.kit.judge import manifest
+from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
+from labs.kit.learner import progress, quiz
+from labs.kit.tests.conftest import ROOT, Course
+
+LONE = "a\udcff"
+PIPES = hasattr(os, "mkfifo")  # which Windows has not
+
+
+def refused(call, *words):
+    """What the call is refused with: one short line that has the words."""
+    started = time.perf_counter()
+    with pytest.raises(LabError) as caught:
+        call()
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1 and len(said) < 600, said
+    assert all(word in said for word in words), said
+    assert time.perf_counter() - started < 5
+
+
+def table(rows):
+    names = [f"{i}-{row[0]!r}"[:60].encode("ascii", "replace").decode() for i, row in enumerate(rows)]
+    return pytest.mark.parametrize("row", rows, ids=names)
+
+
+# ---------------------------------------------------------------------- lab.toml, mistakes.toml, quizzes
+
+LAB = """
+title = "a lab"
+question = "What?"
+minutes = 90
+prerequisites = []
+timeout = 5
+
+[given]
+Row = ""
+
+[[tasks]]
+name = "schedule_step"
+points = 100
+engine = "mini_engine.scheduler:Scheduler.schedule"
+tests = ["test_a"]
+hints = ["one", "two", "three"]
+"""
+TASK = LAB[LAB.index("[[tasks]]") :]
+LABS = [
+    ("minutes = 90", 'minutes = "90"', "minutes must be a whole number, but is '90'"),
+    ("minutes = 90", "minutes = true", "minutes must be a whole number, but is True"),
+    ("minutes = 90", "minutes = 0", "minutes must be above 0"),
+    ("minutes = 90", "minutes = 1.5", "minutes must be a whole number, but is 1.5"),
+    ("minutes = 90", "", "'minutes' is missing"),
+    ("timeout = 5", "timeout = inf", "timeout must be a number, but is inf"),
+    ("timeout = 5", "timeout = nan", "timeout must be a number, but is nan"),
+    ("timeout = 5", "timeout = -1", "timeout and minutes must be above 0"),
+    ("timeout = 5", 'timeout = "long"', "timeout must be a number"),
+    ("timeout = 5", "colour = 5", "'colour' is not known here; there are id, path, title"),
+    ("timeout = 5", 'id = "lab-07"', "'id' is not said here"),
+    ("timeout = 5", 'path = "/etc"', "'path' is not said here"),
+    ('title = "a lab"', "title = 5", "title must be text, but is 5"),
+    ('title = "a lab"', 'title = ["a"]', "title must be text"),
+    ('title = "a lab"', "title = ", "lab.toml: "),
+    ('title = "a lab"', "title = 'a'\ntitle = 'b'", "lab.toml: "),
+    ('question = "What?"', "", "'question' is missing"),
+    ("prerequisites = []", 'prerequisites = "lab-01"', "prerequisites must be a list of text"),
+    ("prerequisites = []", "prerequisites = [1]", "prerequisites must be a list of text, but is [1]"),
+    ("[given]\nRow = ''", "", ""),
+    ('Row = ""', "Row = 5", "given must be a table"),
+    (TASK, "", "it needs sections [[tasks]]"),
+    (TASK, "[tasks]\nname = 'a'", "it needs sections [[tasks]]"),
+    (TASK, "[x]\ntasks = 5", "it needs sections [[tasks]]"),
+    (TASK, TASK + TASK, "there are two tasks 'schedule_step'"),
+    ("points = 100", 'points = "100"', "'schedule_step': points must be a whole number, but is '100'"),
+    ("points = 100", "points = nan", "points must be a whole number"),
+    ("points = 100", "points = -1", "'schedule_step': points must be 0 or more, but is -1"),
+    ("points = 100", "points = false", "points must be a whole number, but is False"),
+    ("points = 100", "", "'schedule_step': 'points' is missing"),
+    ("points = 100", "points = 100\nweight = 2", "'schedule_step': 'weight' is not known here"),
+    ('name = "schedule_step"', "name = 5", "name must be text, but is 5"),
+    ('name = "schedule_step"', "", "'name' is missing"),
+    (":Scheduler.schedule", "", "engine must be module:name, but is 'mini_engine.scheduler'"),
+    ('["test_a"]', '"test_a"', "tests must be a list of text"),
+    ('["test_a"]', "[1, 2]", "tests must be a list of text, but is [1, 2]"),
+    ('["one", "two", "three"]', '"one"', "hints must be a list of text"),
+    ('["one", "two", "three"]', "[[]]", "hints must be a list of text"),
+    ('["one", "two", "three"]', '"' + "x" * 5000 + '"', "hints must be a list of text"),
+]
+LABS.remove(("[given]\nRow = ''", "", ""))
+
+
+@pytest.fixture
+def a_lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "LABS_DIR", tmp_path)
+    (tmp_path / "lab-01").mkdir()
+    return tmp_path / "lab-01"
+
+
+def test_the_lab_that_the_rows_change_is_read(a_lab):
+    (a_lab / "lab.toml").write_text(LAB)
+    assert find_lab("lab-01").tasks[0].points == 100
+
+
+@table(LABS)
+def test_lab_toml(row, a_lab):
+    old, new, words = row
+    assert old in LAB
+    (a_lab / "lab.toml").write_text(LAB.replace(old, new))
+    refused(lambda: find_lab("lab-01"), "lab.toml", words)
+
+
+@table([(b"\xff\xfe",), (b"title = '\xe9'",), (b"\0",), (b"a = " + b"[" * 5000,), (b"",)])
+def test_lab_toml_that_is_no_toml(row, a_lab):
+    (a_lab / "lab.toml").write_bytes(row[0])
+    refused(lambda: find_lab("lab-01"), "lab.toml: ")
+
+
+MISTAKE = '[[mistakes]]\nid = "b"\ntitle = "t"\nmisconception = "m"\nhint = "h"\ncaught_by = "test_a"\n'
+MISTAKES = [
+    ("", "it needs sections [[mistakes]]"),
+    ("mistakes = 5", "it needs sections [[mistakes]]"),
+    ("[mistakes]\nid = 5", "it needs sections [[mistakes]]"),
+    ("mistakes = [5]", "it needs sections [[mistakes]]"),
+    ('[[mistakes]]\nid = "b"', "'b': 'title' is missing"),
+    (MISTAKE + "find = 5", "'b': find must be text, but is 5"),
+    (MISTAKE + "edits = 5", "edits must be a list of list of text"),
+    (MISTAKE + 'edits = [["a"]]', "edits must be a list of list of text"),
+    (MISTAKE + 'edits = [["a", 5]]', "edits must be a list of list of text"),
+    (MISTAKE + "colour = 5", "'b': 'colour' is not known here"),
+    (MISTAKE + "random_scripts = true", "random_scripts must be text, but is True"),
+    (MISTAKE.replace('"b"', "7"), "id must be text, but is 7"),
+    ("= 3", "mistakes.toml: "),
+]
+
+
+@table(MISTAKES)
+def test_mistakes_toml(row, a_lab):
+    text, words = row
+    (a_lab / "lab.toml").write_text(LAB)
+    (a_lab / "mistakes.toml").write_text(text)
+    refused(lambda: find_lab("lab-01").mistakes, "mistakes.toml", words)
+
+
+ANSWER = '[[a.question.answer]]\ntext = "x"\nwhy = "because"\n'
+RIGHT = ANSWER + "right = true\n"
+TOPIC = '[a]\ntitle = "A"\npage = "docs/a.md"\n[[a.question]]\nask = "Why?"\n'
+QUIZZES = [
+    ("a = 5", "'a' is no section"),
+    ("[a]\n", "it needs sections [[question]]"),
+    ("[a]\nquestion = [1]", "it needs sections [[question]]"),
+    (TOPIC, "it needs sections [[answer]]"),
+    (TOPIC + ANSWER, "'Why?' needs a right answer"),
+    (TOPIC + RIGHT * 7, "and 6 answers at most"),
+    (TOPIC + RIGHT.replace("true", "1"), "right must be true or false, but is 1"),
+    (TOPIC + RIGHT.replace('"because"', "5"), "why must be text, but is 5"),
+    (TOPIC + RIGHT + "colour = 5", "'colour' is not known here"),
+    (TOPIC.replace('"Why?"', "5") + RIGHT, "ask must be text, but is 5"),
+    (TOPIC.replace('title = "A"', "") + RIGHT, "'title' is missing"),
+    (TOPIC.replace('"docs/a.md"', "[]") + RIGHT, "page must be text, but is []"),
+    ("[", "quizzes.toml: "),
+]
+
+
+@table(QUIZZES)
+def test_quizzes_toml(row, tmp_path, monkeypatch):
+    text, words = row
+    (tmp_path / "quizzes.toml").write_text(text)
+    monkeypatch.setattr(quiz, "FILE", tmp_path / "quizzes.toml")
+    refused(quiz.topics.__wrapped__, "quizzes.toml", words)
+
+
+# ---------------------------------------------------------------------------------- deadlines and their times
+
+HEAD, DUE = 'zone = "UTC"\ntimes = "times.csv"\n', "[lab-01]\ndue = 2026-10-12T23:59:00\n"
+DEADLINES = [
+    (HEAD + "grace_minutes = 1e300\n" + DUE, "", "grace_minutes should be a number from 0 up to"),
+    (HEAD + "points_per_day = 1" + "0" * 400 + "\n" + DUE, "", "points_per_day should be a number"),
+    (HEAD + "[lab-01]\ndue = 0001-01-01T00:00:00+14:00\n", "", "is out of all time"),
+    (HEAD + "[lab-01]\ndue = 9999-12-31T23:59:59-14:00\n", "", "is out of all time"),
+    (HEAD + '[lab-01]\ndue = "soon"\n', "", "'soon' is no time such as"),
+    (HEAD + "[lab-01]\ndue = 5\n", "", "5 is no time such as"),
+    (HEAD + "[students]\nann = 5\n", "", "an extension is a section"),
+    (HEAD + DUE + "[students.ann]\nlab-99 = 2026-10-12T23:59:00\n", "", "there is no lab"),
+    (HEAD + "zone = 'UTC'\n" + DUE, "", "deadlines.toml: "),
+    ("times = " + "[" * 5000, "", "deadlines.toml: "),
+    (HEAD.replace('"UTC"', "5") + DUE, "", "zone should be a name"),
+    (HEAD.replace('"UTC"', '"../../etc/passwd"') + DUE, "", "zone should be a name"),
+    (HEAD.replace("times.csv", "none.csv") + DUE, "", "none.csv: there is no such file"),
+    (HEAD.replace("times.csv", ".") + DUE, "", "there is no such file"),
+    (HEAD + DUE, "student\nann", "needs the columns student,submitted"),
+    (HEAD + DUE, "", "needs the columns student,submitted"),
+    (HEAD + DUE, "student,submitted\nann,\udcff", "cannot be read"),
+    (HEAD + DUE, "student,submitted\nann," + "x" * 200_000, "cannot be read"),
+    (HEAD + DUE, "student,submitted,lab\nann,2026-10-12 00:00,lab-99", "there is no lab"),
+]
+
+
+@table(DEADLINES)
+def test_deadlines(row, tmp_path):
+    deadlines, times, words = row
+    (tmp_path / "deadlines.toml").write_text(deadlines)
+    (tmp_path / "times.csv").write_bytes(times.encode("utf-8", "surrogateescape"))
+    refused(lambda: late.read(tmp_path / "deadlines.toml"), words)
+
+
+@table([("none.toml",), (".",), ("/dev/zero",), *([("a pipe",)] if PIPES else [])])
+def test_deadlines_that_are_no_file(row, tmp_path):
+    if row[0] == "a pipe":
+        os.mkfifo(tmp_path / row[0])  # which nobody writes to: to open it would hang
+    refused(lambda: late.read(tmp_path / row[0]), "there is no such file")
+
+
+# ------------------------------------------------------------------------------- submissions, cases, reports
+
+SUBMITTED = [
+    ("lab-01.py", b"\xff\xfe", "not UTF-8"),
+    ("lab-01.py", b"", "is empty"),
+    ("lab-01.py", b" \n\t", "is empty"),
+    ("lab-01.py", b"x" * (1 << 20) + b"x", "larger than 1 MB"),
+    ("a.zip", b"", "no zip, or a damaged one"),
+    ("a.zip", b"PK\3\4" + b"\0" * 30, "no zip, or a damaged one"),
+    ("a.zip", b"PK\5\6" + b"\xff" * 18, "no zip, or a damaged one"),
+]
+
+
+@table(SUBMITTED)
+def test_submissions(row, tmp_path):
+    """A problem of this submission, in words; the class goes on."""
+    name, data, words = row
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / name).write_bytes(data)
+    found = intake.read(intake.Entry("ann", tmp_path / "ann"), ["lab-01"])
+    assert not found.files and words in found.problems["lab-01"], found.problems
+
+
+CASES = [
+    (b"", "is no case"),
+    (b"\xff", "is no case"),
+    (b"[" * 100_000, "is no case"),
+    (b"5", "is no case"),
+    (b'{"config": 5, "calls": []}', "is no case"),
+    (b'{"config": {}, "calls": [5]}', "is no case"),
+    (b'{"config": {}, "calls": [[]]}', "is no case"),
+    (b'{"config": {}, "calls": [[5]]}', "is no case"),
+    (b'{"config": {}, "calls": []}', "cannot be played: KeyError: 'queue'"),
+]
+
+
+@table(CASES)
+def test_an_instructors_cases(row, tmp_path):
+    data, words = row
+    (tmp_path / "lab-01").mkdir()
+    (tmp_path / "lab-01" / "mine.json").write_bytes(data)
+    refused(lambda: grader.own_cases(tmp_path, ("lab-01",)), "mine.json", words)
+
+
+def a_grade():
+    task = TaskGrade("schedule_step", 100, 50.0, "wrong", 1, 2)
+    return Grade(
+        "ann", [LabGrade("lab-01", [task], cases=[Case("public 1", False, True)])], "s", "limits", "d"
+    )
+
+
+GRADES = [
+    (("student",), 5), (("seed",), 7), (("withheld",), None), (("withheld",), "1"), (("late",), []),
+    (("ignored",), "x"), (("labs",), {"a": 1}), (("labs",), 5), (("labs", 0), None),
+    (("labs", 0, "tasks"), None), (("labs", 0, "tasks", 0), 5), (("labs", 0, "lab"), ["lab-01"]),
+    (("labs", 0, "tasks", 0, "earned"), "50"), (("labs", 0, "tasks", 0, "points"), None),
+    (("labs", 0, "tasks", 0, "colour"), 1), (("labs", 0, "cases", 0, "passed"), 1),
+    (("labs", 0, "cases", 0, "name"), 5), (("labs", 0, "departs"), "x"), (("isolation",), [1]),
+]  # fmt: skip
+
+
+@table([(path, value) for path, value in GRADES])
+def test_a_grade_that_was_edited_is_none(row, tmp_path):
+    """--regrade, replay and a run that goes on take it for one that is not there."""
+    path, value = row
+    at = data = json.loads(a_grade().to_json())
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    (tmp_path / "ann.json").write_text(json.dumps(data))
+    assert pool.stored(tmp_path, "ann") is None
+    (tmp_path / "ann.json").write_text(a_grade().to_json())
+    assert pool.stored(tmp_path, "ann") == a_grade()
+
+
+@table([(b"[" * 100_000,), (b"\xff",), (b"",), (b"5",), (b"[]",), (b"null",)])
+def test_a_grade_that_is_no_json(row, tmp_path):
+    (tmp_path / "ann.json").write_bytes(row[0])
+    assert pool.stored(tmp_path, "ann") is None
+
+
+SETTINGS = [
+    b"", b"[]", b"\xff", b"[" * 100_000, b'{"seed": 5}', b'{"seed": "a"}',
+    b'{"seed": "a", "labs": 5, "submissions": ".", "late": null, "own": null}',
+    b'{"seed": "a", "labs": ["lab-01"], "submissions": 5, "late": null, "own": null}',
+    b'{"seed": "a", "labs": ["lab-01"], "submissions": ".", "late": null, "own": null, "hidden": "x"}',
+    b'{"seed": "a", "labs": ["lab-01"], "submissions": ".", "late": null, "own": null, "colour": 1}',
+]  # fmt: skip
+
+
+@table([(data,) for data in SETTINGS])
+def test_replay_of_a_report_that_is_none(row, tmp_path):
+    (tmp_path / "settings.json").write_bytes(row[0])
+    refused(lambda: grader.replay(tmp_path, "ann", "1", ["public", "1"]), "is no report")
+
+
+def test_a_grade_of_which_any_value_was_exchanged_is_none_or_can_be_reported(tmp_path):
+    grade = json.loads(a_grade().to_json())
+    for seed in range(300):
+        rng, data = random.Random(seed), copy.deepcopy(grade)
+        at = data
+        while isinstance(at, dict | list) and at:
+            key = rng.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            holder, at = at, at[key]
+        holder[key] = rng.choice([None, 0, -1, 10**400, 1e300, "", "x", LONE, [], {}, True, [[]], 1.5])
+        (tmp_path / "ann.json").write_text(json.dumps(data))
+        if found := pool.stored(tmp_path, "ann"):
+            list(regrade.differences(found, a_grade()))
+            assert found.earned >= 0
+
+
+# ------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """Only looked at: no row changes it."""
+    course = Course(tmp_path_factory.mktemp("course"))
+    (course.root / "class" / "ann").mkdir(parents=True)
+    (course.root / "file").write_text("a file")
+    if PIPES:
+        os.mkfifo(course.root / "pipe")
+    return course
+
+
+NO_LAB = "there is no lab"
+COMMANDS = [
+    *[(f"{command} {lab}", NO_LAB) for command in ("test", "hint", "watch", "solution", "check", "generate")
+      for lab in ("nolab", "lab-99", "99", "lab-01x")],
+    ("reset nolab -y", NO_LAB),
+    ("demo nolab", NO_LAB),
+    ("demo lab-01,,lab-02", NO_LAB),
+    ("demo lab-01 --out file", "file is no folder that can be written to"),
+    ("demo lab-01 --out file/deeper", "file is no folder that can be written to"),
+    ("hint lab-01 nothing", "has no task 'nothing'"),
+    ("hint lab-01 --again 99999999999999999999", "has not been shown yet"),
+    ("hint lab-01 --again -1", "has not been shown yet"),
+    ("hint lab-01 --again x", "Usage"),
+    ("quiz nothing", "no quiz is called 'nothing'"),
+    ("test lab-01 lab-02", "Usage"),
+    ("nothing", "Usage"),
+    ("check lab-01 --keep file", "file"),
+    ("export --student file", "file"),
+    ("export --student class", "class is not empty, and not an exported course"),
+    ("grade nowhere --out r", "nowhere is no folder"),
+    ("grade file --out r", "file is no folder"),
+    ("grade class --out file", "file is no folder that can be written to"),
+    ("grade class --out class/r", "--out should lie outside"),
+    ("grade class --out r --labs 99", NO_LAB),
+    ("grade class --out r --labs ,,", "--labs ,, names no lab"),
+    ("grade class --out r --seed a\udcff", "--seed should be at most 100 letters that print"),
+    ("grade class --out r --seed " + "x" * 101, "--seed should be at most 100 letters that print"),
+    ("grade class --out r --jobs -1", "Usage"),
+    ("grade class --out r --time-limit nan", "Usage"),
+    ("grade class --out r --time-limit inf", "Usage"),
+    ("grade class --out r --hidden nowhere", "nowhere has no cases"),
+    ("grade class --out r --late nowhere.toml", "nowhere.toml: there is no such file"),
+    ("grade class --out r --late pipe", "pipe: there is no such file"),
+    ("grade class --out r --regrade nowhere", "nowhere is no report: it has no folder grades"),
+    ("grade class --out r --cluster nowhere", "--cluster should be an address such as"),
+    ("grade class --out r --cluster tcp://:1", "--cluster should be an address such as"),
+    ("replay nowhere ann 1 public 1", "nowhere is no report"),
+    ("gradescope --out class", "class is a folder"),
+    ("gradescope --out pipe", "pipe is no plain file"),
+    ("gradescope --out file/x.zip", "file"),
+    ("gradescope --labs 99", NO_LAB),
+    ("gradescope --seed a\nb", "--seed should be at most 100 letters that print"),
+    ("gradescope --late nowhere.toml", "nowhere.toml"),
+]  # fmt: skip
+
+
+def files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+@table([row for row in COMMANDS if PIPES or "pipe" not in row[0]])
+def test_commands(row, course):
+    line, words = row
+    before = files(course.root)
+    ended = course.command(*line.split(" "))
+    assert ended.returncode == 2, (ended.stdout, ended.stderr)
+    assert words in ended.stderr, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("loading ")]
+    assert len(said) == 1 or "Usage" in said[0], said
+    assert files(course.root) == before
+
+
+# ----------------------------------------------------------- a full disk, and what comes while it is written
+
+
+def no_room(*_, **__):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_starter_stays_where_there_is_no_room_for_a_new_one(a_lab, monkeypatch, tmp_path):
+    lab = LABS_DIR / "lab-01"
+    shutil.copytree(lab, a_lab, dirs_exist_ok=True)
+    (a_lab / "starter.py").write_text("mine")
+    monkeypatch.setattr(progress, "STATE", tmp_path / ".state")
+    with monkeypatch.context() as patch:
+        patch.setattr(progress.Path, "replace", no_room)
+        patch.setattr(progress.shutil, "move", no_room)
+        patch.setattr(progress.Path, "write_text", no_room)
+        with pytest.raises(OSError, match="No space"):
+            progress.reset(find_lab("lab-01"))
+    assert (a_lab / "starter.py").read_text() == "mine"
+    progress.reset(find_lab("lab-01"))
+    assert (a_lab / "starter.py").read_text() == (lab / "starter.py").read_text()
+    assert not list(a_lab.glob("*.part"))
+
+
+def test_half_an_edition_is_none(tmp_path, monkeypatch):
+    """A full disk leaves nothing where the edition was to be, so that the same command works again."""
+    (tmp_path / "empty").mkdir()
+    for why in (no_room, lambda *_, **__: (_ for _ in ()).throw(shutil.Error([("a", "b", "no room")]))):
+        monkeypatch.setattr(author.shutil, "copytree", why)
+        for name in ("new", "empty"):
+            with pytest.raises((OSError, LabError)):
+                author.export(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_reports_and_states_end_with_what_was_there(tmp_path, monkeypatch):
+    pool.store(tmp_path, a_grade())
+    monkeypatch.setattr(pool.Path, "replace", no_room)
+    with pytest.raises(OSError, match="No space"):
+        pool.store(tmp_path, Grade("ann", [], "other", "limits", "d"))
+    assert pool.stored(tmp_path, "ann") == a_grade()
+
+
+SIGNALS = [
+    ("check lab-01", "SIGTERM", "labs.kit.judge.matrix", 143, "ended by SIGTERM"),
+    ("status", "SIGINT", "labs.kit.judge.examine", 130, "interrupted"),
+    ("watch lab-01", "SIGTERM", "", 143, "ended by SIGTERM"),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@table(SIGNALS)
+def test_a_signal_ends_a_command_in_one_line(row, tmp_path):
+    """Nothing of it goes on: what it had started ends with it, and its scratch folder is gone."""
+    line, name, child, code, words = row
+    course, scratch = Course(tmp_path), tmp_path / "scratch"
+    course.solve()
+    scratch.mkdir()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "labs", *line.split()],
+        cwd=course.root,
+        env=course.environment() | {"TMPDIR": str(scratch), "PYTHONPATH": f"{course.root}:{ROOT}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    children = wait_for(run, child)
+    run.send_signal(getattr(signal, name))
+    _, stderr = run.communicate(timeout=20)
+    assert (run.returncode, stderr.decode()) == (code, f"{words}\n")
+    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]
+    assert not list(scratch.iterdir())
+
+
+def wait_for(run, child):
+    """Its processes, once it has one of this module; where that is "", once it has printed a line."""
+    if not child:
+        run.stdout.readline()
+        return []
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with open(f"/proc/{run.pid}/task/{run.pid}/children") as file:
+            found = file.read().split()
+        for task in os.listdir(f"/proc/{run.pid}/task"):  # a thread's children are listed at the thread
+            with open(f"/proc/{run.pid}/task/{task}/children") as file:
+                found += file.read().split()
+        if found:
+            time.sleep(0.3)  # it has begun
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {child} was begun")

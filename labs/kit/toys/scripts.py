@@ -1,0 +1,23 @@
+"""What a lab's random_scripts.py is made of."""
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Script = dict[str, Any]  # {"config": {...}, "calls": [[name, *arguments], ...]}, all of it JSON
+
+
+class Skip(Exception):
+    """A call that has no place in the script as it went so far; raised by `Play`, it leaves the call out."""
+
+
+@contextmanager
+def builtin(**others: Callable[..., Any]) -> Iterator[None]:
+    """Inside, these of Python's own functions are others, in all modules: `with builtin(len=counted):`."""
+    own = {name: getattr(builtins, name) for name in others}
+    vars(builtins).update(others)
+    try:
+        yield
+    finally:
+        vars(builtins).update(own)

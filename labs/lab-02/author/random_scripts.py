@@ -1,0 +1,129 @@
+"""lab-02's random_scripts: the three functions, asked by an engine with requests in every state.
+
+A request computes what it was given a chunk for, gets a token when its chunk was the last, and may be
+preempted at any time, so that its outputs are computed once more.
+"""
+
+from labs.kit import Skip, make_request
+from mini_engine.request import RequestStatus
+
+SCRIPTS = 80
+NUMBERS = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 511, 2048, 2049)
+FIELDS = (
+    "prompt_token_ids", "output_token_ids", "num_computed_tokens", "num_cached_tokens", "num_preemptions",
+    "status", "arrival", "priority", "max_tokens", "finish_reason",
+)  # fmt: skip
+
+
+def draw(rng):
+    """A few requests, and steps in which some of them advance, by themselves or all together."""
+    config = {"calls": "add(id, prompt, outputs, computed), preempt(id, cached), step(budget, threshold)"}
+    names, calls = [f"r{i}" for i in range(rng.randint(1, 5))], []
+    for name in names:
+        prompt, outputs = rng.choice((1, 2, 3, 5, 8, 16, 17)), rng.choice((0, 0, 1, 2, 5, 9))
+        left = rng.choice((1, 1, 2, rng.randint(1, prompt + outputs)))
+        calls.append(["add", name, prompt, outputs, max(0, prompt + outputs - left)])
+    for _ in range(rng.randint(4, 12)):
+        kind, name, size = rng.random(), rng.choice(names), rng.choice((1, 1, 2, 3, 5, 8, 16, 40))
+        if kind < 0.25:
+            near = rng.choice(NUMBERS)
+            budget, threshold = (rng.choice((near, near + rng.randint(-2, 2), size, 100)) for _ in "bt")
+            calls.append(["clamp", near, budget, max(0, rng.choice((0, threshold)))])
+        elif kind < 0.6:
+            calls.append(["next_chunk", name, size])
+        elif kind < 0.75:
+            calls.append(["prefill_budget", rng.choice((0, 1, 2, 3, 16, 2048))])
+        elif kind < 0.85:
+            calls.append(["preempt", name, rng.choice((0, 0, 0, 4))])
+        else:
+            calls.append(["step", rng.choice((1, 2, 4, 8, 16, 40)), rng.choice((0, 0, 1, 3, 7))])
+    return {"config": config, "calls": calls}
+
+
+class Play:
+    """The running requests, and what an engine does with the answers of the three functions."""
+
+    def __init__(self, part, config):
+        self.part, self.running, self.changed = part, [], []
+
+    def watching(self, name, *arguments):
+        """Ask one of the three functions, and see what it changes of that which it may only read."""
+        before, order = {request: state(request) for request in self.running}, list(self.running)
+        try:
+            return getattr(self.part, name)(*arguments)
+        finally:
+            self.changed += [
+                f"{request.request_id}.{field}"
+                for request, fields in before.items()
+                for field, value in state(request).items()
+                if value != fields[field]
+            ]
+            self.changed += ["running"] if self.running != order else []
+
+    def find(self, name):
+        for request in self.running:
+            if request.request_id == name:
+                return request
+        raise Skip
+
+    def add(self, name, prompt, outputs, computed):
+        """A running request; one with outputs to compute once more was preempted before."""
+        request = make_request(name, [5 * i % 11 for i in range(prompt)], max_tokens=None)
+        request.output_token_ids = [9000 + i % 3 for i in range(outputs)]
+        request.num_computed_tokens, request.status = computed, RequestStatus.RUNNING
+        request.num_preemptions = int(outputs > 0 and request.num_new_tokens > 1)
+        self.running.append(request)
+
+    def clamp(self, num_new, budget, threshold):
+        return self.watching("clamp", num_new, budget, threshold)
+
+    def next_chunk(self, name, size):
+        """The chunk, whose tokens are computed after that."""
+        request = self.find(name)
+        size = min(size, request.num_new_tokens)
+        chunk = self.watching("next_chunk", request, size)
+        tokens, positions = list(chunk.token_ids), list(chunk.positions)
+        answer = {"token_ids": tokens, "positions": positions, "is_last": bool(chunk.is_last)}
+        self.emptied(chunk)
+        request.num_computed_tokens += size
+        if request.num_new_tokens == 0:
+            request.output_token_ids.append(9000 + len(request.output_token_ids) % 3)
+        return answer
+
+    def emptied(self, chunk):
+        """The caller may do with a chunk's lists as it likes; the request is not to be changed by that."""
+        before = {request: state(request) for request in self.running}
+        for part in (chunk.token_ids, chunk.positions):
+            if isinstance(part, list):
+                part.clear()
+        self.changed += [
+            f"{r.request_id}, with a chunk" for r, fields in before.items() if fields != state(r)
+        ]
+
+    def prefill_budget(self, budget):
+        return self.watching("prefill_budget", self.running, budget)
+
+    def preempt(self, name, cached):
+        request = self.find(name)
+        request.num_computed_tokens = request.num_cached_tokens = min(cached, request.num_tokens - 1)
+        request.num_preemptions += 1
+
+    def step(self, budget, threshold):
+        """Decodes get one token each, prompts share what is left: [id, first position, size, last]."""
+        left, rows = self.prefill_budget(budget), []
+        for request in list(self.running):
+            size = 1 if request.is_decode else self.clamp(request.num_new_tokens, left, threshold)
+            left -= 0 if request.is_decode else size
+            if size > 0:
+                chunk = self.next_chunk(request.request_id, size)
+                rows.append([request.request_id, *chunk["positions"][:1], size, chunk["is_last"]])
+        return [left, rows]
+
+    def seen(self):
+        computed = {r.request_id: f"{r.num_computed_tokens} of {r.num_tokens}" for r in self.running}
+        return {"num_computed_tokens": computed, "changed by asking": self.changed}
+
+
+def state(request):
+    """All of a request, as it is now."""
+    return {name: repr(getattr(request, name)) for name in FIELDS}
