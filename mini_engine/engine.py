@@ -95,7 +95,7 @@ class Engine:
         self.recovery = Recovery(self.model, self.scheduler, self.backend, self.sampler)
         self.input_processor = InputProcessor(self.config, tokenizer, model.config.vocab_size)
         self.output_processor = OutputProcessor(
-            lambda r: self.parts.OutputText(self.tokenizer, r.sampling.stop, r.prompt_token_ids),
+            lambda r: self.parts.OutputText(self.tokenizer, r.sampling_params.stop, r.prompt_token_ids),
             self.recovery.fail,
         )
         self.requests: dict[str, Request] = {}

@@ -56,8 +56,8 @@ class KVManager(Protocol):
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
         """How many blocks `allocate` would take."""
 
-    def publish(self, request: Request) -> None:
-        """After a step: the request's full, computed blocks can be found by others."""
+    def cache_blocks(self, request: Request) -> None:
+        """After a step: let other requests find the request's full, computed blocks."""
 
     def free(self, request: Request) -> None:
         """Give back all that the request holds; nothing happens if it holds nothing."""

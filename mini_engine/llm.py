@@ -64,7 +64,7 @@ class _Pending:
             0,
             self.text,
             request.output_token_ids,
-            self.logprobs if request.sampling.logprobs is not None else None,
+            self.logprobs if request.sampling_params.logprobs is not None else None,
             request.finish_reason,
             self.stop_reason,
             request.error,

@@ -78,7 +78,7 @@ class OutputProcessor:
         return accepted, stopped
 
     def _append(self, state: RequestState, token_ids: list[int], logits: Tensor) -> tuple[int, str | None]:
-        num_logprobs = state.request.sampling.logprobs
+        num_logprobs = state.request.sampling_params.logprobs
         for i, token_id in enumerate(token_ids):
             stop = state.text.feed(token_id)
             if num_logprobs is not None:
@@ -90,11 +90,11 @@ class OutputProcessor:
     def make_delta(self, request: Request, stop_string: str | None = None) -> Delta:
         """Return what the request got since its last Delta. `stop_string` is the one it has reached."""
         self._fed = []
-        state = self.request_states[request.request_id]
+        state, params = self.request_states[request.request_id], request.sampling_params
         ended = request.finish_reason is not None
         token_ids = request.output_token_ids[state.num_given :]
         stop_reason: str | int | None = stop_string
-        if ended and stop_string is None and token_ids and token_ids[-1] in request.sampling.stop_token_ids:
+        if ended and stop_string is None and token_ids and token_ids[-1] in params.stop_token_ids:
             stop_reason = token_ids[-1]
         text = ""
         try:
@@ -103,7 +103,7 @@ class OutputProcessor:
             text = state.text.take(finished=ended)
         except Exception as error:
             self.fail(request, error)
-        logprobs = state.logprobs if request.sampling.logprobs is not None else None
+        logprobs = state.logprobs if params.logprobs is not None else None
         state.num_given, state.logprobs = state.num_given + len(token_ids), []
         return Delta(
             request.request_id, token_ids, text, request.finish_reason, stop_reason, logprobs, request.error

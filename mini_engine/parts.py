@@ -15,6 +15,7 @@ from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import Backend, EngineLike, KVManager, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
+from mini_engine.renamed import adopt
 from mini_engine.request import Request
 from mini_engine.text.output_text import OutputText
 
@@ -39,7 +40,7 @@ class Parts:
 
     def build(self, model: CausalLM, config: EngineConfig) -> tuple[SchedulerLike, Backend]:
         """Return the scheduler, with its KV manager, and the backend, for a config fitted to the model."""
-        kv = self.BlockManager(config.num_blocks, config.block_size, **config.kv_args())
+        kv = adopt(self.BlockManager(config.num_blocks, config.block_size, **config.kv_args()))
         functions = {"schedule_step": self.schedule_step, "clamp": self.clamp}
         scheduler = self.Scheduler(kv, **config.scheduler_args(), **functions)
         return scheduler, self.attend_backend(model, kv, self.next_chunk)

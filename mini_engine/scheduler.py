@@ -8,9 +8,10 @@ Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from mini_engine.config import Policy, check_limits
+from mini_engine.config import SchedulerPolicy, check_limits
 from mini_engine.fallbacks import recoverable_kv
 from mini_engine.interfaces import KVManager, Queue
+from mini_engine.renamed import adopt
 from mini_engine.request import Request, RequestStatus
 from mini_engine.request_queue import RequestQueue, pick_victim
 
@@ -106,7 +107,7 @@ class Scheduler:
         self,
         kv: KVManager,
         *,
-        policy: Policy = "fcfs",
+        policy: SchedulerPolicy = "fcfs",
         max_num_batched_tokens: int,
         max_num_seqs: int,
         long_prefill_token_threshold: int = 0,
@@ -114,7 +115,7 @@ class Scheduler:
         clamp: Clamp = clamp,
     ):
         check_limits(policy, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold)
-        self.kv = kv
+        self.kv = adopt(kv)
         self._recovery = recoverable_kv(kv)
         self.policy: str = policy
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -209,13 +210,13 @@ class Scheduler:
         a request that has more to compute.
         """
         finished = []
-        publish = self.kv.publish
+        cache_blocks = self.kv.cache_blocks
         for request in self.running:
             request_id = request.request_id
             if request_id not in scheduled:
                 continue
             request.num_computed_tokens += scheduled[request_id]
-            publish(request)
+            cache_blocks(request)
             if request_id not in sampled:
                 continue
             if len(request.prompt_token_ids) + len(request.output_token_ids) > request.num_computed_tokens:

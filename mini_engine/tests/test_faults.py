@@ -661,7 +661,7 @@ def test_a_sampler_that_raises_for_one(model, name, value, at):
         said = {f"r{i}": [] for i in range(3)}
         for step in range(6):
             if broken and step == at:
-                object.__setattr__(engine.requests["r1"].sampling, name, value)
+                object.__setattr__(engine.requests["r1"].sampling_params, name, value)
             for delta in engine.step():
                 said[delta.request_id].append(delta)
         assert not engine.has_work

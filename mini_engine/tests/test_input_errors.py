@@ -96,7 +96,7 @@ def test_sampling_params(row):
 REQUEST = [
     *[("cache_salt", v, "cache_salt") for v in (None, 5, b"x", LONE)],
     *[("request_id", v, "request_id") for v in (None, 5, b"x", LONE)],
-    *[("sampling", v, "sampling must be a SamplingParams") for v in ({}, {"top_k": 1}, None, "greedy")],
+    *[("sampling_params", v, "must be a SamplingParams") for v in ({}, {"top_k": 1}, None, "greedy")],
     *[("priority", v, "priority must be") for v in (None, "high", 1.5, True)],
     *[("prompt_token_ids", v, "is not a token id") for v in ([1.5], ["a"], [None], [[1]])],
     ("prompt_token_ids", [], "empty prompt"),
