@@ -103,6 +103,23 @@ def test_ten_changes_and_more():
     assert len(CHANGES) >= 10 and len(set(CHANGES)) == len(CHANGES)
 
 
+def test_the_recipe_names_what_is_there():
+    """Each step of the recipe for a trace event names a file, and names that the file has."""
+    recipe = PAGE.partition("## A trace event")[2]
+    steps = re.findall(r"^\d\. `([\w/.]+)`: (.+?)(?=^\d\.|^$)", recipe, re.MULTILINE | re.DOTALL)
+    assert [path.split("/")[-1] for path, _ in steps] == [
+        "records.py",
+        "recorder.py",
+        "fold.py",
+        "fold.js",
+        "words.js",
+    ]
+    for path, text in steps:
+        names = [name for name in re.findall(r"`(\w+)`", text) if name != "kinds"]  # view.js has that
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert names and all(re.search(rf"\b{name}\b", source) for name in names), (path, names)
+
+
 def test_the_picture_is_of_this_code():
     """What docs/images/architecture.png shows is what its script would draw now."""
     image = pytest.importorskip("PIL.Image", reason="Pillow comes with matplotlib")

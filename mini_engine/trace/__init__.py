@@ -29,5 +29,6 @@ from mini_engine.trace.retention import Retention
 __all__ = [
     "VERSION", "Blocked", "Clock", "End", "Event", "Finished", "Fold", "Header", "LineWriter",
     "Preempted", "Queued", "Recorder", "RequestView", "Retention", "Scheduled", "StepTrace", "Trace",
-    "VirtualClock", "WallClock", "decisions", "describe", "first_difference", "read_trace", "replay", "write_trace",
+    "VirtualClock", "WallClock", "decisions", "describe", "first_difference", "read_trace", "replay",
+    "write_trace",
 ]  # fmt: skip
