@@ -66,7 +66,7 @@ def table(rows):
 SAMPLING = [
     *[
         ("temperature", v, "temperature must be 0")
-        for v in (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, 1e31, [1])
+        for v in (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, True, 1e31, [1])
     ],
     *[("top_k", v, "top_k must be") for v in (2**63, -2, 1.5, "3", None, True, HUGE, NAN)],
     *[("top_p", v, "top_p must be") for v in (0, 1e-50, 1.1, NAN, "1", None, -0.1, HUGE)],
