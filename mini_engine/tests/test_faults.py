@@ -28,7 +28,6 @@ from mini_engine.tests.helpers import (
     byte_tokenizer,
     drain,
     scripted_engine,
-    spy,
     text_of,
     tiny_model,
     tokens_of,
@@ -307,36 +306,45 @@ def test_random_faults(part, tmp_path):
 # ---------------------------------------------------------------------------------- chosen faults
 
 
+def step_whose_update_fails(engine):
+    """Call step() once; it raises after the tokens are sampled."""
+
+    def fail(*args):
+        raise ModelError("injected")
+
+    update, engine.scheduler.update = engine.scheduler.update, fail
+    with pytest.raises(ModelError):
+        engine.step()
+    engine.scheduler.update = update
+
+
+def during_forward(engine, call):
+    """Let each forward pass be preceded by `call`."""
+    forward = engine.backend.forward
+    engine.backend.forward = lambda rows: [call(), forward(rows)][-1]
+
+
+def served(script="hello", **parts):
+    """An engine with one request, "a", whose model says `script`."""
+    engine = scripted_engine({"a": script}, **parts)
+    engine.add_request("hi", greedy(5), request_id="a")
+    return engine
+
+
 def test_an_error_after_sampling_costs_no_draw_and_no_text():
-    """update() fails once: the tokens, texts and log probabilities are those of a run in which it did not."""
+    """update() fails three times: tokens, texts and log probabilities are those of a run without failures."""
     outcomes = []
-    for fails in (False, True):
+    for num_failures in (0, 3):
         engine = Engine(MODELS["float64"], byte_tokenizer(), num_blocks=40, block_size=4, record=True)
         for i in range(3):
             engine.add_request([i, 2, 3], SamplingParams(max_tokens=9, seed=i, logprobs=1, stop="zz"))
         said = [delta for _ in range(4) for delta in engine.step()]
-        update = engine.scheduler.update
-        if fails:
-            engine.scheduler.update = raises(ModelError)
-            for _ in range(3):
-                with pytest.raises(ModelError):
-                    engine.step()
-            engine.scheduler.update = update
+        for _ in range(num_failures):
+            step_whose_update_fails(engine)
         said += [delta for deltas in drain(engine).values() for delta in deltas]
-        outcomes.append(
-            {
-                name: [(d.token_ids, d.text, d.logprobs) for d in said if d.request_id == name]
-                for name in ("r0", "r1", "r2")
-            }
-        )
+        said.sort(key=lambda delta: delta.request_id)
+        outcomes.append([(d.request_id, d.token_ids, d.text, d.logprobs) for d in said])
     assert outcomes[0] == outcomes[1]
-
-
-def raises(error):
-    def fail(*args, **kwargs):
-        raise error("injected")
-
-    return fail
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -345,23 +353,17 @@ def test_an_error_in_the_middle_of_a_character_or_a_stop_string(at):
     engine = scripted_engine({"a": "aé<b"})
     engine.add_request("hi", greedy(9, stop="<b"), request_id="a")
     said = [delta for _ in range(at) for delta in engine.step()]
-    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
-    with pytest.raises(ModelError):
-        engine.step()
-    engine.scheduler.update = update
+    step_whose_update_fails(engine)
     said += drain(engine)["a"]
     assert [delta.text for delta in said] == ["a", "", "é", "", ""] and said[-1].finish_reason == "stop"
 
 
 def test_an_error_after_a_request_has_ended_with_one():
-    """What was admitted beside it waits again; the message comes with the next call."""
+    """A request that was admitted beside it waits again; the message comes with the next call."""
     engine = scripted_engine({"a": "hello", "b": "!"}, parts={"OutputText": Brittle})
     for name in "ab":
         engine.add_request("hi", greedy(5), request_id=name)
-    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
-    with pytest.raises(ModelError):
-        engine.step()
-    engine.scheduler.update = update
+    step_whose_update_fails(engine)
     assert [request.request_id for request in engine.scheduler.waiting] == ["a"]
     assert [(delta.request_id, delta.finish_reason) for delta in engine.step()] == [("b", "error")]
     assert text_of(drain(engine)["a"]) == "hello"
@@ -387,46 +389,29 @@ def test_an_error_after_update_costs_no_token():
         engine.step()
     assert engine.has_work and engine.abort("c")
     said += engine.step()
-    assert {n: text_of([d for d in said if d.request_id == n]) for n in "abc"} == {
-        "a": "hel",
-        "b": "wor",
-        "c": "th",
-    }
-    said += [delta for deltas in drain(engine).values() for delta in deltas]
-    assert text_of([d for d in said if d.request_id == "a"]) == "hello" and text_of(list(stream)) == "world"
+    texts = {name: text_of([delta for delta in said if delta.request_id == name]) for name in "abc"}
+    assert texts == {"a": "hel", "b": "wor", "c": "th"}
+    assert text_of(drain(engine)["a"]) == "lo" and text_of(list(stream)) == "world"
 
 
 def test_ctrl_c_waits_for_the_end_of_the_step():
     """The step is whole, the handler runs after it, and its Deltas come with the next call, once."""
-    engine = scripted_engine({"a": "hello"})
-    engine.add_request("hi", greedy(5), request_id="a")
-    forward = engine.backend.forward
-
-    def interrupted(rows):
-        signal.raise_signal(signal.SIGINT)
-        return forward(rows)
-
-    engine.backend.forward = interrupted
+    engine = served()
+    sample, engine.sample = engine.sample, lambda *a: [signal.raise_signal(signal.SIGINT), sample(*a)][-1]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    engine.backend.forward = forward
+    engine.sample = sample
     assert tokens_of(engine._ready) == engine.requests["a"].output_token_ids and engine.backend.calls == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert text_of(engine.step()) == "h" and engine.backend.calls == 1
     assert text_of(drain(engine)["a"]) == "ello"
 
 
-def test_a_second_ctrl_c_gets_out_at_once():
+def test_a_second_ctrl_c_does_not_wait():
     """While the model computes; the step is then as if it had not begun."""
-    engine = scripted_engine({"a": "hello"})
-    engine.add_request("hi", greedy(5), request_id="a")
-    forward, reached = engine.backend.forward, []
-
-    def interrupted(rows):
-        for _ in range(2):
-            reached.append(signal.raise_signal(signal.SIGINT))
-
-    engine.backend.forward, before = interrupted, state(engine)
+    engine, reached = served(), []
+    forward, before = engine.backend.forward, state(engine)
+    engine.backend.forward = lambda rows: [reached.append(signal.raise_signal(signal.SIGINT)) for _ in "12"]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert len(reached) == 1 and state(engine) == before
@@ -436,18 +421,16 @@ def test_a_second_ctrl_c_gets_out_at_once():
 
 def test_sigterm_after_ctrl_c_is_not_lost():
     """Two different signals in one step: the handler of each is called."""
-    engine, seen = scripted_engine({"a": "hello"}), []
-    engine.add_request("hi", greedy(5), request_id="a")
-    spied = spy(engine.backend, "forward")
-    before = [signal.signal(s, lambda s, _: seen.append(s)) for s in (signal.SIGINT, signal.SIGTERM)]
+    engine, seen, signals = served(), [], (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(s, lambda s, _: seen.append(s)) for s in signals]
     try:
         sample = engine.sample
-        engine.sample = lambda *a: [signal.raise_signal(2), signal.raise_signal(15), sample(*a)][-1]
+        engine.sample = lambda *a: [*map(signal.raise_signal, signals), sample(*a)][-1]
         engine.step()
     finally:
-        for signum, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        for signum, handler in zip(signals, before, strict=True):
             signal.signal(signum, handler)
-    assert sorted(seen) == [2, 15] and len(spied) == 1
+    assert sorted(seen) == sorted(signals) and engine.backend.calls == 1
 
 
 def test_generate_that_is_interrupted_leaves_nothing(model):
@@ -471,25 +454,26 @@ def test_generate_that_is_interrupted_leaves_nothing(model):
 # -------------------------------------------------------- requests that alone cannot go on
 
 
+def nan_model(token_id=7, **settings):
+    """A tiny model whose embedding of one token is NaN."""
+    model = tiny_model(dtype="float32", tie_word_embeddings=False, **settings)
+    model.embed_tokens.weight[token_id] = float("nan")
+    return model
+
+
+def ends_in_trace(engine):
+    return {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
+
+
 @pytest.mark.parametrize("threshold", [0, 4])
 @pytest.mark.parametrize("fast", [True, "torch", False])
 def test_a_request_whose_logits_are_nan(fast, threshold):
     """It ends with an error that names the weight; all others have the tokens they have without it, also
     where they read a padded batch or blocks that were its own, or decode while it is read in chunks."""
-    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
-    bad.embed_tokens.weight[7] = float("nan")
+    settings = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "long_prefill_token_threshold": threshold}
     outcomes = []
-    for weights in (model, bad):
-        engine = Engine(
-            weights,
-            num_blocks=40,
-            block_size=4,
-            fast=fast,
-            max_num_batched_tokens=8,
-            max_num_seqs=8,
-            long_prefill_token_threshold=threshold,
-            record=True,
-        )
+    for weights in (tiny_model(dtype="float32", tie_word_embeddings=False), nan_model()):
+        engine = Engine(weights, num_blocks=40, block_size=4, fast=fast, record=True, **settings)
         engine.add_request([7] * 20, greedy(), request_id="bad")
         for i in range(5):
             engine.add_request([1, 2, 3 + i % 4, 4] * (i + 1), greedy(6 + i), request_id=f"g{i}")
@@ -499,41 +483,38 @@ def test_a_request_whose_logits_are_nan(fast, threshold):
     assert len(clean) >= 2 and {n: got[n] for n in clean} == {n: expected[n] for n in clean}
     error = "request 'bad': its largest logit is nan; the model's embed_tokens.weight holds NaN or infinity"
     assert got["bad"] == ([], error)
-    ends = {e.id: e.reason for record in engine.trace.steps for e in record.events if e.type == "FINISHED"}
+    ends = ends_in_trace(engine)
     assert ends["bad"] == "error" and all(ends[name] == "length" for name in clean)
 
 
-def test_nan_in_a_block_that_somebody_else_had():
-    """A request is aborted before anybody sees that it computes NaN; the next reads its block, masked."""
-    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
-    bad.embed_tokens.weight[7] = float("nan")
+def test_nan_in_a_block_that_another_request_had():
+    """A request is aborted before its NaN is seen; the next reads its block, masked."""
     settings = dict(num_blocks=3, block_size=8, enable_prefix_caching=False)
-    engine = Engine(bad, fast=False, long_prefill_token_threshold=16, **settings)
+    engine = Engine(nan_model(), fast=False, long_prefill_token_threshold=16, **settings)
     engine.add_request([7] * 20, greedy(1), request_id="bad")
     assert engine.step() == [] and engine.abort("bad")
     engine.add_request([1, 2, 3], greedy(3), request_id="good")
-    assert tokens_of(drain(engine)["good"]) == alone(model, [1, 2, 3], greedy(3))
+    good = tiny_model(dtype="float32", tie_word_embeddings=False)
+    assert tokens_of(drain(engine)["good"]) == alone(good, [1, 2, 3], greedy(3))
 
 
 def test_nothing_is_left_of_what_was_nan():
     """The pool holds none of it, and the same prompt finds none of it when the weight is mended."""
-    model = tiny_model(dtype="float32", tie_word_embeddings=False)
-    expected, good = alone(model, [1, 2, 3, 7, 4], greedy(2)), model.embed_tokens.weight[7].clone()
-    model.embed_tokens.weight[7] = float("nan")
-    engine = Engine(model, num_blocks=8, block_size=2, fast=False)
-    engine.add_request([1, 2, 3, 7, 4], greedy(2))
+    good, prompt = tiny_model(dtype="float32", tie_word_embeddings=False), [1, 2, 3, 7, 4]
+    engine = Engine(nan_model(), num_blocks=8, block_size=2, fast=False)
+    engine.add_request(prompt, greedy(2))
     assert engine.step()[0].finish_reason == "error"
     pool = engine.backend.pool
     assert pool.k.isfinite().all() and pool.v.isfinite().all()
-    model.embed_tokens.weight[7] = good
-    name = engine.add_request([1, 2, 3, 7, 4], greedy(2))
-    assert tokens_of(drain(engine)[name]) == expected
+    engine.model.embed_tokens.weight[7] = good.embed_tokens.weight[7]
+    name = engine.add_request(prompt, greedy(2))
+    assert tokens_of(drain(engine)[name]) == alone(good, prompt, greedy(2))
 
 
 @pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "lm_head.weight", "norm.weight"])
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_weight_that_is_nan_is_named(name, fast):
-    """Whatever the model is computed by."""
+    """However the model is computed."""
     model = tiny_model(dtype="float32", tie_word_embeddings=False)
     dict(model.named_parameters())[name].view(-1)[3] = float("nan")
     engine = Engine(model, num_blocks=8, block_size=4, fast=fast)
@@ -545,10 +526,8 @@ def test_a_weight_that_is_nan_is_named(name, fast):
 
 def test_logits_that_are_nan_on_another_backend():
     """One that cannot compute a request by itself: the message is the same."""
-    model = tiny_model(tie_word_embeddings=False)
-    model.embed_tokens.weight[7] = float("nan")
     parts = Parts(attend_backend=PaddedBackend)
-    engine = Engine(model, num_blocks=8, block_size=4, parts=parts, enable_prefix_caching=False)
+    engine = Engine(nan_model(), num_blocks=8, block_size=4, parts=parts, enable_prefix_caching=False)
     engine.add_request([7], greedy(2), request_id="bad")
     engine.add_request([1, 3], greedy(2), request_id="good")
     said = drain(engine)
@@ -575,21 +554,16 @@ class Brittle(OutputText):
 
 
 def test_a_text_that_cannot_be_decoded_ends_its_request():
-    """With what was given out before; the others go on, and the message says whose it is."""
+    """With what was given out before; the others go on, and the message names the request."""
     scripts = {"a": "hello", "b": "hi!lo", "c": "hello"}
     engine = scripted_engine(scripts, parts={"OutputText": Brittle})
     for name, prompt in zip("abc", ("hi", "hi", "?"), strict=True):
         engine.add_request(prompt, greedy(5, logprobs=0), request_id=name)
     said = drain(engine)
     assert {name: text_of(deltas) for name, deltas in said.items()} == {"a": "hello", "b": "hi", "c": "he"}
-    assert {name: deltas[-1].finish_reason for name, deltas in said.items()} == {
-        "a": "length",
-        "b": "error",
-        "c": "error",
-    }
+    ends = {name: deltas[-1].finish_reason for name, deltas in said.items()}
+    assert ends == ends_in_trace(engine) == {"a": "length", "b": "error", "c": "error"}
     assert said["b"][-1].error == "request 'b': LookupError: no such character"
-    ends = {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
-    assert ends == {"a": "length", "b": "error", "c": "error"}
     assert engine.requests == engine.output_processor.request_states == {}
 
 
@@ -616,9 +590,8 @@ def test_a_sampler_that_raises_for_one(model, name, value, at):
 
 
 def test_the_command_line_says_which_failed(monkeypatch):
-    """`generate` prints what there is of all, then the error, and ends with 2."""
-    model = tiny_model(vocab_size=257, dtype="float32", tie_word_embeddings=False)
-    model.embed_tokens.weight[byte_tokenizer().encode("!")[0]] = float("nan")
+    """`generate` prints the texts that there are, then the error, and ends with 2."""
+    model = nan_model(byte_tokenizer().encode("!")[0], vocab_size=257)
     monkeypatch.setattr("mini_engine.llm.load", lambda *_: (model, byte_tokenizer()))
     args = ["generate", "-p", "a!", "-p", "ab", "-t", "0", "--max-tokens", "1"]
     result = CliRunner().invoke(app, args)
@@ -629,33 +602,29 @@ def test_the_command_line_says_which_failed(monkeypatch):
 # ------------------------------------------------------------------ threads, and calls from inside
 
 
-def test_two_threads_are_refused_by_name():
-    """The second is told that the first is at work and what to do; the first notices nothing."""
-    engine, errors = scripted_engine({"a": "hello"}), []
-    engine.add_request("hi", greedy(5), request_id="a")
-    forward, llm = engine.backend.forward, LLM.from_engine(engine)
+def elsewhere(call):
+    """Run a call in another thread, to its end."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_a_second_thread_is_refused():
+    """In the middle of a step, by the engine's name; the first call goes on undisturbed."""
+    engine, refused = served(), []
 
     def other():
         for call in (engine.step, lambda: engine.add_request("hi"), lambda: engine.stream("hi")):
             with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; use it"):
                 call()
-            errors.append(call)
+            refused.append(call)
 
-    def meanwhile(rows):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return forward(rows)
-
-    engine.backend.forward = meanwhile
-    assert llm.generate("hi", greedy(2), progress=False)[0].outputs[0].text == ".."
-    assert len(errors) >= 3 and list(engine.requests) == ["a"]
-    engine.backend.forward = forward
-    assert text_of(drain(engine).get("a", [])) == "llo"
+    during_forward(engine, lambda: elsewhere(other))
+    assert text_of(drain(engine)["a"]) == "hello" and len(refused) == 15
 
 
 def test_one_llm_serves_one_call_at_a_time():
-    """generate() in a second thread, between two steps of the first, is refused, and none is its request."""
+    """generate() in a second thread, between two steps of the first, is refused, and adds no request."""
     llm, refused = LLM.from_engine(scripted_engine({})), []
     step = llm.engine.step
 
@@ -664,13 +633,7 @@ def test_one_llm_serves_one_call_at_a_time():
             llm.generate("hi", progress=False)
         refused.append(1)
 
-    def between():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return step()
-
-    llm.engine.step = between
+    llm.engine.step = lambda: [elsewhere(other), step()][-1]
     (output,) = llm.generate("hi", greedy(3), progress=False)
     assert output.outputs[0].text == "..." and len(refused) == 3 and llm.engine.requests == {}
 
@@ -695,19 +658,11 @@ def test_a_call_from_inside_a_step_is_refused():
     assert text_of(said["a"]) == "hello" and text_of(said["b"]) in ("w", "wo") and len(refused) == 10
 
 
-def test_a_request_of_generate_that_is_aborted_from_elsewhere():
+def test_a_request_of_generate_that_is_aborted_from_another_thread():
     """Its output says so, with what it had; generate() neither hangs nor fails."""
-    llm = LLM.from_engine(scripted_engine({}))
-    forward = llm.engine.backend.forward
-
-    def aborting(rows):
-        if llm.engine.backend.calls == 2:
-            thread = threading.Thread(target=llm.engine.abort, args=("r0",))
-            thread.start()
-            thread.join()
-        return forward(rows)
-
-    llm.engine.backend.forward = aborting
+    engine = scripted_engine({})
+    during_forward(engine, lambda: engine.backend.calls == 2 and elsewhere(lambda: engine.abort("r0")))
+    llm = LLM.from_engine(engine)
     first, second = llm.generate(["hi", "ho"], [greedy(9), greedy(1)], progress=False)
     assert (first.outputs[0].text, first.outputs[0].finish_reason) == ("...", "abort")
     assert (second.outputs[0].text, second.outputs[0].finish_reason) == (".", "length")
@@ -717,13 +672,6 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step():
     """By the garbage collector, say: its request is aborted when the step is over."""
     engine = scripted_engine({"a": "hello", "b": "world"})
     streams = {name: engine.stream("hi", greedy(5), request_id=name) for name in "ab"}
-    forward = engine.backend.forward
-
-    def dropping(rows):
-        streams.pop("b", None)
-        gc.collect()
-        return forward(rows)
-
-    engine.backend.forward = dropping
+    during_forward(engine, lambda: [streams.pop("b", None), gc.collect()])
     assert text_of(list(streams["a"])) == "hello" and engine.requests == {} and engine.inboxes == {}
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
