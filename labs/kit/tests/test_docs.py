@@ -320,7 +320,7 @@ NOT_RUN = {
     "the reader's files": r".*\b(FILE|DIR|REPORT|lab-NN|RUN\.jsonl|yours\.jsonl|out/simulated\.jsonl)\b",
     "does not end": r"mini-engine (trace play|chat)|jupyter|python -m labs (watch|open|test.* --open)",
     "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)",
-    "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.fast))",
+    "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.bench))",
     "runs before the others, in `desk`": r"mini-engine demo",
     "a name in a sentence": r"mini-engine trace$|mini-engine trace fit RUN",
     "the reader's own lab; test_cli has a copy": r"pytest"
@@ -441,7 +441,7 @@ def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site
         page.goto((site / "docs" / "real-bugs.html").as_uri())
         page.get_by_role("button", name="Play it").nth(5).click()
         assert page.locator("iframe").count() == 1
-        player.get_by_role("heading", name="with the mistake").wait_for()
+        player.get_by_role("heading", name="with the bug").wait_for()
         page.goto((site / "docs" / "index.html").as_uri())
         assert player.locator("#play").inner_text() == "Pause"
         # No wait_for_function: it evaluates text, which the page's policy forbids.
