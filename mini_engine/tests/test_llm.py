@@ -114,7 +114,7 @@ def test_nothing_starts_unless_all_is_accepted():
 )
 def test_as_many_parameters_as_prompts(kwargs):
     front = llm()
-    with pytest.raises(ValueError, match="2 prompts, but .*give one a prompt"):
+    with pytest.raises(ValueError, match="2 prompts, but .*give one for each prompt"):
         front.generate(["a", "b"], **kwargs, progress=False)
     assert not front.engine.has_work
 
