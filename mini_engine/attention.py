@@ -102,10 +102,8 @@ class AttentionPlan:
                 seen = mask(slots <= batch.positions[start:end, None])
             self.chunks.append((start, end, table, seen))
         for members in group([seq_len for seq_len, _, _ in single]):
-            lens, rows, owners = (
-                torch.tensor(column, device=device)
-                for column in zip(*(single[m] for m in members), strict=True)
-            )
+            chosen = torch.tensor([single[m] for m in members], device=device)
+            lens, rows, owners = chosen.unbind(1)
             tables = batch.block_tables[owners, : -(-int(lens.max()) // size)]
             slots = torch.arange(tables.shape[1] * size, device=device)
             in_order = members == list(range(len(batch.query_lens)))  # then the rows need not be gathered

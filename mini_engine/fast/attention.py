@@ -97,8 +97,8 @@ def groups_of_similar_length(seq_lens: list[int]) -> list[list[int]]:
     """Cut the decodes into groups, the longest first, that need at most PADDING keys of padding."""
     groups: list[list[int]] = []
     padding = PADDING
-    for i in sorted(range(len(seq_lens)), key=seq_lens.__getitem__, reverse=True):
-        padding += seq_lens[groups[-1][0]] - seq_lens[i] if groups else 1
+    for seq_len, i in sorted(zip(seq_lens, range(len(seq_lens)), strict=True), reverse=True):
+        padding += seq_lens[groups[-1][0]] - seq_len if groups else 1
         if padding > PADDING:
             groups.append([])
             padding = 0
