@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labs.kit.judge import matrix
+from labs.kit.author import kept
+from labs.kit.judge import isolate, matrix
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, Mistake, find_lab, functions, parsed
 from labs.kit.judge.pristine import interface, starter_source
 from labs.kit.judge.task_status import fingerprint, scripts_fingerprint
@@ -132,32 +133,18 @@ def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
 
 
 def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
-    """What the lab's tests do with all there is of it; found out once, where a folder keeps it."""
-    kept = keep / f"{lab.id}.jsonl" if keep else None
-    if kept and kept.exists():
-        return matrix.read_outcomes(lab, kept)
-    return matrix.run_matrix(lab, ["starter", *right(lab), *wrong(lab)], kept)
+    """Return what the lab's tests do with all there is of it."""
+    variants = ["starter", *right(lab), *wrong(lab)]
+    return kept.outcomes_of(lab, variants, keep) if keep else matrix.run_matrix(lab, variants)
 
 
 def wrong(lab: Lab) -> list[str]:
     """Every mistake; and, where one touches several tasks, each of these by itself."""
-    several = {mistake.id: tasks_of(lab, mistake) for mistake in lab.mistakes}
+    several = {mistake.id: isolate.tasks_of(lab, mistake) for mistake in lab.mistakes}
     parts = [
         f"mistake:{mistake}@{task}" for mistake, tasks in several.items() if len(tasks) > 1 for task in tasks
     ]
     return [*(f"mistake:{mistake.id}" for mistake in lab.mistakes), *parts]
-
-
-def tasks_of(lab: Lab, mistake: Mistake) -> list[str]:
-    """The tasks whose code a mistake changes; none if it cannot be made."""
-    source = lab.file("solution.py").read_text(encoding="utf-8")
-    try:
-        texts = (source, mistake.apply(source))
-    except LabError:
-        return []
-    right_one, wrong_one = ({k: ast.dump(node) for k, node in functions(text).items()} for text in texts)
-    changed = [name for name in {*right_one, *wrong_one} if right_one.get(name) != wrong_one.get(name)]
-    return [t.name for t in lab.tasks if any(f"{name}.".startswith(f"{t.name}.") for name in changed)]
 
 
 def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
@@ -165,7 +152,7 @@ def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, di
     found: dict[str, dict[str, list[str]]] = {task.name: {} for task in lab.tasks}
     by_scripts: dict[tuple[str, str], list[list[str]]] = {}
     for mistake in lab.mistakes:
-        touched = tasks_of(lab, mistake)
+        touched = isolate.tasks_of(lab, mistake)
         for task in lab.tasks:
             variant = f"mistake:{mistake.id}" + (f"@{task.name}" if len(touched) > 1 else "")
             digest = fingerprint(task, outcomes.results.get(variant, ()))
@@ -190,9 +177,9 @@ def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bo
     text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
     if write:
         write_whole(path, text)
-    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    there = path.read_text(encoding="utf-8") if path.exists() else ""
     again = f"python -m labs check {lab.id} --write"
-    verdict.require(kept == text, f"fingerprints.json does not name the mistakes as they are: {again}")
+    verdict.require(there == text, f"fingerprints.json does not name the mistakes as they are: {again}")
     for mistake in lab.mistakes:
         caught = matrix.RANDOM_SCRIPTS in outcomes.failed(f"mistake:{mistake.id}")
         verdict.require(

@@ -47,6 +47,7 @@ class Outcomes:
     trouble: str = ""
 
     report: str = ""  # of an examination
+    modules: list[str] = field(default_factory=list)  # the files of all that was imported
 
     def failed(self, variant: str) -> set[str]:
         """The test functions that failed in at least one of their cases (not begun is not failed)."""
@@ -101,8 +102,9 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
         for row in rows:
             if isinstance(row, list):
                 outcomes.results.setdefault(row[0], []).append(Result(**row[1]))
-            elif isinstance(row, dict) and "report" in row:
-                outcomes.report = row["report"]
+            elif isinstance(row, dict):
+                outcomes.report = row.get("report", outcomes.report)
+                outcomes.modules = row.get("modules", outcomes.modules)
     else:
         outcomes.trouble = _trouble(lab, code, rows, said)
     return outcomes
@@ -167,12 +169,25 @@ def _mistake(lab: Lab, name: str) -> Mistake:
     return next(mistake for mistake in lab.mistakes if mistake.id == name)
 
 
+def judging(lab: Lab, name: str, task: str) -> set[str]:
+    """Return the tests that judge a mistake, or only its part in one task: those of the tasks it changes."""
+    if task:
+        return {*lab.task(task).tests}
+    mistake = _mistake(lab, name)
+    changed = (lab.task(one).tests for one in isolate.tasks_of(lab, mistake))
+    return {mistake.caught_by, RANDOM_SCRIPTS}.union(*changed)
+
+
 class Matrix:
     """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
         self.lab, self.variants, self.out = lab, variants, out
         random_scripts.quick = True
+        mistakes = (variant.partition(":")[2].partition("@") for variant in variants if "mistake:" in variant)
+        self.judged_by = {
+            f"mistake:{name}{at}{task}": judging(lab, name, task) for name, at, task in mistakes
+        }
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
@@ -180,8 +195,10 @@ class Matrix:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "lab" in metafunc.fixturenames:
-            makers = [partial(implementation, self.lab.id, variant) for variant in self.variants]
-            metafunc.parametrize("lab", makers, ids=self.variants, indirect=True)
+            test = metafunc.function.__name__
+            variants = [one for one in self.variants if test in self.judged_by.get(one, (test,))]
+            makers = [partial(implementation, self.lab.id, variant) for variant in variants]
+            metafunc.parametrize("lab", makers, ids=variants, indirect=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -255,6 +272,8 @@ def main(lab_id: str, out: str, *variants: str) -> None:
         matrix = Matrix(lab, list(variants), file)
         code = run_pytest(lab, matrix)
         if code in (0, 1):
+            modules = {str(vars(module).get("__file__")) for module in [*sys.modules.values()]}
+            matrix.write({"modules": sorted(modules)})
             matrix.write("the end")  # an exit code of 0 anybody can make
     sys.stdout.flush()
     os._exit(code)  # threads that a starter left running would keep us here

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.author.check import imports, tasks_of
+from labs.kit.author.check import imports
 from labs.kit.grader import blame
 from labs.kit.grader.grading import Settings, Submission, grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
-from labs.kit.judge import random_scripts
+from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.tests import marks
@@ -75,7 +75,7 @@ def test_a_known_mistake_costs_the_points_of_its_task_and_has_its_name(lab_id, m
     lab = find_lab(lab_id)
     found = graded(lab_id, mistake.apply(lab.file("solution.py").read_text("utf-8")))
     wrong = [task for task in found.tasks if task.state == WRONG]
-    at_fault = {task.name for task in lab.tests[mistake.caught_by]} | {*tasks_of(lab, mistake)}
+    at_fault = {task.name for task in lab.tests[mistake.caught_by]} | {*isolate.tasks_of(lab, mistake)}
     assert wrong and {task.task for task in wrong} <= at_fault
     assert found.earned == found.points - sum(task.points for task in wrong)
     for task in found.tasks:
