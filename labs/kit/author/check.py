@@ -41,13 +41,27 @@ class Verdict:
 
 
 def check_labs(
-    lab_ids: list[str], *, strict: bool = False, keep: Path | None = None, write: bool = False
+    lab_ids: list[str],
+    *,
+    strict: bool = False,
+    keep: Path | None = None,
+    write: bool = False,
+    whole: bool = False,
 ) -> list[Verdict]:
-    """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did."""
-    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict, keep, write), lab_ids[::-1])[::-1]
+    """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did.
+
+    With `write` or `whole` all tests are run on each mistake, else those of the tasks that it changes.
+    """
+
+    def verdict(lab_id: str) -> Verdict:
+        return check_lab(lab_id, strict, keep, write, whole or write)
+
+    return matrix.side_by_side(verdict, lab_ids[::-1])[::-1]
 
 
-def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None, write: bool = False) -> Verdict:
+def check_lab(
+    lab_id: str, strict: bool = False, keep: Path | None = None, write: bool = False, whole: bool = False
+) -> Verdict:
     verdict = Verdict(lab_id)
     try:
         lab = find_lab(lab_id)
@@ -56,7 +70,7 @@ def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None, write
         if not missing:
             check_texts(lab, verdict)
             check_sources(lab, verdict, strict)
-            check_behaviour(lab, verdict, keep)
+            check_behaviour(lab, verdict, keep, whole)
             if verdict.outcomes and not verdict.outcomes.trouble:
                 check_names(lab, verdict.outcomes, verdict, write)
     except (LabError, SyntaxError) as error:
@@ -132,9 +146,9 @@ def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
             verdict.notes.append("starter.py was edited: work in progress, judged by its pristine form")
 
 
-def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
+def outcomes_of(lab: Lab, keep: Path | None = None, whole: bool = False) -> matrix.Outcomes:
     """Return what the lab's tests do with all there is of it."""
-    variants = ["starter", *right(lab), *wrong(lab)]
+    variants = ["starter", *right(lab), *wrong(lab), *([matrix.WHOLE] if whole else [])]
     return kept.outcomes_of(lab, variants, keep) if keep else matrix.run_matrix(lab, variants)
 
 
@@ -178,7 +192,9 @@ def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bo
     if write:
         write_whole(path, text)
     there = path.read_text(encoding="utf-8") if path.exists() else ""
-    again = f"python -m labs check {lab.id} --write"
+    again = (
+        f"python -m labs check {lab.id} --write (and keeps_state = true for what keeps state between calls)"
+    )
     verdict.require(there == text, f"fingerprints.json does not name the mistakes as they are: {again}")
     for mistake in lab.mistakes:
         caught = matrix.RANDOM_SCRIPTS in outcomes.failed(f"mistake:{mistake.id}")
@@ -192,9 +208,9 @@ def right(lab: Lab) -> list[str]:
     return ["solution", "engine", *alternatives(lab)]
 
 
-def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None) -> None:
+def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, whole: bool = False) -> None:
     """The starter fails, the right ones pass, and each mistake is caught by the test it names."""
-    outcomes = verdict.outcomes = outcomes_of(lab, keep)
+    outcomes = verdict.outcomes = outcomes_of(lab, keep, whole)
     if outcomes.trouble:
         verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")
         return

@@ -32,6 +32,7 @@ from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
 
 RANDOM_SCRIPTS = "test_random_scripts"
+WHOLE = "--whole"  # among the variants: all tests are run on each mistake
 HURRY = False  # somebody waits, and some test did not end: no other gets as long
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -139,9 +140,12 @@ def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[
 # -------------------------------------------------------------------- inside the process of its own
 
 
+_lab = cache(find_lab)  # reading a hundred mistakes takes as long as a test
+
+
 @cache
 def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
-    lab = find_lab(lab_id)
+    lab = _lab(lab_id)
     variant, _, task = variant.partition("@")
     kind, _, name = variant.partition(":")
     try:
@@ -169,25 +173,28 @@ def _mistake(lab: Lab, name: str) -> Mistake:
     return next(mistake for mistake in lab.mistakes if mistake.id == name)
 
 
-def judging(lab: Lab, name: str, task: str) -> set[str]:
-    """Return the tests that judge a mistake, or only its part in one task: those of the tasks it changes."""
+def tests_for(lab: Lab, name: str) -> set[str]:
+    """Return the tests that are run on a mistake, or its part in one task (ID@TASK): those of its tasks.
+
+    Where it keeps state all are run, as for a learner: else its fingerprint would be another.
+    """
+    name, _, task = name.partition("@")
     if task:
         return {*lab.task(task).tests}
     mistake = _mistake(lab, name)
-    changed = (lab.task(one).tests for one in isolate.tasks_of(lab, mistake))
-    return {mistake.caught_by, RANDOM_SCRIPTS}.union(*changed)
+    tasks = [task.name for task in lab.tasks] if mistake.keeps_state else isolate.tasks_of(lab, mistake)
+    return {mistake.caught_by, RANDOM_SCRIPTS}.union(*(lab.task(one).tests for one in tasks))
 
 
 class Matrix:
     """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
-        self.lab, self.variants, self.out = lab, variants, out
+        self.lab, self.out = lab, out
+        self.variants = [variant for variant in variants if variant != WHOLE]
         random_scripts.quick = True
-        mistakes = (variant.partition(":")[2].partition("@") for variant in variants if "mistake:" in variant)
-        self.judged_by = {
-            f"mistake:{name}{at}{task}": judging(lab, name, task) for name, at, task in mistakes
-        }
+        mistakes = [] if WHOLE in variants else [one for one in variants if one.startswith("mistake:")]
+        self.tests = {variant: tests_for(lab, variant.partition(":")[2]) for variant in mistakes}
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
@@ -196,7 +203,7 @@ class Matrix:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "lab" in metafunc.fixturenames:
             test = metafunc.function.__name__
-            variants = [one for one in self.variants if test in self.judged_by.get(one, (test,))]
+            variants = [one for one in self.variants if test in self.tests.get(one, (test,))]
             makers = [partial(implementation, self.lab.id, variant) for variant in variants]
             metafunc.parametrize("lab", makers, ids=variants, indirect=True)
 
