@@ -81,7 +81,7 @@ lint: $(VENV)/installed
 
 promises: $(VENV)/installed
 	@echo 'labs check plays the known mistakes of each lab that has changed (a minute or two for all) ...'
-	$(call stage,labs check: starters fail, known mistakes are caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
+	$(call stage,labs check: starters fail and mistakes are caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
 
 docs: $(VENV)/installed
 	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)
