@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from labs.kit.grader import grading, sandbox
-from labs.kit.grader.grading import Settings, Submission, box, grade
+from labs.kit.grader.grading import box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
+from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
 
@@ -235,10 +236,6 @@ def test_odd_files(data, state):
     lab = graded(data)
     assert lab.tasks[0].state == state
     assert lab.earned == (100 if state == RIGHT else 0)
-
-
-def test_not_utf_8_is_said():
-    assert graded("# Gr\u00fc\u00dfe\n".encode("latin-1")).problem == "the file is not UTF-8 text"
 
 
 def test_without_namespaces_nothing_is_graded(monkeypatch):

@@ -274,9 +274,8 @@ def test_students_get_neither_the_guide_nor_its_examples():
 
 def test_a_class_to_measure_is_made_of_right_and_wrong_files(tmp_path):
     for number in range(3):
-        measure.hand_in(tmp_path / str(number), number)
+        measure.write_submission(tmp_path / str(number), number)
     for lab in map(find_lab, lab_ids()):
         reference = lab.file("solution.py").read_text("utf-8")
         texts = [(tmp_path / str(n) / lab.id / "starter.py").read_text("utf-8") for n in range(3)]
         assert texts.count(reference) == 1 and len(set(texts)) == 3
-    assert measure.peak_of(os.getpid()) > 10_000 or sys.platform != "linux"

@@ -18,8 +18,7 @@ import time
 import pytest
 
 from labs.kit.author import export as author
-from labs.kit.grader import commands as grader
-from labs.kit.grader import intake, late, pool, regrade
+from labs.kit.grader import arguments, commands, intake, late, regrade, store
 from labs.kit.grader.results import Case, Grade, LabGrade, TaskGrade
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
@@ -272,7 +271,7 @@ def test_an_instructors_cases(row, tmp_path):
     data, words = row
     (tmp_path / "lab-01").mkdir()
     (tmp_path / "lab-01" / "mine.json").write_bytes(data)
-    refused(lambda: grader.own_cases(tmp_path, ("lab-01",)), "mine.json", words)
+    refused(lambda: arguments.own_cases(tmp_path, ("lab-01",)), "mine.json", words)
 
 
 def a_grade():
@@ -301,15 +300,15 @@ def test_a_grade_that_was_edited_is_none(row, tmp_path):
         at = at[key]
     at[path[-1]] = value
     (tmp_path / "ann.json").write_text(json.dumps(data))
-    assert pool.stored(tmp_path, "ann") is None
+    assert store.load(tmp_path, "ann") is None
     (tmp_path / "ann.json").write_text(a_grade().to_json())
-    assert pool.stored(tmp_path, "ann") == a_grade()
+    assert store.load(tmp_path, "ann") == a_grade()
 
 
 @table([(b"[" * 100_000,), (b"\xff",), (b"",), (b"5",), (b"[]",), (b"null",)])
 def test_a_grade_that_is_no_json(row, tmp_path):
     (tmp_path / "ann.json").write_bytes(row[0])
-    assert pool.stored(tmp_path, "ann") is None
+    assert store.load(tmp_path, "ann") is None
 
 
 SETTINGS = [
@@ -324,7 +323,7 @@ SETTINGS = [
 @table([(data,) for data in SETTINGS])
 def test_replay_of_a_report_that_is_none(row, tmp_path):
     (tmp_path / "settings.json").write_bytes(row[0])
-    refused(lambda: grader.replay(tmp_path, "ann", "1", ["public", "1"]), "is no report")
+    refused(lambda: commands.replay(tmp_path, "ann", "1", ["public", "1"]), "is no report")
 
 
 def test_a_grade_of_which_any_value_was_exchanged_is_none_or_can_be_reported(tmp_path):
@@ -337,7 +336,7 @@ def test_a_grade_of_which_any_value_was_exchanged_is_none_or_can_be_reported(tmp
             holder, at = at, at[key]
         holder[key] = rng.choice([None, 0, -1, 10**400, 1e300, "", "x", LONE, [], {}, True, [[]], 1.5])
         (tmp_path / "ann.json").write_text(json.dumps(data))
-        if found := pool.stored(tmp_path, "ann"):
+        if found := store.load(tmp_path, "ann"):
             list(regrade.differences(found, a_grade()))
             assert found.earned >= 0
 
@@ -454,11 +453,11 @@ def test_half_an_edition_is_none(tmp_path, monkeypatch):
 
 
 def test_reports_and_states_end_with_what_was_there(tmp_path, monkeypatch):
-    pool.store(tmp_path, a_grade())
-    monkeypatch.setattr(pool.Path, "replace", no_room)
+    store.save(tmp_path, a_grade())
+    monkeypatch.setattr(store.Path, "replace", no_room)
     with pytest.raises(OSError, match="No space"):
-        pool.store(tmp_path, Grade("ann", [], "other", "limits", "d"))
-    assert pool.stored(tmp_path, "ann") == a_grade()
+        store.save(tmp_path, Grade("ann", [], "other", "limits", "d"))
+    assert store.load(tmp_path, "ann") == a_grade()
 
 
 SIGNALS = [
