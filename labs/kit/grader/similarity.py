@@ -45,7 +45,13 @@ def compare(submissions: Iterable[Submission], labs: Sequence[str], report: Path
 def run(files: Path, starter: Path, target: Path) -> str:
     """Run copydetect in `files`, which its report names as they are called from there."""
     part = target.with_name(f".{target.name}").resolve()
-    options = ["--extensions", "py", "--disable-autoopen", "--boilerplate-dirs", str(starter)]
+    options = [
+        "--extensions",
+        "py",
+        "--disable-autoopen",
+        "--boilerplate-dirs",
+        os.path.relpath(starter, files),
+    ]
     # With -P Python imports nothing from the folder that it runs in, which holds submissions.
     line = [sys.executable, "-P", "-m", "copydetect", "--test-dirs", ".", "--out-file", str(part), *options]
     # Hashes of texts decide what is compared: with a fixed seed they are the same every time.

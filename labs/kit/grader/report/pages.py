@@ -37,7 +37,7 @@ def packs(student: Disclosed) -> dict[str, str]:
 
 def index(summary: Summary, packs: dict[str, str]) -> str:
     """Return the instructor's page."""
-    return render("index.html", summary=summary, packs=packs, height=height, tint=tint, **frame())
+    return render("index.html", summary=summary, packs=packs, height=height, tint=tint, **frame()) + "\n"
 
 
 def runs(student: Disclosed) -> dict[str, str]:
