@@ -115,12 +115,9 @@ class Blame:
     def play(self, tasks: Sequence[Task], scripts: Sequence[CaseScript]) -> Answer:
         names = tuple(task.name for task in tasks)
         others = without(self.lab.file("solution.py").read_text("utf-8"), names)
-        isolated = {"tasks": names, "others": others, "unwritten": list(self.unwritten), "made": self.made}
+        made = isolate.made(self.lab, loading.load(self.lab.id, "solution"))
+        isolated = {"tasks": names, "others": others, "unwritten": list(self.unwritten), "made": made}
         return play(self.sandbox, self.source, scripts, two_sets=self.two_sets, **isolated)
-
-    @cached_property
-    def made(self) -> dict[str, list[str]]:
-        return isolate.made(self.lab, loading.load(self.lab.id, "solution"))
 
     def wrong(self, task: Task, answer: Answer, name: Name | None) -> TaskGrade:
         scripts = self.failing[: max(len(answer.logs), FEW)]

@@ -12,7 +12,7 @@ from typing import Any
 from labs.kit.grader.blame import Blame
 from labs.kit.grader.cases import CaseScript, cases, expected, judged, own_cases, play
 from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
-from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, bubblewrap, probe
+from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, probe
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import Lab, find_lab
@@ -35,13 +35,8 @@ def grade(submission: Submission, settings: Settings) -> Grade:
     )
 
 
-@cache
 def isolation() -> str:
     """Return "namespaces", or "limits" where the kernel, its settings or a missing bwrap refuses them."""
-    try:
-        bubblewrap()
-    except WeakIsolation:
-        return "limits"
     return "namespaces" if probe() else "limits"
 
 

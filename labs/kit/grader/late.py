@@ -29,7 +29,7 @@ EXAMPLE = "2026-10-12T23:59:00+02:00"
 POLICY = ("grace_minutes", "points_per_day", "fraction_per_day")
 DAY = timedelta(days=1)
 MOST = 1_000_000  # minutes or points
-Times = dict[tuple[str, str], datetime]  # by student and lab; the lab "" stands for all
+Times = dict[tuple[str, str], datetime]  # by student and lab; "" stands for the only student, or for all labs
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,14 @@ class Deadlines:
     source: str = ""  # the file with the times of submission
     zone: tzinfo | None = None  # of times without an offset; days are counted in UTC, with 24 hours each
     times: Times = field(default_factory=dict)
-    alone: datetime | None = None  # the time of the only submission
 
     def submitted(self, student: str, lab: str = "") -> datetime | None:
-        return self.times.get((student, lab)) or self.times.get((student, "")) or self.alone
+        keys = ((student, lab), (student, ""), ("", ""))
+        return next((self.times[key] for key in keys if key in self.times), None)
 
     def written(self, student: str) -> str:
         """Return the time of a student's last submission for a report, or ""."""
-        times = [time for (one, _), time in self.times.items() if one == student]
-        times = times or ([self.alone] if self.alone else [])
+        times = [time for (one, _), time in self.times.items() if one in (student, "")]
         return self.shown(max(times)) if times else ""
 
     def shown(self, time: datetime) -> str:
@@ -94,10 +93,10 @@ class Deadlines:
 def read(path: Path, students: int = 0) -> Deadlines:
     """Return a file of deadlines with the times that it names. Raise LabError if something is unclear."""
     rules = read_rules(path)
-    times, alone = read_times(path.parent / rules.source, rules.zone)
-    if alone and students > 1:
+    times = read_times(path.parent / rules.source, rules.zone)
+    if ("", "") in times and students > 1:
         raise LabError(f"{rules.source} has the time of one submission, but {students} are graded")
-    return replace(rules, times=times, alone=alone)
+    return replace(rules, times=times)
 
 
 def read_rules(path: Path) -> Deadlines:
@@ -189,24 +188,24 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
 # ------------------------------------------------------------------------------------ times of submission
 
 
-def read_times(path: Path, zone: tzinfo | None) -> tuple[Times, datetime | None]:
-    """Return the times of all submissions, or that of the only one. Raise LabError if they are unclear."""
+def read_times(path: Path, zone: tzinfo | None) -> Times:
+    """Return the times of submission in a CSV or in Gradescope's metadata. Raise LabError if unclear."""
     try:
         text = text_of(path)
         if path.suffix.lower() == ".csv":
-            return from_csv(path, text, zone), None
+            return from_csv(path, text, zone)
         data = json.loads(text) if path.suffix.lower() == ".json" else parsed_yaml(path, text)
     except (ValueError, RecursionError, csv.Error) as error:
         raise LabError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if isinstance(data, dict) and "created_at" in data:
-        return {}, moment(data["created_at"], zone, str(path))
+        return {("", ""): moment(data["created_at"], zone, str(path))}
     if not isinstance(data, dict) or not all(isinstance(one, dict) for one in data.values()):
         raise LabError(f"{path} is no metadata of submissions as Gradescope writes it")
     times: Times = {}
     for name, one in data.items():
         created = one.get(":created_at", one.get("created_at"))
         times[safe(str(name)), ""] = moment(created, zone, f"{path}: {name}")
-    return times, None
+    return times
 
 
 def parsed_yaml(path: Path, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Names of students and files, made safe for file systems and reports."""
+"""Names and texts from outside, made safe for file systems, terminals and reports."""
 
 import hashlib
 import re
@@ -24,5 +24,10 @@ def safe(name: str) -> str:
 
 def shown(name: str) -> str:
     """Return a file name for a report: one line of at most 120 characters, with unprintable ones escaped."""
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    text = printable(name)
     return text if len(text) <= 120 else f"{text[:70]}...{text[-45:]}"
+
+
+def printable(text: str) -> str:
+    """Return a line with all characters escaped that could move a cursor or turn the line around."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

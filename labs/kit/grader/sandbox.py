@@ -97,10 +97,10 @@ def without(source: str, names: tuple[str, ...]) -> str:
 def probe() -> bool:
     """Whether this machine lets bubblewrap, and a process in it, make namespaces."""
     code = "import ctypes; print(ctypes.CDLL(None).unshare(0x78020000))"
-    line = [*surroundings(), sys.executable, "-I", "-c", code]
     try:
+        line = [*surroundings(), sys.executable, "-I", "-c", code]
         done = subprocess.run(line, capture_output=True, text=True, timeout=30, env={})
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, WeakIsolation):
         return False
     return done.stdout.strip() == "0"
 

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import re
-import types
 import zlib
 from base64 import b64decode
 from copy import deepcopy
@@ -39,19 +38,13 @@ SECRET, ODD = "s3cret-input", "<script>alert('1')</script>\"|`*\n\x1b[2J\u202e\u
 
 
 @cache
-def wrong_run(number: int = 0) -> tuple[str, dict, dict, int]:
-    """Return the story and the runs of a known mistake of lab-01 in the first public script that shows it."""
-    lab = find_lab("lab-01")
-    module = types.ModuleType("wrong")
-    exec(lab.mistakes[number].apply(lab.file("solution.py").read_text("utf-8")), module.__dict__)
-    for seed in range(random_scripts.count(lab.id)):
-        script = random_scripts.drawn(lab.id, seed)
-        yours, model = random_scripts.run(lab.id, module, script), random_scripts.expected(lab.id, seed)
-        if (at := random_scripts.departure(yours, model)) is not None:
-            steps = [[{"call": s.call, "seen": s.seen} for s in run[: at + 1]] for run in (yours, model)]
-            runs = [{"config": script["config"], "steps": of_one} for of_one in steps]
-            return f"story {number}\n    step(6)\nreturned: 1, but should be 2", *runs, at
-    raise AssertionError("a known mistake departs somewhere")
+def wrong_run() -> tuple[str, dict, dict, int]:
+    """Return a story, a run of lab-01 whose last step is wrong, the expected run, and that step."""
+    script, steps = random_scripts.drawn("lab-01", 0), random_scripts.expected("lab-01", 0)[:6]
+    expected = {"config": script["config"], "steps": [{"call": s.call, "seen": s.seen} for s in steps]}
+    yours = deepcopy(expected)
+    yours["steps"][-1]["seen"]["returned"] = "another"
+    return "story 0\n    step(6)\nreturned: 1, but should be 2", yours, expected, len(steps) - 1
 
 
 def lab_grade(lab_id: str, kind: str = "right", **values) -> LabGrade:

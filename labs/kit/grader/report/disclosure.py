@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from labs.kit.grader.grading import logs_to_run
-from labs.kit.grader.names import safe
+from labs.kit.grader.names import printable, safe
 from labs.kit.grader.results import (
     MISSING,
     NOT_WRITTEN,
@@ -36,9 +36,6 @@ STATES = {
 }
 LINES, LETTERS = 120, 400  # of a case's story
 RUN = 400_000  # characters of a run in the player
-# Control characters, halves of letters, and marks that turn a line around.
-CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
-STRANGE = re.compile(rf"[{CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -131,13 +128,13 @@ class Disclosed:
 def disclose(grade: Grade, settings: Settings) -> Disclosed:
     """Return the part of a grade that a report may show."""
     return Disclosed(
-        plain(grade.student),
+        printable(grade.student),
         safe(grade.student),
         tuple(lab_disclosed(lab, grade.late.get(lab.lab, ""), settings.reveal) for lab in grade.labs),
         grade.earned,
         sum(lab.points for lab in grade.labs),
         grade.withheld,
-        plain(grade.seed),
+        printable(grade.seed),
         grade.isolation,
         settings.hidden,
         tuple(line(name) for name in grade.ignored),
@@ -177,7 +174,7 @@ def task_disclosed(task: TaskGrade) -> TaskDisclosed:
     if task.state == WAITS and task.waits_for:
         words += f"; waits for {line(task.waits_for)}"
     points = (task.earned, task.points, task.passed, task.total)
-    mistake, hint = line(task.name), " ".join(plain(task.hint).split())
+    mistake, hint = line(task.name), printable(" ".join(task.hint.split()))
     return TaskDisclosed(line(task.task), task.state, words, *points, mistake, hint)
 
 
@@ -189,7 +186,7 @@ def case_name(case: Case) -> str:
 
 def story_of(text: str) -> tuple[str, ...]:
     lines = text.splitlines()
-    shown = [plain(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
+    shown = [printable(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
     return (*shown, *([f"and {len(lines) - LINES} lines more"] if len(lines) > LINES else []))
 
 
@@ -218,13 +215,7 @@ def playable(run: dict[str, Any]) -> dict[str, Any]:
     return {"config": run["config"], "steps": steps}
 
 
-def plain(text: str) -> str:
-    """Return text that any file and any terminal can take; line breaks stay."""
-    text = "\n".join(text.splitlines())
-    return STRANGE.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
-
-
 def line(text: str) -> str:
-    """Return plain text in one line of at most LETTERS characters."""
-    one = " ".join(plain(text[: 2 * LETTERS]).split())
+    """Return printable text in one line of at most LETTERS characters."""
+    one = printable(" ".join(text[: 2 * LETTERS].split()))
     return one if len(one) <= LETTERS else one[: LETTERS - 3] + "..."
