@@ -40,8 +40,7 @@ def grade(
     from labs.kit.grader import arguments, run
 
     settings = arguments.settings(out, labs, seed, hidden, time_limit, allow_weak_isolation, reveal)
-    options = run.Options(jobs, late, cluster, similarity, regrade)
-    raise typer.Exit(run.grade(submissions, out, settings, options))
+    raise typer.Exit(run.grade(submissions, out, settings, jobs, late, cluster, similarity, regrade))
 
 
 def replay(

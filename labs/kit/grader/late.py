@@ -20,13 +20,14 @@ from zoneinfo import ZoneInfo
 
 from labs.kit.grader.names import safe
 from labs.kit.grader.results import Grade, LabGrade
-from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.judge.manifest import LabError, find_lab, made
 
 TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
 )
 EXAMPLE = "2026-10-12T23:59:00+02:00"
 POLICY = ("grace_minutes", "points_per_day", "fraction_per_day")
+PER_DAY = {*POLICY[1:]}
 DAY = timedelta(days=1)
 MOST = 1_000_000  # minutes or points
 Times = dict[tuple[str, str], datetime]  # by student and lab; "" stands for the only student, or for all labs
@@ -36,11 +37,11 @@ Times = dict[tuple[str, str], datetime]  # by student and lab; "" stands for the
 class Deadline:
     """One lab's due date, and what each day after it costs."""
 
-    due: datetime
-    grace: timedelta = timedelta(0)
-    points: float = 0.0
-    fraction: float = 0.0
-    until: datetime | None = None
+    due: Any  # datetime
+    until: Any = None
+    grace_minutes: float = 0.0
+    points_per_day: float = 0.0
+    fraction_per_day: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,14 @@ class Deadlines:
         until = deadline.until and max(deadline.until, due)
         if time is None:
             return "no time of submission is known, so it is not late", 0.0
-        if time <= due + deadline.grace:
+        if time <= due + timedelta(minutes=deadline.grace_minutes):
             return "", 0.0
         days = ceil((time - due) / DAY)
         late = f"{days} day{'s' * (days != 1)} late (due {self.shown(due)}, handed in {self.shown(time)})"
         if until and time > until:
             return f"{late}, after the last day: nothing of {lab.earned:g} points", lab.earned
-        lost = round(min(lab.earned, days * (deadline.points + deadline.fraction * lab.earned)), 2)
+        a_day = deadline.points_per_day + deadline.fraction_per_day * lab.earned
+        lost = round(min(lab.earned, days * a_day), 2)
         return f"{late}: {lost:g} of {lab.earned:g} points withheld", lost
 
 
@@ -139,28 +141,19 @@ def text_of(path: Path) -> str:
 def deadline(
     where: str, common: Mapping[str, Any], section: Mapping[str, Any], zone: tzinfo | None
 ) -> Deadline:
-    if unknown := sorted(section.keys() - {*POLICY, "due", "until"}):
-        raise LabError(f"{where}: {unknown[0]!r} is not known; there are due, until, {', '.join(POLICY)}")
-    if "due" not in section:
-        raise LabError(f"{where} needs a due date")
-    if {"points_per_day", "fraction_per_day"} & section.keys():  # its own rule replaces the common one
-        common = {key: value for key, value in common.items() if not key.endswith("_per_day")}
+    if PER_DAY & section.keys():  # its own rule replaces the common one
+        common = {key: value for key, value in common.items() if key not in PER_DAY}
     rule = {**common, **section}
-    if "points_per_day" in rule and "fraction_per_day" in rule:
+    found = made(Path(where), Deadline, rule)
+    if PER_DAY <= rule.keys():
         raise LabError(f"{where}: points_per_day or fraction_per_day, not both")
     for key in POLICY:
-        value = rule.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
-            raise LabError(f"{where}: {key} should be a number from 0 up to {MOST}, but is {value!r}")
-    if rule.get("fraction_per_day", 0) > 1:
+        if not 0 <= getattr(found, key) <= MOST:
+            raise LabError(f"{where}: {key} should be a number from 0 up to {MOST}, but is {rule[key]!r}")
+    if found.fraction_per_day > 1:
         raise LabError(f"{where}: fraction_per_day should be at most 1; 0.1 is a tenth for each day")
-    return Deadline(
-        moment(rule["due"], zone, where),
-        timedelta(minutes=rule.get("grace_minutes", 0)),
-        rule.get("points_per_day", 0),
-        rule.get("fraction_per_day", 0),
-        moment(rule["until"], zone, where) if "until" in rule else None,
-    )
+    until = moment(found.until, zone, where) if "until" in rule else None
+    return replace(found, due=moment(found.due, zone, where), until=until)
 
 
 def moment(value: object, zone: tzinfo | None, where: str) -> datetime:

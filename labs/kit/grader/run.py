@@ -1,7 +1,6 @@
 """Grades a class from the command line: reads it, grades it in workers, and writes the report."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -23,40 +22,38 @@ NOT_GRADED = "not-graded.txt"
 WEAK = "--allow-weak-isolation grades without them, and the report says so in its first line"
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of `grade` that a grade does not depend on, and lateness."""
-
-    jobs: int = 0
-    late: Path | None = None
-    cluster: str = ""
-    similarity: bool = False
-    regrade: Path | None = None
-
-
-def grade(submissions: Path, out: Path, settings: Settings, options: Options) -> int:
+def grade(
+    submissions: Path,
+    out: Path,
+    settings: Settings,
+    jobs: int,
+    late: Path | None,
+    cluster: str,
+    with_similarity: bool,
+    earlier: Path | None,
+) -> int:
     """Write a report, and return the exit code: 1 if a submission was not graded, 130 if interrupted."""
     if out.resolve().is_relative_to(submissions.resolve()):
         raise LabError("--out should lie outside of the folder of submissions")
-    if options.regrade and not (options.regrade / "grades").is_dir():
-        raise LabError(f"{options.regrade} is no report: it has no folder grades")
-    if options.cluster:
-        workers.check_address(options.cluster)
+    if earlier and not (earlier / "grades").is_dir():
+        raise LabError(f"{earlier} is no report: it has no folder grades")
+    if cluster:
+        workers.check_address(cluster)
     check_folder(out)
     entries, others = intake.entries(submissions)
-    if not options.cluster and not settings.weak and grading.isolation() != "namespaces":
+    if not cluster and not settings.weak and grading.isolation() != "namespaces":
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     for other in others:
         say(f"not a submission, so it was not read: {other}")
-    deadlines = read_deadlines(options.late, len(entries)) if options.late else Deadlines()
-    arguments.record(out, submissions, options.late, settings)
+    deadlines = read_deadlines(late, len(entries)) if late else Deadlines()
+    arguments.record(out, submissions, late, settings)
 
     def read() -> Iterator[Submission]:
         for entry in entries:
             yield intake.read(entry, settings.labs, deadlines.written(entry.student))
 
-    folder, jobs = out / "grades", min(options.jobs or workers.cores(), len(entries))
-    crew: workers.Pool = workers.Cluster(options.cluster) if options.cluster else workers.Local(jobs)
+    folder, jobs = out / "grades", min(jobs or workers.cores(), len(entries))
+    crew: workers.Pool = workers.Cluster(cluster) if cluster else workers.Local(jobs)
     console = Console(stderr=True)
     try:
         coming = pool.grade_class(read(), settings, folder, crew, deadlines.applied)
@@ -71,11 +68,11 @@ def grade(submissions: Path, out: Path, settings: Settings, options: Options) ->
         crew.stop()
     grades = store.Grades(folder, (one.student for one in outcomes if one.state != pool.FAILED))
     write_reports(out, grades, settings)
-    if options.similarity:
+    if with_similarity:
         for line in similarity.compare(read(), settings.labs, out):
             say(line)
-    if options.regrade:
-        for line in regrade.changes(options.regrade, grades):
+    if earlier:
+        for line in regrade.changes(earlier, grades):
             typer.echo(line)
     return summary(outcomes, grades, settings, out)
 

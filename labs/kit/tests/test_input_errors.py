@@ -193,8 +193,8 @@ def test_quizzes_toml(row, tmp_path, monkeypatch):
 
 HEAD, DUE = 'zone = "UTC"\ntimes = "times.csv"\n', "[lab-01]\ndue = 2026-10-12T23:59:00\n"
 DEADLINES = [
-    (HEAD + "grace_minutes = 1e300\n" + DUE, "", "grace_minutes should be a number from 0 up to"),
-    (HEAD + "points_per_day = 1" + "0" * 400 + "\n" + DUE, "", "points_per_day should be a number"),
+    (HEAD + "grace_minutes = 1e300\n" + DUE, "", "grace_minutes must be a number"),
+    (HEAD + "points_per_day = 1" + "0" * 400 + "\n" + DUE, "", "points_per_day must be a number"),
     (HEAD + "[lab-01]\ndue = 0001-01-01T00:00:00+14:00\n", "", "is out of all time"),
     (HEAD + "[lab-01]\ndue = 9999-12-31T23:59:59-14:00\n", "", "is out of all time"),
     (HEAD + '[lab-01]\ndue = "soon"\n', "", "'soon' is no time such as"),
