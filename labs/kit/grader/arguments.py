@@ -17,15 +17,6 @@ from labs.kit.toys.words import brief, describe
 SETTINGS = "settings.json"
 
 
-def settings(
-    report: Path, labs: str, seed_: str, hidden: Path | None, seconds: float, weak: bool, reveal: bool
-) -> Settings:
-    """Return the settings of a run; the seed is the given one, else the report's so far, else a new one."""
-    ids = chosen(labs)
-    drawn = seed(seed_ or earlier(report).get("seed", ""))
-    return Settings(ids, drawn, seconds=seconds, own=own_cases(hidden, ids), weak=weak, reveal=reveal)
-
-
 def chosen(labs: str) -> tuple[str, ...]:
     """Return the ids of the labs. Raise LabError if one does not exist."""
     names = labs.replace(",", " ").split()
@@ -34,8 +25,9 @@ def chosen(labs: str) -> tuple[str, ...]:
     return tuple(sorted({find_lab(name).id for name in names})) if names else tuple(lab_ids())
 
 
-def seed(text: str) -> str:
-    """Return the seed, or a new one for "". Raise LabError if it cannot be printed."""
+def seed(text: str, report: Path | None = None) -> str:
+    """Return the seed, else that of the report, else a new one. Raise LabError if it does not print."""
+    text = text or (earlier(report).get("seed", "") if report else "")
     if not text.isprintable() or len(text) > 100:
         raise LabError(f"--seed should be at most 100 letters that print, but is {brief(text)}")
     return text or secrets.token_hex(8)

@@ -38,8 +38,11 @@ def grade(
 ) -> None:
     """For instructors: grade a class. After an interruption the same command goes on where it was."""
     from labs.kit.grader import arguments, run
+    from labs.kit.grader.submission import Settings
 
-    settings = arguments.settings(out, labs, seed, hidden, time_limit, allow_weak_isolation, reveal)
+    ids, weak = arguments.chosen(labs), allow_weak_isolation
+    own, seed = arguments.own_cases(hidden, ids), arguments.seed(seed, out)
+    settings = Settings(ids, seed, seconds=time_limit, own=own, weak=weak, reveal=reveal)
     raise typer.Exit(run.grade(submissions, out, settings, jobs, late, cluster, similarity, regrade))
 
 

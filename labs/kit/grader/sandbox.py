@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from labs.kit.grader import frames
 from labs.kit.grader.inside import SCRATCH
@@ -126,13 +126,6 @@ class Sandbox:
         self.lab, self.seconds, self.weak = lab, seconds, weak
         self.course = course_for(lab, folder)
         self.process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         ours_in, theirs_out = os.pipe()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import active_children, connection, get_context, parent_process
-from typing import Any, Protocol
+from typing import Any
 
 from labs.kit.grader.results import Grade
 from labs.kit.grader.submission import Settings, Submission
@@ -21,17 +21,6 @@ from labs.kit.toys.words import describe
 Grading = Callable[[Submission, Settings], Grade]
 JOINING = 60.0  # seconds for a cluster's first worker
 _lock = threading.Lock()  # a process has one sandbox for each lab, and a Dask worker may run threads
-
-
-class Pool(Protocol):
-    """Workers, wherever they are."""
-
-    lost: tuple[type[Exception], ...]  # raised by a future whose worker has gone
-
-    def submit(self, *call: Any) -> Future[str]: ...
-    def width(self) -> int: ...  # submissions that may be running or waiting at once
-    def renew(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 def graded(grading: Grading, submission: Submission, settings: Settings) -> str:
@@ -47,7 +36,7 @@ def cores() -> int:
 class Local:
     """Processes of this machine."""
 
-    lost: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)
+    lost: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)  # raised where a worker has gone
 
     def __init__(self, jobs: int):
         self.jobs = jobs
@@ -62,6 +51,7 @@ class Local:
         return self.executor.submit(*call)
 
     def width(self) -> int:
+        """Return the number of submissions that may be running or waiting at once."""
         return 2 * self.jobs
 
     def renew(self) -> None:
@@ -134,3 +124,6 @@ class Cluster:
     def stop(self) -> None:
         self.executor.shutdown(wait=False)  # cancels, too
         self.client.close()
+
+
+Pool = Local | Cluster

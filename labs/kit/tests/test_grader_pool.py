@@ -30,6 +30,10 @@ def submission(student: str, source: bytes = b"1") -> Submission:
     return Submission(student, {"lab-01": source})
 
 
+def klass(source: bytes = b"1") -> list[Submission]:
+    return [submission(name, source) for name in NAMES]
+
+
 def points(submission: Submission, settings: Settings) -> Grade:
     """A grader for tests: a file contains its points."""
     earned = float(submission.files["lab-01"].split()[0])
@@ -112,13 +116,30 @@ def grades(report, *students):
     return store.Grades(report / "grades", students)
 
 
-# ------------------------------------------------------------------------------------ the same, whoever works
+# --------------------------------------------------------------------------------- the same from any workers
 
 
-def test_jobs_and_order_change_no_byte(tmp_path, local):
-    run(tmp_path / "a", map(submission, NAMES), Here(1))
-    run(tmp_path / "b", map(submission, reversed(NAMES)), Here(7))
-    assert states(run(tmp_path / "c", map(submission, NAMES), local)) == dict.fromkeys(NAMES, GRADED)
+@pytest.fixture(params=["processes", "a cluster"])
+def any_workers(request):
+    if request.param == "processes":
+        yield request.getfixturevalue("local")
+        return
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with distributed.LocalCluster(**settings) as cluster:
+        made = workers.Cluster(cluster.scheduler_address)
+        yield made
+        made.stop()
+
+
+def test_any_workers_give_the_same_grades_and_repeat_those_of_a_lost_worker(
+    tmp_path, any_workers
+):
+    handed_in = klass(f"1 {tmp_path}".encode())
+    outcomes = run(tmp_path / "a", handed_in, any_workers, ends_once)
+    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) and (tmp_path / "s3").read_text() == "xx"
+    run(tmp_path / "b", handed_in, Here(1))
+    run(tmp_path / "c", reversed(handed_in), Here(7))
     assert stored(tmp_path / "a") == stored(tmp_path / "b") == stored(tmp_path / "c")
     assert sorted(stored(tmp_path / "a")) == [f"{name}.json" for name in NAMES]
 
@@ -127,11 +148,11 @@ def test_what_is_there_is_not_graded_again(tmp_path):
     def never(submission, settings):
         raise AssertionError("graded again")
 
-    run(tmp_path, map(submission, NAMES), Here())
+    run(tmp_path, klass(), Here())
     before = stored(tmp_path)
-    assert states(run(tmp_path, map(submission, NAMES), Here(), never)) == dict.fromkeys(NAMES, KEPT)
+    assert states(run(tmp_path, klass(), Here(), never)) == dict.fromkeys(NAMES, KEPT)
     assert stored(tmp_path) == before
-    changed = [submission(name, b"2" if name == "s5" else b"1") for name in NAMES]
+    changed = [submission("s5", b"2") if one.student == "s5" else one for one in klass()]
     after = states(run(tmp_path, changed, Here()))
     assert [name for name in NAMES if after[name] == GRADED] == ["s5"]
     other = run(tmp_path, changed, Here(), settings=replace(SETTINGS, seed="other"))
@@ -158,16 +179,9 @@ def test_lateness_is_counted_anew_for_what_is_kept(tmp_path):
 # --------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_lost_workers_submissions_are_done_again(tmp_path, local):
-    source = f"1 {tmp_path}".encode()
-    outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), local, ends_once)
-    assert states(outcomes) == dict.fromkeys(NAMES, GRADED)
-    assert (tmp_path / "s3").read_text() == "xx"
-
-
 def test_what_ends_its_worker_each_time_is_not_graded_and_costs_no_other(tmp_path, local):
-    run(tmp_path, map(submission, NAMES), Here())
-    outcomes = run(tmp_path, (submission(name, b"2") for name in NAMES), local, ends_always)
+    run(tmp_path, klass(), Here())
+    outcomes = run(tmp_path, klass(b"2"), local, ends_always)
     assert states(outcomes) == dict.fromkeys(NAMES, GRADED) | {"s3": FAILED}
     assert "lost 3 times" in outcomes["s3"].why
     assert "s3.json" not in stored(tmp_path)  # nor the one of another submission, from before
@@ -180,7 +194,7 @@ def test_an_error_of_the_grader_gives_no_grade(tmp_path):
         digest = {"digest": "of another course"} if submission.student == "s4" else {}
         return replace(points(submission, settings), **digest)
 
-    outcomes = run(tmp_path, map(submission, NAMES), Here(), broken)
+    outcomes = run(tmp_path, klass(), Here(), broken)
     assert outcomes["s3"].why == "ZeroDivisionError: a mistake"
     assert "another version of the course" in outcomes["s4"].why
     assert states(outcomes) == dict.fromkeys(NAMES, GRADED) | {"s3": FAILED, "s4": FAILED}
@@ -192,7 +206,7 @@ def test_weak_isolation_ends_the_run(tmp_path):
         raise WeakIsolation("no namespaces")
 
     with pytest.raises(WeakIsolation):
-        run(tmp_path, map(submission, NAMES), Here(), weak)
+        run(tmp_path, klass(), Here(), weak)
 
 
 def test_memory_does_not_grow_with_the_class(tmp_path):
@@ -220,8 +234,7 @@ from labs.kit.tests import test_grader_pool as tests
 report, marks = map(Path, sys.argv[1:])
 pool = tests.workers.Local(2)
 print(pool.scratch, flush=True)
-coming = (tests.submission(name, f"1 {marks}".encode()) for name in tests.NAMES)
-print(tests.run(report, coming, pool, tests.slow))
+print(tests.run(report, tests.klass(f"1 {marks}".encode()), pool, tests.slow))
 """
 
 
@@ -238,10 +251,10 @@ def test_kill_9_leaves_no_worker_and_the_same_command_goes_on(tmp_path, local):
     wait_for(lambda: not any(map(alive, pids)) and not scratch.exists())
     before = stored(tmp_path / "r")
     source = f"1 {marks}".encode()
-    outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), local)
+    outcomes = run(tmp_path / "r", klass(source), local)
     kept = {f"{name}.json" for name, one in outcomes.items() if one.state == KEPT}
     assert kept == {name for name in before if name.startswith("s")} and 0 < len(kept) < len(NAMES)
-    run(tmp_path / "whole", (submission(name, source) for name in NAMES), Here())
+    run(tmp_path / "whole", klass(source), Here())
     assert stored(tmp_path / "r") == stored(tmp_path / "whole")
 
 
@@ -257,29 +270,6 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-# ------------------------------------------------------------------------------------------------- a cluster
-
-
-@pytest.fixture
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
-    with distributed.LocalCluster(**settings) as made:
-        yield made
-
-
-def test_a_cluster_grades_the_same_and_does_a_lost_workers_submissions_again(tmp_path, cluster):
-    source = f"1 {tmp_path}".encode()
-    joined = workers.Cluster(cluster.scheduler_address)
-    try:
-        outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), joined, ends_once)
-    finally:
-        joined.stop()
-    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) and (tmp_path / "s3").read_text() == "xx"
-    run(tmp_path / "here", (submission(name, source) for name in NAMES), Here())
-    assert stored(tmp_path / "r") == stored(tmp_path / "here")
 
 
 # ------------------------------------------------------------------------------------------ against a report
