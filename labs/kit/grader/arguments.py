@@ -48,7 +48,9 @@ def own_cases(folder: Path | None, labs: tuple[str, ...]) -> Path | None:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             fits = False
         if not fits:
-            raise LabError(f'{file} is no case: {{"config": {{...}}, "calls": [[name, arguments ...], ...]}}')
+            raise LabError(
+                f'{file} is not a case: {{"config": {{...}}, "calls": [[name, arguments ...], ...]}}'
+            )
         if why := unplayable(file.parent.name, case):
             where = "the form of a script is in the lab's author/random_scripts.py"
             raise LabError(f"{file} cannot be played: {why}; {where}")
@@ -89,10 +91,10 @@ def recorded(report: Path) -> tuple[Settings, Path, Path | None]:
     """Return an earlier run's settings, submissions and deadlines. Raise LabError if there was none."""
     known = earlier(report)
     if not known:
-        raise LabError(f"{report} is no report: it has no {SETTINGS}")
+        raise LabError(f"{report} is not a report: it has no {SETTINGS}")
     try:
         submissions, late = Path(known.pop("submissions")), known.pop("late")
         known |= {"labs": tuple(known["labs"]), "own": Path(known["own"]) if known["own"] else None}
         return typed(Settings(**known)), submissions, Path(late) if late else None
     except (KeyError, TypeError) as error:
-        raise LabError(f"{report} is no report: its {SETTINGS} was edited ({error})") from None
+        raise LabError(f"{report} is not a report: its {SETTINGS} was edited ({error})") from None

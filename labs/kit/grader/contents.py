@@ -132,7 +132,7 @@ def in_zip(path: Path, opened: ExitStack) -> Iterator[Found]:
     try:
         archive = opened.enter_context(zipfile.ZipFile(file))
     except zipfile.BadZipFile:
-        raise Refused("the file is no zip, or a damaged one") from None
+        raise Refused("the file is not a zip, or it is damaged") from None
     members = archive.infolist()
     if len(members) > ENTRIES:
         raise Refused(TOO_MANY.format("zip holds", ENTRIES))

@@ -48,7 +48,7 @@ def parsed(data: bytes) -> Any:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadFrame(f"a reply that is no JSON: {type(error).__name__}") from None
+        raise BadFrame(f"a reply that is not JSON: {type(error).__name__}") from None
     check(value)
     return value
 

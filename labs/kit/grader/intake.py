@@ -34,7 +34,7 @@ class Entry:
 def entries(submissions: Path) -> tuple[list[Entry], list[str]]:
     """Return the students' entries, sorted, and the names of other files. Raise LabError for no class."""
     if not submissions.is_dir():
-        raise LabError(f"{submissions} is no folder; it should hold a folder or a zip for each student")
+        raise LabError(f"{submissions} is not a folder; it should hold a folder or a zip for each student")
     found: dict[str, Entry] = {}
     others = []
     for path in sorted(submissions.iterdir()):
@@ -96,7 +96,7 @@ def choose(found: Iterable[Found], labs: Sequence[str], submission: Submission) 
 
 
 def chosen_file(files: list[Found]) -> tuple[Found, bytes]:
-    """Return the file in the fewest folders. Raise Refused if it is no text, or two such files differ."""
+    """Return the file in the fewest folders. Raise Refused if it is not text, or two such files differ."""
     usable = sorted((one for one in files if not one.refused), key=lambda one: one.name)
     if not usable:
         raise Refused(f"{shown(files[0].name)}: {files[0].refused}")

@@ -157,11 +157,11 @@ def deadline(
 
 
 def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
-    """Return a time in UTC. Raise LabError if it is no time, or its zone is not known."""
+    """Return a time in UTC. Raise LabError if it is not a time, or its zone is not known."""
     if isinstance(value, str):
         match = TIME.fullmatch(value.strip())
         if not match:
-            raise LabError(f"{where}: {value!r} is no time such as {EXAMPLE}")
+            raise LabError(f"{where}: {value!r} is not a time such as {EXAMPLE}")
         day, clock, fraction, offset = match.groups()
         offset = "+00:00" if offset and offset.upper() in ("Z", "UTC") else offset or ""
         try:
@@ -169,13 +169,13 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
         except ValueError as error:
             raise LabError(f"{where}: {value!r}: {error}") from None
     if not isinstance(value, datetime):
-        raise LabError(f"{where}: {value} is no time such as {EXAMPLE}")
+        raise LabError(f"{where}: {value} is not a time such as {EXAMPLE}")
     if value.tzinfo is None and zone is None:
         raise LabError(f"{where}: {value.isoformat()} has no offset from UTC; add one, or say zone = ...")
     try:
         return (value if value.tzinfo else value.replace(tzinfo=zone)).astimezone(UTC)
     except OverflowError:
-        raise LabError(f"{where}: {value.isoformat()} is out of all time") from None
+        raise LabError(f"{where}: {value.isoformat()} is outside the range of dates") from None
 
 
 # ------------------------------------------------------------------------------------ times of submission
@@ -193,7 +193,7 @@ def read_times(path: Path, zone: tzinfo | None) -> Times:
     if isinstance(data, dict) and "created_at" in data:
         return {("", ""): moment(data["created_at"], zone, str(path))}
     if not isinstance(data, dict) or not all(isinstance(one, dict) for one in data.values()):
-        raise LabError(f"{path} is no metadata of submissions as Gradescope writes it")
+        raise LabError(f"{path} is not the metadata of submissions that Gradescope writes")
     times: Times = {}
     for name, one in data.items():
         created = one.get(":created_at", one.get("created_at"))

@@ -36,7 +36,7 @@ def grade(
     if out.resolve().is_relative_to(submissions.resolve()):
         raise LabError("--out should lie outside of the folder of submissions")
     if earlier and not (earlier / "grades").is_dir():
-        raise LabError(f"{earlier} is no report: it has no folder grades")
+        raise LabError(f"{earlier} is not a report: it has no folder grades")
     if cluster:
         workers.check_address(cluster)
     check_folder(out)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  an attack in a line each
 
+import ast
 import os
 import textwrap
 import time
@@ -15,7 +16,7 @@ from labs.kit.grader.grading import box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
-from labs.kit.judge.manifest import find_lab
+from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.tests import marks
 
 pytestmark = marks.namespaces
@@ -201,6 +202,16 @@ INSIDE = {
 def test_inside_there_is(fact):
     lab = graded(f"import os\nassert {INSIDE[fact]}\n" + SOLUTION)
     assert lab.earned == 100, lab.problem
+
+
+def test_the_engines_answers_are_stubs_inside(tmp_path):
+    for lab in map(find_lab, lab_ids()):
+        course = sandbox.course_for(lab, tmp_path / lab.id)
+        for module, names in sandbox.twins(lab).items():
+            found = functions((course / f"{module.replace('.', '/')}.py").read_text("utf-8"))
+            for name in names:
+                parts = [ast.unparse(node) for key, node in found.items() if f"{key}.".startswith(f"{name}.")]
+                assert parts and all("not available here" in part for part in parts), name
 
 
 def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):

@@ -254,7 +254,7 @@ def test_students_come_by_name_and_other_files_are_listed(tmp_path):
 
 @pytest.mark.parametrize(
     "names, why",
-    [(["ann/", "Ann.zip"], "the same student's"), ([], "holds no submissions"), (None, "is no folder"),
+    [(["ann/", "Ann.zip"], "the same student's"), ([], "holds no submissions"), (None, "is not a folder"),
      (["lab-01/"], "the folder above it")],
 )  # fmt: skip
 def test_folders_that_hold_no_class_are_refused(tmp_path, names, why):

@@ -132,9 +132,7 @@ def any_workers(request):
         made.stop()
 
 
-def test_any_workers_give_the_same_grades_and_repeat_those_of_a_lost_worker(
-    tmp_path, any_workers
-):
+def test_any_workers_give_the_same_grades_and_repeat_those_of_a_lost_worker(tmp_path, any_workers):
     handed_in = klass(f"1 {tmp_path}".encode())
     outcomes = run(tmp_path / "a", handed_in, any_workers, ends_once)
     assert states(outcomes) == dict.fromkeys(NAMES, GRADED) and (tmp_path / "s3").read_text() == "xx"

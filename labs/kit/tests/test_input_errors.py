@@ -195,10 +195,10 @@ HEAD, DUE = 'zone = "UTC"\ntimes = "times.csv"\n', "[lab-01]\ndue = 2026-10-12T2
 DEADLINES = [
     (HEAD + "grace_minutes = 1e300\n" + DUE, "", "grace_minutes must be a number"),
     (HEAD + "points_per_day = 1" + "0" * 400 + "\n" + DUE, "", "points_per_day must be a number"),
-    (HEAD + "[lab-01]\ndue = 0001-01-01T00:00:00+14:00\n", "", "is out of all time"),
-    (HEAD + "[lab-01]\ndue = 9999-12-31T23:59:59-14:00\n", "", "is out of all time"),
-    (HEAD + '[lab-01]\ndue = "soon"\n', "", "'soon' is no time such as"),
-    (HEAD + "[lab-01]\ndue = 5\n", "", "5 is no time such as"),
+    (HEAD + "[lab-01]\ndue = 0001-01-01T00:00:00+14:00\n", "", "is outside the range of dates"),
+    (HEAD + "[lab-01]\ndue = 9999-12-31T23:59:59-14:00\n", "", "is outside the range of dates"),
+    (HEAD + '[lab-01]\ndue = "soon"\n', "", "'soon' is not a time such as"),
+    (HEAD + "[lab-01]\ndue = 5\n", "", "5 is not a time such as"),
     (HEAD + "[students]\nann = 5\n", "", "an extension is a section"),
     (HEAD + DUE + "[students.ann]\nlab-99 = 2026-10-12T23:59:00\n", "", "there is no lab"),
     (HEAD + "zone = 'UTC'\n" + DUE, "", "deadlines.toml: "),
@@ -237,9 +237,9 @@ SUBMITTED = [
     ("lab-01.py", b"", "is empty"),
     ("lab-01.py", b" \n\t", "is empty"),
     ("lab-01.py", b"x" * (1 << 20) + b"x", "larger than 1 MB"),
-    ("a.zip", b"", "no zip, or a damaged one"),
-    ("a.zip", b"PK\3\4" + b"\0" * 30, "no zip, or a damaged one"),
-    ("a.zip", b"PK\5\6" + b"\xff" * 18, "no zip, or a damaged one"),
+    ("a.zip", b"", "not a zip, or it is damaged"),
+    ("a.zip", b"PK\3\4" + b"\0" * 30, "not a zip, or it is damaged"),
+    ("a.zip", b"PK\5\6" + b"\xff" * 18, "not a zip, or it is damaged"),
 ]
 
 
@@ -254,14 +254,14 @@ def test_submissions(row, tmp_path):
 
 
 CASES = [
-    (b"", "is no case"),
-    (b"\xff", "is no case"),
-    (b"[" * 100_000, "is no case"),
-    (b"5", "is no case"),
-    (b'{"config": 5, "calls": []}', "is no case"),
-    (b'{"config": {}, "calls": [5]}', "is no case"),
-    (b'{"config": {}, "calls": [[]]}', "is no case"),
-    (b'{"config": {}, "calls": [[5]]}', "is no case"),
+    (b"", "is not a case"),
+    (b"\xff", "is not a case"),
+    (b"[" * 100_000, "is not a case"),
+    (b"5", "is not a case"),
+    (b'{"config": 5, "calls": []}', "is not a case"),
+    (b'{"config": {}, "calls": [5]}', "is not a case"),
+    (b'{"config": {}, "calls": [[]]}', "is not a case"),
+    (b'{"config": {}, "calls": [[5]]}', "is not a case"),
     (b'{"config": {}, "calls": []}', "cannot be played: KeyError: 'queue'"),
 ]
 
@@ -323,7 +323,7 @@ SETTINGS = [
 @table([(data,) for data in SETTINGS])
 def test_replay_of_a_report_that_is_none(row, tmp_path):
     (tmp_path / "settings.json").write_bytes(row[0])
-    refused(lambda: commands.replay(tmp_path, "ann", "1", ["public", "1"]), "is no report")
+    refused(lambda: commands.replay(tmp_path, "ann", "1", ["public", "1"]), "is not a report")
 
 
 def test_a_grade_of_which_any_value_was_exchanged_is_none_or_can_be_reported(tmp_path):
@@ -374,8 +374,8 @@ COMMANDS = [
     ("check lab-01 --keep file", "file"),
     ("export --student file", "file"),
     ("export --student class", "class is not empty, and not an exported course"),
-    ("grade nowhere --out r", "nowhere is no folder"),
-    ("grade file --out r", "file is no folder"),
+    ("grade nowhere --out r", "nowhere is not a folder"),
+    ("grade file --out r", "file is not a folder"),
     ("grade class --out file", "file is no folder that can be written to"),
     ("grade class --out class/r", "--out should lie outside"),
     ("grade class --out r --labs 99", NO_LAB),
@@ -388,10 +388,10 @@ COMMANDS = [
     ("grade class --out r --hidden nowhere", "nowhere has no cases"),
     ("grade class --out r --late nowhere.toml", "nowhere.toml: there is no such file"),
     ("grade class --out r --late pipe", "pipe: there is no such file"),
-    ("grade class --out r --regrade nowhere", "nowhere is no report: it has no folder grades"),
+    ("grade class --out r --regrade nowhere", "nowhere is not a report: it has no folder grades"),
     ("grade class --out r --cluster nowhere", "--cluster should be an address such as"),
     ("grade class --out r --cluster tcp://:1", "--cluster should be an address such as"),
-    ("replay nowhere ann 1 public 1", "nowhere is no report"),
+    ("replay nowhere ann 1 public 1", "nowhere is not a report"),
     ("gradescope --out class", "class is a folder"),
     ("gradescope --out pipe", "pipe is no plain file"),
     ("gradescope --out file/x.zip", "file"),
