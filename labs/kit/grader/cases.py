@@ -66,18 +66,11 @@ def expected(lab_id: str, script: str) -> Expected:
     return Expected([by_line[line] for line in lines], by_line)
 
 
-@cache
-def expected_digest(lab_id: str, script: str) -> str:
-    steps = expected(lab_id, script).steps
-    return random_scripts.digest(steps, steps)
-
-
 def digest(lab_id: str, case: CaseScript, log: list[random_scripts.Step]) -> str:
     """Return a digest of a run, for the fingerprints of known mistakes."""
     steps = expected(lab_id, case.script).steps
-    if random_scripts.departure(log, steps) is None:
-        return expected_digest(lab_id, case.script)
-    return random_scripts.digest(log, steps)
+    departs = random_scripts.departure(log, steps) is not None
+    return random_scripts.digest(log if departs else steps, steps)
 
 
 def play(sandbox: Sandbox, source: str, cases: Sequence[CaseScript], **isolated: Any) -> Answer:

@@ -17,22 +17,16 @@ def grade(
     submissions: Annotated[Path, typer.Argument(help="folder with a folder or zip for each student")],
     out: Annotated[Path, typer.Option(help="folder for the report")],
     labs: Labs = "",
-    seed: Annotated[
-        str, typer.Option(help="seed of the hidden cases; default: that of the report, or a new one")
-    ] = "",
+    seed: Annotated[str, typer.Option(help="seed of hidden cases; default: the report's, or new")] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="workers; 0: one for each core")] = 0,
-    time_limit: Annotated[
-        float, typer.Option(min=1, max=3600, help="seconds for all cases of a lab together")
-    ] = 20.0,
+    time_limit: Annotated[float, typer.Option(min=1, max=3600, help="seconds for a lab's cases")] = 20.0,
     hidden: Hidden = None,
     late: Annotated[Path | None, typer.Option(help="deadlines and times of submission, TOML")] = None,
     cluster: Annotated[str, typer.Option(help="address of a Dask scheduler that has workers")] = "",
     similarity: Annotated[bool, typer.Option("--similarity", help="report files that are alike")] = False,
     reveal: Reveal = False,
-    regrade: Annotated[
-        Path | None, typer.Option(help="an earlier report: print what changed since then")
-    ] = None,
-    allow_weak_isolation: Annotated[
+    regrade: Annotated[Path | None, typer.Option(help="earlier report to compare with")] = None,
+    weak: Annotated[
         bool, typer.Option("--allow-weak-isolation", help="grade even where there are no namespaces")
     ] = False,
 ) -> None:
@@ -40,7 +34,7 @@ def grade(
     from labs.kit.grader import arguments, run
     from labs.kit.grader.submission import Settings
 
-    ids, weak = arguments.chosen(labs), allow_weak_isolation
+    ids = arguments.chosen(labs)
     own, seed = arguments.own_cases(hidden, ids), arguments.seed(seed, out)
     settings = Settings(ids, seed, seconds=time_limit, own=own, weak=weak, reveal=reveal)
     raise typer.Exit(run.grade(submissions, out, settings, jobs, late, cluster, similarity, regrade))
@@ -62,7 +56,7 @@ def replay(
 def gradescope(
     out: Annotated[Path, typer.Option(help="the zip to write")] = Path("autograder.zip"),
     labs: Labs = "",
-    seed: Annotated[str, typer.Option(help="seed of the hidden cases; default: a new one")] = "",
+    seed: Annotated[str, typer.Option(help="seed of hidden cases; default: a new one")] = "",
     hidden: Hidden = None,
     late: Annotated[
         Path | None, typer.Option(help='deadlines, TOML, with times = "submission_metadata.json"')

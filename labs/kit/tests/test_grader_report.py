@@ -15,17 +15,7 @@ from markdown_it import MarkdownIt
 
 from labs.kit.grader.names import safe
 from labs.kit.grader.report import write_reports
-from labs.kit.grader.results import (
-    MISSING,
-    NOT_WRITTEN,
-    RIGHT,
-    WAITS,
-    WRONG,
-    Case,
-    Grade,
-    LabGrade,
-    TaskGrade,
-)
+from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab
@@ -50,7 +40,7 @@ def wrong_run() -> tuple[str, dict, dict, int]:
 def lab_grade(lab_id: str, kind: str = "right", **values) -> LabGrade:
     """Return a lab that is right, wrong (the first task, with a run), wrong in hidden cases, or missing."""
     cases = [Case(f"{k} {n}", k == "hidden", True) for k in ("public", "hidden") for n in range(10)]
-    tasks = [TaskGrade(name, points, points, RIGHT, 20, 20) for name, points in TASKS[lab_id]]
+    tasks = [TaskGrade(name, points, points, "right", 20, 20) for name, points in TASKS[lab_id]]
     lab = LabGrade(lab_id, tasks, cases=cases, **values)
     if kind == "missing":
         lab.tasks = [TaskGrade(name, points, 0, MISSING) for name, points in TASKS[lab_id]]

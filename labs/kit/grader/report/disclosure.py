@@ -12,17 +12,7 @@ from typing import Any
 
 from labs.kit.grader.grading import logs_to_run
 from labs.kit.grader.names import printable, safe
-from labs.kit.grader.results import (
-    MISSING,
-    NOT_WRITTEN,
-    RIGHT,
-    WAITS,
-    WRONG,
-    Case,
-    Grade,
-    LabGrade,
-    TaskGrade,
-)
+from labs.kit.grader.results import MISSING, NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade, LabGrade, TaskGrade
 from labs.kit.grader.submission import Settings
 from labs.kit.judge.manifest import LabError, find_lab
 from mini_engine.show.player import payload
@@ -154,7 +144,7 @@ def lab_disclosed(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
         line(lab.problem),
         (public.count(False), len(public)),
         (hidden.count(False), len(hidden)),
-        case_name(shown) if shown else "",
+        case_name(shown.name) if shown else "",
         story_of(shown.said) if shown else (),
         play_of(lab) if shown else None,
         line(late),
@@ -178,10 +168,9 @@ def task_disclosed(task: TaskGrade) -> TaskDisclosed:
     return TaskDisclosed(line(task.task), task.state, words, *points, mistake, hint)
 
 
-def case_name(case: Case) -> str:
-    if match := re.fullmatch(r"public (\d+)", case.name):
-        return f"public case {match[1]}"  # as `labs test` calls it
-    return f"case {line(case.name)}"
+def case_name(name: str) -> str:
+    match = re.fullmatch(r"public (\d+)", name)
+    return f"public case {match[1]}" if match else f"case {line(name)}"  # as `labs test` calls it
 
 
 def story_of(text: str) -> tuple[str, ...]:
