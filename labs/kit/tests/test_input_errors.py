@@ -18,7 +18,7 @@ import time
 import pytest
 
 from labs.kit.author import export as author
-from labs.kit.grader import arguments, commands, intake, late, regrade, store
+from labs.kit.grader import arguments, commands, late, regrade, store
 from labs.kit.grader.results import Case, Grade, LabGrade, TaskGrade
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
@@ -230,28 +230,7 @@ def test_deadlines_that_are_no_file(row, tmp_path):
     refused(lambda: late.read(tmp_path / row[0]), "there is no such file")
 
 
-# ------------------------------------------------------------------------------- submissions, cases, reports
-
-SUBMITTED = [
-    ("lab-01.py", b"\xff\xfe", "not UTF-8"),
-    ("lab-01.py", b"", "is empty"),
-    ("lab-01.py", b" \n\t", "is empty"),
-    ("lab-01.py", b"x" * (1 << 20) + b"x", "larger than 1 MB"),
-    ("a.zip", b"", "not a zip, or it is damaged"),
-    ("a.zip", b"PK\3\4" + b"\0" * 30, "not a zip, or it is damaged"),
-    ("a.zip", b"PK\5\6" + b"\xff" * 18, "not a zip, or it is damaged"),
-]
-
-
-@table(SUBMITTED)
-def test_submissions(row, tmp_path):
-    """A problem of this submission, in words; the class goes on."""
-    name, data, words = row
-    (tmp_path / "ann").mkdir()
-    (tmp_path / "ann" / name).write_bytes(data)
-    found = intake.read(intake.Entry("ann", tmp_path / "ann"), ["lab-01"])
-    assert not found.files and words in found.problems["lab-01"], found.problems
-
+# -------------------------------------------------------------------------------------------- cases, reports
 
 CASES = [
     (b"", "is not a case"),
