@@ -19,7 +19,6 @@ from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Gr
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab
-from mini_engine.tests.browser import find_browser, open_browser
 
 LABS = ("lab-01", "lab-03")
 TASKS = {lab_id: [(task.name, task.points) for task in find_lab(lab_id).tasks] for lab_id in LABS}
@@ -233,14 +232,6 @@ def test_a_long_story_is_cut(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if (path := find_browser()) is None:
-        pytest.skip("no Chromium is installed; BROWSER_PATH names one elsewhere")
-    with open_browser(path) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """300 students, one of them with an odd name."""
     folder = tmp_path_factory.mktemp("report")
@@ -327,14 +318,13 @@ def test_the_next_student_follows_the_order_of_the_table(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_window_needs_no_horizontal_scrolling(browser, report, scheme):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-    page = context.new_page()
+    page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     page.goto((report / "index.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     page.click("tbody a >> nth=0")
     page.wait_for_selector("#feedback .lab")
     assert page.evaluate("document.getElementById('one').scrollWidth") <= 390
-    context.close()
+    page.close()
 
 
 def test_a_students_own_page_plays_the_run(browser, report):
