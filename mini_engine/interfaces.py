@@ -1,24 +1,24 @@
-"""The seams: what may be replaced, and what a replacement must do.
+"""The seams: the parts that can be replaced, and what a replacement must do.
 
-Labs, engine, simulator and tests meet here. Nothing needs to inherit from these classes: whatever
-has the methods fits. The shapes of tensors: N rows of a flat batch, S of them sampled, L layers.
+Labs, engine, simulator and tests meet here. Nothing needs to inherit from these classes: an object
+that has the methods fits. Shapes of tensors: N rows of a flat batch, S of them sampled, L layers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from mini_engine.outputs import Delta
 from mini_engine.request import Request
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # labs 01 to 03 and 06 run without torch
     from torch import Tensor
-
-    from mini_engine.trace.records import StepTrace
 
 
 class Row(NamedTuple):
-    """One request's part in a step, made once from the schedule and kept in its order."""
+    """One request's part in a step."""
 
     request: Request
     num_tokens: int
@@ -26,10 +26,10 @@ class Row(NamedTuple):
 
 
 class KVManager(Protocol):
-    """KV memory in equal blocks: which request holds which, and whether there is room.
+    """KV memory in equal blocks: the blocks of each request, and the room that is left.
 
-    Admission claims room for the whole sequence as it stands, so chunks never allocate; only
-    decodes can run short. `watermark` blocks stay free at admission while others hold blocks.
+    Admission claims room for the whole sequence, so chunks never allocate; only decodes can run
+    short. `watermark` blocks stay free at admission while others hold blocks.
     """
 
     num_blocks: int
@@ -39,11 +39,11 @@ class KVManager(Protocol):
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds."""
+        """The number of blocks that no request holds."""
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that can be found by their content, in use or free."""
+        """The number of blocks that can be found by their content, in use or free."""
 
     def admit(self, request: Request) -> bool:
         """Find the cached prefix, claim room for the whole sequence and set `num_computed_tokens`
@@ -54,19 +54,19 @@ class KVManager(Protocol):
         admission claimed. False changes nothing."""
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
-        """How many blocks `allocate` would take."""
+        """Return the number of blocks that `allocate` would take."""
 
-    def publish(self, request: Request) -> None:
-        """After a step: the request's full, computed blocks can be found by others."""
+    def cache_blocks(self, request: Request) -> None:
+        """After a step: let other requests find the request's full, computed blocks."""
 
     def free(self, request: Request) -> None:
-        """Give back all that the request holds; nothing happens if it holds nothing."""
+        """Give back all blocks of the request; a no-op if it holds none."""
 
     def block_table(self, request: Request) -> list[int]:
-        """The request's block ids, in order of position."""
+        """Return the request's block ids, in order of position."""
 
     def slot_mapping(self, request: Request, start: int, end: int) -> list[int]:
-        """The pool slots of the positions [start, end): block id times block_size plus offset."""
+        """Return the pool slots of the positions [start, end): block id times block_size plus offset."""
 
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""
@@ -79,13 +79,13 @@ class Queue(Protocol):
         """Put a request in its place."""
 
     def peek(self) -> Request:
-        """The first request, which stays."""
+        """Return the first request, without taking it."""
 
     def pop(self) -> Request:
         """Take the first request."""
 
     def remove(self, request: Request) -> None:
-        """Take a request from anywhere. Raises ValueError when it is not there."""
+        """Take a request out, wherever it is. Raises ValueError when it is not there."""
 
     def __len__(self) -> int: ...
 
@@ -119,38 +119,92 @@ class SchedulerLike(Protocol):
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
-        """Take back a computed step; returns the requests that have finished, in row order.
+        """Take in a computed step. Return the requests that have finished, in row order.
 
         `sampled` has the tokens of each request that reached the end of its sequence: one from this
-        engine, more from one that decodes speculatively. `stopped` are the ids of requests whose text,
+        engine, more with speculative decoding. `stopped` are the ids of requests whose text,
         with the last of these tokens, has reached a stop string."""
 
 
 class Attend(Protocol):
-    """Attention of one layer, handed to the model, which knows nothing of caches."""
+    """Attention of one layer, passed to the model, which has no cache of its own."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q and the result are (*S, num_heads, head_dim), k and v (*S, num_kv_heads, head_dim), RoPE
-        applied. Stores k and v wherever it likes."""
+        applied. Stores k and v."""
 
 
 class Backend(Protocol):
-    """Computes a step. Made with the model, the KV manager and the engine's Parts."""
+    """Computes a step. Made with the model, the KV manager and the engine's `next_chunk`."""
 
-    name: str  # what the trace's header says: paged, padded, two-pass
+    name: str  # in the trace's header: paged, padded, two-pass
 
     def forward(self, rows: list[Row]) -> Tensor:
-        """One forward pass over the rows; logits (S, vocab_size) of those with `is_last`, in order."""
+        """Run one forward pass. Return logits (S, vocab_size) of the rows with `is_last`, in order."""
 
 
-class Clock(Protocol):
-    """Where a trace's times come from."""
+class EngineLike(Protocol):
+    """The engine as the replaceable `step` and `Stream` see it."""
 
-    kind: str  # virtual or wall
-    unit: str  # step, ms or s
+    requests: dict[str, Request]  # by id, all that are not finished
+    inboxes: dict[str, deque[Delta]]  # by request id, one for each stream
+    scheduler: SchedulerLike
+    backend: Backend
 
-    def now(self) -> float:
-        """The time, in `unit`."""
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would serve a request."""
 
-    def advance(self, record: StepTrace) -> None:
-        """The step of this record is over: virtual time moves on by what it cost."""
+    def step(self) -> list[Delta]:
+        """Serve one step and return its Deltas."""
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> tuple[dict[str, list[int]], dict[str, str]]:
+        """Choose a token for each row of logits (S, vocab_size). Return {request_id: [token_id]}, and
+        {request_id: stop string} for the requests whose text has now reached one."""
+
+    def collect(self, requests: list[Request], stopped: dict[str, str]) -> list[Delta]:
+        """Return the Deltas of requests that were given tokens, and forget the finished ones."""
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request; False if there is no such request."""
+
+
+# -------------------------------------------------- optional abilities, for undoing a failed step
+# The engine asks for each once, when it is built; fallbacks.py has what stands in for a missing one.
+
+
+@runtime_checkable
+class RecoverableKV(Protocol):
+    """A KVManager that can undo what it did for a request."""
+
+    def unadmit(self, request: Request) -> None:
+        """Undo `admit`: give back its blocks, and do not count it in the statistics."""
+
+    def shrink(self, request: Request) -> None:
+        """Give back what `allocate` took for tokens that have not been computed since."""
+
+    def evict_blocks(self, request: Request) -> list[int]:
+        """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
+        that no other request holds."""
+
+
+@runtime_checkable
+class RecoverableScheduler(Protocol):
+    """A SchedulerLike that can undo its last `schedule`, and end a request with an error."""
+
+    def take_back(self, before: list[Request]) -> None:
+        """Undo a step that was decided while `before` ran and is not computed. Preemptions stand."""
+
+    def fail(self, request: Request) -> None:
+        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+
+
+@runtime_checkable
+class RecoverableBackend(Protocol):
+    """A Backend that can compute a request apart from the others."""
+
+    def compute_alone(self, request: Request) -> Tensor | None:
+        """Return the logits (vocab_size,) after the request's last token; None if it cannot."""
+
+    def clear(self, slots: list[int]) -> None:
+        """Write zeros into these slots of every layer."""

@@ -1,23 +1,21 @@
-"""How the policies to compare with compute their steps on a model, each as a backend of the engine."""
+"""The backends of the policies to compare with: two passes a step, or the padded batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention import PagedBackend
+from mini_engine.attention import NextChunk, PagedBackend
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM
+from mini_engine.scheduler import next_chunk
 from mini_engine.sim.policies import BASELINES
-
-if TYPE_CHECKING:
-    from mini_engine.parts import Parts
 
 
 class TwoPassBackend:
@@ -25,12 +23,12 @@ class TwoPassBackend:
 
     name = "two-pass"
 
-    def __init__(self, model: CausalLM, kv: KVManager, parts: Parts | None = None):
-        self.paged = paged_backend(model, kv, parts)
+    def __init__(self, model: CausalLM, kv: KVManager, next_chunk: NextChunk = next_chunk):
+        self.paged = paged_backend(model, kv, next_chunk)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
-        # Runs of one kind, so that the row order stays as scheduled: under TwoPass, decodes come first.
+        """Compute the scheduled rows. Return logits (S, vocab_size) of the S that end their sequence."""
+        # Runs of one kind keep the order of the schedule: under TwoPass, decodes come first.
         passes = groupby(rows, key=lambda row: row.request.is_decode)
         return torch.cat([self.paged.forward(list(part)) for _, part in passes])
 
@@ -39,7 +37,7 @@ BACKENDS = {backend.name: backend for backend in (PagedBackend, TwoPassBackend, 
 
 
 def policy_parts(baseline: str) -> dict[str, Any]:
-    """What runs an engine under one of BASELINES: `Engine(model, parts=Parts(**policy_parts("static")))`.
+    """Return the parts of an engine under one of BASELINES: `Parts(**policy_parts("static"))`.
 
     The padded one needs enable_prefix_caching=False.
     """

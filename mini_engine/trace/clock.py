@@ -1,11 +1,25 @@
-"""Where a trace's times come from: computed, the same on every machine, or the wall's."""
+"""The times of a trace: computed, the same on every machine, or wall time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from mini_engine.trace.records import StepTrace
+
+
+class Clock(Protocol):
+    """The source of a trace's times."""
+
+    kind: str  # virtual or wall
+    unit: str  # step, ms or s
+
+    def now(self) -> float:
+        """The time, in `unit`."""
+
+    def advance(self, record: StepTrace) -> None:
+        """The step of this record is over: virtual time moves on by its cost."""
 
 
 class VirtualClock:

@@ -1,6 +1,6 @@
-"""A scheduler that remembers: stands in front of any other and writes down what it decides.
+"""A scheduler that records: it stands in front of any other and writes down its decisions.
 
-It looks at public state before and after each call; the code under observation writes nothing.
+It reads public state before and after each call; the recorded scheduler writes nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
-from mini_engine.interfaces import Clock, KVManager, Queue, SchedulerLike
+from mini_engine.fallbacks import recoverable_scheduler
+from mini_engine.interfaces import KVManager, Queue, SchedulerLike
 from mini_engine.request import Request
-from mini_engine.scheduler import Scheduler
-from mini_engine.trace.clock import VirtualClock
-from mini_engine.trace.keep import Keep, Kept
+from mini_engine.trace.clock import Clock, VirtualClock
+from mini_engine.trace.describe import describe, view_of
 from mini_engine.trace.records import (
     Blocked,
     End,
@@ -22,11 +22,11 @@ from mini_engine.trace.records import (
     Header,
     Preempted,
     Queued,
-    RequestView,
     Scheduled,
     StepTrace,
     Trace,
 )
+from mini_engine.trace.retention import Retention, TraceStore
 
 Key = TypeVar("Key")
 
@@ -42,14 +42,14 @@ def _forwarded(name: str) -> Any:
 
 
 class Recorder:
-    """The same interface as the scheduler behind it, and `snapshot` and `close`, which give the trace.
+    """The same interface as the scheduler behind it, and `snapshot` and `close`, which return the trace.
 
-    keep       which steps (see Kept): True all, False none, a number the latest so many, a path a file
+    keep       the steps to keep (see TraceStore): True all, False none, a number the latest, a path a file
     consumers  take each record as it is finished, whatever is kept
-    config     of the header, if the scheduler cannot be asked for it
-    backend    of the steps: paged, padded, two-pass; nothing if no model computes them
-    parts      which are not the engine's own, and whose
-    requests   that the scheduler has already
+    config     the header's, if the scheduler does not have the settings
+    backend    paged, padded or two-pass; empty if no model computes the steps
+    parts      the parts that are not the engine's own, and their source
+    requests   the requests that the scheduler already has
     """
 
     kv: KVManager = _forwarded("kv")
@@ -65,7 +65,7 @@ class Recorder:
         self,
         scheduler: SchedulerLike,
         *,
-        keep: Keep = True,
+        keep: Retention = True,
         consumers: Iterable[Consumer] = (),
         clock: Clock | None = None,
         config: dict[str, Any] | None = None,
@@ -74,13 +74,14 @@ class Recorder:
         requests: Iterable[Request] = (),
     ):
         self.scheduler = scheduler
+        self._recovery = recoverable_scheduler(scheduler)
         self.clock: Clock = clock or VirtualClock()
         self.consumers = list(consumers)
         config = describe(scheduler) if config is None else config
-        there = [_view(request, scheduler) for request in requests]
+        there = [view_of(request, scheduler) for request in requests]
         header = Header(self.clock.kind, self.clock.unit, backend, parts or {}, config, there)
-        self.kept = Kept(header, keep)
-        self.header, self.steps = header, self.kept.steps
+        self.store = TraceStore(header, keep)
+        self.header, self.steps = header, self.store.steps
         self.end: End | None = None
         self.step = 0
         self._events: list[Event] = []  # since the latest step was decided
@@ -96,7 +97,7 @@ class Recorder:
         self._events.append(arrived)
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
-        """`reason` is what the trace says; in the middle of a step the event is that step's."""
+        """The scheduler's `abort`, and a FINISHED event with this reason; in mid-step it is that step's."""
         found = self.scheduler.abort(request_id)
         if found:
             self._num_blocks_seen.pop(request_id, None)
@@ -104,8 +105,13 @@ class Recorder:
             events.append(Finished(request_id, reason))
         return found
 
+    def fail(self, request: Request) -> None:
+        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+        self.abort(request.request_id, "error")
+        request.finish_reason = "error"
+
     def schedule(self) -> dict[str, int]:
-        """The scheduler's `schedule`; what it decided begins the step's record."""
+        """The scheduler's `schedule`; its decisions begin the step's record."""
         kv, size, t = self.kv, self.kv.block_size, self.clock.now()
         before, free = list(self.running), kv.num_free_blocks
         # Only at the edge of a block can a request need one more.
@@ -135,15 +141,14 @@ class Recorder:
             num_cached_blocks=kv.num_cached_blocks,
             events=events,
         )
-        if error is not None:  # what it had done by then is written down; see take_back
+        if error is not None:  # the record has what was done by then; see take_back
             raise error
         return scheduled
 
     def take_back(self, before: list[Request]) -> None:
-        """The step that was decided while `before` ran is not computed. As far as the scheduler can take
-        it back, nothing of it stands in the trace; else it is a step that computed nothing."""
-        if isinstance(self.scheduler, Scheduler):
-            self.scheduler.take_back(before)
+        """Undo a step that was decided while `before` ran and is not computed. What the scheduler can
+        undo leaves the trace; what stands is recorded as a step that computed nothing."""
+        self._recovery.take_back(before)
         record, self._record = self._record, None
         if record is None:
             return
@@ -168,12 +173,12 @@ class Recorder:
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
-        """The scheduler's `update`, which completes the step's record. Raises RuntimeError when nothing was
-        scheduled before."""
+        """The scheduler's `update`, which completes the step's record. Raises RuntimeError without a
+        `schedule` before it."""
         if self._record is None:
             raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
         known: dict[str, int] = {}
-        if sum(map(len, sampled.values())) > len(sampled):  # of several tokens some may be dropped
+        if sum(map(len, sampled.values())) > len(sampled):  # some of several tokens may be dropped
             known = {request.request_id: len(request.output_token_ids) for request in self.running}
         finished = self.scheduler.update(scheduled, sampled, stopped)
         record, self._record = self._record, None
@@ -184,35 +189,35 @@ class Recorder:
             name = request.request_id
             self._num_blocks_seen.pop(name, None)
             record.events.append(Finished(name, request.finish_reason or ""))
-            if len(sampled.get(name, ())) > 1:  # what follows a stop was dropped
+            if len(sampled.get(name, ())) > 1:  # the tokens after a stop were dropped
                 record.new_tokens[name] = request.output_token_ids[known[name] :]
         self._finish(record)
         return finished
 
     def _finish(self, record: StepTrace) -> None:
         self.step += 1
-        for consumer in (*self.consumers, self.kept):
+        for consumer in (*self.consumers, self.store):
             consumer.add(record)
 
     def snapshot(self) -> Trace:
-        """The trace so far, as far as it is kept. Changes nothing, and later steps do not change it."""
-        return self.kept.trace(self.end or self._end("max_steps" if self.has_work else "drained"))
+        """Return the trace so far, as far as it is kept; later steps do not change it."""
+        return self.store.trace(self.end or self._end("max_steps" if self.has_work else "drained"))
 
     def close(self, end: str, **details: Any) -> Trace:
-        """Say how the run ended (drained, stuck, max_steps or error), finish the file, and hand over the
-        trace. `details` are fields of End."""
+        """End the recording with drained, stuck, max_steps or error, finish the file, and return the trace.
+        `details` are fields of End."""
         self.end = self._end(end, **details)
-        self.kept.finish(self.end)
+        self.store.finish(self.end)
         return self.snapshot()
 
     def _end(self, end: str, **details: Any) -> End:
-        # What came after the last step, an abort for one, stands in the end.
+        # Events after the last step, such as an abort, belong to the end.
         return End(end, self.step, self.kv.num_free_blocks, events=list(self._events), **details)
 
-    # ------------------------------------------------------------------------- what a step is made of
+    # -------------------------------------------------------------------------- the fields of a step
 
     def _preemptions(self, gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
-        """Of the requests that ran before and are gone: for the first of the others that was short."""
+        """Return an event for each request that is gone; the cause is the first other that was short."""
         if not gone:
             return []
         short, total = first_short(needs, set(gone), free), sum(needs.values())
@@ -230,7 +235,7 @@ class Recorder:
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
-        """Why the front of the queue was not admitted in this step."""
+        """Return why the front of the queue was not admitted in this step."""
         kv, config = self.kv, self.header.config
         if not len(self.waiting):
             return Blocked("empty")
@@ -245,12 +250,12 @@ class Recorder:
             return Blocked("budget", request.request_id)
         if needs > kv.num_free_blocks:
             return Blocked("memory", request.request_id, needs, kv.num_free_blocks)
-        return Blocked("none", request.request_id)  # it could have been admitted: a bug of the scheduler
+        return Blocked("none", request.request_id)  # it could have been admitted: a bug in the scheduler
 
     def _new_blocks(
         self, scheduled: dict[str, int], at_edge: list[Request], admitted: list[Request]
     ) -> dict[str, list[int]]:
-        """Of the requests that can have got any; several tokens may go beyond the edge of a block, too."""
+        """Return the new blocks of each request. Computing several tokens can cross the edge of a block."""
         growing = [*at_edge, *admitted]
         several = {name for name, num_tokens in scheduled.items() if num_tokens > 1}
         if several.difference(request.request_id for request in growing):
@@ -265,45 +270,16 @@ class Recorder:
         return new_blocks
 
 
-def describe(scheduler: SchedulerLike) -> dict[str, Any]:
-    """The settings of a scheduler and its KV manager, as a header's `config`."""
-    kv = scheduler.kv
-    return {
-        "policy": scheduler.policy,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-        "num_blocks": kv.num_blocks,
-        "block_size": kv.block_size,
-        "prefix_caching": kv.enable_prefix_caching,
-        "watermark": kv.watermark,
-    }
-
-
-def _view(request: Request, scheduler: SchedulerLike) -> RequestView:
-    """A request that was there before the recording, as far as it can be seen."""
-    sizes = request.num_prompt_tokens, request.max_tokens or 0
-    view = RequestView(request.request_id, *sizes, request.priority, request.arrival)
-    view.num_computed_tokens, view.num_output_tokens = (
-        request.num_computed_tokens,
-        len(request.output_token_ids),
-    )
-    view.num_preemptions, view.blocks = request.num_preemptions, list(scheduler.kv.block_table(request))
-    if request in scheduler.running:
-        view.running, view.state = True, "decode" if view.is_decode else "prefill"
-    return view
-
-
 def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:
-    """The running requests that are gone, and those that are new."""
-    if after[: len(before)] == before:  # as good as always
+    """Return the running requests that are gone, and those that are new."""
+    if after[: len(before)] == before:  # nearly always
         return [], after[len(before) :]
     were, are = set(before), set(after)
     return [r for r in before if r not in are], [r for r in after if r not in were]
 
 
 def first_short(needs: dict[Key, int], gone: set[Key], free: int) -> Key | None:
-    """The first surviving request that could not have grown with the blocks that were free."""
+    """Return the first surviving request that could not have grown with the blocks that were free."""
     for request, num_blocks in needs.items():
         free -= num_blocks
         if free < 0 and num_blocks and request not in gone:

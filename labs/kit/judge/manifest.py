@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labs.kit.toys.words import brief
+from mini_engine.renamed import modernized
 
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
@@ -56,6 +57,7 @@ class Mistake:
     body: str = ""
     find: str = ""
     replace: str = ""
+    keeps_state: bool = False  # between calls, so that what a test sees depends on the tests before it
     missed_by_scripts: str = ""  # why the lab's random_scripts alone cannot catch it
 
     def apply(self, source: str) -> str:
@@ -90,6 +92,7 @@ class Lab:
     def task(self, name: str) -> Task:
         """By name, or by a part of it that says which: `admit`, `next`. Raises LabError with the choices."""
         tasks = {task.name: task for task in self.tasks}
+        name = modernized(f".{name}")[1:]
         if name in tasks:
             return tasks[name]
         short = name.removesuffix("()").strip("_").lower()

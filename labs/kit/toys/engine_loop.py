@@ -124,7 +124,7 @@ class CountingKV:
         self.held[request.request_id] = (family, shared, blocks + new)
         return True
 
-    def publish(self, request: Request) -> None:
+    def cache_blocks(self, request: Request) -> None:
         self.published.append([request.request_id, request.num_computed_tokens, self.num_held(request)])
 
     def free(self, request: Request) -> None:
@@ -209,7 +209,7 @@ class LoopPlay(Play):
 
     def fitting(self, request: Request, tokens: list[int]) -> list[int]:
         """Several tokens of one step need room for each, unless they are the request's last."""
-        ends = {*request.sampling.stop_token_ids, *request.eos_token_ids}
+        ends = {*request.sampling_params.stop_token_ids, *request.eos_token_ids}
         is_end = len(request.output_token_ids) + len(tokens) >= (request.max_tokens or 0)
         return [*tokens] if self.several_tokens or is_end or ends & {*tokens} else tokens[:1]
 

@@ -40,7 +40,7 @@ class Texts(Ledger):
             self.written[slot] = self.text(request, position + 1)
             self.published.pop(slot // self.size, None)
         super().count(request, num_tokens)
-        self.kv.publish(request)
+        self.kv.cache_blocks(request)
         if self.caching:
             for index, block in enumerate(self.kv.block_table(request)[: end // self.size]):
                 self.published[block] = self.text(request, (index + 1) * self.size)
@@ -86,7 +86,7 @@ class Texts(Ledger):
         full = request.num_computed_tokens // self.size
         newcomer = make_request("newcomer", [*request.token_ids(0, full * self.size), 0])
         newcomer.cache_salt = request.cache_salt
-        found = len(list(self.kv.find_prefix(newcomer)))
+        found = len(list(self.kv.get_computed_blocks(newcomer)))
         if found != full:
             computed = f"{request.request_id} has computed {full} full blocks"
             raise AssertionError(f"{computed}, and a newcomer with the same text finds {found} of them")

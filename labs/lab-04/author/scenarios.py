@@ -57,7 +57,7 @@ def _alone(token_ids: tuple[int, ...]) -> tuple[torch.Tensor, DenseCache]:
 def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """The greedy text of one request alone."""
     request = make_request(request_id, prompt, max_tokens)
-    return run_alone(model(), request.prompt_token_ids, request.sampling)
+    return run_alone(model(), request.prompt_token_ids, request.sampling_params)
 
 
 def mid_flight(name: str, past: int, new: int, *, outputs: int = 0):

@@ -33,7 +33,7 @@ class Pool:
         self.held.pop(request.request_id, None)
         self.kv.free(request)
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         """Nothing is cached: the engine's manager would share blocks, as lab-06 does."""
 
     def check(self):
@@ -128,7 +128,7 @@ def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     from labs.kit.tensor_toys.models import random_model, run_alone
 
     request = make_request(request_id, prompt, max_tokens)
-    return run_alone(random_model(), request.prompt_token_ids, request.sampling)
+    return run_alone(random_model(), request.prompt_token_ids, request.sampling_params)
 
 
 def step_tensors(step, **sizes):

@@ -165,9 +165,9 @@ class Play(Texts):
         found = {}
         for name, (text, salt) in self.probes.items():
             self.came.append(make_request(name, text, cache_salt=salt))
-            found[name] = len(list(self.kv.find_prefix(self.came[-1])))
+            found[name] = len(list(self.kv.get_computed_blocks(self.came[-1])))
         for name, request in sorted(self.requests.items()):
-            found[name] = len(list(self.kv.find_prefix(request)))
+            found[name] = len(list(self.kv.get_computed_blocks(request)))
         held = {name: request for name, request in self.requests.items() if self.table(name)}
         return super().seen() | {
             "num_cached_blocks": self.kv.num_cached_blocks,
