@@ -15,6 +15,7 @@ from typing import Any
 from labs.kit.judge import loading
 from labs.kit.judge.manifest import Lab, Task, functions
 from labs.kit.judge.pristine import pristine_source
+from labs.kit.judge.renamed import with_new_names
 
 
 def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
@@ -169,7 +170,7 @@ def defined_in(module: ModuleType) -> list[FunctionType]:
 def unwritten(lab: Lab, source: str) -> list[str]:
     """The names of the tasks that are as they came, in a file that parses."""
     try:
-        yours, pristine = functions(source), functions(pristine_source(lab))
+        yours, pristine = functions(with_new_names(lab, source)), functions(pristine_source(lab))
     except SyntaxError:
         return []
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, LabError, Mistake, find_lab
 from labs.kit.judge.pristine import pristine_source
+from labs.kit.judge.renamed import with_new_names
 from labs.kit.toys.words import describe
 
 
@@ -152,7 +153,7 @@ def read(lab: Lab, path: Path) -> str:
         problem = f"is not UTF-8 text (byte {error.start} is {byte:#x}); save it as UTF-8"
     else:
         if "\0" not in source:
-            return source
+            return with_new_names(lab, source)
         problem = f"has a null byte in line {source[: source.index(chr(0))].count(chr(10)) + 1}; delete it"
     raise LoadProblem(f"{lab.id}: starter.py {problem}")
 

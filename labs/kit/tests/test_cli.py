@@ -2,10 +2,7 @@
 
 import contextlib
 import errno
-import importlib
-import inspect
 import json
-import operator
 import os
 import re
 import shutil
@@ -15,7 +12,6 @@ import time
 
 import pytest
 
-from labs.kit.author.export import export
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
@@ -490,94 +486,3 @@ def test_watch_tests_on_save_and_obeys_keys(course):
     finally:
         process.kill()
         process.communicate()
-
-
-# ------------------------------------------------------------------------------ the student edition
-
-
-@pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("edition") / "course"
-    assert export(folder) == []
-    return folder
-
-
-def python(folder, *line, **variables):
-    own = {
-        k: v for k, v in os.environ.items() if k != "LAB_IMPL"
-    } | variables  # this run's, not the students'
-    command = [sys.executable, "-m", *line]
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, errors="replace")
-
-
-def test_student_edition_has_no_solutions_mistakes_or_twins(edition):
-    names = [path.relative_to(edition).as_posix() for path in edition.rglob("*")]
-    assert not [
-        name for name in names if "solution" in name or "mistakes.toml" in name or "/alternatives" in name
-    ]
-    assert {f"labs/{lab_id}/starter.py" for lab_id in lab_ids()} <= set(names)
-    scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
-    assert "sealed" in scheduler and "kv.admit" not in scheduler
-    assert "README.md" in names and "labs/lab-01/test_lab.py" in names
-    authors = ("/tests", "/author", "train.py", "player.py", "architecture.py", ".github", ".ci")
-    assert not [name for name in names if any(word in name for word in authors)]
-
-
-def test_no_twin_can_be_read_in_a_student_edition(edition):
-    """However the engine's modules are cut: the last lines of each twin are in no file of the engine."""
-    texts = [path.read_text("utf-8") for path in (edition / "mini_engine").rglob("*.py")]
-    for task in (task for lab_id in lab_ids() for task in find_lab(lab_id).tasks):
-        module, _, part = task.engine.partition(":")
-        twin = operator.attrgetter(part)(importlib.import_module(module))
-        code = inspect.getsource(twin.fget if isinstance(twin, property) else twin)
-        end = "".join(code.splitlines(keepends=True)[-3:])
-        assert not [text for text in texts if end in text], task.engine
-
-
-def test_student_edition_works(edition):
-    result = python(edition, "pytest", "labs/lab-01", "-k", "budget_caps", "-p", "no:cacheprovider")
-    assert "testing starter.py, your own" in result.stdout
-    assert "lab-01: schedule_step is not written yet" in result.stdout
-    code = "import mini_engine.scheduler as s; print(s.clamp(9, 4, 0), s.__file__)"
-    engine = subprocess.run([sys.executable, "-c", code], cwd=edition, capture_output=True, text=True)
-    assert engine.stdout.startswith("4 ") and str(edition) in engine.stdout
-    assert "No such command 'check'" in python(edition, "labs", "check").stderr
-    engine = python(edition, "pytest", "labs/lab-03", "-p", "no:cacheprovider", LAB_IMPL="engine")
-    assert engine.returncode == 0, engine.stdout
-    refused = python(edition, "labs", "solution", "lab-01", "--spoil")
-    assert "comes without solutions" in refused.stderr
-    hints = [python(edition, "labs", "hint", "lab-01").stdout for _ in range(3)]
-    assert "that was the last one" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
-
-
-def test_a_failing_run_is_played_beside_the_engine_s_in_a_student_edition(edition):
-    starter, lab = edition / "labs" / "lab-01" / "starter.py", find_lab("lab-01")
-    pristine = starter.read_text("utf-8")
-    mistake = next(mistake for mistake in lab.mistakes if mistake.id == "skip-past-the-head")
-    starter.write_text(mistake.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
-    said = python(edition, "labs", "test", "lab-01").stdout
-    starter.write_text(pristine, "utf-8")
-    assert "out/lab-01.html in a browser: yours beside the reference" in said
-    assert "looks like" in said and mistake.title in said  # by its fingerprint: mistakes.toml is not there
-    assert (edition / "out" / "lab-01.html").is_file()
-
-
-def test_an_update_keeps_edited_starters(edition):
-    mine, untouched = (edition / "labs" / lab_id / "starter.py" for lab_id in lab_ids()[:2])
-    mine.write_text("mine = 1\n", "utf-8")
-    before = untouched.read_text("utf-8")
-    assert export(edition) == []  # the course has not changed
-    assert mine.read_text("utf-8") == "mine = 1\n"
-    kept = edition / "labs" / "kit" / "pristine" / "lab-01.py"
-    kept.write_text("what was handed out last year\n", "utf-8")
-    (note,) = export(edition)
-    assert "starter.new.py" in note
-    assert mine.read_text("utf-8") == "mine = 1\n"
-    assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")
-    assert untouched.read_text("utf-8") == before
-
-
-def test_export_refuses_a_folder_of_something_else(tmp_path):
-    (tmp_path / "thesis.txt").write_text("important")
-    with pytest.raises(LabError, match="not empty, and not an exported course"):
-        export(tmp_path)
