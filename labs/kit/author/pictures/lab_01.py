@@ -7,23 +7,17 @@ BUDGET, SLOTS = 10, 4
 
 
 def run() -> list[tuple[StepTrace, dict[str, RequestView]]]:
-    config = {
-        "max_num_batched_tokens": BUDGET, "max_num_seqs": SLOTS, "long_prefill_token_threshold": 0,
-        "num_blocks": 64, "watermark": 0,
-    }  # fmt: skip
+    config = {"max_num_batched_tokens": BUDGET, "max_num_seqs": SLOTS}
     requests = [("d0", 3, 9, 0), ("d1", 2, 5, 0), ("a", 5, 6, 1), ("b", 8, 6, 1), ("c", 4, 5, 1)]
-    return steps_of(made_up("lab-01", config, *requests))
+    return steps_of(made_up("lab-01", requests, **config))
 
 
 def budget() -> Sheet:
-    """Six steps of a run under a budget of 10 tokens and 4 slots, a row a step: the tokens that each
-    request takes of the budget, the slots that are taken, and the request that waits, c, which gets in
-    when d1 is done."""
+    """Six steps under a budget of 10 tokens and 4 slots; c gets in when d1 is done."""
     sheet = Sheet(324)
     left, slots, wait = 62, 386, 550
-    sheet.title(left, 22, f"token budget: {BUDGET} a step")
-    sheet.title(slots, 22, f"slots: {SLOTS}")
-    sheet.title(wait, 22, "waiting")
+    for x, words in ((left, f"token budget: {BUDGET} a step"), (slots, f"slots: {SLOTS}"), (wait, "waiting")):
+        sheet.title(x, 22, words)
     before: list[str] = []
     for row, (record, views) in enumerate(run()[1:7]):
         y = 42 + row * 40
@@ -45,9 +39,7 @@ def budget() -> Sheet:
 
 
 def turn() -> Sheet:
-    """One call of schedule_step: two running decodes take a token each of the budget of 10, then the
-    waiting requests come in from the front: a with its 5 tokens, b with 3 of its 8; c stays in the
-    queue."""
+    """One call of schedule_step: two running decodes, then the waiting requests from the front."""
     (_, before), (record, views) = run()[:2]
     sheet = Sheet(374)
     left, cell, y = 100, 57, 158
@@ -90,6 +82,3 @@ def queue(
         sheet.cell(x + place * 66, y + 26, 60, 42, text, kind or view.state, va="center")
         middles[view.request_id] = x + place * 66 + 30
     return middles
-
-
-PICTURES = (budget, turn)

@@ -23,19 +23,14 @@ def tokens_of(trace: Trace, name: str) -> list[float]:
 
 
 def chunks() -> Sheet:
-    """Three chats and a prompt of 2,000 tokens on a clock. Whole, the prompt takes one step of 168 ms,
-    in which the chats get no token; in chunks of 512 it takes four, and the chats get a token after
-    each."""
+    """Three chats and a prompt of 2,000 tokens on a clock, the prompt whole and in chunks of 512."""
     sheet = Sheet(404)
-    config = {"max_num_batched_tokens": 4096, "max_num_seqs": 8, "num_blocks": 4096}
     requests = [*((name, 4, 40, 0) for name in "abc"), ("d", 2000, 30, 5)]
+    config = {"max_num_batched_tokens": 4096, "max_num_seqs": 8}
     for top, threshold, title in ((0, 0, "the prompt whole"), (200, 512, "the prompt in chunks of 512")):
         sheet.title(LEFT - 40, top + 22, title)
-        draw_clock(
-            sheet,
-            top + 50,
-            made_up("lab-02", config | {"long_prefill_token_threshold": threshold}, *requests),
-        )
+        trace = made_up("lab-02", requests, long_prefill_token_threshold=threshold, **config)
+        draw_clock(sheet, top + 50, trace)
     sheet.dot(LEFT - 33, 388)
     sheet.note(LEFT - 22, 388, "a token is given out")
     sheet.legend(LEFT + 120, 388, ("prefill", "a step with tokens of the prompt"))
@@ -70,8 +65,7 @@ def draw_clock(sheet: Sheet, y: float, trace: Trace) -> None:
 
 
 def dial() -> Sheet:
-    """The threshold of lab-02 from off to 32 tokens: the chat's worst gap between two tokens falls from
-    28.5 to 10.7 ms, and the prompt's own first token comes after 340 ms in place of 112."""
+    """The threshold from off to 32 tokens: the chat's worst gap, and the prompt's first token."""
     scenarios = loading.load("lab-02", "scenarios")
     gaps, firsts, alone = {}, {}, 0.0
     for threshold in (0, 128, 64, 32):
@@ -102,6 +96,3 @@ def dial() -> Sheet:
         sheet.title(18 + place * 350, 22, title, colour=colour)
         sheet.note(18 + place * 350, 42, words)
     return sheet
-
-
-PICTURES = (chunks, dial)

@@ -37,10 +37,7 @@ def counters(trace: Trace, name: str) -> Iterator[tuple[int, int]]:
 
 
 def life() -> Sheet:
-    """A request is waiting, running or finished. schedule_step moves it from waiting to running,
-    preempt back, with its outputs kept and num_computed_tokens 0; update finishes it, abort from
-    anywhere. Below them r0 of the run by hand: its state, num_tokens and num_computed_tokens in each
-    step."""
+    """The states of a request, and below them r0 of the run by hand with its two counters."""
     trace = run()
     sheet = Sheet(392)
     draw_states(sheet, trace)
@@ -80,9 +77,7 @@ def draw_states(sheet: Sheet, trace: Trace) -> None:
 
 
 def by_hand() -> Sheet:
-    """Two prompts of 10 tokens in a pool of 22 slots, step by step: what each computes, and how the
-    pool fills. In step 2 both need a slot, one is free, r0 is preempted; in step 5 it is back and
-    computes its 10 + 1 tokens in one chunk; it ends with 19 slots."""
+    """Two prompts of 10 tokens in a pool of 22 slots: what each step computes, and how the pool fills."""
     trace = run()
     sheet = Sheet(456)
     left, width = 112, (RIGHT - 112) / len(trace.steps)
@@ -108,18 +103,16 @@ def by_hand() -> Sheet:
                 sheet.box(x + 2, y, *size, words, face=face, edge=LINE, radius=0, va="center")
         sheet.label(x + width / 2, base + 13, str(record.step))
         sheet.label(x + width / 2, top - 10, str(record.num_free_blocks))
-    back = steps_with(trace, "r0", "SCHEDULED").split()[-1]
-    for line, (step, words) in enumerate((
-        (steps_with(trace, "r0", "PREEMPTED"),
-         "both need a slot and one is free: r0, the last in order, is preempted"),
-        (f"step {back}", "r1 is done, r0 is back: its 10 + 1 tokens in one chunk"),
-        (steps_with(trace, "r0", "FINISHED"),
-         "r0 ends with 10 + 10 - 1 = 19 slots: its last token is never computed"),
-    )):  # fmt: skip
+    preempted, admitted, finished = (
+        steps_with(trace, "r0", event) for event in ("PREEMPTED", "SCHEDULED", "FINISHED")
+    )
+    explained = {
+        preempted: "both need a slot and one is free: r0, the last in order, is preempted",
+        f"step {admitted.split()[-1]}": "r1 is done, r0 is back: its 10 + 1 tokens in one chunk",
+        finished: "r0 ends with 10 + 10 - 1 = 19 slots: its last token is never computed",
+    }
+    for line, (step, words) in enumerate(explained.items()):
         sheet.text(left, 378 + line * 19, step, weight="bold")
         sheet.note(left + 60, 378 + line * 19, words)
     sheet.legend(left, 440, *STATES)
     return sheet
-
-
-PICTURES = (life, by_hand)

@@ -5,9 +5,7 @@ from labs.kit.judge import loading
 
 
 def rectangle() -> Sheet:
-    """Three decodes with 21, 14 and 8 tokens in their caches and the first 8 of a prompt's 13 tokens:
-    four rows, padded on the left twice, the past to 21 columns and the new tokens to 8. Each row's last
-    token is in the last column. Of the 32 cells that are computed 11 are tokens, the others pads."""
+    """Three decodes and a chunk of a prompt as one rectangle, padded on the left twice."""
     scenarios = loading.load("lab-04", "scenarios")
     rows, caches = scenarios.fleet(scenarios.SHAPES["the worked example"][:3])
     request, caches["D"] = scenarios.mid_flight("D", 0, 13)
@@ -39,9 +37,7 @@ def rectangle() -> Sheet:
 
 
 def mask() -> Sheet:
-    """The masks of two steps, cell by cell: the queries are the rows, the keys the columns. A real
-    query sees its real past and the new tokens up to itself, and no pad, neither of the past nor of the
-    new ones; a pad sees its own column, so that its softmax is not one over nothing."""
+    """The masks of two steps, cell by cell: the queries are the rows, the keys the columns."""
     import torch
 
     sheet = Sheet(392)
@@ -81,6 +77,3 @@ def draw_mask(
         ]
         sheet.cells(x - 1, top, pitch, pitch - 2, kinds[:p_max], line=0.7)
         sheet.cells(middle - 1, top, pitch, pitch - 2, kinds[p_max:], line=0.7)
-
-
-PICTURES = (rectangle, mask)

@@ -48,10 +48,11 @@ def run_of(lab_id: str, scenario: dict[str, Any]) -> Trace:
     return trace
 
 
-def made_up(lab_id: str, config: dict[str, int], *requests: tuple[str, int, int, int]) -> Trace:
+def made_up(lab_id: str, requests: Iterable[tuple[str, int, int, int]], **config: int) -> Trace:
     """Return the run of requests given as (id, prompt, max_tokens, at)."""
     entries = [dict(zip(("id", "prompt", "max_tokens", "at"), one, strict=True)) for one in requests]
-    return run_of(lab_id, {"name": "a picture's", "config": config, "requests": entries})
+    defaults = {"long_prefill_token_threshold": 0, "num_blocks": 4096, "watermark": 0}
+    return run_of(lab_id, {"name": "a picture's", "config": defaults | config, "requests": entries})
 
 
 def steps_of(trace: Trace) -> list[tuple[StepTrace, dict[str, RequestView]]]:
@@ -145,14 +146,12 @@ class Sheet:
 
         return float(TextPath((0, 0), words, size=SMALL).get_extents().width) * 100 / 72
 
-    def save(self, path: Path, alt: str | None) -> int:
+    def save(self, path: Path) -> int:
         """Write the PNG, in few colours; return its size in bytes."""
-        from PIL import Image, PngImagePlugin
+        from PIL import Image
 
         page = BytesIO()
-        self.figure.savefig(page, dpi=200, facecolor=PAPER, metadata={"Software": None})
-        info = PngImagePlugin.PngInfo()
-        info.add_text("Description", " ".join((alt or "").split()))
+        self.figure.savefig(page, dpi=200, facecolor=PAPER)
         image = Image.open(page).convert("RGB").quantize(96, dither=Image.Dither.NONE)
-        image.save(path, optimize=True, pnginfo=info)
+        image.save(path, optimize=True)
         return path.stat().st_size
