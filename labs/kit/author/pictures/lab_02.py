@@ -2,7 +2,7 @@
 
 from itertools import accumulate, pairwise
 
-from labs.kit.author.pictures.sheet import INK, PAPER, SOFT, Sheet, made_up, run_of
+from labs.kit.author.pictures.sheet import INK, PAPER, SOFT, Look, Sheet, made_up, run_of
 from labs.kit.judge import loading
 from mini_engine.show.figures import style
 from mini_engine.sim.cost_model import CostModel
@@ -82,7 +82,7 @@ def dial() -> Sheet:
     )):  # fmt: skip
         ax = sheet.figure.add_axes((0.065 + place * 0.5, 0.19, 0.41, 0.6), facecolor=PAPER)
         ax.plot([*values], [*values.values()], "o-", color=colour, lw=2, ms=6)
-        look = {"textcoords": "offset points", "fontsize": 10, "color": INK, "ha": "center"}
+        look: Look = {"textcoords": "offset points", "fontsize": 10, "color": INK, "ha": "center"}
         for at in values.items():
             ax.annotate(f"{at[1]:.1f}" if at[1] < 100 else f"{at[1]:.0f}", at, offset, **look)
         if values is gaps:

@@ -47,9 +47,8 @@ def mask() -> Sheet:
     ):
         sheet.title(14, top + 22, words)
         seen = solution("lab-04").fused_attention_mask(torch.tensor(past), torch.tensor(new))[:, 0].tolist()
-        widths = max(past), max(new)
-        for x, name, *row in zip((84, 424), "AB", past, new, seen, strict=True):
-            draw_mask(sheet, x, top + 66, name, *row, *widths)
+        for row, x in enumerate((84, 424)):
+            draw_mask(sheet, x, top + 66, row, past, new, seen[row])
     sheet.legend(
         14, 374, ("prefill", "seen"), ("empty", "later: hidden"), ("pad", "a pad: hidden"),
         ("waiting", "seen by a pad, thrown away"),
@@ -58,17 +57,17 @@ def mask() -> Sheet:
 
 
 def draw_mask(
-    sheet: Sheet, x: float, y: float, name: str, past: int, new: int, seen: list[list[bool]],
-    p_max: int, t_max: int,
-) -> None:  # fmt: skip
+    sheet: Sheet, x: float, y: float, row: int, past: list[int], new: list[int], seen: list[list[bool]]
+) -> None:
     """One row of a batch: a line for each query, a column for each key."""
-    pitch, middle = 27, x + p_max * 27 + 10
-    sheet.title(x - 70, y - 12, name)
-    sheet.note(x, y - 12, f"past: {past}")
-    sheet.note(middle, y - 12, f"new: {new}")
-    real = [k >= p_max - past for k in range(p_max)] + [t >= t_max - new for t in range(t_max)]
+    p_max, t_max, pitch = max(past), max(new), 27
+    middle = x + p_max * pitch + 10
+    sheet.title(x - 70, y - 12, "AB"[row])
+    sheet.note(x, y - 12, f"past: {past[row]}")
+    sheet.note(middle, y - 12, f"new: {new[row]}")
+    real = [k >= p_max - past[row] for k in range(p_max)] + [t >= t_max - new[row] for t in range(t_max)]
     for t, line in enumerate(seen):
-        query, top = t - (t_max - new), y + t * pitch
+        query, top = t - (t_max - new[row]), y + t * pitch
         sheet.note(x - 8, top + 13, "pad" if query < 0 else f"query {query}", ha="right")
         by_query = "prefill" if query >= 0 else "waiting"
         kinds = [

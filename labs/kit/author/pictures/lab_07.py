@@ -1,6 +1,6 @@
 """lab-07: one step of the loop, and a stop string that comes in pieces."""
 
-from labs.kit.author.pictures.sheet import SOFT, Sheet, scenario_of, solution, steps_of
+from labs.kit.author.pictures.sheet import SOFT, Look, Sheet, scenario_of, solution, steps_of
 from labs.kit.judge import loading
 from mini_engine.show.figures import style
 
@@ -64,7 +64,7 @@ def stop() -> Sheet:
         kinds = ["cached"] * before + ["prefill"] * now + ["decode"] * held
         kinds += ["pad"] * (len(text) - len(kinds))
         seen = text.replace(" ", "\N{OPEN BOX}")
-        look = {"family": "monospace", "size": 11}
+        look: Look = {"family": "monospace", "size": 11}
         sheet.box(14, y, 20 + 12 * len(token), 30, seen[-len(token) :], **look)
         sheet.cells(left - 1, y, pitch, 30, zip(seen, kinds, strict=True), **look)
         if given:
