@@ -232,13 +232,13 @@ def test_an_update_keeps_edited_starters_and_says_what_was_renamed(earlier, monk
     assert mine.read_text("utf-8") == "mine = 1\n"
     kept = earlier / "labs" / "kit" / "pristine" / "lab-01.py"
     kept.write_text("what was handed out last year\n", "utf-8")
-    monkeypatch.setattr(renamed, "NEW_NAMES", {"plan_step": "schedule_step", "grow": "allocate"})
+    monkeypatch.setattr(renamed, "NEW_NAMES", {"plan_step": "schedule_step", "grow": "assert_drained"})
     mine.write_text("def plan_step(kv):\n    kv.grow()\n", "utf-8")
     changed, *lines = export(earlier)
     assert changed == "lab-01: the starter has changed; the edited one is kept, starter.new.py is beside it"
     assert lines == [
         "lab-01: plan_step is now called schedule_step; the old name works for one more release",
-        "lab-01: grow is now called allocate; the old name works for one more release",
+        "lab-01: grow is now called assert_drained; the old name works for one more release",
     ]
     assert mine.read_text("utf-8").startswith("def plan_step")
     assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")

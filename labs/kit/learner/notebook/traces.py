@@ -72,7 +72,7 @@ def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple
 
 
 def in_words(lab: Lab, error: BaseException) -> str:
-    from labs.kit.judge.plugin import in_words  # needs pytest, and only a run that fails needs it
+    from labs.kit.judge.failures import in_words  # needs pytest, and only a run that fails needs it
 
     words, line = in_words(lab, error), loading.line_in_starter(error)
     where = f" (starter.py, line {line})" if line else ""
