@@ -1,7 +1,7 @@
 """The student edition: the course without solutions, known mistakes and readable engine twins.
 
-What a learner should not read by accident, but the labs stand on, is sealed (packed): the engine's twins,
-the oracles that random scripts compare with, the reference. This is no lock, and the grader never trusts it.
+Files that the labs need, and that would give answers away, are sealed (packed): the engine's twins, the
+oracles, the reference solutions. This is no lock, and the grader does not rely on it.
 """
 
 import base64
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
-from labs.kit.judge.renamed import notices
+from mini_engine.renamed import old_names
 
 ROOT = LABS_DIR.parent
 STUDENT_FILES = Path(__file__).with_name("student")  # files that this edition has in place of the course's
@@ -36,7 +36,7 @@ LEFT_OUT = (
     "docs/images/architecture.png",
 )  # fmt: skip
 
-SEALED = '''"""{words}, sealed: it runs as ever, and would give away what the labs have you write."""
+SEALED = '''"""{words}, sealed: it runs, but its source is hidden, as it would give answers away."""
 
 import base64
 import zlib
@@ -116,7 +116,7 @@ def _write(target: Path, skip: Path) -> list[str]:
 
 
 def sealed_files() -> dict[str, tuple[str, str]]:
-    """Of each file that is sealed, where it goes, and what it is called there."""
+    """Return, by file to seal, its place in the edition and its description."""
     found = {path: (path, f"the engine's {name}") for path, name in twins().items()}
     for lab_id in lab_ids():
         found[f"labs/{lab_id}/solution.py"] = (
@@ -130,7 +130,7 @@ def sealed_files() -> dict[str, tuple[str, str]]:
 
 
 def twins() -> dict[str, str]:
-    """The files that hold a lab's twin, and their modules: where it is defined, not where it is named."""
+    """Return the files, with their modules, that define a task's twin in the engine."""
     found = {}
     for task in (task for lab_id in lab_ids() for task in find_lab(lab_id).tasks):
         module, _, part = task.engine.partition(":")
@@ -142,16 +142,15 @@ def twins() -> dict[str, str]:
 
 
 def seal(source: str, words: str) -> str:
-    """A module's source in a form that runs but is not read; `words` name it."""
+    """Return a module's source in a form that runs but cannot be read; `words` describe it."""
     packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
     lines = "\n".join(textwrap.wrap(packed, 100))
     return SEALED.format(words=words[0].upper() + words[1:], name=words, packed=lines)
 
 
 def _starter(lab_id: str, target: Path, pristine: Path) -> list[str]:
-    """Write or keep one starter. Return what a person has to look at."""
-    lab = find_lab(lab_id)
-    new = starter_source(lab)
+    """Write or keep one starter. Return notes for the instructor."""
+    new = starter_source(find_lab(lab_id))
     starter, kept = target / "labs" / lab_id / "starter.py", pristine / f"{lab_id}.py"
     old = kept.read_text(encoding="utf-8") if kept.exists() else None
     edited = starter.read_text(encoding="utf-8", errors="replace") if starter.exists() else None
@@ -159,7 +158,10 @@ def _starter(lab_id: str, target: Path, pristine: Path) -> list[str]:
     if edited is None or edited == old:
         starter.write_text(new, encoding="utf-8")
         return []
-    notes = notices(lab, edited)
+    notes = [
+        f"{lab_id}: {name} is now called {new}; the old name works for one more release"
+        for name, new in old_names(edited).items()
+    ]
     if new not in (old, edited):
         starter.with_name("starter.new.py").write_text(new, encoding="utf-8")
         notes = [

@@ -1,6 +1,6 @@
-"""The pytest side of the labs: the `lab` fixture, LAB_IMPL, the guards, and kind failures.
+"""The labs' pytest plugin: the `lab` fixture, LAB_IMPL, the guards, and readable failures.
 
-conftest.py registers it. It touches only tests that lie in a lab's folder.
+conftest.py registers it. It concerns only tests in a lab's folder.
 """
 
 import copy
@@ -27,18 +27,17 @@ from labs.kit.judge.task_status import TaskStatus
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
-ENOUGH = 3  # tests of a lab that do not end; the others are not begun
+ENOUGH = 3  # tests of a lab that do not end; after that none is begun
 PRINTED_LINES = 20  # of what a failed test printed
 REPORTING = False  # a process that shows one failure to a learner, whole: examine.py
-SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # that a test had; of the session
+SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # a test's limit; the session's status
 timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
 
-
-_fresh: Counter[str] = Counter()  # tests of a lab that were run again on a starter loaded anew
+_fresh: Counter[str] = Counter()  # tests of a lab that ran again on a newly loaded starter
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: a second thread costs more than it gives
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors are small: more threads are slower
     guard.last_words = os.dup(2)
     try:
         impl_from_environment()
@@ -47,16 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave the kit's own tests out of `LAB_IMPL=starter pytest labs`: they say nothing of a starter."""
+    """Leave the kit's own tests out of `LAB_IMPL=starter pytest labs`: they do not test a starter."""
     return True if collection_path == LABS_DIR / "kit" and impl_from_environment() == "starter" else None
 
 
 def lab_of(item: pytest.Item) -> Lab | None:
-    """The lab that a test belongs to, if any."""
+    """Return the lab that a test belongs to, if any."""
     return _lab_in(item.path.parent)
 
 
-@cache  # asked several times a test, and reading lab.toml takes as long as a test
+@cache  # called several times a test, and reading lab.toml takes as long as a test
 def _lab_in(folder: Path) -> Lab | None:
     is_lab = folder.parent == LABS_DIR and re.fullmatch(r"lab-\d+", folder.name)
     return find_lab(folder.name) if is_lab else None
@@ -65,20 +64,20 @@ def _lab_in(folder: Path) -> Lab | None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     labs = {lab.id for item in session.items if (lab := lab_of(item))}
     if labs:
-        gc.freeze()  # what start-up made lives to the end; collecting it again takes a tenth of the time
+        gc.freeze()  # collecting the objects of the start again takes a tenth of the time
         say_what_is_tested(session.config, sorted(labs))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    """Under `pytest -n 2` others collect, all of them the same."""
+    """Under `pytest -n 2` the workers collect, all the same tests."""
     labs = {match[1] for test in ids if (match := re.match(r"labs/(lab-\d+)/", test))}
     if labs and node.gateway.id == "gw0":
         say_what_is_tested(node.config, sorted(labs))
 
 
 def say_what_is_tested(config: pytest.Config, labs: list[str]) -> None:
-    """A green run on the reference must not pass for one's own."""
+    """Say which implementation is tested, so that a pass of the reference is not taken for one's own."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     folder = f"labs/{labs[0]}" if len(labs) == 1 else "labs"
     impl = impl_from_environment()
@@ -93,7 +92,7 @@ def say_what_is_tested(config: pytest.Config, labs: list[str]) -> None:
 
 
 def command(line: str, **variables: str) -> str:
-    """A shell line with environment variables, as this system's usual shell spells it."""
+    """Return a shell line with environment variables in the syntax of this system's usual shell."""
     if os.name == "nt":
         return "".join(f"$env:{name}='{value}'; " for name, value in variables.items()) + line
     return "".join(f"{name}={value} " for name, value in variables.items()) + line
@@ -101,7 +100,7 @@ def command(line: str, **variables: str) -> str:
 
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Any:
-    """The implementation under test, as LAB_IMPL says: its functions are attributes."""
+    """The implementation under test, chosen by LAB_IMPL: its functions are attributes."""
     if hasattr(request, "param"):  # labs/kit/judge/matrix.py runs many in one session
         return request.param()
     return loading.namespace(request.path.parent.name, impl_from_environment())
@@ -183,13 +182,13 @@ def without_error(call: pytest.CallInfo[None]) -> pytest.CallInfo[None]:
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """What many tests fail alike is counted, and said once, at the end."""
+    """Count failures that many tests share; the summary reports them once."""
     once = getattr(report, "once", None)
     return (once[0], "F", once[0].upper()) if once and report.failed else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Each reason for which tests could say nothing, once; and the known mistakes that this run shows."""
+    """Report each shared failure once, and the known mistakes that this run shows."""
     write, stats = terminalreporter.write_line, terminalreporter.stats
     for category in ("not written", "not begun"):
         said = Counter(tuple(report.once[1:]) for report in stats.get(category, ()))
@@ -210,7 +209,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if name := status.name(task):
                 write(diagnose.filled(f"{lab_id} {task.name} looks like: {name.title}. {name.hint.strip()}"))
         if any(not result.passed for result in results):
-            write(f"the failure that says most: python -m labs test {lab_id}")
+            write(f"the most informative failure: python -m labs test {lab_id}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -223,6 +222,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del sys.modules[name]
     left = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     if left and impl_from_environment() == "starter":
-        print(f"threads are still running ({brief(left[0].name)}); the tests are over, they are left behind")
+        print(f"threads are still running ({brief(left[0].name)}); the tests are over, and they are ended")
         sys.stdout.flush()
         os._exit(config.stash[EXIT])

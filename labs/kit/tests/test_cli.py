@@ -131,7 +131,7 @@ def test_demo_runs_the_engine_on_the_labs_that_pass(course):
     loading = "loading shakespeare and every lab that passes its tests\n"
     assert result.stderr == f"{loading}comparing with the engine's own parts\n"
     assert re.search(r"not used:\n  lab-02: test_\w+ fails, and \d+ more tests\n", result.stdout)
-    assert result.stdout.endswith("All answers are those that the engine's own parts give.\n")
+    assert result.stdout.endswith("All answers are those of the engine's own parts.\n")
     assert re.search("schedule_step +│ lab-01, yours", result.stdout)
     assert re.search("clamp +│ the engine's own", result.stdout)
     header = (course.root / "seen" / "trace.jsonl").read_text("utf-8").splitlines()[0]
@@ -183,7 +183,7 @@ def test_a_hint_is_for_the_task_that_is_next(two):
 def test_with_all_done_there_is_no_hint_unless_one_is_named(course):
     course.solve()
     assert labs(course, "hint").stdout == "all labs are done: no task is left for a hint\n"
-    assert "lab-01 is done; the hints are still there:" in labs(course, "hint", "1").stdout
+    assert "lab-01 is done; its hints can still be read:" in labs(course, "hint", "1").stdout
     assert "hint 1 of 3" in labs(course, "hint", "1", "schedule_step").stdout
 
 
@@ -479,7 +479,7 @@ def test_watch_tests_on_save_and_obeys_keys(course):
         read_until("watching")
         process.stdin.write("h\n")
         process.stdin.flush()
-        read_until("lab-01 is done; the hints are still there")
+        read_until("lab-01 is done; its hints can still be read")
         process.stdin.write("q\n")
         process.stdin.flush()
         assert process.wait(60) == 0

@@ -27,7 +27,7 @@ def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course
     course.file("starter.py").write_text(source, "utf-8")
     text = said(course)
     assert f"looks like --- {MISTAKES[mistake].title}: {' '.join(MISTAKES[mistake].hint.split())}" in text
-    assert f"the failure that says most: {MISTAKES[mistake].caught_by}" in text
+    assert f"the most informative failure: {MISTAKES[mistake].caught_by}" in text
     course.file("mistakes.toml").unlink()  # as in the student edition
     course.file("starter.py").write_text(source + "\n", "utf-8")
     assert f"looks like --- {MISTAKES[mistake].title}" in said(course)
@@ -38,7 +38,7 @@ def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course
 def test_what_no_known_mistake_does_has_no_name(course):
     """Under a budget of 16 alone nothing is paid: many tests fail as with that mistake, not all."""
     course.solve(PAYING, PAYING.replace("num_tokens", "num_tokens * (max_num_batched_tokens != 16)"))
-    assert "looks like" not in said(course) and "the failure that says most" in said(course)
+    assert "looks like" not in said(course) and "the most informative failure" in said(course)
     assert "looks like" not in course.pytest("labs/lab-01").stdout
 
 

@@ -13,7 +13,6 @@ import sys
 import pytest
 
 from labs.kit.author.export import FIRST_EDITION, LIST, ROOT, STUDENT_FILES, export
-from labs.kit.judge import renamed
 from labs.kit.judge.manifest import LabError, find_lab, functions, lab_ids
 
 # What only the course's own edition has; `labs/kit`'s code knows both editions, and says neither's names.
@@ -224,7 +223,7 @@ def test_files_of_an_edition_with_a_list_are_cleared_by_that(edition, tmp_path):
     assert (tmp_path / "course/labs/lab-01/starter.py").exists()
 
 
-def test_an_update_keeps_edited_starters_and_says_what_was_renamed(earlier, monkeypatch):
+def test_an_update_keeps_edited_starters_and_says_what_was_renamed(earlier):
     mine, untouched = (earlier / "labs" / lab_id / "starter.py" for lab_id in lab_ids()[:2])
     mine.write_text("mine = 1\n", "utf-8")
     before = untouched.read_text("utf-8")
@@ -232,15 +231,14 @@ def test_an_update_keeps_edited_starters_and_says_what_was_renamed(earlier, monk
     assert mine.read_text("utf-8") == "mine = 1\n"
     kept = earlier / "labs" / "kit" / "pristine" / "lab-01.py"
     kept.write_text("what was handed out last year\n", "utf-8")
-    monkeypatch.setattr(renamed, "NEW_NAMES", {"plan_step": "schedule_step", "grow": "assert_drained"})
-    mine.write_text("def plan_step(kv):\n    kv.grow()\n", "utf-8")
+    mine.write_text("def publish(kv):\n    kv.find_prefix(1)\n", "utf-8")
     changed, *lines = export(earlier)
     assert changed == "lab-01: the starter has changed; the edited one is kept, starter.new.py is beside it"
     assert lines == [
-        "lab-01: plan_step is now called schedule_step; the old name works for one more release",
-        "lab-01: grow is now called assert_drained; the old name works for one more release",
+        "lab-01: publish is now called cache_blocks; the old name works for one more release",
+        "lab-01: find_prefix is now called get_computed_blocks; the old name works for one more release",
     ]
-    assert mine.read_text("utf-8").startswith("def plan_step")
+    assert mine.read_text("utf-8").startswith("def publish")
     assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")
     assert untouched.read_text("utf-8") == before
 

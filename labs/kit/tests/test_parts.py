@@ -11,7 +11,7 @@ from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.result import Result
 from labs.kit.learner import texts
 from labs.kit.learner.commands import app
-from labs.kit.learner.parts import LearnerParts, why_not
+from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
@@ -74,8 +74,8 @@ def test_the_table_names_no_part_that_nothing_calls():
     ("labs", "unused"),
     [
         ("lab-01,lab-03", []),
-        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's takes its place"]),
-        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's takes its place"]),
+        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's is used instead"]),
+        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's is used instead"]),
         (
             "lab-02,lab-04",
             [
@@ -94,14 +94,14 @@ def test_why_a_lab_is_not_used():
     names = [task.name for task in lab.tasks]
     results = [Result(test, passed=test not in lab.tasks[1].tests) for test in lab.tests]
     failed = [result.test for result in results if not result.passed]
-    assert why_not(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
-    assert why_not(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
+    assert why_unused(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
+    assert why_unused(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
     more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
-    assert why_not(Progress(lab, results, unwritten=names[1:])) == more
+    assert why_unused(Progress(lab, results, unwritten=names[1:])) == more
     first = Progress(lab, results).most_informative.function
-    assert why_not(Progress(lab, results)) == f"lab-02: {first} fails, and {len(failed) - 1} more tests"
+    assert why_unused(Progress(lab, results)) == f"lab-02: {first} fails, and {len(failed) - 1} more tests"
     problem = "lab-02: starter.py does not parse, line 3: invalid syntax"
-    assert why_not(Progress(lab, [], unwritten=names, problem=problem)) == problem
+    assert why_unused(Progress(lab, [], unwritten=names, problem=problem)) == problem
 
 
 def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
@@ -220,7 +220,7 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
         (
             "OutputText.take",
             "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
-            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''", "1 more answer is"],
+            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''", "1 more answer differs"],
         ),
         (
             "Stream.__next__",
@@ -260,7 +260,7 @@ def test_a_stream_that_does_not_end_is_named(monkeypatch, plays):
 def test_right_parts_give_the_engine_s_own_answers(plays, expected):
     learner = LearnerParts.from_labs(",".join(lab_ids()), impl="solution")
     right, lines = texts.compared(learner, expected, *plays)
-    assert (right, lines) == (True, ["All answers are those that the engine's own parts give."])
+    assert (right, lines) == (True, ["All answers are those of the engine's own parts."])
     assert texts.first_departure(texts.answered(learner, *plays, None), expected) is None
 
 
@@ -278,7 +278,7 @@ def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
     right, lines = texts.compared(learner, texts.answered(learner, *plays, 0), *plays, temperature=0)
     assert not right and len(lines) <= 6
     assert lines[-2:] == [
-        "The parts of lab-05 do that by themselves. What the tests say of them:",
+        "The parts of lab-05 alone cause it. Test them:",
         "  python -m labs test lab-05",
     ]
 
@@ -289,4 +289,4 @@ def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
     other = expected | {"r0": Answer("O Romeo, ", ["x", *expected["r0"].pieces[1:]], finish_reason="length")}
     right, lines = texts.compared(learner, other, *plays)
     assert right and "from token 1 (character 1) on" in lines[0]
-    assert lines[-1] == "In float64 all are the same: this is rounding in torch.float32."
+    assert lines[-1] == "In float64 all answers are the same: the difference is rounding in torch.float32."

@@ -115,7 +115,7 @@ def test_missing_starter_is_one_message(course):
     course.file("starter.py").unlink()
     result = course.pytest(FIRST)
     assert counts(result) == {"not begun": 1}
-    assert "lab-01: starter.py is gone; get it back with: python -m labs reset lab-01" in result.stdout
+    assert "lab-01: starter.py is missing; restore it with: python -m labs reset lab-01" in result.stdout
 
 
 @pytest.mark.parametrize(

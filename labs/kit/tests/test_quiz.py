@@ -84,7 +84,7 @@ def test_a_wrong_answer_is_explained_and_asked_again(capsys, monkeypatch):
     out = capsys.readouterr().out
     wrong = next(answer for answer in topic.questions[0].answers if not answer.right)
     assert f"Not so. {wrong.why}" in out and "Right. " in out
-    assert "a letter, please: a, b, c, or q to end" in out
+    assert "type a letter: a, b, c, or q to end" in out
     assert "1 of 2 right at the first try" in out
 
 
