@@ -139,8 +139,8 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
 
     None for what pytest reports itself: setup and teardown, skipped tests, failures of other implementations.
     """
-    lab, variant = lab_of(item), matrix.variant_of(item)
-    if lab is None or call.when != "call" or (variant and not REPORTING):
+    lab = lab_of(item)
+    if lab is None or call.when != "call" or (matrix.variant_of(item) and not REPORTING):
         return None
     if call.excinfo is None:
         report = pytest.TestReport.from_item_and_call(item, call)
