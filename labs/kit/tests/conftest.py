@@ -1,4 +1,4 @@
-"""A course of one's own to break: a copy of lab-01 (and of it as lab-02) beside the kit, in a folder."""
+"""A copy of the course to break: the kit with lab-01, and with it as lab-02, in a folder."""
 
 import os
 import shutil
@@ -24,12 +24,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+UNPAID = ("        budget -= num_tokens\n\n    return", "\n    return")  # of the solution, and what breaks it
+
+
 class Course:
-    """A copy of the course with lab-01 in it, and ways to use it like a learner."""
+    """A copy of the course with lab-01 in it, used as a learner uses it; `variables` are its environment."""
 
     def __init__(self, root: Path):
-        self.root = root
-        self.labs = root / "labs"
+        self.root, self.labs = root, root / "labs"
+        self.variables = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
         # What Python has compiled comes along; what pytest has, names the files that it was made from.
         ignored = shutil.ignore_patterns("lab-*", ".state", "*-pytest-*.pyc", "tests", "pristine")
         shutil.copytree(ROOT / "labs", self.labs, ignore=ignored)
@@ -68,8 +71,7 @@ class Course:
 
     def environment(self) -> dict[str, str]:
         """This process's, with the copied labs in front of the real ones."""
-        kept = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}
-        return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
+        return {k: v for k, v in os.environ.items() if k != "LAB_IMPL"} | self.variables
 
     def command(self, *line: str, stdin: str = "") -> subprocess.CompletedProcess:
         """`python -m labs LINE` in this process, which spares its start. Labs, once loaded, stay."""

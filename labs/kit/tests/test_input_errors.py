@@ -1,8 +1,7 @@
-"""Every door of the course has a row for each thing that must not come through: where, what, the words.
+"""Bad input of the course gets one clear error, and nothing is half-written: a row for each, with its words.
 
-A lab's files, the book's questions, a class's submissions and deadlines, an instructor's cases, a report
-that is none, commands with odd arguments, signals. What is wrong is one short line, and nothing is
-half-written. The engine's doors are in mini_engine/tests/test_input_errors.py.
+A lab's files, the book's questions, submissions and deadlines, an instructor's cases, reports, commands
+with odd arguments, signals. The engine's inputs are in mini_engine/tests/test_input_errors.py.
 """
 
 import copy
@@ -31,7 +30,7 @@ PIPES = hasattr(os, "mkfifo")  # which Windows has not
 
 
 def refused(call, *words):
-    """What the call is refused with: one short line that has the words."""
+    """The call is refused with one short line that has the words."""
     started = time.perf_counter()
     with pytest.raises(LabError) as caught:
         call()
@@ -359,7 +358,10 @@ COMMANDS = [
     *[(f"{command} {lab}", NO_LAB) for command in ("test", "hint", "watch", "solution", "check", "generate")
       for lab in ("nolab", "lab-99", "99", "lab-01x")],
     ("reset nolab -y", NO_LAB),
+    ("reset ../lab-01", NO_LAB),
+    ("check 1 " + "7" * 5000, "there is no lab '7777"),
     ("demo nolab", NO_LAB),
+    ("demo ", "there is no lab ''"),
     ("demo lab-01,,lab-02", NO_LAB),
     ("demo lab-01 --out file", "file is no folder that can be written to"),
     ("demo lab-01 --out file/deeper", "file is no folder that can be written to"),

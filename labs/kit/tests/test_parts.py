@@ -53,21 +53,19 @@ def test_solutions_give_the_engine_s_own_tokens(model, labs):
     assert serve(model, learner.check, **learner.engine_args) == serve(model)
 
 
-def test_the_table_says_whose_each_part_is():
-    learner = LearnerParts.from_labs("lab-01,lab-05,lab-06", impl="solution")
-    whose = dict(learner.table())
-    assert whose["schedule_step"] == "lab-01, yours"
-    assert whose["BlockManager"] == "lab-06, yours", "the later lab wins"
-    assert whose["Scheduler"] == "the engine's own"
+TABLES = {
+    "lab-01,lab-05,lab-06": {"schedule_step": "lab-01", "BlockManager": "lab-06", "Scheduler": ""},
+    "lab-02,lab-04": {"attend_backend": "lab-04", "next_chunk": ""},  # lab-04 calls the engine's
+    "2,4,5": {"attend_backend": "lab-05", "next_chunk": "lab-02"},
+}
 
 
-def test_the_table_names_no_part_that_nothing_calls():
-    """lab-04's fused_step cuts with the engine's next_chunk, whoever has written lab-02."""
-    learner = LearnerParts.from_labs("lab-02,lab-04", impl="solution")
-    whose = dict(learner.table())
-    assert whose["attend_backend"] == "lab-04, yours"
-    assert whose["next_chunk"] == "the engine's own"
-    assert dict(LearnerParts.from_labs("2,4,5", impl="solution").table())["next_chunk"] == "lab-02, yours"
+@pytest.mark.parametrize("labs", TABLES)
+def test_the_table_names_the_lab_of_each_part(labs):
+    """The later lab's part is used, and none is named that is not called."""
+    table = dict(LearnerParts.from_labs(labs, impl="solution").table())
+    for part, lab_id in TABLES[labs].items():
+        assert table[part] == (f"{lab_id}, yours" if lab_id else "the engine's own")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,9 @@ def test_why_a_lab_is_not_used():
     results = [Result(test, passed=test not in lab.tasks[1].tests) for test in lab.tests]
     failed = [result.test for result in results if not result.passed]
     assert why_unused(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
-    assert why_unused(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
+    assert (
+        why_unused(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
+    )
     more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
     assert why_unused(Progress(lab, results, unwritten=names[1:])) == more
     first = Progress(lab, results).most_informative.function
@@ -141,26 +141,18 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
     assert "lab-01" in told and "tokens scheduled, but the limit is 16" in told
 
 
-def test_an_endless_loop_ends(model, monkeypatch):
-    monkeypatch.setattr("labs.kit.learner.parts.SECONDS_A_STEP", 0.5)
-    learner = broken(monkeypatch, "lab-01", "schedule_step", "while True:\n    pass")
-    with pytest.raises(BaseException) as raised:
-        serve(model, **learner.engine_args)
-    told = str(learner.explain(raised.value, 0))
-    assert "lab-01: schedule_step stopped the run" in told and "no answer within 0.5 s" in told
+TROUBLES = {
+    "mute": ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
+    "flood": ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
+    "exit": ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
+    "long": ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
+    "endless": ("while True:\n    pass", "no answer within 0.5 s"),
+}
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
-        ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
-        ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
-        ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
-    ],
-    ids=["mute", "flood", "exit", "long"],
-)
+@pytest.mark.parametrize(("body", "words"), TROUBLES.values(), ids=TROUBLES)
 def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, body, words):
+    monkeypatch.setattr("labs.kit.learner.parts.SECONDS_A_STEP", 0.5)
     told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
     assert words in told and len(told) < 300
     assert len(capsys.readouterr().out) <= 20_000
@@ -220,7 +212,11 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
         (
             "OutputText.take",
             "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
-            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''", "1 more answer differs"],
+            [
+                "r6 ",
+                "the text is the same, but token 1 gives out '\\n' instead of ''",
+                "1 more answer differs",
+            ],
         ),
         (
             "Stream.__next__",

@@ -147,7 +147,7 @@ class Panel:
         self.player.show(*shown, names=names, veil=True, step=step)
 
     def _place(self, found: compare.Departure | None, reference: Run, to_departure: bool) -> int | None:
-        """Return the step to show: where the runs differ, the end if it was shown, else the same as before."""
+        """Return the step to show: where the runs differ, the end if it was shown, else as before."""
         if found and to_departure:
             return found.index
         before = max(len(trace["steps"]) for trace in self.player.payload["traces"])
