@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.result import Result
 from labs.kit.judge.task_status import TaskStatus, load_problem
+from mini_engine.trace.file import write_whole
 
 STATE = LABS_DIR / ".state"
 _writing = threading.Lock()
@@ -143,6 +143,4 @@ def read_state(name: str) -> dict[str, Any]:
 
 def write_state(name: str, content: dict[str, Any]) -> None:
     STATE.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=STATE, suffix=".part", delete=False) as part:
-        json.dump(content, part)
-    os.replace(part.name, STATE / name)
+    write_whole(STATE / name, json.dumps(content))

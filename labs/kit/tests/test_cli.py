@@ -199,7 +199,7 @@ def test_a_task_may_be_named_by_a_part_of_it():
         assert [lab.task(name) for name in short_names(lab)] == lab.tasks
     with pytest.raises(LabError, match="'stream' may be Stream.__next__ or Stream.close; which one?"):
         find_lab("lab-07").task("stream")
-    with pytest.raises(LabError, match="has no task 'admiss'; its tasks are hash_block, BlockManager.find"):
+    with pytest.raises(LabError, match="has no task 'admiss'; its tasks are hash_block, BlockManager.get"):
         find_lab("lab-06").task("admiss")
 
 

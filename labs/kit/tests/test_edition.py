@@ -162,7 +162,7 @@ def test_its_commands_run(edition):
     refused = python(edition, "labs", "solution", "lab-01", "--spoil")
     assert "comes without solutions" in refused.stderr
     hints = [python(edition, "labs", "hint", "lab-01").stdout for _ in range(3)]
-    assert "that was the last one" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
+    assert "that was the last hint" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
 
 
 def test_a_failing_run_is_played_beside_the_engine_s(edition):
