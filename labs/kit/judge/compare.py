@@ -44,7 +44,7 @@ def departure(trace: Run, reference: Run) -> Departure | None:
     return Departure(len(trace.steps), None, None) if ends[0] != ends[1] else None
 
 
-def first_apart(yours: Runs, reference: Runs) -> tuple[int, Departure] | None:
+def first_departing(yours: Runs, reference: Runs) -> tuple[int, Departure] | None:
     """Return the index of the first run in which a step differs, and that step."""
     for number, ((_, trace), (_, expected)) in enumerate(zip(yours, reference, strict=False)):
         found = departure(trace, expected)

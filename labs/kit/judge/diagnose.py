@@ -110,10 +110,10 @@ def played(
 
 def departures(item: pytest.Function, yours: Outcome, reference: Outcome) -> list[str]:
     """Return the first departure of the test's runs from the reference's, as text."""
-    apart = compare.first_apart(yours.runs, reference.runs)
-    if apart is None:
+    first = compare.first_departing(yours.runs, reference.runs)
+    if first is None:
         return []
-    number, found = apart
+    number, found = first
     columns = shutil.get_terminal_size().columns
     return [compare.show(*yours.runs[number], reference.runs[number][1], found, columns)]
 

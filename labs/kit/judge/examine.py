@@ -85,7 +85,7 @@ class Examination(matrix.Matrix):
         left = self.status.unwritten
         try:
             made = isolate.made(self.lab, reference)
-            return isolate.keeping_books_of_their_own(self.lab, module, made, left)
+            return isolate.with_other_attributes(self.lab, module, made, left)
         except (loading.LoadProblem, AttributeError, TypeError):
             return set()
 

@@ -42,13 +42,13 @@ def filled_in(
     for key, value in vars(reference).items():
         module.__dict__.setdefault(key, value)  # imports, and helpers of the reference
     replaced, kept = {}, {name for task in tasks for name in (task.name, class_of(task))}
-    apart = keeping_books_of_their_own(lab, module, expected, left)
-    for name in dict.fromkeys(class_of(t) if class_of(t) in apart else t.name for t in lab.tasks):
+    whole = with_other_attributes(lab, module, expected, left)
+    for name in dict.fromkeys(class_of(t) if class_of(t) in whole else t.name for t in lab.tasks):
         if name not in kept:
             old, new = transplanted(reference, module, name)
             replaced[id(old)] = new
     if two_sets:
-        for name in helpers(lab, reference, apart):
+        for name in helpers(lab, reference, whole):
             by_caller(reference, module, name)
     for function in defined_in(module):  # a default such as hash_block=hash_block was bound before
         function.__defaults__ = tuple(replaced.get(id(v), v) for v in function.__defaults__ or ()) or None
@@ -67,7 +67,7 @@ def made(lab: Lab, reference: ModuleType) -> dict[str, list[str]]:
     return {name: sorted(attributes(getattr(reference, name).__init__)) for name in names}
 
 
-def keeping_books_of_their_own(
+def with_other_attributes(
     lab: Lab,
     module: ModuleType | loading.Broken,
     expected: Mapping[str, Sequence[str]],
@@ -99,8 +99,8 @@ def transplanted(reference: ModuleType, module: ModuleType, name: str) -> tuple[
     """Put the reference's function, class or method into the module. Return the old and the new one."""
     owner, donor = module, reference
     *outer, last = name.split(".")
-    for one in outer:
-        owner, donor = getattr(owner, one), getattr(donor, one)
+    for part in outer:
+        owner, donor = getattr(owner, part), getattr(donor, part)
     old, new = vars(owner).get(last), rebound(vars(donor)[last], module)
     setattr(owner, last, new)
     return old, new

@@ -35,7 +35,7 @@ RANDOM_SCRIPTS = "test_random_scripts"
 HURRY = False  # a learner waits, and a test did not end: the others get less time
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-_running: set[subprocess.Popen[bytes]] = set()  # the processes that run_apart waits for, in any thread
+_running: set[subprocess.Popen[bytes]] = set()  # the processes that run_in_process waits for, in any thread
 
 
 @dataclass
@@ -70,10 +70,10 @@ def environment(**variables: str) -> dict[str, str]:
 
 def run_matrix(lab: Lab, variants: list[str], out: Path | None = None) -> Outcomes:
     """Run all the lab's tests on these variants, in a separate process; `out` keeps the rows."""
-    return run_apart("labs.kit.judge.matrix", lab, variants, out)
+    return run_in_process("labs.kit.judge.matrix", lab, variants, out)
 
 
-def run_apart(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
+def run_in_process(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]

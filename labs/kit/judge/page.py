@@ -59,8 +59,8 @@ def _chosen(
     yours: compare.Runs, reference: compare.Runs
 ) -> tuple[compare.Run, compare.Run | None, dict[str, Any]]:
     """Return the run to show, the reference's, and where they differ: the first such pair, or the last."""
-    number, apart = compare.first_apart(yours, reference) or (len(yours) - 1, None)
-    rows = [row for row in (apart.yours, apart.reference) if row] if apart else []
+    number, parted = compare.first_departing(yours, reference) or (len(yours) - 1, None)
+    rows = [row for row in (parted.yours, parted.reference) if row] if parted else []
     scheduled = [row.scheduled for row in rows if isinstance(row, StepTrace)]
     names = [
         name for row in scheduled for name in row if any(row.get(name) != r.get(name) for r in scheduled)

@@ -51,7 +51,7 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         return Progress(lab, results, by_task, unwritten, kept["problem"], report=kept["report"])
     with contextlib.suppress(OSError):
         page.path_of(lab).unlink()  # it shows another starter
-    outcomes = matrix.run_apart("labs.kit.judge.examine", lab, ["report"] if report else [])
+    outcomes = matrix.run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
     if outcomes.trouble:  # not kept: the cause may lie outside
         return Progress(lab, [], unwritten=unwritten, problem=outcomes.trouble)
     results = outcomes.results.get("yours", [])

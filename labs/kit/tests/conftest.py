@@ -74,7 +74,7 @@ class Course:
         return {k: v for k, v in os.environ.items() if k != "LAB_IMPL"} | self.variables
 
     def command(self, *line: str, stdin: str = "") -> subprocess.CompletedProcess:
-        """`python -m labs LINE` in this process, which spares its start. Labs, once loaded, stay."""
+        """`python -m labs LINE` in this process, which is quicker. Labs that are loaded stay loaded."""
         out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment().items():
@@ -109,7 +109,7 @@ class Course:
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory) -> Path:
-    """Where `labs check` keeps what tests did with every mistake: found out once, by make test beforehand."""
+    """The folder where `labs check` keeps the outcomes of all mistakes, made once by make test."""
     return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept")).absolute()
 
 
@@ -120,7 +120,7 @@ def course(tmp_path) -> Course:
 
 @pytest.fixture
 def copied_lab(course, monkeypatch):
-    """lab-01 of the copied course as a Lab of this process, read anew with every call."""
+    """lab-01 of the copied course as a Lab of this process, read again with every call."""
     monkeypatch.setattr(manifest, "LABS_DIR", course.labs)
     return lambda: manifest.find_lab("lab-01")
 
@@ -192,7 +192,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def serious():
-    """What axe-core finds in a page or frame that is serious, or worse."""
+    """Find the serious and critical violations that axe-core reports in a page or frame."""
     from labs.kit.browser.build import npm
 
     try:

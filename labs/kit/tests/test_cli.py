@@ -29,7 +29,7 @@ def labs(course, *line, stdin=""):
 
 
 def passed(board: str) -> int:
-    """How many of lab-01's tests the board says pass."""
+    """The number of lab-01's tests that pass, from the board."""
     return int(re.search(rf"lab-01 .* (\d+)/{TESTS} ", board)[1])
 
 
@@ -330,7 +330,7 @@ def test_a_folder_in_place_of_the_starter(course):
 
 
 def test_without_a_place_to_remember(course):
-    """labs/.state cannot be made: results are found out anew, and what must be kept says so."""
+    """labs/.state cannot be made: the tests run again, and commands that must keep something fail."""
     (course.labs / ".state").write_text("in the way")
     course.write("return {}")
     mine = course.file("starter.py").read_text("utf-8")

@@ -17,7 +17,7 @@ PAYING = "        budget -= num_tokens\n\n    return"
 
 
 def said(course) -> str:
-    """What `labs test` says of the starter, in one line."""
+    """The output of `labs test`, in one line."""
     return " ".join(course.command("test", "lab-01").stdout.split())
 
 
@@ -43,7 +43,7 @@ def test_what_no_known_mistake_does_has_no_name(course):
 
 
 def test_what_comes_to_no_end_has_no_name(course):
-    """How much came before the end depends on the machine."""
+    """The number of steps before the end depends on the machine."""
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
     course.solve(
         PAYING,
@@ -112,7 +112,7 @@ def test_the_page_opens_where_the_two_part(browser, tmp_path, monkeypatch, lab_i
     monkeypatch.setattr(page, "_written", set())
     lab = replace(find_lab(lab_id), path=tmp_path / "labs" / lab_id)
     yours, reference = runs_of(lab_id, mistake_id, number)
-    _, apart = compare.first_apart(yours, reference)
+    _, apart = compare.first_departing(yours, reference)
     line = page.write(lab, yours, reference)
     step = apart.reference.step
     assert step > 3

@@ -1,4 +1,4 @@
-"""What the student edition says is so there, and nothing is named that it has not."""
+"""The student edition: its texts hold, it names nothing that it lacks, and it is brought up to date."""
 
 import ast
 import importlib

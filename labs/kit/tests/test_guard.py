@@ -1,4 +1,4 @@
-"""The guards end what does not end by itself, and touch nothing else."""
+"""The guards end code that does not end, and nothing else."""
 
 import contextlib
 import signal
@@ -94,7 +94,7 @@ def test_a_last_resort_is_called_off():
 
 @pytest.mark.parametrize("tracer", ["settrace", "setprofile"])
 def test_a_deadline_ends_under_a_debugger_or_a_profiler(tracer):
-    """A tracer sees every call in it, in time and too late, and it goes on behind."""
+    """A tracer sees every call in the block, in time or too late, and the code after it runs."""
     code = (
         f"import sys\nfrom labs.kit.judge.guard import TimeUp, deadline\nsys.{tracer}(lambda *seen: None)\n"
         "for _ in range(3):\n    with deadline(5):\n        pass\n"

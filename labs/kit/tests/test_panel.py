@@ -1,4 +1,4 @@
-"""The panel: every control reaches the run, the learner's code is read anew, and whatever it does is said."""
+"""The panel: every control reaches the run, the learner's code is read again, its errors are reported."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_settings_that_cannot_work_are_said_and_the_panel_goes_on(tight):
 
 
 def test_the_place_is_kept_when_a_setting_changes(tight):
-    """The step as it was; or the end, for whoever is there."""
+    """The step stays as it was; at the end it stays at the end."""
     panel = Panel(tight)
     panel.widget()
     assert panel.player.step == 0
@@ -98,7 +98,7 @@ def panel(copied_lab):
 
 
 def test_the_switch_says_whose_code_runs(panel, course):
-    """starter.py is read anew each time, without a new kernel."""
+    """starter.py is read again each time, without a new kernel."""
     assert panel.switch.value == "engine" and played(panel) == ["the reference"]  # nothing is written yet
     panel.switch.value = "solution"
     assert said(panel) == "The run of solution.py is the same as the reference&#x27;s in every step."

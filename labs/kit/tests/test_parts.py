@@ -191,7 +191,7 @@ def expected(plays):
 
 
 def shown(monkeypatch, plays, expected, lab_id, task, body) -> str:
-    """What is said of the demo's answers on a lab whose solution has another body in one place."""
+    """The report on the demo's answers with another body in one place of a lab's solution."""
     learner = broken(monkeypatch, lab_id, task, body)
     departure = texts.first_departure(texts.answered(learner, *plays, None), expected)
     assert departure, "no answer shows it"

@@ -123,7 +123,7 @@ def test_code_that_does_not_end(course, body, message):
 
 
 def test_what_is_printed_counts_a_step_at_a_time(course):
-    """The README's own log line, in every step of a long run, fails nobody; one endless step does."""
+    """The README's own log line, in every step of a long run, is no flood; one endless step is."""
     course.solve("    return scheduled", "    print('x' * 15_000)\n    return scheduled")
     assert counts(course.pytest("labs/lab-01", "-k", "limits_hold")) == {"passed": 1}
     course.solve("    return scheduled", "    print('x' * 25_000)\n    return scheduled")
@@ -182,7 +182,7 @@ def test_rows_fit_a_narrow_terminal(course):
 
 
 def test_a_message_about_what_is_not_written_is_no_failure_of_its_own(course):
-    """A test that reads the text of whatever RuntimeError comes meets NotImplementedError's."""
+    """A test that reads the text of a RuntimeError may meet NotImplementedError's."""
     with course.file("test_lab.py").open("a") as file:
         file.write("\n\ndef test_text(lab):\n    with pytest.raises(RuntimeError) as caught:\n")
         file.write("        step(lab, queue(), [], FakeKV(8))\n    assert 'memory' in str(caught.value)\n")

@@ -109,7 +109,7 @@ def test_without_a_topic_they_are_listed():
 
 
 def said(columns: int, *arguments: str, typed: str = "") -> str:
-    """What `python -m labs` says on a terminal that wide."""
+    """The output of `python -m labs` on a terminal that wide."""
     environment = os.environ | {"COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"}
     line = [sys.executable, "-m", "labs", *arguments]
     run = subprocess.run(

@@ -98,7 +98,7 @@ def places() -> Sheet:
 
 
 def draw_blocks(sheet: Sheet, y: float) -> None:
-    """Where four blocks are, operation by operation, in one of the lab's own scenarios."""
+    """The places of four blocks, operation by operation, in one of the lab's scenarios."""
     scenarios = loading.load("lab-06", "scenarios")
     scenario = scenarios.NAMED["kept after the end, evicted when needed"]
     kv = scenarios.make(solution("lab-06"), **scenario["config"])
