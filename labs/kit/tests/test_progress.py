@@ -25,7 +25,7 @@ def results(lab, said: dict[str, str]) -> list[Result]:
 
 
 def status(whole: dict[str, str], alone: dict[str, str] | None = None, unwritten: tuple = ()) -> TaskStatus:
-    """lab-06's status. `whole`: the errors of a task's tests in the whole file; `alone`: of the task alone."""
+    """lab-06's status from the errors of tasks' tests: in the whole file, and of tasks alone."""
     lab = find_lab("lab-06")
     by_task = {
         name: [r for r in results(lab, {name: text} if text else {}) if r.function in lab.task(name).tests]
