@@ -1,4 +1,4 @@
-"""What the READMEs say is so: numbers come from the labs, links lead somewhere, pictures are there."""
+"""The READMEs hold: numbers come from the labs, links lead to files, pictures are there."""
 
 import re
 import tomllib
