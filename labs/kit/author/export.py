@@ -21,7 +21,7 @@ ROOT = LABS_DIR.parent
 OWN = Path(__file__).with_name("student")  # files that this edition has in place of the course's
 LEFT_OUT = (
     ".git", ".venv", "__pycache__", ".state", "*.egg-info", ".*_cache", ".hypothesis", ".ipynb_checkpoints",
-    "build", "dist", "out", ".ci", ".github", "*.pyc",
+    "build", "dist", "out", ".ci", ".github", ".pre-commit-config.yaml", "*.pyc",
     "labs/lab-*/solution.py", "labs/lab-*/author/mistakes.toml", "labs/lab-*/starter.py",
     "labs/lab-*/starter.new.py",
     "docs/_build", "docs/_ext", "docs/_static", "docs/conf.py", "docs/index.md", "docs/api.md",

@@ -90,7 +90,9 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     lab, right = find_lab("lab-02"), "    return budget - sum("
     solution = lab.file("solution.py").read_text("utf-8")
     common = next(
-        mistake for mistake in lab.mistakes if mistake.title == "a long prompt gets one token less than the threshold"
+        mistake
+        for mistake in lab.mistakes
+        if mistake.title == "a long prompt gets one token less than the threshold"
     ).apply
     rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
     alone, found = graded("lab-02", rare), graded("lab-02", common(rare))
