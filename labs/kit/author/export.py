@@ -27,7 +27,7 @@ LIST = "labs/kit/pristine/files.txt"  # in an edition: the files that the course
 FIRST_EDITION = Path(__file__).with_name("first_edition.txt")  # that list, for an edition without one
 LEFT_OUT = (
     ".git", ".venv", "__pycache__", ".state", "*.egg-info", ".*_cache", ".hypothesis", ".ipynb_checkpoints",
-    "build", "dist", "out", ".ci", ".github", "*.pyc",
+    "build", "dist", "out", ".ci", ".github", ".pre-commit-config.yaml", "*.pyc",
     "labs/lab-*/solution.py", "labs/lab-*/author/mistakes.toml", "labs/lab-*/starter.py",
     "labs/lab-*/starter.new.py",
     "docs/_build", "docs/_ext", "docs/_static", "docs/conf.py", "docs/index.md", "docs/api.md",
