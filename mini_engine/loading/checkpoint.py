@@ -4,6 +4,7 @@ Each parameter is allocated once, in its final dtype and on its device, and fill
 query, key and value (and gate and up) are read straight into their place in the fused matrix.
 """
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,15 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
     weights.check_sizes()
     with torch.device("meta"), _SkipInit():
         model = CausalLM(config).requires_grad_(False)
-    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    qkv = [n * config.head_dim for n in heads]
-    state: dict[str, torch.Tensor] = {}
+    empty = ((n, torch.empty(p.shape, dtype=dtype, device=device)) for n, p in model.named_parameters())
+    state = dict(empty)
     unused = {name for name in weights.files if not name.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
-    for name, parameter in model.named_parameters():  # a tied lm_head does not appear
-        module = name.split(".")[-2]
-        parts = [name.replace(module, part) for part in FUSED.get(module, (module,))]
-        rows = qkv if module == "qkv_proj" else len(parameter) // len(parts)
-        state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
-        for part, target in zip(parts, torch.split(state[name], rows), strict=True):
-            weights.fill(target, part)
-        unused -= set(parts)
-    if unused:
-        file, name = weights.files[min(unused)], min(unused)
-        raise ValueError(f"{file}: tensor {name!r} has no place in the model that {weights.source} describes")
+    for name, target in parts(model, state):
+        weights.fill(target, name)
+        unused.discard(name)
+    if name := min(unused, default=""):
+        why = f"tensor {name!r} has no place in the model that {weights.source} describes"
+        raise ValueError(f"{weights.files[name]}: {why}")
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
     model.load_state_dict(state, assign=True)
@@ -107,6 +102,24 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
     if weights.rope_factors is not None:
         model.inv_freq = model.inv_freq / weights.rope_factors
     return model.eval()
+
+
+def parts(
+    model: CausalLM, state: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters (or `state`, by their names) under Hugging Face's names without "model.", as views.
+
+    Fused matrices are split into theirs. A tied lm_head does not appear.
+    """
+    config = model.config
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    for name, parameter in model.named_parameters():
+        module = name.split(".")[-2]
+        names = FUSED.get(module, (module,))
+        even = len(parameter) // len(names)
+        rows = [n * config.head_dim for n in heads] if module == "qkv_proj" else even
+        tensors = torch.split((state or {}).get(name, parameter.data), rows)
+        yield from zip((name.replace(module, part) for part in names), tensors, strict=True)
 
 
 class _SkipInit(TorchFunctionMode):
