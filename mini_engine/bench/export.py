@@ -19,7 +19,7 @@ GGUF_NAMES = {theirs.split(".")[-1]: name for name, theirs in NAMES.items()}
 
 
 def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
-    """Write both, once: (the folder, the GGUF file). Raises ValueError for a dtype not all can race in."""
+    """Write the folder and the GGUF file, once, and return both. Raises ValueError for an unfit dtype."""
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, the same for all, but is {dtype!r}")
     size = model.stat().st_size if model.is_file() else (model / "model.safetensors").stat().st_size
@@ -36,7 +36,7 @@ def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
 
 
 def write_folder(model: CausalLM, folder: Path) -> None:
-    """config.json and model.safetensors, in the model's own dtype."""
+    """Write config.json and model.safetensors, in the model's own dtype."""
     from safetensors.torch import save_file
 
     head = "lm_head.weight"
@@ -47,7 +47,7 @@ def write_folder(model: CausalLM, folder: Path) -> None:
 
 
 def hf_config(config: ModelConfig) -> dict[str, object]:
-    """The numbers under Hugging Face's names; no token ends a text, because all run to their length."""
+    """Return a config.json; no token ends a text in it, because all requests run to their length."""
     names = (
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta "
@@ -65,7 +65,7 @@ def hf_config(config: ModelConfig) -> dict[str, object]:
 
 
 def write_gguf(model: CausalLM, file: Path) -> None:
-    """llama.cpp's layout. Vectors stay float32, as its own converter leaves them."""
+    """Write a GGUF file in llama.cpp's layout. Vectors stay float32, as its own converter leaves them."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
     config, arch = model.config, model.config.model_type
@@ -97,5 +97,5 @@ def write_gguf(model: CausalLM, file: Path) -> None:
 
 
 def interleaved(tensor: Tensor, head_dim: int) -> Tensor:
-    """Each head's two halves woven into pairs, because llama.cpp rotates neighbours in this architecture."""
+    """Interleave each head's two halves, because llama.cpp rotates neighbours in this architecture."""
     return tensor.view(-1, 2, head_dim // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

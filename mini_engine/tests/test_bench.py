@@ -86,8 +86,8 @@ def test_who_is_slow_sits_out_rounds():
 def test_who_fails_is_out_and_the_reason_is_kept():
     this, _, reported = run(["a", "b"], rounds=2, failing=["b"])
     assert this.failed == {"b": "no room"} and this.names() == ["a"]
-    assert "b is out: no room" in reported
-    assert ["b", "out"] in report.rows(this) and report.remarks(this)[0] == "b is out: no room"
+    assert "b has failed: no room" in reported
+    assert ["b", "failed"] in report.rows(this) and report.remarks(this)[0] == "b has failed: no room"
 
 
 def test_who_gives_fewer_tokens_than_asked_is_out():
@@ -151,7 +151,7 @@ def test_page_is_made_from_the_json_alone(tmp_path):
     assert page == report.page(json.loads((tmp_path / "benchmarks.json").read_text()))
     assert "| mixed, float32 | 4.00 |" in page
     assert "| transformers | 11.50 | 3.00 to 20.00 | 8.7 | 4.00 (3.00 to 5.00) |" in page
-    assert "Others took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
+    assert "Other programs took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
 
 
 def test_all_races_every_workload_in_both_precisions(tmp_path, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_wheels_requirements_without_extras_and_torch(tmp_path):
         archive.writestr(
             "x.dist-info/METADATA", "Name: x\n" + "".join(f"Requires-Dist: {a}\n" for a in asked)
         )
-    assert environments.needed(wheel) == ["numpy>=2"]
+    assert environments.requirements(wheel) == ["numpy>=2"]
 
 
 def test_what_goes_wrong_in_a_process_is_said_in_a_line(tmp_path):
