@@ -14,7 +14,7 @@ from mini_engine.request import Request
 from mini_engine.sim.cost_model import CostModel
 from mini_engine.sim.policies import BASELINES
 from mini_engine.sim.workloads import Arrival
-from mini_engine.trace import Keep, Recorder, Trace, VirtualClock
+from mini_engine.trace import Recorder, Retention, Trace, VirtualClock
 from mini_engine.trace.metrics import Metrics, Summary
 
 # With the 14 arrivals a second of `workloads.arrivals`, as much as mixed steps can just carry: with room
@@ -42,7 +42,7 @@ def simulate(
     config: EngineConfig = DEFAULTS,
     *,
     cost: CostModel | None = None,
-    keep: Keep = True,
+    keep: Retention = True,
     **settings: Any,
 ) -> Simulation:
     """Serve a workload, in order of time, until all is done.
@@ -64,7 +64,7 @@ def simulate(
         refused = _serve(recorder, clock, workload)
         return Simulation(recorder.close("drained"), metrics, *refused)
     finally:
-        recorder.kept.discard()
+        recorder.store.discard()
 
 
 def compare(
@@ -119,7 +119,7 @@ def _summarise(
 
 
 def policy_recorder(
-    baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Keep = True
+    baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Retention = True
 ) -> Recorder:
     """A policy on a pool of its own, as the named backend would run it."""
     if backend == "padded":  # separate rectangles share nothing

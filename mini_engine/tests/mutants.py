@@ -41,7 +41,8 @@ COVER = {
     "batch": ["batch", "paged_attention"],
     "attention": ["paged_attention", "batch"],
     "sampler": ["sampler"],
-    "engine": ["engine", "llm", "faults"],
+    **dict.fromkeys(("engine", "input_processor", "output_processor"), ["engine", "llm", "faults"]),
+    "recovery": ["faults", "engine"],
 }
 LEFT_OUT = (
     "not (hash_seeds or cost_little or costs_the_same or does_not_search or importing_the_package or smollm2)"

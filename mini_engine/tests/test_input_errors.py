@@ -84,7 +84,11 @@ def ascii_id(number, name):
 
 
 @each(
-    ("temperature", (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, 1e31, [1]), "temperature must be 0"),
+    (
+        "temperature",
+        (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, True, 1e31, [1]),
+        "temperature must be 0",
+    ),
     ("top_k", (2**63, -2, 1.5, "3", None, True, HUGE, NAN)),
     ("top_p", (0, 1e-50, 1.1, NAN, "1", None, -0.1, HUGE)),
     ("min_p", (-0.1, 1.1, NAN, "0", None, HUGE)),
@@ -102,7 +106,7 @@ def test_sampling_params(name, value, words):
 
 @each(
     ("cache_salt request_id", (None, 5, b"x", LONE), ""),
-    ("sampling", ({}, {"top_k": 1}, None, "greedy"), "sampling must be a SamplingParams"),
+    ("sampling_params", ({}, {"top_k": 1}, None, "greedy"), "must be a SamplingParams"),
     ("priority", (None, "high", 1.5, True)),
     ("prompt_token_ids", ([1.5], ["a"], [None], [[1]]), "is not a token id"),
     ("prompt_token_ids", ([],), "empty prompt"),

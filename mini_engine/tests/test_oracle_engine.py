@@ -79,7 +79,7 @@ def test_tiny_checkpoints(tiny, block_size):
     pool = {"block_size": block_size, "num_blocks": -(-112 // block_size)}
     found, engine = serve(ours, prompts, 24, **pool, **limits)
     assert num_preempted(engine) > 0
-    assert engine.scheduler.kv.stats.hit > 0
+    assert engine.scheduler.kv.stats.hits > 0
     assert found == generate(theirs, prompts, 24)
 
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from mini_engine.trace.clock import VirtualClock, WallClock
-from mini_engine.trace.keep import Keep, Kept
 from mini_engine.trace.recorder import first_short
 from mini_engine.trace.records import (
     Blocked,
@@ -30,13 +29,14 @@ from mini_engine.trace.records import (
     StepTrace,
     Trace,
 )
+from mini_engine.trace.retention import Retention, TraceStore
 
 NULL_BLOCKS = 1  # vLLM keeps block 0 for itself: its block n is our n - 1, and its pool has one less to give
 SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # vLLM's addition to each request id
 
 
 @contextmanager
-def record(llm: Any, path: Keep = True, *, wall: bool = False) -> Iterator[Watcher]:
+def record(llm: Any, path: Retention = True, *, wall: bool = False) -> Iterator[Watcher]:
     """Record what the vLLM `llm` decides inside the `with`, into the file `path` or in memory.
 
         with record(llm, "trace.jsonl"):
@@ -98,7 +98,7 @@ def settings(scheduler: Any) -> dict[str, Any]:
 class Watcher:
     """Stands around a scheduler of vLLM and makes a record of each of its steps."""
 
-    def __init__(self, scheduler: Any, keep: Keep = True, *, wall: bool = False):
+    def __init__(self, scheduler: Any, keep: Retention = True, *, wall: bool = False):
         self.scheduler = scheduler
         self.pool = scheduler.kv_cache_manager.block_pool
         self.clock = WallClock() if wall else VirtualClock()
@@ -109,7 +109,7 @@ class Watcher:
         self.header = Header(
             clock.kind, clock.unit, "paged", {"Scheduler": name}, settings(scheduler), [], sorted(cached)
         )
-        self.kept = Kept(self.header, keep)
+        self.store = TraceStore(self.header, keep)
         self.step = 0
         self.end: End | None = None
         self._names: dict[str, str] = {}  # ours, by vLLM's
@@ -120,7 +120,7 @@ class Watcher:
 
     def trace(self) -> Trace:
         """What is kept of the run so far."""
-        return self.kept.trace(self.end or self._end())
+        return self.store.trace(self.end or self._end())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -143,7 +143,7 @@ class Watcher:
         finally:
             for name in wrappers:
                 delattr(self.scheduler, name)
-            self.kept.finish(self.end or self._end())
+            self.store.finish(self.end or self._end())
 
     def _end(self, end: str = "", **details: Any) -> End:
         end = end or ("max_steps" if self.scheduler.get_num_unfinished_requests() else "drained")
@@ -216,7 +216,7 @@ class Watcher:
             if request.is_finished():
                 record.events.append(self._finished(request))
         self.step += 1
-        self.kept.add(record)
+        self.store.add(record)
         return result
 
     # ------------------------------------------------------------------------- what a step is made of
