@@ -75,11 +75,11 @@ def mutants(module: str) -> list[Mutant]:
     file, found = TESTS.parent / f"{module}.py", []
     tree = ast.parse(file.read_text("utf-8"))
     for node, statement in places(tree):
-        before, kind, fields = brief(statement), type(node), vars(node)
+        before, kind, fields = first_line(statement), type(node), vars(node)
         for new in list(changes(node)):
             node.__class__, node.__dict__ = type(new), vars(new)
             code = compile(ast.fix_missing_locations(tree), file, "exec")
-            found.append(Mutant(module, statement.lineno, f"{before} -> {brief(statement)}", code))
+            found.append(Mutant(module, statement.lineno, f"{before} -> {first_line(statement)}", code))
             node.__class__, node.__dict__ = kind, fields
     return sorted(found, key=lambda mutant: mutant.line)
 
@@ -96,6 +96,10 @@ def places(tree: ast.AST, statement: ast.AST | None = None) -> Iterator[tuple[as
                 yield from places(child, around)
 
 
+def first_line(statement: ast.AST) -> str:
+    return " ".join(ast.unparse(statement).split("\n", 1)[0].split())
+
+
 def is_for_types(node: ast.AST) -> bool:
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if isinstance(node, ast.stmt) else set()
     return (isinstance(node, ast.If) and "TYPE_CHECKING" in names) or (
@@ -104,7 +108,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in a node's place, each with one thing wrong."""
+    """Yield copies of a node, each with one thing wrong."""
 
     def but(**fields):
         new = copy.copy(node)
@@ -117,26 +121,23 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
                 for wrong in swapped(op):
                     yield but(ops=[*node.ops[:i], wrong, *node.ops[i + 1 :]])
         case ast.BinOp() | ast.AugAssign() | ast.BoolOp():
-            for wrong in swapped(node.op):
-                yield but(op=wrong)
+            yield from (but(op=wrong) for wrong in swapped(node.op))
         case ast.UnaryOp(op=ast.USub()):
             yield but(op=ast.UAdd())
         case ast.Constant(value=bool()):
             yield but(value=not node.value)
         case ast.Constant(value=int()):
-            yield but(value=node.value + 1)
-            yield but(value=node.value - 1)
+            yield from (but(value=node.value + 1), but(value=node.value - 1))
         case ast.comprehension():
             for i, test in enumerate(node.ifs):
-                if not is_negated(test):
-                    yield but(ifs=[*node.ifs[:i], ast.UnaryOp(ast.Not(), test), *node.ifs[i + 1 :]])
+                for wrong in negated(test):
+                    yield but(ifs=[*node.ifs[:i], wrong, *node.ifs[i + 1 :]])
         case ast.For():
             yield but(iter=ast.Tuple([], ast.Load()))
-        case ast.If() | ast.While() | ast.IfExp() if not is_negated(node.test):
-            yield but(test=ast.UnaryOp(ast.Not(), node.test))
+        case ast.If() | ast.While() | ast.IfExp():
+            yield from (but(test=wrong) for wrong in negated(node.test))
         case ast.Break() | ast.Continue():
-            wrong = ast.Continue() if isinstance(node, ast.Break) else ast.Break()
-            yield ast.copy_location(wrong, node)
+            yield ast.copy_location(ast.Continue() if isinstance(node, ast.Break) else ast.Break(), node)
         case ast.Return(value=ast.AST()):
             yield but(value=ast.Constant(None))
     is_call = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
@@ -148,17 +149,14 @@ def swapped(op: ast.AST) -> Iterator[ast.AST]:
     return (there() for one, there in OTHERS if one is type(op))
 
 
-def is_negated(test: ast.AST) -> bool:
-    """Whether a change of its operator is its opposite already."""
-    return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], OPPOSITES)
-
-
-def brief(statement: ast.AST) -> str:
-    return " ".join(ast.unparse(statement).split("\n", 1)[0].split())
+def negated(test: ast.AST) -> list[ast.AST]:
+    """Return the negated test; nothing where a change of its operator negates it already."""
+    is_opposite = isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], OPPOSITES)
+    return [] if is_opposite else [ast.UnaryOp(ast.Not(), test)]
 
 
 def run(mutants: Sequence[Mutant | None], tests: list[str], jobs: int) -> Iterator[tuple[Mutant | None, str]]:
-    """The outcome of each mutant; None is the original."""
+    """Yield the outcome of each mutant; None is the original."""
     gc.freeze()  # else each fork's first collection copies all that is here, the mutants too
     left, going = deque(mutants), {}
     while left or going:
@@ -203,7 +201,7 @@ def judge(mutant: Mutant | None, tests: list[str]) -> None:
 
 
 def try_out(module: str, alive: bool, jobs: int) -> bool:
-    """Run a module's mutants, or those alive when last tried; print the survivors. Whether all is well."""
+    """Run a module's mutants, or those alive when last tried; print survivors. Return whether all is well."""
     drawn, file = mutants(module), OUT / module
     if alive:
         known = file.read_text("utf-8").splitlines() if file.exists() else []
@@ -219,12 +217,10 @@ def try_out(module: str, alive: bool, jobs: int) -> bool:
     print(f"{module}: {len(drawn)} mutants, {counts}: {killed:.1%} killed")
     reasons = tomllib.loads((TESTS / "mutants.toml").read_text("utf-8")).get(module, {})
     for statement, line in living.items():
-        print(
-            f"  alive, line {line}: {statement}\n      {reasons.get(statement, 'NO TEST NOTICES')}",
-            flush=True,
-        )
+        print(f"  alive, line {line}: {statement}\n      {reasons.get(statement, 'NO TEST NOTICES')}")
     for statement in () if alive else reasons.keys() - living.keys():
-        print(f"  in mutants.toml, but noticed: {statement}", flush=True)
+        print(f"  in mutants.toml, but noticed: {statement}")
+    sys.stdout.flush()
     return living.keys() <= reasons.keys() and (alive or killed >= ENOUGH)
 
 
