@@ -1,4 +1,4 @@
-"""From a folder or a GGUF file to a CausalLM that is ready to run.
+"""Loading a CausalLM, ready to run, from a folder or a GGUF file.
 
 Each parameter is allocated once, in its final dtype and on its device, and filled from the file:
 query, key and value (and gate and up) are read straight into their place in the fused matrix.
@@ -25,7 +25,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> tuple[CausalLM, Tokenizer]:
-    """Model and tokenizer of what `resolve` finds, opened once; the rest is as in load_model."""
+    """Return model and tokenizer of a name or path (see `resolve`); the file is opened once. See load_model."""
     source = opened(resolve(model))
     loaded, tokenizer = load_model(source, dtype, device), load_tokenizer(source)
     if tokenizer.vocab_size > loaded.config.vocab_size:
@@ -36,7 +36,7 @@ def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> t
 
 
 def load_model(path: ModelPath, dtype: Dtype = "auto", device: Device = "auto") -> CausalLM:
-    """The model in `path`, ready for inference: eval mode, no gradients.
+    """Return the model in `path`, ready for inference: eval mode, no gradients.
 
     `path` is a folder in Hugging Face layout (config.json, and model.safetensors or its shards) or
     a .gguf file. `dtype` "auto" is float32 on the CPU and the checkpoint's own on CUDA (bfloat16
@@ -64,7 +64,7 @@ def _dtype(dtype: Dtype) -> torch.dtype:
 
 
 def choose_device(device: Device = "auto") -> torch.device:
-    """ "auto" is CUDA when there is one. Raises ValueError for a device that is not known or not there."""
+    """Return the device; "auto" is CUDA when there is one. Raises ValueError if it is unknown or missing."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -107,9 +107,9 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
 def parts(
     model: CausalLM, state: Mapping[str, torch.Tensor] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters (or `state`, by their names) under Hugging Face's names without "model.", as views.
+    """Yield the parameters (or `state`, by their names) under Hugging Face's names without "model.".
 
-    Fused matrices are split into theirs. A tied lm_head does not appear.
+    Fused matrices are split, as views. A tied lm_head does not appear.
     """
     config = model.config
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
@@ -127,5 +127,5 @@ class _SkipInit(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"]  # which it hands over by name
+            return kwargs["tensor"]
         return func(*args, **(kwargs or {}))

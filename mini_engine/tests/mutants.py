@@ -42,7 +42,7 @@ COVER = {
     "attention": ["paged_attention", "batch"],
     "sampler": ["sampler"],
     **dict.fromkeys(("engine", "input_processor", "output_processor"), ["engine", "llm", "faults"]),
-    "recovery": ["faults", "engine"],
+    "recovery": ["engine", "faults"],
 }
 LEFT_OUT = (
     "not (hash_seeds or cost_little or costs_the_same or does_not_search or importing_the_package or smollm2)"
