@@ -25,7 +25,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> tuple[CausalLM, Tokenizer]:
-    """Return model and tokenizer of a name or path (see `resolve`); the file is opened once. See load_model."""
+    """Return model and tokenizer of a name or path (see `resolve`), opened once. See load_model."""
     source = opened(resolve(model))
     loaded, tokenizer = load_model(source, dtype, device), load_tokenizer(source)
     if tokenizer.vocab_size > loaded.config.vocab_size:

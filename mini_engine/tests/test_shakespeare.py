@@ -95,6 +95,7 @@ def test_every_character_is_a_token_and_comes_back(tokenizer, plays):
     ids = tokenizer.encode(SPEECH)
     assert len(ids) == len(SPEECH) and tokenizer.decode(ids) == SPEECH
     assert tokenizer.vocab_size <= 96
+    assert tokenizer.encode("<|endoftext|>") == [0] == list(tokenizer.eos_token_ids)
     assert tokenizer.decode(tokenizer.encode(plays["macbeth"])) == plays["macbeth"]
 
 
@@ -110,23 +111,17 @@ def test_what_the_plays_do_not_use_is_mapped(tokenizer, text, becomes):
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == becomes
 
 
-def test_the_end_of_a_text_is_its_own_token(tokenizer):
-    assert tokenizer.encode("<|endoftext|>") == [0] == list(tokenizer.eos_token_ids)
-
-
 # The text
 
 
 def test_clean_takes_the_markdown_off_and_nothing_else():
     markdown = (
-        "# Macbeth\n\n### SCENE I. A heath.\n\n_Thunder. Enter the\nthree Witches_\n\n\n"
-        "**First Witch**  \nWhen shall we three meet again  \nIn thunder\\--or in rain?\n\n"
-        "*Exit.*\n\n**ROSS**  \n_\\[Aside]_  \nAy."
+        "# Macbeth\n\n### SCENE I. A heath.\n\n_Enter the\nthree Witches_\n\n\n"
+        "**First Witch**  \nIn thunder\\--or in rain?\n\n*Exit.*\n\n**ROSS**  \n_\\[Aside]_  \nAy."
     )
     assert clean(markdown) == (
-        "Macbeth\n\nSCENE I. A heath.\n\nThunder. Enter the\nthree Witches\n\n"
-        "First Witch:\nWhen shall we three meet again\nIn thunder--or in rain?\n\n"
-        "Exit.\n\nROSS:\n[Aside]\nAy.\n"
+        "Macbeth\n\nSCENE I. A heath.\n\nEnter the\nthree Witches\n\n"
+        "First Witch:\nIn thunder--or in rain?\n\nExit.\n\nROSS:\n[Aside]\nAy.\n"
     )
 
 

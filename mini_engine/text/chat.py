@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
 
 
 def render(template: str, source: str, **variables: Any) -> str:
-    """Return the template's text. Raises ValueError naming `source` if it is broken or refuses the messages."""
+    """Return the template's text. Raises ValueError naming `source` if it is broken or refuses them."""
     try:
         return _compiled(template).render(variables)
     except Exception as error:  # a template is a program, and may fail in any way
