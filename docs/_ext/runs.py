@@ -1,6 +1,6 @@
 """The runs that the book plays. `<!-- {play} NAME -->` shows one; it is made when the book is built.
 
-What decides is the engine's own Scheduler or a lab's solution, as the page says; nothing is recorded by hand.
+The engine's own Scheduler or a lab's solution decides, as the page says; no run is written by hand.
 """
 
 import importlib.util
@@ -32,19 +32,19 @@ class Shown:
     names: Sequence[str]
     step: int | None = None
     follow: str | None = None
-    plays: bool = False  # by itself, as soon as it is in sight
+    plays: bool = False  # starts by itself, as soon as it is in sight
 
     def payload(self) -> dict[str, Any]:
         shown = payload(*self.runs, names=self.names, step=self.step, follow=self.follow)
         return shown | {"play": self.plays, "brief": len(self.runs) > 1}
 
     def picture(self) -> str | None:
-        """The step it opens at as SVG, for a page without JavaScript; a log of operations has none."""
+        """Return the step it opens at as SVG, for a page without JavaScript; a log of operations has none."""
         traces = [run for run in self.runs if isinstance(run, Trace)]
         return step_picture(traces[0], self.step, *traces[1:], names=self.names) if traces else None
 
     def words(self) -> str:
-        """What that picture shows, in sentences."""
+        """Return a description of that picture, in sentences."""
         said = [step_words(run, run.steps[0].step if self.step is None else self.step) for run in self.runs]
         each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=True)]
         return " ".join(["The trace player.", *each])

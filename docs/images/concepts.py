@@ -23,7 +23,7 @@ import runs as made  # noqa: E402  what the book plays
 
 
 def step_cost() -> Any:
-    """What a step costs by the number of its tokens, on the course's cost model: nearly flat up to some ten
+    """The cost of a step by the number of its tokens, on the course's cost model: nearly flat up to some ten
     tokens, where reading the weights is all of it, and in proportion to the tokens from some hundred on."""
     cost = CostModel()
     tokens = [2**n for n in range(13)]
@@ -74,7 +74,7 @@ def two_counters() -> Any:
 
 
 def swap_or_recompute() -> Any:
-    """What it costs to bring a victim back, by the length of its sequence, for a model of 8 billion
+    """The cost of bringing a victim back, by the length of its sequence, for a model of 8 billion
     parameters: copying keys and values out and in at 25 GB/s grows slowly, computing them
     anew grows eight times as fast. By arithmetic, not measured."""
     tokens = list(range(0, 4001, 250))

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 RECORDINGS, FOLDER = HERE.parent / "examples" / "vllm", HERE / "watch"
 NAMES = ("vLLM 0.32.0", "ours")
 WORDS = {
-    "scheduled": "who computes",
+    "scheduled": "scheduled requests",
     "num_batched_tokens": "tokens",
     "num_running": "running",
     "num_waiting": "waiting",

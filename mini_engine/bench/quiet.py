@@ -1,4 +1,4 @@
-"""How busy other programs keep the machine, in cores, read from /proc.
+"""The CPU time that other programs take, in cores, read from /proc.
 
 A turn waits until they are idle. The time to wait is limited over a whole run: when it is used up, turns
 begin at once, and are reported as not quiet.

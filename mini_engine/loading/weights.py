@@ -152,7 +152,9 @@ def _shards(path: Path) -> list[Path]:
             raise ValueError(f"{index}: the key 'weight_map' is missing")
         for file in weight_map.values():
             if not isinstance(file, str) or file != Path(file).name:
-                raise ValueError(f"{index}: weight_map names {shown(file)}, which is no file of this folder")
+                raise ValueError(
+                    f"{index}: weight_map names {shown(file)}, which is not a file of this folder"
+                )
         shards = sorted({path / file for file in weight_map.values()})
     else:
         shards = [path / "model.safetensors"]

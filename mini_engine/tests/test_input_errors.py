@@ -204,7 +204,7 @@ def test_a_chat_template_that_raises(template, llm, monkeypatch):
 
 
 def test_what_is_meant_is_taken(llm):
-    """As in vLLM, top_k -1 is off. Arrays, fractions and empty lists are what they stand for."""
+    """Like in vLLM, top_k -1 is off. Arrays, fractions and empty lists are what they stand for."""
     assert SamplingParams(top_k=-1).top_k == 0
     assert SamplingParams(stop_token_ids=np.array([0, 2])).stop_token_ids == (0, 2)
     assert SamplingParams(stop_token_ids=torch.tensor([3])).stop_token_ids == (3,)
@@ -291,7 +291,7 @@ WEIGHT_MAPS = [{"weight_map": {"a": v}} for v in (5, None, "../x.safetensors", "
     ("tokenizer.json model.safetensors", (None,), "there is no such file"),
     ("model.safetensors", (b"", b"\xff" * 64), "model.safetensors: damaged or cut short"),
     ("model.safetensors.index.json", ({}, {"weight_map": {}}), "'weight_map' is missing"),
-    ("model.safetensors.index.json", WEIGHT_MAPS, "which is no file of this folder"),
+    ("model.safetensors.index.json", WEIGHT_MAPS, "which is not a file of this folder"),
 )
 def test_files_of_a_model_folder(name, value, words, folder):
     file = folder / name
@@ -313,7 +313,7 @@ def test_a_folder_without_safetensors_says_what_to_do(folder):
 
 
 def read_or_refused(file, raw, read):
-    """Whatever the bytes are: read, or one short sentence that names the file."""
+    """The bytes are read, or refused in one short sentence that names the file."""
     file.write_bytes(raw)
     started = time.perf_counter()
     try:
@@ -775,7 +775,7 @@ def test_sigterm_leaves_nothing_half_written(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_ctrl_c_ends_the_processes_of_a_comparison(tmp_path):
-    """A terminal sends it to all of them: one line, and none goes on."""
+    """A terminal sends it to all of them: one line is printed, and all processes end."""
     line = "simulate -b mixed -b static --requests 200000".split()
     run = subprocess.Popen([*MAIN, *line], env=ENV, stderr=subprocess.PIPE, start_new_session=True)
     listed = Path(f"/proc/{run.pid}/task/{run.pid}/children")

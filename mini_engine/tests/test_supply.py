@@ -155,7 +155,7 @@ def test_a_template_reaches_nothing_but_the_messages(template, tmp_path, monkeyp
 
 
 def test_a_trace_is_data(tmp_path, monkeypatch):
-    """Whatever a line says, it is parsed as JSON and compared with the types of its fields."""
+    """Any line is parsed as JSON and compared with the types of its fields."""
     monkeypatch.chdir(tmp_path)
     file, code = tmp_path / "t.jsonl", f"__import__('os').mkdir({CANARY!r})"
     for line in (code.encode(), b"!!python/object/apply:os.mkdir [x]", pickle.dumps(Attack())):

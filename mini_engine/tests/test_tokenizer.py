@@ -84,7 +84,7 @@ def test_deltas_add_up_to_any_text_with_byte_fallback(text):
 
 @given(text=st.text(min_size=1), cut=st.integers(0, 200))
 def test_every_delta_is_a_prefix_that_stays(text, cut):
-    """Whoever streams never sees a character taken back."""
+    """A stream never takes a character back."""
     ids = BYTE_LEVEL.encode(text)
     detokenizer = Detokenizer(BYTE_LEVEL)
     so_far = "".join(detokenizer.feed(i) for i in ids[:cut])
@@ -294,7 +294,7 @@ def test_gguf_byte_level_roundtrip(pre, tmp_path):
     ],
 )
 def test_gguf_pre_tokenizer_cuts_text(pre, pieces, tmp_path):
-    """Where text is cut before merging, which decides about digits, spaces and punctuation."""
+    """Text is cut before merging, which decides about digits, spaces and punctuation."""
     tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
     cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str("don't stop 1234   x!!\n")
     assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == pieces
