@@ -131,8 +131,8 @@ def _from_gguf(gguf: GGUFFile) -> Tokenizer:
             raise ValueError(f"{gguf.path}: tokenizer.ggml.{role}_token_id {what}")
     if gguf.get("tokenizer.ggml.add_bos_token", add_bos, bool) and "bos" in ids:
         bos = tokens[ids["bos"]]
-        special = [(bos, ids["bos"])]
-        backend.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=special)
+        opening = [(bos, ids["bos"])]
+        backend.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=opening)
     return Tokenizer(
         backend,
         source=str(gguf.path),
