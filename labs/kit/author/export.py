@@ -34,7 +34,7 @@ LEFT_OUT = (
     "docs/hosting.md", "docs/reliability.md",
     "labs/kit/author", "labs/kit/browser", "labs/kit/grader", "labs/kit/pristine",
     "tests", "*instructor*", "docs/examples",
-    "mini_engine/loading/shakespeare/train.py", "docs/images/*.py",
+    "mini_engine/loading/shakespeare/*.py", "docs/images/*.py",
     "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "docs/architecture.md",
     "docs/images/architecture.png",
 )  # fmt: skip
