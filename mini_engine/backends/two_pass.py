@@ -14,7 +14,7 @@ from mini_engine.backends.padded import PaddedBackend
 from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM
-from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.baselines import BASELINES
 
 if TYPE_CHECKING:
     from mini_engine.parts import Parts
@@ -38,8 +38,8 @@ class TwoPassBackend:
 BACKENDS = {backend.name: backend for backend in (PagedBackend, TwoPassBackend, PaddedBackend)}
 
 
-def policy_parts(baseline: str) -> dict[str, Any]:
-    """What runs an engine under one of BASELINES: `Engine(model, parts=Parts(**policy_parts("static")))`.
+def baseline_parts(baseline: str) -> dict[str, Any]:
+    """What runs an engine under one of BASELINES: `Engine(model, parts=Parts(**baseline_parts("static")))`.
 
     The padded one needs enable_prefix_caching=False.
     """

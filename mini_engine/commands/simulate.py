@@ -37,7 +37,7 @@ def simulate(
     """
     from mini_engine.show.tables import comparison_table, print_table
     from mini_engine.sim import cost_model, workloads
-    from mini_engine.sim.policies import BASELINES
+    from mini_engine.sim.baselines import BASELINES
     from mini_engine.sim.simulate import compare
 
     names = baseline or list(BASELINES)

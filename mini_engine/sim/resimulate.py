@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request
 from mini_engine.sim.cost_model import CostModel, backend_of
-from mini_engine.sim.policies import BASELINES
-from mini_engine.sim.simulate import policy_recorder, step
+from mini_engine.sim.baselines import BASELINES
+from mini_engine.sim.simulate import baseline_recorder, step
 from mini_engine.sim.workloads import Arrival
 from mini_engine.trace import Finished, Queued, Trace, VirtualClock, replay
 
@@ -63,7 +63,7 @@ def resimulate(trace: Trace, cost: CostModel | None = None) -> Trace:
     policy = trace.header.parts.get("Scheduler", "mixed")
     policy, backend = policy if policy in BASELINES else "mixed", backend_of(trace)
     clock = VirtualClock((cost or CostModel()).clock(backend))
-    recorder = policy_recorder(policy, config, clock, backend)
+    recorder = baseline_recorder(policy, config, clock, backend)
     coming = iter(replay_workload(trace))
     plans: dict[str, Replayed] = {}
     live: dict[str, Request] = {}

@@ -17,7 +17,7 @@ from typing import Any
 
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request, SamplingParams, shown
-from mini_engine.sim.simulate import policy_recorder, step
+from mini_engine.sim.simulate import baseline_recorder, step
 from mini_engine.trace import Trace, VirtualClock
 
 
@@ -116,7 +116,7 @@ def ours(scenario: Scenario, sampled: Trace | None = None) -> Trace:
 
     if scenario.config is None:
         raise ValueError(f"scenario {scenario.name!r} has no settings of its own")
-    recorder = policy_recorder("mixed", scenario.config, VirtualClock(), "paged")
+    recorder = baseline_recorder("mixed", scenario.config, VirtualClock(), "paged")
     recorder.header.parts["Scheduler"] = "mini-engine"  # its name beside the other's
     coming = sorted(scenario.requests, key=lambda wanted: wanted.at)
     live: dict[str, Request] = {}

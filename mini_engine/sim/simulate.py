@@ -12,7 +12,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request
 from mini_engine.sim.cost_model import CostModel
-from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.workloads import Arrival
 from mini_engine.trace import Keep, Recorder, Trace, VirtualClock
 from mini_engine.trace.metrics import Metrics, Summary
@@ -56,7 +56,7 @@ def simulate(
         raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, but is {baseline!r}")
     backend = BASELINES[baseline].backend
     clock = VirtualClock(unit="ms")
-    recorder = policy_recorder(baseline, replace(config, **settings), clock, backend, keep)
+    recorder = baseline_recorder(baseline, replace(config, **settings), clock, backend, keep)
     metrics = Metrics(recorder.header)
     clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
     recorder.consumers.append(metrics)
@@ -118,7 +118,7 @@ def _summarise(
     return done.summary(**limits), done.num_refused, done.why_refused
 
 
-def policy_recorder(
+def baseline_recorder(
     baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Keep = True
 ) -> Recorder:
     """A policy on a pool of its own, as the named backend would run it."""

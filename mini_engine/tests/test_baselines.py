@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from mini_engine.backends.two_pass import policy_parts
+from mini_engine.backends.two_pass import baseline_parts
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
@@ -13,7 +13,7 @@ from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
-from mini_engine.sim.policies import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
+from mini_engine.sim.baselines import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
 from mini_engine.trace import Recorder, VirtualClock, replay
 
 CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)
@@ -100,7 +100,7 @@ def test_same_tokens_as_the_engine(model, name, seed):
         return {r.request_id: r.output_token_ids for r in requests}
 
     reference = serve(None)
-    assert serve(Parts(**policy_parts(name))) == reference
+    assert serve(Parts(**baseline_parts(name))) == reference
     assert all(reference.values())
 
 
@@ -290,7 +290,7 @@ def test_two_pass_calls_the_model_twice(model):
             model,
             max_num_batched_tokens=8,
             max_num_seqs=4,
-            parts=Parts(**policy_parts("two-pass")),
+            parts=Parts(**baseline_parts("two-pass")),
             record=True,
         )
         for i in range(3):

@@ -13,8 +13,7 @@ from mini_engine.trace import (
     StepTrace,
     Trace,
 )
-from mini_engine.trace.metrics import Metrics, request_metrics, summary
-from mini_engine.trace.stats import Stats
+from mini_engine.trace.metrics import Metrics, Stats, request_metrics, summary
 
 CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "num_blocks": 10, "block_size": 4}
 

@@ -1,4 +1,4 @@
-"""Where a trace's times come from: computed, the same on every machine, or the wall's."""
+"""Clocks for the times of a trace: virtual, the same on every machine, or wall-clock time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mini_engine.trace.records import StepTrace
 
 
 class VirtualClock:
-    """Time that does not depend on the machine: a step takes 1, or what `cost(record)` says."""
+    """Time that does not depend on the machine: a step takes 1, or `cost(record)`."""
 
     kind = "virtual"
 
@@ -26,7 +26,7 @@ class VirtualClock:
 
 
 class WallClock:
-    """Seconds since the clock was made."""
+    """Seconds since the clock was created."""
 
     kind, unit = "wall", "s"
 
