@@ -1,4 +1,4 @@
-"""A recorded run once more, through the simulator: whether simulated and real agree."""
+"""Running a recorded run again in the simulator, to see whether simulated and real decisions agree."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request
-from mini_engine.sim.cost_model import CostModel, backend_of
 from mini_engine.sim.baselines import BASELINES
+from mini_engine.sim.cost_model import CostModel, backend_of
 from mini_engine.sim.simulate import baseline_recorder, step
 from mini_engine.sim.workloads import Arrival
 from mini_engine.trace import Finished, Queued, Trace, VirtualClock, replay
@@ -15,7 +15,7 @@ from mini_engine.trace import Finished, Queued, Trace, VirtualClock, replay
 
 @dataclass
 class Replayed:
-    """A request of a recorded run: when it was added, and what became of it."""
+    """A request of a recorded run: when it was added, its outputs and its end."""
 
     step: int
     request: Request
@@ -24,10 +24,10 @@ class Replayed:
 
 
 def replay_workload(trace: Trace) -> list[Replayed]:
-    """The requests of a recorded run, in order of arrival; `step` is the one that first saw each.
+    """Return the requests of a recorded run in order of arrival; `step` is the first step after each.
 
-    Prompts have the recorded lengths and made-up tokens. Raises ValueError for a run in which
-    requests shared a prefix, as a trace does not say whose, and for one whose beginning is missing.
+    Prompts have the recorded lengths and made-up tokens. Raise ValueError for a run in which requests shared
+    a prefix, because a trace does not say with which request, and for one whose beginning is missing.
     """
     if trace.header.requests or (trace.steps and trace.steps[0].step):
         raise ValueError("the trace begins in the middle of a run; record it with keep=True")
@@ -45,7 +45,7 @@ def replay_workload(trace: Trace) -> list[Replayed]:
                 latest[event.id].finish_reason = event.reason
             elif views[event.id].num_first_cached_tokens:
                 raise ValueError(
-                    f"request {event.id!r} began with a cached prefix; a trace does not say whose"
+                    f"request {event.id!r} began with a cached prefix; a trace does not say of which request"
                 )
         for name, token_ids in record.new_tokens.items():
             latest[name].output_token_ids += token_ids
@@ -53,40 +53,30 @@ def replay_workload(trace: Trace) -> list[Replayed]:
 
 
 def resimulate(trace: Trace, cost: CostModel | None = None) -> Trace:
-    """The same arrivals and aborts, step by step, through the simulator: its trace, in virtual time.
+    """Simulate the recorded arrivals and aborts, step by step, and return the trace, in virtual time.
 
-    `first_difference(resimulate(trace), trace)` is None if the simulator decides as the recorded
-    engine did.
+    `first_difference(resimulate(trace), trace)` is None if the simulator decides as the recorded engine did.
     """
     given = dict(trace.header.config)
     config = EngineConfig(enable_prefix_caching=given.pop("prefix_caching"), **given)
-    policy = trace.header.parts.get("Scheduler", "mixed")
-    policy, backend = policy if policy in BASELINES else "mixed", backend_of(trace)
+    name, backend = trace.header.parts.get("Scheduler", "mixed"), backend_of(trace)
     clock = VirtualClock((cost or CostModel()).clock(backend))
-    recorder = baseline_recorder(policy, config, clock, backend)
+    recorder = baseline_recorder(name if name in BASELINES else "mixed", config, clock, backend)
     coming = iter(replay_workload(trace))
-    plans: dict[str, Replayed] = {}
     live: dict[str, Request] = {}
-
-    def next_token(request: Request) -> int:
-        planned, n = plans[request.request_id].output_token_ids, len(request.output_token_ids)
-        return planned[n] if n < len(planned) else 0
-
-    def stops(request: Request) -> bool:
-        plan = plans[request.request_id]
-        is_last = len(request.output_token_ids) == len(plan.output_token_ids) - 1
-        return is_last and plan.finish_reason == "stop"
-
+    tokens: dict[str, list[int]] = {}
+    stopping: set[str] = set()
     for record in trace.steps:
         for event in record.events:
             if isinstance(event, Queued):
-                plans[event.id] = next(coming)
-                live[event.id] = plans[event.id].request
-                recorder.add(live[event.id])
+                plan = next(coming)
+                live[event.id], tokens[event.id] = plan.request, plan.output_token_ids
+                (stopping.add if plan.finish_reason == "stop" else stopping.discard)(event.id)
+                recorder.add(plan.request)
             elif isinstance(event, Finished) and event.reason == "abort":
                 recorder.abort(event.id)
                 live.pop(event.id, None)
         if not recorder.has_work:
             break
-        step(recorder, live, next_token, stops)
+        step(recorder, live, tokens, stopping)
     return recorder.close("max_steps" if recorder.has_work else "drained")

@@ -34,7 +34,7 @@ class Settings(Record):
 
 
 class Check:
-    """Checks a trace's records, given in order. Each method raises ValueError naming the field and its value."""
+    """Checks a trace's records, given in order. Raises ValueError naming the field and its value."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()  # ids of the requests that have arrived

@@ -65,7 +65,7 @@ def check_plain(path: Path) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file completely or not at all, and create its folder. Raise ValueError unless it is a regular file."""
+    """Write a regular file completely or not at all, and create its folder. Raise ValueError for a device."""
     path = Path(path)
     partial = _beside(path)
     try:
@@ -86,7 +86,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Return the trace in a file. Raise ValueError naming file, line and field if it cannot be read, and
     FileNotFoundError if the file does not exist."""
     if not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist; `mini-engine demo` writes a trace to out/trace.jsonl")
+        raise FileNotFoundError(f"{path} does not exist; `mini-engine demo` writes out/trace.jsonl")
     trace, check = None, Check()
     # errors="replace": a binary file, too, is "not JSON" on a numbered line.
     with Path(path).open(encoding="utf-8", errors="replace") as file:
@@ -97,7 +97,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
                     trace = Trace(_header(line))
                     check.header(trace.header)
                 elif trace.end:
-                    raise ValueError("there is a line after the end of the trace; are these two files in one?")
+                    raise ValueError("a line after the end of the trace; are these two files in one?")
                 elif not isinstance(line, dict) or not ("end" in line or "step" in line):
                     raise ValueError("neither a step nor the end")
                 elif "end" in line:

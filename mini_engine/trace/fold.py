@@ -50,7 +50,7 @@ class Fold:
                 self._block_size = header.config["block_size"]
 
     def add(self, record: StepTrace) -> dict[str, RequestView]:
-        """Take the next step and return the views by id. Raise ValueError for a request that was never QUEUED.
+        """Take the next step; return the views by id. Raise ValueError for a request that was never QUEUED.
 
         Adding the latest record again changes nothing, so that a clock and a consumer can share a fold."""
         if record is self._record:

@@ -35,7 +35,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: Any) -> Self:
-        """Return the record in a JSON object. Raise ValueError naming a field that is missing or of another type."""
+        """Return the record in a JSON object. Raise ValueError naming a missing or mistyped field."""
         if type(line) is not dict:
             raise ValueError(f"{cls.what} must be an object, but is {shown(line)}")
         values = {}

@@ -103,7 +103,7 @@ class RequestView(Record):
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens that are known and not computed before this step: prompt and outputs without the cached ones."""
+        """Known tokens that were not computed before this step: prompt and outputs, less the cached ones."""
         return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens
 
     @property

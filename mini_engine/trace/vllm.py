@@ -60,8 +60,8 @@ def scheduler_of(llm: Any) -> Any:
     scheduler = core.scheduler
     if scheduler.scheduler_config.async_scheduling or getattr(core, "batch_queue", None) is not None:
         raise ValueError(
-            "this LLM schedules a step before it knows the tokens of the last one; to record it, create it with "
-            "LLM(..., async_scheduling=False), without pipeline parallelism"
+            "this LLM schedules a step before it knows the tokens of the last one; create it with "
+            "LLM(..., async_scheduling=False), without pipeline parallelism, to record it"
         )
     if scheduler.num_spec_tokens:
         raise ValueError("this LLM drafts tokens (speculative decoding), which a trace cannot hold")
@@ -231,7 +231,7 @@ class VLLMRecorder:
         return max(0, needed - len(self._table(request.request_id)))
 
     def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
-        """Return the events as a Recorder writes them: blocks needed and free, and the first request short."""
+        """Return the events as a Recorder writes them: blocks needed, blocks free, first request short."""
         needs, short = sum(lacking.values()), first_short(lacking, set(preempted), free)
         return [Preempted(self._names[name], self._names[short or name], needs, free) for name in preempted]
 
@@ -252,7 +252,7 @@ class VLLMRecorder:
         return new_blocks
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
-        """Return the reason why the front of the queue was not admitted, as far as it can be seen from outside."""
+        """Return the reason why the front of the queue was not admitted, as far as it is visible."""
         config, waiting = self.header.config, self.scheduler.waiting
         if not waiting:
             return Blocked("empty")
@@ -264,7 +264,7 @@ class VLLMRecorder:
             return Blocked("slots", name)
         if sum(scheduled.values()) >= config["max_num_batched_tokens"]:
             return Blocked("budget", name)
-        needs = -(-request.num_tokens // config["block_size"])  # an upper bound: cached blocks are not subtracted
+        needs = -(-request.num_tokens // config["block_size"])  # an upper bound: some may be cached
         needs += config["watermark"] if self.scheduler.running else 0
         return Blocked("memory", name, needs, free) if needs > free else Blocked("none", name)
 
