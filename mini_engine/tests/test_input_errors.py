@@ -552,9 +552,9 @@ STEP = [
         ((key, "nobody"), v, "names request 'nobody', which was never QUEUED")
         for key, v in (("scheduled", 1), ("blocks", [1]), ("new_tokens", [1]))
     ],
-    (("step",), 0, "the step's 'step' must rise, but is 0 after 0"),
-    (("t_end",), 0.5, "must not run backwards"),
-    (("t",), -1, "must not run backwards"),
+    (("step",), 0, "the step's 'step' must increase, but is 0 after 0"),
+    (("t_end",), 0.5, "must not decrease"),
+    (("t",), -1, "must not decrease"),
     (("scheduled", "r0"), -5, "the step's 'scheduled' must be at least 0, but is -5"),
     (("blocks", "r0"), [20], "the step's 'blocks' must be 0 to 19, but is 20"),
     (("blocks", "r0"), [-1], "the step's 'blocks' must be 0 to 19, but is -1"),
@@ -620,13 +620,13 @@ def test_a_wrong_scheduler_that_goes_on_with_what_has_finished_can_be_exported()
 
 
 RAW = [
-    ("deep", "[" * 100_000, "line 1: nested deeper than any trace"),
+    ("deep", "[" * 100_000, "line 1: nested too deeply for a trace"),
     ("digits", '{"trace":' + "9" * 5000 + "}", "line 1: "),
-    ("two files", "\n".join(map(json.dumps, [*LINES, LINES[1]])), "the trace has ended before"),
+    ("two files", "\n".join(map(json.dumps, [*LINES, LINES[1]])), "a line after the end of the trace"),
     (
         "twice",
         "\n".join(map(json.dumps, [LINES[0], LINES[1], LINES[1]])),
-        "line 3: the step's 'step' must rise",
+        "line 3: the step's 'step' must increase",
     ),
     ("no header", json.dumps(LINES[1]), "line 1: not the header"),
     (
@@ -717,7 +717,7 @@ def test_workloads(row, tmp_path):
         ),
         ("json", b"{", "Expecting property name"),
         ("deep", b"[" * 100_000, "nested too deep"),
-        ("list", b"[]", "an object is wanted, not []"),
+        ("list", b"[]", "a JSON object is needed, not []"),
         ("missing", b'{"timestamp": 0}', "input_length"),
     ]
 )
@@ -750,17 +750,17 @@ COMMANDS = [
     ("generate -p a -m FOLDER", "config.json: there is no such file"),
     ("generate -p a -m bad.gguf", "bad.gguf: not a whole GGUF file"),
     ("chat --system a\udcff", "--system has a lone surrogate"),
-    ("demo --out t.jsonl", "t.jsonl is no folder that can be written to"),
-    ("demo --out t.jsonl/deeper", "t.jsonl is no folder that can be written to"),
-    ("trace timeline t.png", "t.png is what is read; name another file"),
-    ("trace timeline t.jsonl -o t.jsonl", "t.jsonl is what is read; name another file"),
+    ("demo --out t.jsonl", "t.jsonl is not a writable folder"),
+    ("demo --out t.jsonl/deeper", "t.jsonl is not a writable folder"),
+    ("trace timeline t.png", "t.png is also the input; name another file"),
+    ("trace timeline t.jsonl -o t.jsonl", "t.jsonl is also the input; name another file"),
     ("trace timeline t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
     ("trace timeline t.jsonl -o x.xyz", "xyz"),
     ("trace timeline t.jsonl -o t.jsonl/x.png", "t.jsonl"),
-    ("trace export t.jsonl -o t.jsonl", "t.jsonl is what is read; name another file"),
+    ("trace export t.jsonl -o t.jsonl", "t.jsonl is also the input; name another file"),
     ("trace export t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
-    ("trace play t.jsonl --no-open -o t.jsonl", "t.jsonl is what is read; name another file"),
-    ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is what is read; name another file"),
+    ("trace play t.jsonl --no-open -o t.jsonl", "t.jsonl is also the input; name another file"),
+    ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is also the input; name another file"),
     ("trace summary FOLDER", "FOLDER"),
     (
         "trace summary no.jsonl",
@@ -769,7 +769,7 @@ COMMANDS = [
     ("trace summary bad.gguf", "bad.gguf, line 1: not JSON"),
     ("trace fit t.jsonl", "only a trace in wall time can be fitted"),
     ("simulate -w w.jsonl -b mixed -o w.jsonl", "No such option"),
-    ("simulate -w w.jsonl -b mixed --out w.jsonl", "w.jsonl is what is read; name another file"),
+    ("simulate -w w.jsonl -b mixed --out w.jsonl", "w.jsonl is also the input; name another file"),
     ("simulate -w nowhere.jsonl", "nowhere.jsonl"),
     ("simulate -w FOLDER", "workload must be one of"),
     ("simulate -b tidal", "baseline must be one of"),
@@ -779,11 +779,11 @@ COMMANDS = [
     ("simulate --requests 99999999999999", "Usage"),
     ("simulate -b mixed --requests 3 --ttft-limit nan", "--ttft-limit must be above 0, in ms, but is nan"),
     ("simulate -b mixed --requests 3 --tpot-limit -5", "--tpot-limit must be above 0, in ms, but is -5"),
-    ("simulate -b mixed --requests 3 --out pipe", "pipe is no plain file"),
-    ("trace timeline t.jsonl -o pipe.png", "pipe.png is no plain file"),
-    ("trace export t.jsonl -o pipe", "pipe is no plain file"),
-    ("trace play t.jsonl --no-open -o pipe", "pipe is no plain file"),
-    ("demo --out pipe", "pipe is no folder that can be written to"),
+    ("simulate -b mixed --requests 3 --out pipe", "pipe is not a regular file"),
+    ("trace timeline t.jsonl -o pipe.png", "pipe.png is not a regular file"),
+    ("trace export t.jsonl -o pipe", "pipe is not a regular file"),
+    ("trace play t.jsonl --no-open -o pipe", "pipe is not a regular file"),
+    ("demo --out pipe", "pipe is not a writable folder"),
     ("models fetch gpt5", "unknown model 'gpt5'"),
 ]
 
@@ -912,7 +912,7 @@ def test_sigterm_leaves_nothing_half_written(tmp_path):
     run = subprocess.Popen([*MAIN, *line], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE)
     until(lambda: list(tmp_path.glob("*.part")))
     run.terminate()
-    assert run.communicate(timeout=20)[1] == b"error: ended by SIGTERM\n"
+    assert run.communicate(timeout=20)[1] == b"error: terminated (SIGTERM)\n"
     assert run.returncode == 143
     assert list(tmp_path.iterdir()) == []
 
@@ -942,7 +942,7 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
         lambda: write_player(pipe, ready_setup()),
         lambda: list(simulate(workload(num_requests=1), keep=pipe).trace.steps),
     ):
-        refusal(write, "pipe is no plain file, and would be replaced by one")
+        refusal(write, "pipe is not a regular file; name another")
     assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 1
 
 

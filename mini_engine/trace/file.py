@@ -86,7 +86,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Return the trace in a file. Raise ValueError naming file, line and field if it cannot be read, and
     FileNotFoundError if the file does not exist."""
     if not Path(path).exists():
-        raise FileNotFoundError(f"{path} does not exist; `mini-engine demo` writes out/trace.jsonl")
+        made = "`mini-engine demo` writes one to out/trace.jsonl"
+        raise FileNotFoundError(f"{path}: there is no such file; {made}")
     trace, check = None, Check()
     # errors="replace": a binary file, too, is "not JSON" on a numbered line.
     with Path(path).open(encoding="utf-8", errors="replace") as file:

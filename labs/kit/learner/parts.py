@@ -22,7 +22,7 @@ from mini_engine.backends.padded import PaddedBackend
 from mini_engine.engine import Engine
 from mini_engine.outputs import Delta
 from mini_engine.parts import NoWorkError, Parts
-from mini_engine.show.demo import count
+from mini_engine.show.figures import counted
 from mini_engine.trace import Recorder
 
 SECONDS_A_STEP = 30
@@ -208,5 +208,5 @@ def why_not(now: Progress) -> str:
         return f"{lab.id}: {unwritten[0]}{more} not written yet"
     failed = list(dict.fromkeys(result.function for result in now.results if not result.passed))
     first = now.most_informative.function if now.most_informative else failed[0]
-    more = f", and {count(len(failed) - 1, 'more test')}" if len(failed) > 1 else ""
+    more = f", and {counted(len(failed) - 1, 'more test')}" if len(failed) > 1 else ""
     return f"{lab.id}: {first} fails{more}"

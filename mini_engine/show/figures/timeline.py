@@ -102,9 +102,7 @@ def timeline(
 def refuse_unreadable(data: style.Data) -> None:
     rows, columns = len(data["ids"]), len(data["steps"])
     if not rows:
-        raise ValueError(
-            "there is no request to draw in these steps; choose others or record a longer run"
-        )
+        raise ValueError("there is no request to draw in these steps; choose others or record a longer run")
     if rows > MAX_ROWS or columns > MAX_STEPS:
         raise ValueError(
             f"{rows} requests over {columns} steps do not fit one picture (at most {MAX_ROWS} by "
