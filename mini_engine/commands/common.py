@@ -60,7 +60,7 @@ def writable(out: Path, *read: Path | None) -> Path:
     """Return `out` and create its folder. Raise BadOutput if it is a folder, a device, or a file that the
     command reads."""
     if out.is_dir():
-        raise BadOutput(f"{out} is a folder; name a file in it")
+        raise BadOutput(f"{out} is a folder; name the file to write in it")
     try:
         check_plain(out)
     except ValueError as error:

@@ -36,6 +36,7 @@ def simulate(
     prompts of 256 and answers of 96 tokens (medians), 64 slots, a budget of
     2,048 tokens, a pool of 640 blocks of 16. docs/simulate.md explains the table.
     """
+    from mini_engine.show.figures import counted
     from mini_engine.show.tables import comparison_table, print_table
     from mini_engine.sim import cost_model, workloads
     from mini_engine.sim.baselines import BASELINES
@@ -61,4 +62,5 @@ def simulate(
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
     for name, (_, num_refused, why) in done.items():
         if num_refused:
-            typer.echo(f"{name} refused {num_refused} requests that it cannot serve; the first: {why}")
+            refused = counted(num_refused, "request")
+            typer.echo(f"{name} refused {refused} that it can never serve; the first: {why}")

@@ -105,7 +105,7 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
         for request_id in filter(tracks.__contains__, record.scheduled):
             _work(out, tracks[request_id], views[request_id], record)
         for event in record.events:
-            if isinstance(event, Finished) and event.id in tracks:
+            if isinstance(event, Finished) and event.reason != "abort" and event.id in tracks:
                 _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
     for event in trace.end.events if trace.end else ():
         # A request that was queued after the last step has no track.

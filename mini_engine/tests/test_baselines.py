@@ -12,8 +12,8 @@ from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
 from mini_engine.sim.baselines import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
+from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
 from mini_engine.trace import Recorder, VirtualClock, replay
 
 CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)

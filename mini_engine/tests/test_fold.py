@@ -15,7 +15,7 @@ from mini_engine.scheduler import Scheduler
 from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import payload
 from mini_engine.sim.cost_model import LoadMeter, step_loads
-from mini_engine.tests.helpers import SlotEngine, make_request, random_workload
+from mini_engine.tests.helpers import SlotEngine, make_request, random_trace, random_workload
 from mini_engine.trace import (
     Blocked,
     Finished,
@@ -28,35 +28,11 @@ from mini_engine.trace import (
     Scheduled,
     StepTrace,
     Trace,
-    VirtualClock,
     read_trace,
     replay,
     write_trace,
 )
 from mini_engine.trace.metrics import Metrics, request_metrics, summary
-
-
-def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
-    """Tight pools, late arrivals, aborts between steps, ids that are used again, on a clock of its own."""
-    rng = random.Random(seed)
-    settings, arrivals = random_workload(seed)
-    engine, step = SlotEngine(**settings), 0
-    clock = VirtualClock(lambda record: 0.25 + record.num_batched_tokens)
-    engine.recorder = Recorder(engine.scheduler, clock=clock, keep=keep)
-    while arrivals or engine.scheduler.has_work:
-        while arrivals and arrivals[0][0] <= step:
-            engine.add(arrivals.pop(0)[1])
-        if rng.random() < 0.15 and (there := [*engine.scheduler.running, *engine.scheduler.waiting]):
-            request = rng.choice(there)
-            engine.abort(request.request_id)
-            if rng.random() < 0.5:
-                engine.add(make_request(request.request_id, request.prompt_token_ids, 3))
-        if engine.scheduler.has_work:
-            engine.step()
-        step += 1
-        if step == stop_after:
-            break
-    return engine.trace
 
 
 def folded(trace: Trace) -> list[tuple[int, dict, set]]:

@@ -840,7 +840,7 @@ def test_pictures_and_pages_go_where_it_says(files):
 def test_what_a_simulation_refuses_it_names(files):
     Path("w.jsonl").write_text(json.dumps(ARRIVAL | {"input_length": 20_000}))
     printed = command("simulate", "-w", "w.jsonl", "-b", "mixed").stdout
-    assert "mixed refused 1 of the requests" in printed and "'r0'" in printed and "20000" in printed
+    assert "mixed refused 1 request that" in printed and "'r0'" in printed and "20000" in printed
 
 
 @pytest.fixture

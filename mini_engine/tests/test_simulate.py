@@ -9,8 +9,8 @@ import torch
 
 from mini_engine.config import EngineConfig
 from mini_engine.request import SamplingParams
-from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
 from mini_engine.sim.baselines import BASELINES
+from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
 from mini_engine.sim.resimulate import replay_workload, resimulate
 from mini_engine.sim.simulate import compare, simulate
 from mini_engine.sim.workloads import WORKLOADS, Arrival, arrivals, read_arrivals, workload
