@@ -1,4 +1,4 @@
-"""Traces: the schema field by field on real runs, files, and replay against the scheduler's own state."""
+"""Traces: the schema on real runs, files, and replay against the scheduler's own state."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.block_manager import BlockManager
-from mini_engine.scheduler import Scheduler
+from mini_engine.scheduler import Scheduler, schedule_step
 from mini_engine.tests.helpers import (
     SlotEngine,
     make_request,
@@ -46,91 +46,52 @@ def runs():
     return [random_run(seed) for seed in SEEDS]
 
 
-def whole(value, low=0):
-    return type(value) is int and value >= low
-
-
 # ------------------------------------------------------------------------------------- schema
 
-
-def check_event(event, config):
-    kind = event.pop("type")
-    assert isinstance(event.pop("id"), str)
-    if kind == "QUEUED":
-        assert isinstance(event.pop("t"), float)
-        assert whole(event.pop("num_prompt_tokens"), 1) and whole(event.pop("max_tokens"), 1)
-        assert type(event.pop("priority")) is int and whole(event.pop("arrival"))
-    elif kind == "SCHEDULED":
-        cached, blocks = event.pop("num_cached_tokens"), event.pop("cached_blocks")
-        assert cached == len(blocks) * config["block_size"]
-        assert all(0 <= block < config["num_blocks"] for block in blocks)
-        assert config["prefix_caching"] or not blocks
-    elif kind == "PREEMPTED":
-        assert isinstance(event.pop("for"), str)
-        assert whole(event.pop("needs"), 1) and whole(event.pop("free"))
-    else:
-        assert kind == "FINISHED"
-        assert event.pop("reason") in ("stop", "length", "abort")
-    assert event == {}
+STEP = {
+    "step", "t", "t_end", "scheduled", "num_batched_tokens", "num_running", "num_waiting", "blocked",
+    "blocks", "new_tokens", "num_free_blocks", "num_cached_blocks", "events",
+}  # fmt: skip
+EVENTS = {
+    "QUEUED": {"type", "id", "t", "num_prompt_tokens", "max_tokens", "priority", "arrival"},
+    "SCHEDULED": {"type", "id", "num_cached_tokens", "cached_blocks"},
+    "PREEMPTED": {"type", "id", "for", "needs", "free"},
+    "FINISHED": {"type", "id", "reason"},
+}
 
 
-def check_step(record, number, config):
-    record = copy.deepcopy(record.to_json())
-    assert record.pop("step") == number
-    t, t_end = record.pop("t"), record.pop("t_end")
-    assert isinstance(t, float) and t <= t_end
-    scheduled, new_tokens = record.pop("scheduled"), record.pop("new_tokens")
-    assert scheduled and all(whole(n, 1) for n in scheduled.values())
-    assert record.pop("num_batched_tokens") == sum(scheduled.values()) <= config["max_num_batched_tokens"]
-    assert record.pop("num_running") == len(scheduled) <= config["max_num_seqs"]
-    waiting, blocked = record.pop("num_waiting"), record.pop("blocked")
-    assert whole(waiting) and blocked.pop("reason") in REASONS
-    assert ("id" in blocked) == (waiting > 0)
-    blocked.pop("id", None)
-    if blocked:
-        assert blocked.pop("needs") > blocked.pop("free")
-    assert blocked == {}
-    assert set(new_tokens) <= set(scheduled)
-    assert all(tokens and all(map(whole, tokens)) for tokens in new_tokens.values())
-    blocks = record.pop("blocks")
-    assert set(blocks) <= set(scheduled)
-    assert all(new and 0 <= min(new) and max(new) < config["num_blocks"] for new in blocks.values())
-    assert 0 <= record.pop("num_free_blocks") <= config["num_blocks"]
-    assert 0 <= record.pop("num_cached_blocks") <= config["num_blocks"]
-    for event in record.pop("events"):
-        check_event(event, config)
-    assert record == {}
-
-
-def check_schema(trace):
-    header = copy.deepcopy(trace.header.to_json())
-    assert (header.pop("trace"), header.pop("version")) == ("mini-engine", 2)
-    assert isinstance(header.pop("backend"), str)
-    assert header.pop("clock") in ("virtual", "wall") and header.pop("unit") in ("step", "ms", "s")
-    assert isinstance(header.pop("parts"), dict)
-    config = header.pop("config")
-    assert header == {}
-    assert set(config) == {
-        "policy",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "long_prefill_token_threshold",
-        "num_blocks",
-        "block_size",
-        "prefix_caching",
-        "watermark",
-    }
+def check_schema(trace, path):
+    """Types and ranges are those that read_trace checks; keys and sums are checked here."""
+    write_trace(path, trace)
+    assert read_trace(path) == trace
+    header, config = trace.header.to_json(), trace.header.config
+    assert header.keys() == {"trace", "version", "clock", "unit", "backend", "parts", "config"}
     for number, record in enumerate(trace.steps):
-        check_step(record, number, config)
+        line = record.to_json()
+        assert line.keys() == STEP and record.step == number
+        assert record.scheduled and min(record.scheduled.values()) > 0
+        total = sum(record.scheduled.values())
+        assert record.num_batched_tokens == total <= config["max_num_batched_tokens"]
+        assert record.num_running == len(record.scheduled) <= config["max_num_seqs"]
+        assert record.blocked.reason in REASONS and ("id" in line["blocked"]) == (record.num_waiting > 0)
+        assert record.blocked.needs is None or record.blocked.needs > record.blocked.free
+        assert {*record.new_tokens, *record.blocks} <= {*record.scheduled}
+        assert all([*record.new_tokens.values(), *record.blocks.values()])
+        for event in record.events:
+            assert event.to_json().keys() == EVENTS[event.type]
+            if isinstance(event, Scheduled):
+                assert event.num_cached_tokens == len(event.cached_blocks) * config["block_size"]
+                assert config["prefix_caching"] or not event.cached_blocks
+            assert event.type != "FINISHED" or event.reason in ("stop", "length", "abort")
 
 
-def test_every_field_of_a_random_run(runs):
+def test_every_field_of_a_random_run(runs, tmp_path):
     """Each has the type and the range that the schema gives it, and there is no other."""
     for engine in runs:
-        check_schema(engine.trace)
+        check_schema(engine.trace, tmp_path / "trace.jsonl")
 
 
-def test_every_field_of_a_run_of_the_engine():
+def test_every_field_of_a_run_of_the_engine(tmp_path):
     """In wall time, with a real engine, aborts and an end."""
     engine = scripted_engine({}, num_blocks=6, block_size=4, max_num_seqs=3, max_num_batched_tokens=8)
     for name in "abc":
@@ -140,7 +101,7 @@ def test_every_field_of_a_run_of_the_engine():
     while engine.has_work:
         engine.step()
     trace = engine.trace
-    check_schema(trace)
+    check_schema(trace, tmp_path / "trace.jsonl")
     assert (trace.header.clock, trace.header.unit) == ("wall", "s")
     assert trace.end == End("drained", len(trace.steps), num_free_blocks=6)
     assert trace.header.backend == "scripted"
@@ -148,7 +109,7 @@ def test_every_field_of_a_run_of_the_engine():
     assert times == sorted(times)
 
 
-def test_the_header_tells_the_settings_and_the_parts():
+def test_the_header_has_the_settings_and_the_parts():
     engine = scripted_engine({}, policy="priority", long_prefill_token_threshold=3, watermark=2, num_blocks=9)
     assert engine.trace.header.config == {
         "policy": "priority",
@@ -164,78 +125,50 @@ def test_the_header_tells_the_settings_and_the_parts():
     assert engine.trace.header.parts == {"clamp": "lab-02"}
 
 
-def test_all_of_a_trace_is_json(runs):
-    for engine in runs[:10]:
-        for record in engine.trace.steps:
-            line = json.dumps(record.to_json())
-            assert json.loads(line) == record.to_json()
-            assert StepTrace.from_json(json.loads(line)) == record
+# ------------------------------------------------------------------- why no request was admitted
 
 
-# ------------------------------------------------------------------- why nobody was admitted
+def lazy(waiting, running, kv, **limits):
+    """Admit one request at most, although more would fit."""
+    return schedule_step(waiting, running, kv, **limits | {"max_num_seqs": 1})
 
 
-def blocked(engine):
-    return engine.trace.steps[-1].blocked
-
-
-def test_blocked_by_slots():
-    engine = SlotEngine(max_num_seqs=2).add(*(make_request(i) for i in "abc"))
+@pytest.mark.parametrize(
+    ("settings", "requests", "expected"),
+    [
+        ({"max_num_seqs": 2}, ["a", "b", "c"], Blocked("slots", "c")),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 4}, [("a", 9), "b"], Blocked("budget", "b")),
+        (
+            {"num_blocks": 5, "watermark": 1},
+            [("a", 8), ("b", 9), ("c", 1)],
+            Blocked("memory", "b", needs=4, free=3),
+        ),
+        ({"num_blocks": 2}, ["a", "b"], Blocked("preempted", "b")),
+        ({}, ["a"], Blocked("empty")),
+        ({"schedule_step": lazy}, ["a", "b"], Blocked("none", "b")),
+    ],
+    ids=lambda value: value.reason if isinstance(value, Blocked) else "",
+)
+def test_why_the_front_of_the_queue_waits(settings, requests, expected):
+    """ "none" is a scheduler that admits no request although it could."""
+    engine = SlotEngine(**settings).add(*(make_request(*given) for given in requests))
     engine.step()
-    assert blocked(engine) == Blocked("slots", "c")
-
-
-def test_blocked_by_the_budget():
-    engine = SlotEngine(max_num_batched_tokens=8, max_num_seqs=4).add(make_request("a", 9), make_request("b"))
-    engine.step()
-    assert blocked(engine) == Blocked("budget", "b")
-
-
-def test_blocked_by_memory():
-    engine = SlotEngine(num_blocks=5, block_size=4, watermark=1)
-    engine.add(make_request("a", 8), make_request("b", 9), make_request("c", 1))
-    engine.step()
-    assert blocked(engine) == Blocked("memory", "b", needs=4, free=3)
-
-
-def test_blocked_by_a_preemption():
-    engine = SlotEngine(num_blocks=2, block_size=4).add(make_request("a", 4), make_request("b", 4))
-    engine.step()
-    engine.add(make_request("c", 1))
-    engine.step()
-    assert blocked(engine) == Blocked("preempted", "b")
-
-
-def test_nobody_waits():
-    engine = SlotEngine().add(make_request("a"))
-    engine.step()
-    assert blocked(engine) == Blocked("empty")
+    if expected.reason == "preempted":
+        engine.step()
+    assert engine.trace.steps[-1].blocked == expected
 
 
 def test_every_reason_occurs_and_no_other(runs):
-    """Over random runs all five are seen; "none" would be a scheduler that lets room go to waste."""
+    """Over random runs all five are seen; "none" would be a scheduler that wastes room."""
     seen = {record.blocked.reason for engine in runs for record in engine.trace.steps}
     assert seen == REASONS
-
-
-def test_a_scheduler_that_wastes_room_is_reported():
-    """The trace says "none" for a scheduler that admits nobody though it could."""
-    from mini_engine.scheduler import schedule_step
-
-    def lazy(waiting, running, kv, **limits):
-        limits["max_num_seqs"] = min(limits["max_num_seqs"], 1)
-        return schedule_step(waiting, running, kv, **limits)
-
-    engine = SlotEngine(schedule_step=lazy).add(make_request("a"), make_request("b"))
-    engine.step()
-    assert blocked(engine) == Blocked("none", "b")
 
 
 # ------------------------------------------------------------------------------------- events
 
 
 def test_a_preemption_says_for_whom_and_why():
-    """`for` is the first survivor that could not have grown; needs and free are those before it."""
+    """`for` is the first remaining request that could not have grown; needs and free are those before it."""
     engine = SlotEngine(num_blocks=5, block_size=4)
     engine.add(make_request("a", 3, 9), make_request("b", 4, 9), make_request("c", 9, 4))
     engine.step()
@@ -246,7 +179,7 @@ def test_a_preemption_says_for_whom_and_why():
 
 
 def test_preemptions_in_random_runs(runs):
-    """For a survivor where there is one that had to grow, out of too few free blocks."""
+    """They are for a remaining request that had to grow, with too few free blocks."""
     count = 0
     for engine in runs:
         for record in engine.trace.steps:
@@ -305,15 +238,15 @@ def test_aborts_are_recorded_before_and_after_the_last_step():
     assert end.num_free_blocks == engine.kv.num_blocks
 
 
-def test_aborting_nobody_is_no_event():
+def test_aborting_an_unknown_request_is_no_event():
     engine = SlotEngine().add(make_request("a"))
-    assert engine.abort("nobody") is False
+    assert engine.abort("unknown") is False
     engine.step()
     assert [e.type for e in engine.trace.steps[0].events] == ["QUEUED", "SCHEDULED"]
 
 
 def test_free_blocks_are_those_while_the_step_ran():
-    """Before the finished gave theirs back; the end line has the final number."""
+    """Finished requests have not returned theirs; the end line has the final number."""
     engine = SlotEngine(num_blocks=10, block_size=4).add(make_request("a", 9, 1))
     engine.step()
     assert engine.trace.steps[0].num_free_blocks == 7
@@ -324,7 +257,7 @@ def test_free_blocks_are_those_while_the_step_ran():
 
 
 def test_virtual_time_is_what_the_cost_says():
-    """A step each, or milliseconds from the record; whole numbers of nothing but the run."""
+    """One per step, or milliseconds computed from the record."""
     engine = SlotEngine().add(make_request("a", 5, 3)).run()
     assert [(r.t, r.t_end) for r in engine.trace.steps] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
     engine = SlotEngine()
@@ -340,7 +273,7 @@ def test_wall_time_runs():
 
 
 def test_consumers_take_every_record_whatever_is_kept():
-    """When it is complete; among them may be a Metrics, or a page that follows the run."""
+    """Each record is complete; a consumer may be a Metrics, or a page that follows the run."""
     engine, seen = SlotEngine(), SimpleNamespace(records=[])
     seen.add = seen.records.append
     engine.recorder = Recorder(engine.scheduler, keep=False, consumers=[seen])
@@ -355,23 +288,22 @@ def test_consumers_take_every_record_whatever_is_kept():
 def test_replay_agrees_with_the_scheduler_at_each_step():
     """Counters, outputs, blocks and states of every request, as they were while the step ran."""
     for seed in SEEDS:
-        workload, arrivals = random_workload(seed)
-        engine, step, truth = SlotEngine(**workload), 0, []
+        settings, arrivals = random_workload(seed)
+        engine, step, truth = SlotEngine(**settings), 0, []
         compute = engine.compute
 
         def noting(running, scheduled, engine=engine, truth=truth, compute=compute):
-            told = {}
-            for request in engine.requests.values():
-                told[request.request_id] = (
-                    request.num_computed_tokens,
+            truth.append({
+                name: (
                     len(request.output_token_ids),
                     list(engine.kv.block_table(request)),
                     request.num_preemptions,
-                    scheduled.get(request.request_id, 0),
+                    scheduled.get(name, 0),
                     request.is_decode and request in running,
-                    request.finish_reason,
+                    request.num_computed_tokens if request.finish_reason is None else None,
                 )
-            truth.append(told)
+                for name, request in engine.requests.items()
+            })  # fmt: skip
             return compute(running, scheduled)
 
         engine.compute = noting
@@ -383,24 +315,18 @@ def test_replay_agrees_with_the_scheduler_at_each_step():
             if engine.scheduler.has_work:
                 engine.step()
             step += 1
-        told = list(truth)
-        assert len(told) == len(engine.trace.steps)
-        for (record, views), expected in zip(replay(engine.trace), told, strict=True):
+        for (record, views), expected in zip(replay(engine.trace), truth, strict=True):
             assert views.keys() == expected.keys()
-            for request_id, view in views.items():
-                computed, outputs, blocks, preemptions, scheduled, decodes, reason = expected[request_id]
-                where = (seed, record.step, request_id)
-                if reason is None:
-                    assert view.num_computed_tokens == computed, where
-                assert view.num_output_tokens == outputs, where
-                assert view.blocks == blocks, where
-                assert view.num_preemptions == preemptions, where
-                assert view.num_scheduled == scheduled, where
-                assert (view.state == "decode") == decodes, where
-                if view.state == "finished":
-                    assert reason is not None, where
-                if view.state in ("waiting", "preempted"):
-                    assert not scheduled and reason is None, where
+            for name, view in views.items():
+                *counts, computed = expected[name]
+                found = [view.num_output_tokens, view.blocks, view.num_preemptions, view.num_scheduled]
+                assert [*found, view.state == "decode"] == counts, (seed, record.step, name)
+                assert computed is None or view.num_computed_tokens == computed
+                assert view.state != "finished" or computed is None
+                assert view.state not in ("waiting", "preempted") or (view.num_scheduled, computed) != (
+                    0,
+                    None,
+                )
 
 
 def test_replay_states_of_a_life():
@@ -452,11 +378,11 @@ def test_a_run_without_an_end_can_be_read(tmp_path, runs):
 
 CONFIG = describe(Scheduler(BlockManager(4, 4), max_num_batched_tokens=8, max_num_seqs=2))
 HEADER = json.dumps(Header("virtual", "step", "paged", {}, CONFIG).to_json()) + "\n"
-STEP = StepTrace(0, 0.0, 1.0, {"a": 1}, 1, 1, 0, Blocked("empty"), {}, {"a": [7]}, 1, 0, []).to_json()
+LINE = StepTrace(0, 0.0, 1.0, {"a": 1}, 1, 1, 0, Blocked("empty"), {}, {"a": [7]}, 1, 0, []).to_json()
 
 
 def line(**changes):
-    return json.dumps(STEP | changes) + "\n"
+    return json.dumps(LINE | changes) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -532,7 +458,7 @@ def test_a_run_equals_itself_and_its_repetition():
     ],
 )
 def test_first_difference_finds_the_step(change):
-    """What was scheduled and in which order, tokens, counts and events all count."""
+    """The scheduled tokens and their order, new tokens, counts and events all count."""
     trace = next(
         t
         for t in (play(*random_workload(seed)).trace for seed in SEEDS)
@@ -574,8 +500,8 @@ def test_decisions_leave_the_record_alone():
     assert told["scheduled"] == list(record.scheduled.items())
 
 
-def test_update_wants_a_schedule_before_it():
-    """A Recorder writes a step when it is taken back; without a decision there is no step."""
+def test_update_needs_a_schedule_before_it():
+    """A Recorder writes a step after its update; without a decision there is no step."""
     engine = scripted_engine({})
     engine.add_request("hello", request_id="a")
     with pytest.raises(RuntimeError, match="without schedule"):
