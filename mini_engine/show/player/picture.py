@@ -137,8 +137,8 @@ def _meters(record: StepTrace, views: Views, config: dict[str, int], y: int) -> 
             x += 122 * value / limit
     running = ", ".join(f"{name} +{tokens}" for name, tokens in record.scheduled.items())
     waiting = ", ".join(name for name, view in views.items() if view.state in ("waiting", "preempted"))
-    for n, (what, who) in enumerate((("running", running), ("waiting", waiting))):
-        yield _text(LEFT, y + 48 + 14 * n, shorten(f"{what}: {who or 'nobody'}", 70), "s")
+    for n, (what, ids) in enumerate((("running", running), ("waiting", waiting))):
+        yield _text(LEFT, y + 48 + 14 * n, shorten(f"{what}: {ids or 'none'}", 70), "s")
 
 
 def _pool(views: Views, total: int, ids: list[str], y: int) -> tuple[str, int]:
