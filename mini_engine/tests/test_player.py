@@ -230,7 +230,7 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
         blocked = record.blocked
         expected = {
             "empty": None,
-            "preempted": "room had to be made in this step",
+            "preempted": "memory was short in this step",
             "slots": f"all {limits['max_num_seqs']} slots are taken",
             "budget": f"the budget of {limits['max_num_batched_tokens']} tokens is spent",
             "memory": f"needs {blocked.needs} block",
@@ -423,7 +423,8 @@ def test_next_difference_stops_where_one_begins(open_player):
     page.keyboard.press("n")
     assert page.evaluate("player.step") == second
     assert re.search(
-        r"The life of \d+ parts: \w+ in six, \w+ in seven", page.locator("#difference-summary").text_content()
+        r"The state of \d+ begins to differ: \w+ in six, \w+ in seven",
+        page.locator("#difference-summary").text_content(),
     )
     page.keyboard.press("Shift+N")
     assert page.evaluate("player.step") == first
@@ -870,7 +871,9 @@ def test_runs_that_begin_at_different_steps_are_matched_by_number(open_player):
     page = open_player(whole, kept, fragment=f"#step={kept.steps[2].step}")
     assert page.locator(".log-card h3").all_text_contents() == [f"What step {kept.steps[2].step} decides"] * 2
     page.keyboard.press("Home")
-    assert page.locator(".log-card h3").all_text_contents()[1].startswith("Not recorded: it begins with step")
+    assert (
+        page.locator(".log-card h3").all_text_contents()[1].startswith("Not recorded: the trace begins with")
+    )
 
 
 def test_a_run_that_ended_before_its_first_step_is_shown_beside_another(open_player):
@@ -1064,7 +1067,7 @@ MODEL = """(data) => {
 
 
 def test_the_widgets_module_follows_its_model(browser):
-    """Rendered twice from one model, as by anywidget: both follow it, it follows them; both can be removed."""
+    """Rendered twice from one model, as by anywidget: both follow it, it follows them; then both are gone."""
     page, troubles = browser.new_page(), []
     listen(page, troubles)
     page.add_init_script(PLAYER)

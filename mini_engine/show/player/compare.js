@@ -1,6 +1,6 @@
-// Two runs: in what a step differs, and the steps in which a difference begins (docs/trace.md).
+// Two runs: the fields of a step that differ, and the steps in which a difference begins (docs/trace.md).
 
-// What two correct schedulers must agree on: `decisions` of mini_engine/trace/compare.py.
+// The fields that two correct schedulers share: `decisions` of mini_engine/trace/compare.py.
 const COMPARED = {
   scheduled: "scheduled", num_batched_tokens: "tokens in the step", num_running: "running",
   num_waiting: "waiting", num_free_blocks: "free blocks", new_tokens: "new tokens", events: "events",
@@ -21,8 +21,9 @@ function canonical(record, key) {
 }
 
 /**
- * Where differences begin: [{ step, decision, over, lives: [{ id, states }] }], by step. From equal state the two
- * decide differently (`decision`); a request's life parts, each only once; or one run is over (`over`).
+ * The beginnings of differences: [{ step, decision, over, lives: [{ id, states }] }], by step. From equal state the
+ * two decide differently (`decision`); the state of a request begins to differ, counted once for each; or one run is
+ * over (`over`).
  */
 function partings(folds) {
   const [ours, theirs] = folds;
@@ -33,7 +34,7 @@ function partings(folds) {
   const apart = new Set(); // requests that a step left in another state
   const texts = new Map(); // id -> { said: the output tokens in both, agreed: how many are alike, apart: a later one is not }
   const parted = new Set();
-  let before = folds.flatMap((fold) => [...fold.start.keys()]); // whom the last step touched
+  let before = folds.flatMap((fold) => [...fold.start.keys()]); // the requests of the last step
   let sameRows = true;
   for (const id of before) if (!sameView(folds.map((fold) => fold.start.get(id)), [[], []])) apart.add(id);
   for (let step = start; step < end; step++) {
@@ -58,7 +59,7 @@ function partings(folds) {
       for (; !text.apart && text.agreed < Math.min(...text.said.map(({ length }) => length)); text.agreed++) {
         text.apart = text.said[0][text.agreed] !== text.said[1][text.agreed];
       }
-      const done = both.every((view) => view?.finish_reason); // and what they were decides nothing any more
+      const done = both.every((view) => view?.finish_reason); // and has no further effect
       if (done || (!text.apart && sameView(both, sampled))) apart.delete(id);
       else apart.add(id);
     }

@@ -177,11 +177,11 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
             yield f"{event.id} finishes ({event.reason})."
     why = record.blocked
     reasons = {
-        "preempted": "room was made, so nobody is admitted",
+        "preempted": "memory was short, so none is admitted",
         "slots": "all slots are taken",
         "budget": "the budget is spent",
         "memory": f"needs {why.needs} blocks, {why.free} free",
-        "none": "this scheduler holds it back",
+        "none": "this scheduler does not admit it",
     }
     if why.reason in reasons:
         yield f"{why.id} waits: {reasons[why.reason]}."
