@@ -1,4 +1,4 @@
-"""What `trace play` finds in files beside the traces themselves: what to call them, and what was said."""
+"""The titles and texts of traces for `trace play`, from their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mini_engine.trace import Trace
 
 
 def titles(paths: Sequence[Path], traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Two traces are called after how they schedule; one, or two that schedule alike, after their files."""
+    """Return titles: the schedulers of two traces if they differ, else the names of the files."""
     how = [trace.header.parts.get("Scheduler") or trace.header.config["policy"] for trace in traces]
     if len(traces) == 1 or len(set(how)) < len(how):
         return tuple(map(str, paths))
@@ -20,9 +20,9 @@ def titles(paths: Sequence[Path], traces: Sequence[Trace]) -> tuple[str, ...]:
 
 
 def read_texts(path: Path, trace: Trace) -> Texts | None:
-    """The texts.json beside a trace, as `demo` writes it: {id: [prompt, a piece of text each token]}.
+    """Return the texts.json beside a trace, as `demo` writes it: {id: [prompt, a piece of text per token]}.
 
-    None where there is none, or where it is another run's: one piece more or less is all that may differ.
+    None if there is none, or if it is of another run: its pieces may differ from the tokens by one.
     """
     try:
         texts = json.loads(path.with_name("texts.json").read_text("utf-8"))
