@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,11 +19,10 @@ from torch import Tensor
 from mini_engine.batch import Batch, build_batch
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM, ModelConfig, sdpa
-from mini_engine.scheduler import next_chunk
+from mini_engine.request import Request
+from mini_engine.scheduler import Chunk, next_chunk
 
-if TYPE_CHECKING:
-    from mini_engine.parts import Parts
-
+NextChunk = Callable[[Request, int], Chunk]
 WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 PagedAttention = Callable[[Tensor, Tensor, Tensor, Batch], Tensor]
 
@@ -60,45 +59,59 @@ class KVPool:
         return config.num_hidden_layers * per_layer
 
 
-class AttentionPlan:
-    """What attention needs to know of a batch, worked out once a step and used in every layer.
+# Groups of decodes that attend together, as positions in the list of their numbers of tokens.
+Grouping = Callable[[list[int]], list[list[int]]]
 
-    Requests with a single new token (decodes, mostly) attend together as one padded batch; the
-    padding is in the gathered keys only and is masked. Longer chunks attend one by one.
+
+def all_together(seq_lens: list[int]) -> list[list[int]]:
+    """One group of all decodes, in their order."""
+    return [list(range(len(seq_lens)))] if seq_lens else []
+
+
+class AttentionPlan:
+    """How a batch attends: worked out once a step, used in every layer.
+
+    decodes  (rows, block ids (R, M), mask (R, 1, 1, L)) for each group of requests with one new token. They
+             attend as one padded batch: the padding is in the gathered keys only, and is masked
+    chunks   (first row, end row, block ids (M,), mask (T, L)) for each longer chunk, which attends by
+             itself; None for the mask of a prompt's first chunk, which is plainly causal
+
+    A mask is True where a query may look, or of `additive` type: 0 there and minus infinity elsewhere.
     """
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, group: Grouping = all_together, additive: torch.dtype | None = None):
+        self.decodes: list[tuple[Tensor | slice, Tensor, Tensor]] = []
+        self.chunks: list[tuple[int, int, Tensor, Tensor | None]] = []
         device, size = batch.token_ids.device, batch.block_size
-        starts = [0]
-        for n in batch.query_lens:
-            starts.append(starts[-1] + n)
-        single = [i for i, n in enumerate(batch.query_lens) if n == 1]
-        # Rows of the flat batch; None if that is simply all of them, in order.
-        self.single_rows = None
-        self.single_tables = self.single_mask = None
-        if single:
-            seq_lens = torch.tensor([batch.seq_lens[i] for i in single], device=device)
-            num_blocks = -(-int(seq_lens.max()) // size)
-            self.single_tables = batch.block_tables[single, :num_blocks]
-            slots = torch.arange(num_blocks * size, device=device)
-            self.single_mask = (slots < seq_lens[:, None])[:, None, None]  # (D, 1, 1, L)
-            if len(single) < len(batch.query_lens):
-                self.single_rows = torch.tensor([starts[i] for i in single], device=device)
-        # (first row, end row, block ids, causal mask (T, L)) of each longer chunk.
-        self.chunks: list[tuple[int, int, Tensor, Tensor]] = []
-        for i, n in enumerate(batch.query_lens):
-            if n > 1:
-                num_blocks = -(-batch.seq_lens[i] // size)
-                slots = torch.arange(num_blocks * size, device=device)
-                mask = slots <= batch.positions[starts[i] : starts[i + 1], None]
-                self.chunks.append((starts[i], starts[i + 1], batch.block_tables[i, :num_blocks], mask))
 
+        def mask(seen: Tensor) -> Tensor:
+            if additive is None:
+                return seen
+            return torch.zeros(seen.shape, dtype=additive, device=device).masked_fill_(~seen, -torch.inf)
 
-def plan_of(batch: Batch) -> AttentionPlan:
-    """The batch's plan, made in the first layer and kept for the others."""
-    if not isinstance(batch.plan, AttentionPlan):
-        batch.plan = AttentionPlan(batch)
-    return batch.plan
+        single, end = [], 0
+        for i, (n, seq_len) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
+            start, end = end, end + n
+            if n == 1:
+                single.append((seq_len, start, i))
+                continue
+            table = batch.block_tables[i, : -(-seq_len // size)]
+            seen = None
+            if n < seq_len:
+                slots = torch.arange(len(table) * size, device=device)
+                seen = mask(slots <= batch.positions[start:end, None])
+            self.chunks.append((start, end, table, seen))
+        for members in group([seq_len for seq_len, _, _ in single]):
+            lens, rows, owners = (
+                torch.tensor(column, device=device)
+                for column in zip(*(single[m] for m in members), strict=True)
+            )
+            tables = batch.block_tables[owners, : -(-int(lens.max()) // size)]
+            slots = torch.arange(tables.shape[1] * size, device=device)
+            in_order = members == list(range(len(batch.query_lens)))  # then the rows need not be gathered
+            self.decodes.append(
+                (slice(None) if in_order else rows, tables, mask(slots < lens[:, None])[:, None, None])
+            )
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
@@ -114,19 +127,16 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
     q and the result are (N, num_heads, head_dim); the caches are one layer's,
     (num_blocks, block_size, num_kv_heads, head_dim), with this step's keys already written.
     """
-    plan = plan_of(batch)
-    if plan.single_tables is not None:
-        rows = q if plan.single_rows is None else q[plan.single_rows]
-        k, v = (_gather(cache, plan.single_tables) for cache in (k_cache, v_cache))
-        single = sdpa(rows.unsqueeze(1), k, v, plan.single_mask).squeeze(1)
-        if plan.single_rows is None:
-            return single
+    if batch.plan is None:  # made in the first layer, kept for the others
+        batch.plan = AttentionPlan(batch)
+    plan = cast(AttentionPlan, batch.plan)
     out = torch.empty_like(q)
-    if plan.single_tables is not None:
-        out[plan.single_rows] = single
-    for start, end, table, mask in plan.chunks:
+    for rows, tables, mask in plan.decodes:
+        k, v = (_gather(cache, tables) for cache in (k_cache, v_cache))
+        out[rows] = sdpa(q[rows].unsqueeze(1), k, v, mask).squeeze(1)
+    for start, end, table, chunk_mask in plan.chunks:
         k, v = (_gather(cache, table.unsqueeze(0)) for cache in (k_cache, v_cache))
-        out[start:end] = sdpa(q[None, start:end], k, v, mask)[0]
+        out[start:end] = sdpa(q[None, start:end], k, v, chunk_mask, is_causal=chunk_mask is None)[0]
     return out
 
 
@@ -139,8 +149,7 @@ def _gather(cache: Tensor, tables: Tensor) -> Tensor:
 class PagedBackend:
     """How the engine computes a step: one forward pass over the flat batch, KV in the paged pool.
 
-    `parts` are the engine's Parts, of which it uses `next_chunk`. lab-05's functions may stand in for
-    the two that read and write the pool.
+    lab-05's functions may stand in for the two that read and write the pool.
     """
 
     name = "paged"
@@ -149,13 +158,13 @@ class PagedBackend:
         self,
         model: CausalLM,
         kv: KVManager,
-        parts: Parts | None = None,
+        next_chunk: NextChunk = next_chunk,
         *,
         write_kv: WriteKV = write_kv,
         paged_attention: PagedAttention = paged_attention,
     ):
         self.model, self.kv = model, kv
-        self.next_chunk = parts.next_chunk if parts else next_chunk
+        self.next_chunk = next_chunk
         self.write_kv, self.paged_attention = write_kv, paged_attention
         self.pool = KVPool(model.config, kv.num_blocks, kv.block_size, model.dtype, model.device)
 
@@ -166,8 +175,18 @@ class PagedBackend:
         hidden = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
         return self.model.logits(hidden[batch.last_rows])
 
+    def compute_alone(self, request: Request) -> Tensor:
+        """Return the logits (vocab_size,) after the request's last token, computed in a batch of its own.
+
+        A NaN in another request's block can reach it: masked, but 0 times NaN is NaN. So the rest of its
+        own blocks is cleared first, and it reads nothing else.
+        """
+        end = len(self.kv.block_table(request)) * self.kv.block_size
+        self.clear(self.kv.slot_mapping(request, request.num_tokens, end))
+        return self.forward([Row(request, request.num_new_tokens, True)])[0]
+
     def clear(self, slots: list[int]) -> None:
-        """Zeros in these slots of every layer, instead of what must not be read."""
+        """Write zeros into these slots of every layer."""
         for pool in (self.pool.k, self.pool.v):
             pool.flatten(1, 2)[:, slots] = 0
 

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mini_engine.prefix_cache import HashBlock, PrefixCache, hash_block
+from mini_engine.renamed import alias
 from mini_engine.request import Request
 
 
 @dataclass
 class PrefixCacheStats:
-    """Tokens asked for and found, counted once an admission; resumed requests apart."""
+    """Tokens asked for and found, counted once an admission; preempted requests apart."""
 
-    queried: int = 0
-    hit: int = 0
-    resumed_queried: int = 0
-    resumed_hit: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
 
 
 class BlockManager:
@@ -50,13 +51,13 @@ class BlockManager:
         if not 0 <= self.watermark < num_blocks:
             raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
         self.stats = PrefixCacheStats()
-        self._ref_counts = [0] * num_blocks  # by block id: how many tables it stands in
+        self._ref_cnts = [0] * num_blocks  # by block id: how many tables it stands in
         # Two kinds of free block: without content, taken first (a stack: the last freed is warmest
         # in the processor's cache), and with content that may still be asked for, oldest first.
         self._free = list(reversed(range(num_blocks)))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
-        self._tables: dict[str, list[int]] = {}
-        self._num_published: dict[str, int] = {}  # leading blocks of a table that can be found
+        self._req_to_blocks: dict[str, list[int]] = {}
+        self._num_cached_block: dict[str, int] = {}  # leading blocks of a table that can be found
         self._grown: dict[str, tuple[int, int]] = {}  # by how much it last grew, at so many computed tokens
         self._cache = PrefixCache(num_blocks, block_size, hash_block)
 
@@ -75,7 +76,7 @@ class BlockManager:
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
         """How many blocks `allocate` would take."""
         needed = self._blocks_for(request.num_computed_tokens + num_new_tokens)
-        return max(0, needed - len(self._tables.get(request.request_id, ())))
+        return max(0, needed - len(self._req_to_blocks.get(request.request_id, ())))
 
     def admit(self, request: Request) -> bool:
         """Claim room for the whole sequence, less the cached prefix it starts with.
@@ -83,22 +84,22 @@ class BlockManager:
         Sets `num_computed_tokens` to the length of that prefix, at most num_tokens - 1. False
         changes nothing. Raises ValueError for a request that holds blocks already.
         """
-        if request.request_id in self._tables:
+        if request.request_id in self._req_to_blocks:
             raise ValueError(f"request {request.request_id!r} holds blocks already; free it first")
-        hits = self.find_prefix(request)
+        hits = self.get_computed_blocks(request)
         num_new = self._blocks_for(request.num_tokens) - len(hits)
         # A free block that is itself a hit cannot also be room for something new.
-        room = self.num_free_blocks - sum(self._ref_counts[block_id] == 0 for block_id in hits)
-        if num_new + (self.watermark if self._tables else 0) > room:
+        room = self.num_free_blocks - sum(self._ref_cnts[block_id] == 0 for block_id in hits)
+        if num_new + (self.watermark if self._req_to_blocks else 0) > room:
             return False
         for block_id in hits:
-            if self._ref_counts[block_id] == 0:
+            if self._ref_cnts[block_id] == 0:
                 del self._free_cached[block_id]
-            self._ref_counts[block_id] += 1
-        self._tables[request.request_id] = hits + self._take(num_new)
-        self._num_published[request.request_id] = len(hits)
+            self._ref_cnts[block_id] += 1
+        self._req_to_blocks[request.request_id] = hits + self._get_new_blocks(num_new)
+        self._num_cached_block[request.request_id] = len(hits)
         request.num_computed_tokens = request.num_cached_tokens = len(hits) * self.block_size
-        self._count(request)
+        self._record_stats(request)
         return True
 
     def allocate(self, request: Request, num_new_tokens: int) -> bool:
@@ -107,7 +108,7 @@ class BlockManager:
         if num_new > self.num_free_blocks:
             return False
         if num_new:
-            self._tables.setdefault(request.request_id, []).extend(self._take(num_new))
+            self._req_to_blocks.setdefault(request.request_id, []).extend(self._get_new_blocks(num_new))
             self._grown[request.request_id] = (request.num_computed_tokens, num_new)
         return True
 
@@ -115,36 +116,36 @@ class BlockManager:
         """Give back what `allocate` took for tokens that have not been computed since."""
         num_computed, num_blocks = self._grown.pop(request.request_id, (0, 0))
         if num_blocks and num_computed == request.num_computed_tokens:
-            table = self._tables[request.request_id]
-            self._give_back(table[-num_blocks:])
+            table = self._req_to_blocks[request.request_id]
+            self._free_blocks(table[-num_blocks:])
             del table[-num_blocks:]
 
     def unadmit(self, request: Request) -> None:
         """Give back all that `admit` claimed, as if it had not: the statistics forget it, too."""
-        self._count(request, -1)
+        self._record_stats(request, -1)
         self.free(request)
 
-    def unpublish(self, request: Request) -> list[int]:
-        """Let nothing that the request computed be found, as it is wrong. Returns its blocks that no other
-        request shares."""
-        own = [i for i in self.block_table(request) if self._ref_counts[i] == 1]
+    def evict_blocks(self, request: Request) -> list[int]:
+        """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
+        that no other request holds."""
+        own = [i for i in self.block_table(request) if self._ref_cnts[i] == 1]
         for block_id in own:
-            if self._cache.hashes[block_id] is not None:
-                self._cache.forget(block_id)
+            if self._cache.block_hashes[block_id] is not None:
+                self._cache.evict(block_id)
         return own
 
     def free(self, request: Request) -> None:
         """Give back all that the request holds; nothing happens if it holds nothing."""
-        self._num_published.pop(request.request_id, None)
+        self._num_cached_block.pop(request.request_id, None)
         self._grown.pop(request.request_id, None)
-        self._give_back(self._tables.pop(request.request_id, ()))
+        self._free_blocks(self._req_to_blocks.pop(request.request_id, ()))
 
-    def _give_back(self, block_ids: Sequence[int]) -> None:
+    def _free_blocks(self, block_ids: Sequence[int]) -> None:
         # Last block first: of a cached sequence the tail is evicted before the head it needs.
-        ref_counts, hashes = self._ref_counts, self._cache.hashes
+        ref_cnts, hashes = self._ref_cnts, self._cache.block_hashes
         for block_id in reversed(block_ids):
-            ref_counts[block_id] -= 1
-            if ref_counts[block_id] == 0:
+            ref_cnts[block_id] -= 1
+            if ref_cnts[block_id] == 0:
                 if hashes[block_id] is None:
                     self._free.append(block_id)
                 else:
@@ -152,7 +153,7 @@ class BlockManager:
 
     def block_table(self, request: Request) -> list[int]:
         """The request's block ids, in order of position. The manager's own list: do not change it."""
-        return self._tables.get(request.request_id, [])
+        return self._req_to_blocks.get(request.request_id, [])
 
     def slot_mapping(self, request: Request, start: int, end: int) -> list[int]:
         """The pool slots of the positions [start, end): block id times block_size plus offset.
@@ -169,7 +170,7 @@ class BlockManager:
 
     # ------------------------------------------------------------------------- the prefix cache
 
-    def find_prefix(self, request: Request) -> list[int]:
+    def get_computed_blocks(self, request: Request) -> list[int]:
         """The longest run of cached blocks that the sequence starts with.
 
         At most (num_tokens - 1) // block_size of them, so that a token is left to compute: without
@@ -177,53 +178,55 @@ class BlockManager:
         """
         if not self.enable_prefix_caching:
             return []
-        return self._cache.find(request, (request.num_tokens - 1) // self.block_size)
+        return self._cache.find_longest_cache_hit(request, (request.num_tokens - 1) // self.block_size)
 
-    def publish(self, request: Request) -> None:
+    def cache_blocks(self, request: Request) -> None:
         """After a step: the full blocks whose keys and values are computed can now be found."""
         full = request.num_computed_tokens // self.block_size
-        first = self._num_published.get(request.request_id, 0)
+        first = self._num_cached_block.get(request.request_id, 0)
         if full > first and self.enable_prefix_caching:
-            self._cache.publish(request, self._tables[request.request_id], first, full)
-            self._num_published[request.request_id] = full
+            self._cache.cache_full_blocks(request, self._req_to_blocks[request.request_id], first, full)
+            self._num_cached_block[request.request_id] = full
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content, as after a change of weights; False while blocks are held."""
-        if self._tables:
+        if self._req_to_blocks:
             return False
         for block_id in self._free_cached:
-            self._cache.forget(block_id)
+            self._cache.evict(block_id)
         self._free.extend(self._free_cached)
         self._free_cached.clear()
         self.stats = PrefixCacheStats()
         return True
+
+    find_prefix, publish = alias("get_computed_blocks"), alias("cache_blocks")
 
     # ------------------------------------------------------------------------------- internals
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _take(self, num_blocks: int) -> list[int]:
+    def _get_new_blocks(self, num_blocks: int) -> list[int]:
         taken = []
         for _ in range(num_blocks):
             if self._free:
                 block_id = self._free.pop()
             else:
                 block_id, _ = self._free_cached.popitem(last=False)
-                self._cache.forget(block_id)
-            self._ref_counts[block_id] = 1
+                self._cache.evict(block_id)
+            self._ref_cnts[block_id] = 1
             taken.append(block_id)
         return taken
 
-    def _count(self, request: Request, times: int = 1) -> None:
+    def _record_stats(self, request: Request, times: int = 1) -> None:
         if not self.enable_prefix_caching:
             return
         if request.num_preemptions:
-            self.stats.resumed_queried += times * request.num_tokens
-            self.stats.resumed_hit += times * request.num_cached_tokens
+            self.stats.preempted_queries += times * request.num_tokens
+            self.stats.preempted_hits += times * request.num_cached_tokens
         else:
-            self.stats.queried += times * request.num_tokens
-            self.stats.hit += times * request.num_cached_tokens
+            self.stats.queries += times * request.num_tokens
+            self.stats.hits += times * request.num_cached_tokens
 
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""
@@ -233,18 +236,20 @@ class BlockManager:
                 raise RuntimeError(f"block manager: {what}")
 
         owners = [0] * self.num_blocks
-        for request_id, table in self._tables.items():
+        for request_id, table in self._req_to_blocks.items():
             require(len(set(table)) == len(table), f"request {request_id!r} holds a block twice: {table}")
             for block_id in table:
                 owners[block_id] += 1
         free = [*self._free, *self._free_cached]
         require(len(set(free)) == len(free), "a block is free twice")
-        for i, (count, held) in enumerate(zip(self._ref_counts, owners, strict=True)):
+        for i, (count, held) in enumerate(zip(self._ref_cnts, owners, strict=True)):
             require(count == held, f"block {i} counts {count} of {held} owners")
         require(set(free) == {i for i, n in enumerate(owners) if n == 0}, "free and unowned blocks differ")
-        require(all(self._cache.hashes[i] is None for i in self._free), "an uncached free block has a hash")
+        require(
+            all(self._cache.block_hashes[i] is None for i in self._free), "an uncached free block has a hash"
+        )
         cached = self._cache.block_ids()
-        hashed = {i for i, name in enumerate(self._cache.hashes) if name is not None}
+        hashed = {i for i, name in enumerate(self._cache.block_hashes) if name is not None}
         require(cached == hashed, "the hash map is stale")
         require(self.num_cached_blocks == len(cached), "the count of cached blocks is off")
         require(set(self._free_cached) <= cached, "a free block without content is kept as cached")

@@ -5,8 +5,9 @@ from typing import Any, Literal, get_args
 
 from mini_engine.request import shown, whole_number
 
-Policy = Literal["fcfs", "priority"]
-POLICIES: tuple[str, ...] = get_args(Policy)
+SchedulerPolicy = Literal["fcfs", "priority"]
+Policy = SchedulerPolicy  # its old name, for one more release
+POLICIES: tuple[str, ...] = get_args(SchedulerPolicy)
 # More than any machine holds; each block is an object, so a typing error could keep one busy for hours.
 MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 2**20, 2**16
 MAX_POOL_BYTES = 2**41
@@ -29,7 +30,7 @@ class EngineConfig:
     Raises ValueError, naming the field, for a value that cannot work.
     """
 
-    policy: Policy = "fcfs"
+    policy: SchedulerPolicy = "fcfs"
     max_num_batched_tokens: int = 512
     max_num_seqs: int | None = None
     long_prefill_token_threshold: int = 0

@@ -1,20 +1,20 @@
-"""The seams: what may be replaced, and what a replacement must do.
+"""The seams: the parts that can be replaced, and what a replacement must do.
 
-Labs, engine, simulator and tests meet here. Nothing needs to inherit from these classes: whatever
-has the methods fits. The shapes of tensors: N rows of a flat batch, S of them sampled, L layers.
+Labs, engine, simulator and tests meet here. Nothing needs to inherit from these classes: an object
+that has the methods fits. Shapes of tensors: N rows of a flat batch, S of them sampled, L layers.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
+from mini_engine.outputs import Delta
 from mini_engine.request import Request
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # labs 01 to 03 and 06 run without torch
     from torch import Tensor
-
-    from mini_engine.trace.records import StepTrace
 
 
 class Row(NamedTuple):
@@ -56,8 +56,8 @@ class KVManager(Protocol):
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
         """How many blocks `allocate` would take."""
 
-    def publish(self, request: Request) -> None:
-        """After a step: the request's full, computed blocks can be found by others."""
+    def cache_blocks(self, request: Request) -> None:
+        """After a step: let other requests find the request's full, computed blocks."""
 
     def free(self, request: Request) -> None:
         """Give back all that the request holds; nothing happens if it holds nothing."""
@@ -135,22 +135,76 @@ class Attend(Protocol):
 
 
 class Backend(Protocol):
-    """Computes a step. Made with the model, the KV manager and the engine's Parts."""
+    """Computes a step. Made with the model, the KV manager and the engine's `next_chunk`."""
 
-    name: str  # what the trace's header says: paged, padded, two-pass
+    name: str  # in the trace's header: paged, padded, two-pass
 
     def forward(self, rows: list[Row]) -> Tensor:
-        """One forward pass over the rows; logits (S, vocab_size) of those with `is_last`, in order."""
+        """Run one forward pass. Return logits (S, vocab_size) of the rows with `is_last`, in order."""
 
 
-class Clock(Protocol):
-    """Where a trace's times come from."""
+class EngineLike(Protocol):
+    """The engine as the replaceable `step` and `Stream` see it."""
 
-    kind: str  # virtual or wall
-    unit: str  # step, ms or s
+    requests: dict[str, Request]  # by id, all that are not finished
+    inboxes: dict[str, deque[Delta]]  # by request id, one for each stream
+    scheduler: SchedulerLike
+    backend: Backend
 
-    def now(self) -> float:
-        """The time, in `unit`."""
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would serve a request."""
 
-    def advance(self, record: StepTrace) -> None:
-        """The step of this record is over: virtual time moves on by what it cost."""
+    def step(self) -> list[Delta]:
+        """Serve one step and return its Deltas."""
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> tuple[dict[str, list[int]], dict[str, str]]:
+        """Choose a token for each row of logits (S, vocab_size). Return {request_id: [token_id]}, and
+        {request_id: stop string} for the requests whose text has now reached one."""
+
+    def collect(self, requests: list[Request], stopped: dict[str, str]) -> list[Delta]:
+        """Return the Deltas of requests that were given tokens, and forget the finished ones."""
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request; False if there is no such request."""
+
+
+# -------------------------------------------------- optional abilities, for undoing a failed step
+# The engine asks for each once, when it is built; fallbacks.py has what stands in for a missing one.
+
+
+@runtime_checkable
+class RecoverableKV(Protocol):
+    """A KVManager that can undo what it did for a request."""
+
+    def unadmit(self, request: Request) -> None:
+        """Undo `admit`: give back its blocks, and do not count it in the statistics."""
+
+    def shrink(self, request: Request) -> None:
+        """Give back what `allocate` took for tokens that have not been computed since."""
+
+    def evict_blocks(self, request: Request) -> list[int]:
+        """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
+        that no other request holds."""
+
+
+@runtime_checkable
+class RecoverableScheduler(Protocol):
+    """A SchedulerLike that can undo its last `schedule`, and end a request with an error."""
+
+    def take_back(self, before: list[Request]) -> None:
+        """Undo a step that was decided while `before` ran and is not computed. Preemptions stand."""
+
+    def fail(self, request: Request) -> None:
+        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+
+
+@runtime_checkable
+class RecoverableBackend(Protocol):
+    """A Backend that can compute a request apart from the others."""
+
+    def compute_alone(self, request: Request) -> Tensor | None:
+        """Return the logits (vocab_size,) after the request's last token; None if it cannot."""
+
+    def clear(self, slots: list[int]) -> None:
+        """Write zeros into these slots of every layer."""

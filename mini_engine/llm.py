@@ -1,20 +1,20 @@
 """The friendly front, in the shape people know from vLLM: `LLM(model).generate(prompts, params)`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, cast
 
 from rich.progress import Progress
 
-from mini_engine.engine import Engine, is_listed
+from mini_engine.engine import Engine
+from mini_engine.engine_lock import EngineLock
+from mini_engine.input_processor import Prompt, is_listed
 from mini_engine.loading.checkpoint import load
 from mini_engine.outputs import Delta
 from mini_engine.request import Request, SamplingParams, shown
 from mini_engine.text.tokenizer import Tokenizer
-from mini_engine.turn import Turn, signals
 
-Prompt = str | Sequence[int]
 Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": ...}
 
 
@@ -52,11 +52,10 @@ class _Pending:
     text: str = ""
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stop_reason: str | int | None = None
-    error: str | None = None
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
-        self.stop_reason, self.error = delta.stop_reason, delta.error
+        self.stop_reason = delta.stop_reason
         self.logprobs.extend(delta.logprobs or ())
 
     def output(self) -> RequestOutput:
@@ -65,10 +64,10 @@ class _Pending:
             0,
             self.text,
             request.output_token_ids,
-            self.logprobs if request.sampling.logprobs is not None else None,
+            self.logprobs if request.sampling_params.logprobs is not None else None,
             request.finish_reason,
             self.stop_reason,
-            self.error,
+            request.error,
         )
         return RequestOutput(
             request.request_id,
@@ -118,13 +117,13 @@ class LLM:
     def __init__(
         self, model: str = "shakespeare", *, dtype: str = "auto", device: str = "auto", **engine_args: Any
     ):
-        self.engine, self._turn = Engine(*load(model, dtype, device), **engine_args), Turn("LLM")
+        self.engine, self._lock = Engine(*load(model, dtype, device), **engine_args), EngineLock("LLM")
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
         """Put the front on an engine that is there already."""
         self = cls.__new__(cls)
-        self.engine, self._turn = engine, Turn("LLM")
+        self.engine, self._lock = engine, EngineLock("LLM")
         return self
 
     @property
@@ -158,23 +157,19 @@ class LLM:
         for i, param in enumerate(params):
             if not isinstance(param, SamplingParams):
                 raise ValueError(f"sampling_params[{i}] must be a SamplingParams, but is {shown(param)}")
-        there, pending = set(self.engine.requests), {}
-        give_back: Callable[[], None] | None = None
-        try:
-            give_back = self._turn.claim()
-            for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
-                request_id = self.engine.add_request(prompt, param, priority=prio)
-                text = prompt if isinstance(prompt, str) else None
-                pending[request_id] = _Pending(self.engine.requests[request_id], text)
-            self._run(pending, progress)
-        except BaseException:
-            if give_back is not None:
-                # Not pending's alone: the signal may have come between the adding of one and its noting.
-                self._abort({*pending, *self.engine.requests} - there)
-            raise
-        finally:
-            if give_back is not None:
-                give_back()
+        pending: dict[str, _Pending] = {}
+        with self._lock:
+            try:
+                for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
+                    request_id = self.engine.add_request(prompt, param, priority=prio)
+                    text = prompt if isinstance(prompt, str) else None
+                    pending[request_id] = _Pending(self.engine.requests[request_id], text)
+                    self._lock.deliver_signals()
+                self._run(pending, progress)
+            except BaseException:
+                for request_id in pending:
+                    self.engine.abort(request_id)
+                raise
         return [p.output() for p in pending.values()]
 
     def chat(
@@ -195,14 +190,6 @@ class LLM:
         prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)
 
-    def _abort(self, request_ids: set[str]) -> None:
-        signals.hold()  # a second Ctrl-C must not leave some behind
-        try:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-        finally:
-            signals.release()
-
     def _run(self, pending: dict[str, _Pending], progress: bool) -> None:
         left = set(pending)
         with Progress(disable=not progress, transient=True) as bar:
@@ -214,3 +201,4 @@ class LLM:
                         if delta.finish_reason:
                             left.discard(delta.request_id)
                             bar.advance(task)
+                self._lock.deliver_signals()

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mini_engine.request import Request
-
-if TYPE_CHECKING:
-    from mini_engine.engine import Engine
 
 
 @dataclass
 class Delta:
-    """What one step added to one request. `finish_reason` is set with the last of them.
+    """The tokens and the text that one step added to a request; the last has a `finish_reason`.
 
     `logprobs` has, for each token, the log probabilities that SamplingParams asked for.
-    `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` says
-    why a request could not go on, whose finish_reason is "error".
+    `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` is
+    the message of a request that could not go on, whose finish_reason is "error".
     """
 
     request_id: str
@@ -31,13 +28,23 @@ class Delta:
     error: str | None = None
 
 
-class Stream(Iterator[Delta]):
-    """The Deltas of one request, each when it is there. Made by `Engine.stream`.
+class Steps(Protocol):
+    """An engine as a Stream sees it."""
 
-    Not a generator: one that was never started does not notice that it is dropped.
+    inboxes: dict[str, deque[Delta]]
+
+    def step(self) -> list[Delta]: ...
+
+    def abort(self, request_id: str) -> bool: ...
+
+
+class Stream(Iterator[Delta]):
+    """The Deltas of one request, each as soon as it is there. Made by `Engine.stream`.
+
+    Not a generator: a generator that was never started does not notice that it is dropped.
     """
 
-    def __init__(self, engine: Engine, request: Request):
+    def __init__(self, engine: Steps, request: Request):
         self._engine, self._request = engine, request
         self._inbox = engine.inboxes[request.request_id] = deque()
         self._closed = False

@@ -1,4 +1,4 @@
-"""What an engine is built from, each part under the name by which the labs replace it; and `step`.
+"""The parts that an engine is built from, each under the name by which the labs replace it.
 
 No part is put into an engine in any other way.
 """
@@ -7,62 +7,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from mini_engine import scheduler as _scheduler
-from mini_engine.attention import PagedBackend
 from mini_engine.block_manager import BlockManager
-from mini_engine.interfaces import Backend, KVManager, Row, SchedulerLike
+from mini_engine.config import EngineConfig
+from mini_engine.fast.attention import paged_backend
+from mini_engine.interfaces import Backend, EngineLike, KVManager, SchedulerLike
+from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
+from mini_engine.renamed import adopt
 from mini_engine.request import Request
 from mini_engine.text.output_text import OutputText
-
-if TYPE_CHECKING:
-    from mini_engine.engine import Engine
 
 
 class NoWorkError(RuntimeError):
     """`step` was called with no request to serve."""
 
 
-def step(engine: Engine) -> list[Delta]:
-    """One turn of the engine: decide, compute, sample, take back.
-
-    Raises NoWorkError when there is nothing to do.
-    """
-    if not engine.has_work:
-        raise NoWorkError("step() was called, but no request is waiting or running; add one first")
-    scheduled = engine.scheduler.schedule()
-    requests = ((engine.requests[request_id], num_tokens) for request_id, num_tokens in scheduled.items())
-    rows = [Row(request, n, n == request.num_new_tokens) for request, n in requests]
-    if not rows:
-        raise RuntimeError(
-            f"the scheduler scheduled nothing with {len(engine.scheduler.waiting)} requests waiting "
-            f"and {len(engine.scheduler.running)} running"
-        )
-    ending = [row.request for row in rows if row.is_last]
-    with engine.computing:
-        logits = engine.backend.forward(rows)
-    sampled, stopped = engine.sample(logits, ending)
-    engine.scheduler.update(scheduled, sampled, stopped)
-    return engine.collect(ending, stopped)
-
-
 @dataclass(frozen=True)
 class Parts:
-    """What an engine is built from. The labs replace these one by one."""
+    """The parts of an engine; the labs replace them one by one. `step` None is engine.step."""
 
     clamp: Callable[[int, int, int], int] = _scheduler.clamp
     next_chunk: Callable[[Request, int], _scheduler.Chunk] = _scheduler.next_chunk
     schedule_step: Callable[..., dict[str, int]] = _scheduler.schedule_step
     Scheduler: Callable[..., SchedulerLike] = _scheduler.Scheduler
     BlockManager: Callable[..., KVManager] = BlockManager
-    attend_backend: Callable[..., Backend] = PagedBackend
+    attend_backend: Callable[..., Backend] = paged_backend
     OutputText: Callable[..., OutputText] = OutputText
     Stream: Callable[..., Stream] = Stream
-    step: Callable[[Engine], list[Delta]] = step
+    step: Callable[[EngineLike], list[Delta]] | None = None
+
+    def build(self, model: CausalLM, config: EngineConfig) -> tuple[SchedulerLike, Backend]:
+        """Return the scheduler, with its KV manager, and the backend, for a config fitted to the model."""
+        kv = adopt(self.BlockManager(config.num_blocks, config.block_size, **config.kv_args()))
+        functions = {"schedule_step": self.schedule_step, "clamp": self.clamp}
+        scheduler = self.Scheduler(kv, **config.scheduler_args(), **functions)
+        return scheduler, self.attend_backend(model, kv, self.next_chunk)
 
     def origins(self) -> dict[str, str]:
-        """The parts that are not the engine's own, and the module each comes from."""
+        """Return {name: module} of the parts that are not the engine's own."""
         replaced = (f.name for f in fields(self) if getattr(self, f.name) is not f.default)
         return {name: getattr(getattr(self, name), "__module__", "?") for name in replaced}

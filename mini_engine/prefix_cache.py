@@ -26,14 +26,14 @@ class PrefixCache:
     """The blocks that can be found, by hash. Holds no blocks and frees none: the manager does.
 
     A block is its number. What is known of it stands in a list at that index, and means something as long
-    as `hashes` has a hash there.
+    as `block_hashes` has a hash there.
     """
 
     def __init__(self, num_blocks: int, block_size: int, hash_block: HashBlock = hash_block):
         self.block_size = block_size
         self.hash_block = hash_block
         self.num_blocks = 0  # that can be found
-        self.hashes: list[bytes | None] = [None] * num_blocks
+        self.block_hashes: list[bytes | None] = [None] * num_blocks
         self._token_ids: list[tuple[int, ...]] = [()] * num_blocks
         # A prefix number names the whole content from the first token to the block's last. What precedes
         # the block is then its parent's number, or the cache salt of a first block.
@@ -42,7 +42,7 @@ class PrefixCache:
         self._num_prefixes = 0
         self._named: dict[bytes, tuple[int, ...]] = {}  # by hash; rarely more than one
 
-    def find(self, request: Request, most: int) -> list[int]:
+    def find_longest_cache_hit(self, request: Request, most: int) -> list[int]:
         """The longest run of blocks, at most so many, that the sequence starts with."""
         hits: list[int] = []
         parent: str | int = request.cache_salt
@@ -57,7 +57,7 @@ class PrefixCache:
             parent = self._prefixes[block_id]
         return hits
 
-    def publish(self, request: Request, table: list[int], first: int, end: int) -> None:
+    def cache_full_blocks(self, request: Request, table: list[int], first: int, end: int) -> None:
         """Let the blocks `table[first:end]` be found, full ones of the sequence; those before them are."""
         parent = self._prefixes[table[first - 1]] if first else request.cache_salt
         size = self.block_size
@@ -69,7 +69,7 @@ class PrefixCache:
             named = self._named.get(hash, ())
             twin = self._match(named, token_ids, parent) if named else None
             self._named[hash] = named + (block_id,)
-            self.hashes[block_id] = hash
+            self.block_hashes[block_id] = hash
             self._token_ids[block_id] = token_ids
             self._parents[block_id] = parent
             if twin is None:
@@ -79,14 +79,14 @@ class PrefixCache:
             self._prefixes[block_id] = parent
         self.num_blocks += end - first
 
-    def forget(self, block_id: int) -> None:
+    def evict(self, block_id: int) -> None:
         """The block's content goes: it cannot be found any more."""
-        hash = self.hashes[block_id]
+        hash = self.block_hashes[block_id]
         assert hash is not None
         named = self._named.pop(hash)
         if len(named) > 1:
             self._named[hash] = tuple(other for other in named if other != block_id)
-        self.hashes[block_id] = None
+        self.block_hashes[block_id] = None
         self.num_blocks -= 1
 
     def block_ids(self) -> set[int]:

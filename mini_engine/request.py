@@ -13,6 +13,8 @@ from operator import index
 from reprlib import Repr
 from typing import Any
 
+from mini_engine.renamed import alias
+
 # Sampling computes in float32: beyond these a number would become 0 or infinite there.
 SMALLEST, LARGEST = 1e-30, 1e30
 
@@ -192,11 +194,11 @@ class Request:
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling_params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     cache_salt: str = ""  # requests with different salts never share cached blocks
     eos_token_ids: tuple[int, ...] = ()
-    max_tokens: int | None = None  # sampling.max_tokens, resolved against the limits when added
+    max_tokens: int | None = None  # of sampling_params, resolved against the limits when added
 
     arrival: int = -1
     output_token_ids: list[int] = field(default_factory=list)
@@ -205,6 +207,7 @@ class Request:
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
+    error: str | None = field(default=None, repr=False)  # the message, if it could not go on
     block_hashes: list[bytes] = field(default_factory=list, repr=False)  # the block manager's notes
 
     def __post_init__(self) -> None:
@@ -212,14 +215,18 @@ class Request:
         check_text("request_id", self.request_id)
         name = f"request {self.request_id!r}"
         check_text(f"{name}: cache_salt", self.cache_salt)
-        if not isinstance(self.sampling, SamplingParams):
-            raise ValueError(f"{name}: sampling must be a SamplingParams, but is {shown(self.sampling)}")
+        if not isinstance(self.sampling_params, SamplingParams):
+            raise ValueError(
+                f"{name}: sampling_params must be a SamplingParams, but is {shown(self.sampling_params)}"
+            )
         self.prompt_token_ids = _token_ids(self.prompt_token_ids, name)
         if not self.prompt_token_ids:
             raise ValueError(f"{name} has an empty prompt; give it a token")
         self.priority = whole_number(f"{name}: priority", self.priority)
         if self.max_tokens is None:
-            self.max_tokens = self.sampling.max_tokens
+            self.max_tokens = self.sampling_params.max_tokens
+
+    sampling = alias("sampling_params")
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -256,10 +263,10 @@ class Request:
 
         Stop strings are not looked at here: they are found in the text, which the engine keeps.
         """
-        token_ids, sampling = self.output_token_ids, self.sampling
-        if token_ids[-1] in sampling.stop_token_ids:
+        token_ids, params = self.output_token_ids, self.sampling_params
+        if token_ids[-1] in params.stop_token_ids:
             return "stop"
-        if token_ids[-1] in self.eos_token_ids and not sampling.ignore_eos:
+        if token_ids[-1] in self.eos_token_ids and not params.ignore_eos:
             return "stop"
         if self.max_tokens is not None and len(token_ids) >= self.max_tokens:
             return "length"

@@ -29,7 +29,7 @@ class Sampler:
         self._generators: dict[str, random.Random] = {}
 
     def __call__(self, logits: Tensor, requests: list[Request]) -> list[int]:
-        params = [request.sampling for request in requests]
+        params = [request.sampling_params for request in requests]
         penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
         if penalized:
             logits = logits.clone()
@@ -56,7 +56,7 @@ class Sampler:
             generator = self._generators.get(request.request_id)
             if generator is None:
                 # Python's generator, not torch's: that one looks at 32 bits of a seed only.
-                seed = request.sampling.seed
+                seed = request.sampling_params.seed
                 generator = random.Random(f"{self.seed}/{request.arrival}" if seed is None else int(seed))
                 for _ in request.output_token_ids:  # where one was forgotten in the middle of a request
                     generator.random()
@@ -74,7 +74,7 @@ def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
 
 def _penalize(row: Tensor, request: Request) -> None:
     """Make tokens that the request has seen less likely, in its row (Keskar et al., CTRL, 2019)."""
-    penalty = request.sampling.repetition_penalty
+    penalty = request.sampling_params.repetition_penalty
     seen = torch.tensor(sorted(set(request.token_ids())), device=row.device)
     row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
 

@@ -8,8 +8,10 @@ Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from mini_engine.config import Policy, check_limits
+from mini_engine.config import SchedulerPolicy, check_limits
+from mini_engine.fallbacks import recoverable_kv
 from mini_engine.interfaces import KVManager, Queue
+from mini_engine.renamed import adopt
 from mini_engine.request import Request, RequestStatus
 from mini_engine.request_queue import RequestQueue, pick_victim
 
@@ -105,7 +107,7 @@ class Scheduler:
         self,
         kv: KVManager,
         *,
-        policy: Policy = "fcfs",
+        policy: SchedulerPolicy = "fcfs",
         max_num_batched_tokens: int,
         max_num_seqs: int,
         long_prefill_token_threshold: int = 0,
@@ -113,7 +115,8 @@ class Scheduler:
         clamp: Clamp = clamp,
     ):
         check_limits(policy, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold)
-        self.kv = kv
+        self.kv = adopt(kv)
+        self._recovery = recoverable_kv(kv)
         self.policy: str = policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
@@ -207,13 +210,13 @@ class Scheduler:
         a request that has more to compute.
         """
         finished = []
-        publish = self.kv.publish
+        cache_blocks = self.kv.cache_blocks
         for request in self.running:
             request_id = request.request_id
             if request_id not in scheduled:
                 continue
             request.num_computed_tokens += scheduled[request_id]
-            publish(request)
+            cache_blocks(request)
             if request_id not in sampled:
                 continue
             if len(request.prompt_token_ids) + len(request.output_token_ids) > request.num_computed_tokens:
@@ -242,13 +245,12 @@ class Scheduler:
         for request in [r for r in self.running if r not in before]:
             if request.num_computed_tokens == request.num_cached_tokens:
                 self.running.remove(request)
-                getattr(self.kv, "unadmit", self.kv.free)(request)
+                self._recovery.unadmit(request)
                 request.num_computed_tokens = request.num_cached_tokens = 0
                 request.status = RequestStatus.WAITING
                 self.waiting.push(request)
-        if shrink := getattr(self.kv, "shrink", None):
-            for request in self.running:
-                shrink(request)
+        for request in self.running:
+            self._recovery.shrink(request)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
@@ -258,6 +260,11 @@ class Scheduler:
         request.finish_reason = "abort"
         self._finish(request)
         return True
+
+    def fail(self, request: Request) -> None:
+        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+        self.abort(request.request_id)
+        request.finish_reason = "error"
 
     def _finish(self, request: Request) -> None:
         (self.running if request in self.running else self.waiting).remove(request)

@@ -92,8 +92,12 @@ def draw(path: Path) -> None:
                 ax.text(x + 1.6, y + height / 2, box["for"], fontsize=8, **text)
             else:
                 ax.text(x + 0.1, y + height - 0.17, box["name"], **name, **text)
-                words = "\n".join(wrap(box["for"], int(width * 14.5))[:2])
-                ax.text(x + 0.1, y + 0.27, words, fontsize=8, linespacing=1.2, **text)
+                words, chars = box["for"], int(width * 14.5)
+                if len(wrap(words, chars)) > 2:
+                    words = words.partition(":")[0] + "."
+                ax.text(
+                    x + 0.1, y + 0.27, "\n".join(wrap(words, chars)[:2]), fontsize=8, linespacing=1.2, **text
+                )
     ax.annotate("", (0.4, 0.05), (0.4, top - 0.05), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.2})
     ax.text(0.2, top / 2, "an import goes down only", rotation=90, fontsize=8, va="center", ha="center")
     for x, face, words in ((0.6, TORCH, "imports torch"), (2.1, PLAIN, "does not")):

@@ -242,7 +242,7 @@ def test_only_the_memory_knows_what_fits(lab):
     one = running[0]
     one.num_computed_tokens = 20
     one.output_token_ids.append(7)
-    kv.publish(one)
+    kv.cache_blocks(one)
     two = make_request("two", one.prompt_token_ids)
     second = step(lab, RequestQueue([two]), running, kv)
     assert (first, second) == ({"one": 20}, {"one": 1, "two": 4})

@@ -68,7 +68,7 @@ class Scheduler:
 
     `waiting` and `running` alone say where a request is: schedule_step moves it from one to the other.
     `running` is kept in admission order, which is the row order of a step. `kv` is any memory with
-    admit, allocate, num_new_blocks, publish, free, num_blocks, num_free_blocks and block_size.
+    admit, allocate, num_new_blocks, cache_blocks, free, num_blocks, num_free_blocks and block_size.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Scheduler:
         has reached a stop string. All three are the caller's: leave them as they are. For each running
         request that was scheduled (one aborted meanwhile is in both dicts, but runs no more):
 
-        1. Advance num_computed_tokens by its number of tokens, then kv.publish(request).
+        1. Advance num_computed_tokens by its number of tokens, then kv.cache_blocks(request).
         2. If tokens were sampled for it: should it still have new tokens, the chunk was a partial
            one, and they mean nothing: raise a ValueError that names the request, and append none
            of them (what becomes of the other rows is open: the step is lost). Otherwise append token
@@ -204,7 +204,7 @@ class Scheduler:
             if request.request_id not in scheduled:
                 continue
             request.num_computed_tokens += scheduled[request.request_id]
-            self.kv.publish(request)
+            self.kv.cache_blocks(request)
             if request.request_id not in sampled:
                 continue
             if request.num_new_tokens:

@@ -39,7 +39,7 @@ def runner(scheduler, name, prompt, *, priority=0, outputs=1, computed=None):
     request.num_computed_tokens = request.num_tokens if computed is None else computed
     request.output_token_ids = said
     request.status = RequestStatus.RUNNING
-    kv.publish(request)
+    kv.cache_blocks(request)
     scheduler.running.append(request)
     return request
 
@@ -593,11 +593,11 @@ def test_the_last_token_ends_it(lab, max_tokens):
 
 
 def test_published_when_it_is_computed(lab):
-    """kv.publish is called once for each row, after the count, and before what finishes gives up its room."""
+    """kv.cache_blocks is called once a row, after the count, and before finished requests are freed."""
     seen = []
 
     class Watching(FakeKV):
-        def publish(self, request):
+        def cache_blocks(self, request):
             seen.append((request.request_id, request.num_computed_tokens, len(self.block_table(request))))
 
     scheduler = scenarios.make(lab, Watching(32))

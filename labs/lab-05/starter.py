@@ -69,7 +69,7 @@ class BlockManager:
         """Take back all blocks of the request; nothing happens if it holds none."""
         raise NotImplementedError("lab-05: BlockManager.free is not written yet")
 
-    def publish(self, request) -> None:
+    def cache_blocks(self, request) -> None:
         """Given: called after each step of the request. Nothing to do before lab-06."""
 
     def slot_mapping(self, request, start, end) -> list[int]:

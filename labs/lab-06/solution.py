@@ -107,7 +107,7 @@ class BlockManager:
             )
         return [table[p // size] * size + p % size for p in range(start, end)]
 
-    def find_prefix(self, request):
+    def get_computed_blocks(self, request):
         """The Blocks that hold the beginning of this sequence already, in order. Changes nothing.
 
         1. Nothing is found with enable_prefix_caching off.
@@ -133,7 +133,7 @@ class BlockManager:
             hits.append(block)
         return hits
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         """After a step: what has been computed can be found from now on.
 
         With enable_prefix_caching on: for each block of the request that is full and whose tokens
@@ -167,7 +167,7 @@ class BlockManager:
         """
         if request.request_id in self.tables:
             raise ValueError(f"request {request.request_id!r} holds blocks already; free it first")
-        hits = self.find_prefix(request)
+        hits = self.get_computed_blocks(request)
         num_new = self.blocks_for(request.num_tokens) - len(hits)
         room = self.num_free_blocks - sum(block.ref_count == 0 for block in hits)
         reserve = self.watermark if self.tables else 0

@@ -108,7 +108,7 @@ class BlockManager:
             )
         return [table[p // size] * size + p % size for p in range(start, end)]
 
-    def find_prefix(self, request):
+    def get_computed_blocks(self, request):
         """The Blocks that hold the beginning of this sequence already, in order. Changes nothing.
 
         1. Nothing is found with enable_prefix_caching off.
@@ -121,9 +121,9 @@ class BlockManager:
            self.content_of(request, index): a hash says where to look, not what is there.
         5. Stop at the first block that is not found. What comes after it is of no use.
         """
-        raise NotImplementedError("lab-06: BlockManager.find_prefix is not written yet")
+        raise NotImplementedError("lab-06: BlockManager.get_computed_blocks is not written yet")
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         """After a step: what has been computed can be found from now on.
 
         With enable_prefix_caching on: for each block of the request that is full and whose tokens
@@ -131,7 +131,7 @@ class BlockManager:
         content, and enter it into self.cached. A block of another request with equal content may
         be there already; both stay, each with its own keys and values.
         """
-        raise NotImplementedError("lab-06: BlockManager.publish is not written yet")
+        raise NotImplementedError("lab-06: BlockManager.cache_blocks is not written yet")
 
     def admit(self, request):
         """Claim room for the whole sequence, less what is cached; True, or False and no change at all.

@@ -19,7 +19,7 @@ def admitted(kv, request_id, prompt, *, computed=None, salt=""):
     let_in = kv.admit(request)  # asserted by its name, so that no request is printed
     assert let_in, f"{request_id}, of {len(prompt)} tokens, was refused, with {free} free blocks"
     request.num_computed_tokens = len(prompt) if computed is None else computed
-    kv.publish(request)
+    kv.cache_blocks(request)
     return request
 
 
@@ -43,7 +43,7 @@ def cached_for(kv, prompt, salt="", name="newcomer"):
     """How many tokens of this prompt a newcomer would find, without letting it in."""
     request = make_request(name, prompt)
     request.cache_salt = salt
-    return len(list(kv.find_prefix(request))) * kv.block_size
+    return len(list(kv.get_computed_blocks(request))) * kv.block_size
 
 
 # ------------------------------------------------------------------------------------ hash_block
@@ -122,7 +122,7 @@ def test_hash_is_chained(lab):
         assert other == parent, f"behind the parents {other} and {parent} one name: all of the parent counts"
 
 
-# ----------------------------------------------------------------------------------- find_prefix
+# ----------------------------------------------------------------------------------- get_computed_blocks
 
 
 def test_an_empty_cache_finds_nothing(lab):
@@ -173,7 +173,7 @@ def test_each_block_is_named_after_the_one_before(lab):
     asked = []
     kv = make(lab, 8, 2, hash_block=noting)
     admitted(kv, "a", [1, 2, 3, 4, 5], salt="red")
-    assert cached_for(kv, [1, 2, 3, 4, 5], "red") == 4, "published and looked up under the same names"
+    assert cached_for(kv, [1, 2, 3, 4, 5], "red") == 4, "cached and looked up under the same names"
     right = [(b"red", (1, 2)), (noting(b"red", (1, 2)), (3, 4))]
     wrong = [call for call in asked if call not in right]
     assert not wrong, f"hash_block was called with the parent {wrong[0][0]} and the tokens {wrong[0][1]}"
@@ -224,7 +224,7 @@ def test_each_salt_has_its_own_cache(lab, hash_block):
             request.output_token_ids.append(token)
             assert kv.allocate(request, 1), "there is room for a token"
             request.num_computed_tokens += 1
-            kv.publish(request)
+            kv.cache_blocks(request)
     assert [cached_for(kv, [1, 1, 1, 11, 7], salt) for salt in SALTS] == [4] * len(SALTS)
     assert cached_for(kv, [1, 1, 1, 11, 7], "blue") == 0
     for salt, found in (("blue", 0), ("red", 4)):
@@ -236,15 +236,15 @@ def test_each_salt_has_its_own_cache(lab, hash_block):
 
 
 def test_looking_changes_nothing(lab):
-    """find_prefix sets no number of the request, and takes no block."""
+    """get_computed_blocks sets no number of the request, and takes no block."""
     kv = make(lab, 8, 4)
     kv.free(admitted(kv, "a", BASE))
     request = make_request("b", BASE)
     request.num_cached_tokens, request.num_preemptions = 4, 1  # of an earlier admission
     before = {name: value for name, value in vars(request).items() if name != "block_hashes"}
-    assert len(list(kv.find_prefix(request))) == 2
+    assert len(list(kv.get_computed_blocks(request))) == 2
     changed = [name for name, value in before.items() if getattr(request, name) != value]
-    assert not changed, f"find_prefix changed {changed[0]} of the request"
+    assert not changed, f"get_computed_blocks changed {changed[0]} of the request"
     cached_for(kv, [7] * 9)
     assert wrong_books(kv) == "nothing", "after a look at a text that is not there"
     assert (kv.num_free_blocks, kv.num_cached_blocks, list(kv.block_table(request))) == (8, 2, [])
@@ -265,14 +265,14 @@ def test_looking_is_not_using(lab):
 
 
 def test_switched_off_it_finds_nothing(lab):
-    """enable_prefix_caching=False: no hits, nothing published."""
+    """enable_prefix_caching=False: no hits, nothing cached."""
     kv = make(lab, 8, 4, enable_prefix_caching=False)
     admitted(kv, "a", BASE)
     assert cached_for(kv, BASE) == 0
-    assert kv.num_cached_blocks == 0, "blocks were published"
+    assert kv.num_cached_blocks == 0, "blocks were cached"
 
 
-# --------------------------------------------------------------------------------------- publish
+# --------------------------------------------------------------------------------------- cache_blocks
 
 
 def test_nothing_is_found_before_it_is_computed(lab):
@@ -289,7 +289,7 @@ def test_blocks_appear_chunk_by_chunk(lab):
     found = []
     for computed in (3, 4, 7, 8, 11, 13):
         request.num_computed_tokens = computed
-        kv.publish(request)
+        kv.cache_blocks(request)
         found.append(cached_for(kv, list(range(13))))
     assert found == [0, 4, 4, 8, 8, 12]
     assert kv.num_cached_blocks == 3, "a block that has its name is not entered again"
@@ -309,7 +309,7 @@ def test_outputs_are_published_too(lab):
     request.output_token_ids += [50, 51]
     assert kv.allocate(request, 1), "there is room for a token"
     request.num_computed_tokens = 8
-    kv.publish(request)
+    kv.cache_blocks(request)
     assert cached_for(kv, [*BASE[:7], 50, 99]) == 8
 
 
@@ -340,7 +340,7 @@ def test_one_copy_stays_when_the_other_is_evicted(lab, first):
         must_come_in(kv, request, "it needs two blocks, and two are free")
     for request in owners.values():
         request.num_computed_tokens = 5
-        kv.publish(request)
+        kv.cache_blocks(request)
     kv.free(owners[first])
     admitted(kv, "c", [7] * 8, computed=0)
     assert cached_for(kv, BASE[:5]) == 4, "the copy that is still held can be found"
@@ -354,7 +354,7 @@ def test_two_copies_live_side_by_side(lab):
         must_come_in(kv, request, "each needs three of eight blocks")
     for request in (first, second):
         request.num_computed_tokens = 9
-        kv.publish(request)
+        kv.cache_blocks(request)
     assert not set(kv.block_table(first)) & set(kv.block_table(second))
     kv.free(first)
     kv.free(second)
@@ -525,7 +525,7 @@ def test_used_means_until_it_was_freed(lab):
 
 
 def test_an_evicted_block_is_found_no_more(lab):
-    """Its content is written over: it loses its hash at once, and is published anew under its new one."""
+    """Its content is written over: it loses its hash at once, and is cached anew under its new one."""
     kv = make(lab, 3, 4)
     kv.free(admitted(kv, "a", BASE))
     newcomer = admitted(kv, "b", list(range(12)), computed=0)
@@ -533,7 +533,7 @@ def test_an_evicted_block_is_found_no_more(lab):
     assert kv.num_cached_blocks == 0
     assert wrong_books(kv) == "nothing"
     newcomer.num_computed_tokens = 12
-    kv.publish(newcomer)
+    kv.cache_blocks(newcomer)
     assert cached_for(kv, list(range(12))) == 8
     assert cached_for(kv, BASE) == 0
 
@@ -580,13 +580,13 @@ def test_a_request_that_comes_back_finds_its_outputs_too(lab):
     request.output_token_ids += range(50, 57)
     assert kv.allocate(request, 6), "there is room for six tokens"
     request.num_computed_tokens = 11
-    kv.publish(request)
+    kv.cache_blocks(request)
     kv.free(request)
     request.num_computed_tokens = 0
     must_come_in(kv, request, "all eight blocks are free")
     assert (request.num_computed_tokens, request.num_new_tokens) == (8, 4), "8 of 12 tokens are found"
     request.num_computed_tokens = 12
-    kv.publish(request)
+    kv.cache_blocks(request)
     kv.free(request)
     request.output_token_ids.append(57)
     request.num_computed_tokens = 0
@@ -621,7 +621,7 @@ def test_reset_waits_until_no_block_is_held(lab):
     assert kv.reset_prefix_cache()
     assert (cached_for(kv, BASE), kv.num_cached_blocks, kv.num_free_blocks) == (0, 0, 8)
     second = admitted(kv, "b", list(range(32)))  # all blocks are there to be used,
-    assert cached_for(kv, list(range(32))) == 28, "a block is published after the reset as before it"
+    assert cached_for(kv, list(range(32))) == 28, "a block is cached after the reset as before it"
     kv.free(second)
     assert cached_for(kv, BASE) == 0
     assert wrong_books(kv) == "nothing"

@@ -14,7 +14,8 @@ from labs.kit import assert_drained, judge_random_scripts, load
 from labs.kit.judge.manifest import find_lab
 from labs.kit.learner.parts import LearnerParts
 from labs.kit.toys.driver import RUNS
-from mini_engine.parts import NoWorkError, Parts, step
+from mini_engine.engine import step
+from mini_engine.parts import NoWorkError, Parts
 from mini_engine.scheduler import schedule_step
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import first_difference

@@ -126,7 +126,7 @@ class PaddedBackend:
     name = "padded"
     fused_step = staticmethod(fused_step)
 
-    def __init__(self, model: CausalLM, kv: KVManager, parts: object = None):
+    def __init__(self, model: CausalLM, kv: KVManager, next_chunk: object = None):
         if kv.enable_prefix_caching:
             raise ValueError("PaddedBackend cannot share a cached prefix; set enable_prefix_caching=False")
         self.model = model

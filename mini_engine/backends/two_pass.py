@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mini_engine.attention import PagedBackend
+from mini_engine.attention import NextChunk, PagedBackend
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM
+from mini_engine.scheduler import next_chunk
 from mini_engine.sim.baselines import BASELINES
-
-if TYPE_CHECKING:
-    from mini_engine.parts import Parts
 
 
 class TwoPassBackend:
@@ -25,8 +23,8 @@ class TwoPassBackend:
 
     name = "two-pass"
 
-    def __init__(self, model: CausalLM, kv: KVManager, parts: Parts | None = None):
-        self.paged = paged_backend(model, kv, parts)
+    def __init__(self, model: CausalLM, kv: KVManager, next_chunk: NextChunk = next_chunk):
+        self.paged = paged_backend(model, kv, next_chunk)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""

@@ -26,7 +26,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.interfaces import SchedulerLike
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.trace import Keep, Recorder
+from mini_engine.trace import Recorder, Retention
 
 SLOTS, BUDGET, BLOCK_SIZE, NUM_BLOCKS = 256, 8192, 16, 20_000
 TOKEN = 7  # what every row samples: which token it is costs nothing
@@ -59,7 +59,7 @@ class Run:
 Contestant = Callable[[Load], Run]
 
 
-def mini_engine(load: Load, traced: bool = False, keep: Keep = True) -> Run:
+def mini_engine(load: Load, traced: bool = False, keep: Retention = True) -> Run:
     kv = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     scheduler: SchedulerLike = Scheduler(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
     if traced:

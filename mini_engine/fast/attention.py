@@ -1,26 +1,24 @@
 """Attention over the paged pool, quicker on a CPU: by kernels.cpp where it is built, else with torch's.
 
-With torch alone the fewest bytes win. A prompt's first chunk needs no pages: its keys and values are at
-hand. Decodes of similar length attend together, so little is gathered that is masked; and the query
-heads that share a key head lie side by side as queries, so that no key is repeated.
+With torch alone the way with the fewest bytes is the quickest. A prompt's first chunk needs no pages: its
+keys and values are at hand. Decodes of similar length attend together, so little is gathered that is
+masked. The query heads that share a key head lie side by side as queries, so no key is repeated.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mini_engine.attention import PagedBackend
+from mini_engine.attention import AttentionPlan, NextChunk, PagedBackend
 from mini_engine.batch import Batch
 from mini_engine.fast.model import FastLM
 from mini_engine.interfaces import KVManager
 from mini_engine.model import CausalLM
-
-if TYPE_CHECKING:
-    from mini_engine.parts import Parts
+from mini_engine.scheduler import next_chunk
 
 # A decode joins a longer one's group while the group's padding stays below so many keys: gathering
 # and masking those costs about as much as another call.
@@ -28,16 +26,18 @@ PADDING = 512
 TILE = 16  # rows of a chunk that a thread takes at a time
 
 
-def paged_backend(model: CausalLM, kv: KVManager, parts: Parts | None = None) -> PagedBackend:
-    """The paged backend that is made for this model."""
-    return FastBackend(model, kv, parts) if isinstance(model, FastLM) else PagedBackend(model, kv, parts)
+def paged_backend(model: CausalLM, kv: KVManager, next_chunk: NextChunk = next_chunk) -> PagedBackend:
+    """Return the paged backend that is made for this model."""
+    if isinstance(model, FastLM):
+        return FastBackend(model, kv, next_chunk)
+    return PagedBackend(model, kv, next_chunk)
 
 
 class FastBackend(PagedBackend):
     """A drop-in for PagedBackend, under the same name in traces. Its model is a FastLM."""
 
-    def __init__(self, model: FastLM, kv: KVManager, parts: Parts | None = None) -> None:
-        super().__init__(model, kv, parts)
+    def __init__(self, model: FastLM, kv: KVManager, next_chunk: NextChunk = next_chunk) -> None:
+        super().__init__(model, kv, next_chunk)
         self.kernels = model.kernels
         self.room: list[Tensor] = []  # gathered keys and values, one after the other, in every layer
 
@@ -45,31 +45,30 @@ class FastBackend(PagedBackend):
         k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
         if self.kernels:
             self.kernels.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
-            if not isinstance(batch.plan, Tensor):
+            if batch.plan is None:
                 batch.plan = tiles(batch)
-            return self.kernels.attend(q, k_cache, v_cache, batch, batch.plan)
+            return self.kernels.attend(q, k_cache, v_cache, batch, cast(Tensor, batch.plan))
         self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
-        if not isinstance(batch.plan, Plan):
-            batch.plan = Plan(batch, q.dtype)
-        return self._attend_gathered(batch.plan, q, k, v, k_cache, v_cache)
+        if batch.plan is None:
+            batch.plan = AttentionPlan(batch, groups_of_similar_length, q.dtype)
+        return self._attend_gathered(cast(AttentionPlan, batch.plan), q, k, v, k_cache, v_cache)
 
     def _attend_gathered(
-        self, plan: Plan, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor
+        self, plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor
     ) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        for start, end in plan.first_chunks:
-            chunk = slice(start, end)
-            out[chunk] = _sdpa(q[chunk], k[chunk], v[chunk], is_causal=True)
-        for start, end, blocks, mask in plan.later_chunks:
-            keys, values = self._gather(k_cache, v_cache, blocks)
-            out[start:end] = _sdpa(q[start:end], keys, values, mask)
+        for start, end, table, chunk_mask in plan.chunks:
+            keys, values = k[start:end], v[start:end]
+            if chunk_mask is not None:
+                keys, values = self._gather(k_cache, v_cache, table)
+            out[start:end] = _sdpa(q[start:end], keys, values, chunk_mask, is_causal=chunk_mask is None)
         kv_heads, dim = k.shape[1:]
-        for rows, blocks, mask in plan.decodes:
+        for rows, tables, mask in plan.decodes:
             keys, values = (
-                x.view(len(rows), -1, kv_heads, dim).transpose(1, 2)
-                for x in self._gather(k_cache, v_cache, blocks)
+                x.view(len(tables), -1, kv_heads, dim).transpose(1, 2)
+                for x in self._gather(k_cache, v_cache, tables.flatten())
             )
-            queries = q[rows].view(len(rows), kv_heads, -1, dim)  # a group's heads stand as rows
+            queries = q[rows].view(len(tables), kv_heads, -1, dim)  # a group's heads stand as rows
             out[rows] = F.scaled_dot_product_attention(queries, keys, values, mask).flatten(1, 2)
         return out
 
@@ -94,48 +93,17 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-class Plan:
-    """What attention with torch needs to know of a batch, worked out once a step."""
-
-    def __init__(self, batch: Batch, dtype: torch.dtype) -> None:
-        size = batch.block_size
-        self.first_chunks: list[tuple[int, int]] = []  # first row, end row
-        self.later_chunks: list[tuple[int, int, Tensor, Tensor]] = []  # the same, pages, mask (T, L)
-        self.decodes: list[tuple[Tensor, Tensor, Tensor]] = []  # rows (R,), pages, mask (R, 1, 1, L)
-        singles = []
-        end = 0
-        for i, (num, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
-            start, end = end, end + num
-            if num == 1:
-                singles.append((length, start, i))
-            elif num == length:
-                self.first_chunks.append((start, end))
-            else:
-                blocks = batch.block_tables[i, : -(-length // size)]
-                unseen = torch.arange(len(blocks) * size) > batch.positions[start:end, None]
-                self.later_chunks.append((start, end, blocks, _additive(unseen, dtype)))
-        for group in groups_of_similar_length(singles):
-            lengths, rows, owners = (torch.tensor(column) for column in zip(*group, strict=True))
-            blocks = batch.block_tables[owners, : -(-int(lengths.max()) // size)]
-            unseen = torch.arange(blocks.shape[1] * size) >= lengths[:, None]
-            self.decodes.append((rows, blocks.flatten(), _additive(unseen, dtype)[:, None, None]))
-
-
-def groups_of_similar_length(singles: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Cut (length, ...) into groups, the longest first, that need at most PADDING keys of padding."""
-    groups: list[list[tuple[int, int, int]]] = []
+def groups_of_similar_length(seq_lens: list[int]) -> list[list[int]]:
+    """Cut the decodes into groups, the longest first, that need at most PADDING keys of padding."""
+    groups: list[list[int]] = []
     padding = PADDING
-    for single in sorted(singles, reverse=True):
-        padding += groups[-1][0][0] - single[0] if groups else 1
+    for i in sorted(range(len(seq_lens)), key=seq_lens.__getitem__, reverse=True):
+        padding += seq_lens[groups[-1][0]] - seq_lens[i] if groups else 1
         if padding > PADDING:
             groups.append([])
             padding = 0
-        groups[-1].append(single)
+        groups[-1].append(i)
     return groups
-
-
-def _additive(unseen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, -torch.inf)
 
 
 def tiles(batch: Batch) -> Tensor:

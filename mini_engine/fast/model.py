@@ -44,7 +44,7 @@ class FastLM(CausalLM):
         nn.Module.__init__(self)
         self.config, self.inv_freq = model.config, model.inv_freq
         self.embed_tokens, self.norm = model.embed_tokens, model.norm
-        self.blocks = [_Layer(cast(DecoderLayer, layer)) for layer in model.layers]
+        self.packed_layers = [_Layer(cast(DecoderLayer, layer)) for layer in model.layers]
         self.head = onednn.Linear(model.lm_head.weight)
         self.kernels = kernels.load(model.dtype) if use_kernels else None
         self.steps = self.kernels or steps
@@ -56,7 +56,7 @@ class FastLM(CausalLM):
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
         dim = self.config.head_dim
         delta: Tensor | None = None  # what the last product adds to x; added on the way into the next norm
-        for i, layer in enumerate(self.blocks):
+        for i, layer in enumerate(self.packed_layers):
             qkv = layer.qkv(self.steps.add_rms_norm(x, delta, layer.input_norm, eps))
             qkv = qkv.view(num_rows, -1, dim)
             if layer.q_norm is not None:
@@ -80,7 +80,7 @@ class FastLM(CausalLM):
     def not_finite(self) -> str | None:
         """The name of a weight that holds NaN or infinity, or None."""
         named: dict[str, Tensor] = {"embed_tokens.weight": self.embed_tokens.weight}
-        for i, layer in enumerate(self.blocks):
+        for i, layer in enumerate(self.packed_layers):
             for name, weight in layer.weights().items():
                 named[f"layers.{i}.{name}"] = weight
         named |= {"norm.weight": self.norm.weight, "lm_head.weight": self.head.sums()}

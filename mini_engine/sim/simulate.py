@@ -14,7 +14,7 @@ from mini_engine.request import Request
 from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.cost_model import CostModel
 from mini_engine.sim.workloads import Arrival
-from mini_engine.trace import Keep, Recorder, Trace, VirtualClock
+from mini_engine.trace import Recorder, Retention, Trace, VirtualClock
 from mini_engine.trace.metrics import Metrics, Summary
 
 # With the 14 arrivals per second of `workloads.arrivals`, mixed steps just keep up; with less load all
@@ -42,7 +42,7 @@ def simulate(
     config: EngineConfig = DEFAULTS,
     *,
     cost: CostModel | None = None,
-    keep: Keep = True,
+    keep: Retention = True,
     **settings: Any,
 ) -> Simulation:
     """Serve a workload, in order of time, until every request is done.
@@ -63,7 +63,7 @@ def simulate(
         refused = _serve(recorder, clock, workload)
         return Simulation(recorder.close("drained"), metrics, *refused)
     finally:
-        recorder.kept.discard()
+        recorder.store.discard()
 
 
 def compare(
@@ -118,7 +118,7 @@ def _summarise(
 
 
 def baseline_recorder(
-    baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Keep = True
+    baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Retention = True
 ) -> Recorder:
     """Return a Recorder in front of a baseline with a new pool, set up for the named backend."""
     if backend == "padded":  # padded batches cannot share blocks

@@ -63,9 +63,9 @@ def expected_tokens(request: Request) -> list[int]:
         read = fingerprint(read, token_id)
     while len(outputs) < request.max_tokens:
         outputs.append(read[0] % VOCAB)
-        if outputs[-1] in request.sampling.stop_token_ids:
+        if outputs[-1] in request.sampling_params.stop_token_ids:
             break
-        if outputs[-1] in request.eos_token_ids and not request.sampling.ignore_eos:
+        if outputs[-1] in request.eos_token_ids and not request.sampling_params.ignore_eos:
             break
         read = fingerprint(read, outputs[-1])
     return outputs

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_engine.attention import plan_of
+from mini_engine.attention import AttentionPlan
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
 from mini_engine.scheduler import next_chunk
@@ -78,11 +78,11 @@ def test_dtypes(step):
 def test_the_plan_splits_single_rows_from_chunks(step):
     """Single tokens attend together, longer chunks by themselves, each to its own positions."""
     kv, rows = step
-    plan = plan_of(build_batch(rows, kv))
-    assert plan.single_rows.tolist() == [4, 7]
-    assert plan.single_tables.tolist() == [kv.block_table(rows[1][0])[:2], [kv.block_table(rows[3][0])[0], 0]]
-    visible = plan.single_mask[:, 0, 0].sum(-1).tolist()
-    assert visible == [6, 1]
+    plan = AttentionPlan(build_batch(rows, kv))
+    ((single_rows, tables, mask),) = plan.decodes
+    assert single_rows.tolist() == [4, 7]
+    assert tables.tolist() == [kv.block_table(rows[1][0])[:2], [kv.block_table(rows[3][0])[0], 0]]
+    assert mask[:, 0, 0].sum(-1).tolist() == [6, 1]
     spans = [(start, end, table.tolist()) for start, end, table, _ in plan.chunks]
     assert spans == [(0, 4, kv.block_table(rows[0][0])[:2]), (5, 7, kv.block_table(rows[2][0]))]
     inner, last = (mask for *_, mask in plan.chunks)
@@ -90,6 +90,11 @@ def test_the_plan_splits_single_rows_from_chunks(step):
     assert last.sum(-1).tolist() == [5, 6]
     for mask in (inner, last):
         assert all(seen == sorted(seen, reverse=True) for seen in mask.tolist()), "from the first on, no gaps"
+    additive = AttentionPlan(build_batch(rows, kv), additive=torch.float32)
+    for (*_, seen), (*_, added) in zip(
+        plan.chunks + plan.decodes, additive.chunks + additive.decodes, strict=True
+    ):
+        assert torch.equal(added, torch.where(seen, 0.0, -torch.inf))
 
 
 def test_a_step_of_decodes_needs_no_row_numbers():
@@ -98,14 +103,14 @@ def test_a_step_of_decodes_needs_no_row_numbers():
     rows = [row(admitted(kv, str(i), [i] * 4, 4, [9]), 1) for i in range(3)]
     for request, *_ in rows:
         kv.allocate(request, 1)
-    plan = plan_of(build_batch(rows, kv))
-    assert plan.single_rows is None and plan.chunks == []
+    plan = AttentionPlan(build_batch(rows, kv))
+    assert plan.decodes[0][0] == slice(None) and plan.chunks == []
 
 
-def test_a_step_of_chunks_has_no_singles():
+def test_a_first_chunk_needs_no_mask():
     kv = BlockManager(40, 4)
-    plan = plan_of(build_batch([row(admitted(kv, "a", [1] * 9), 9)], kv))
-    assert plan.single_tables is None and len(plan.chunks) == 1
+    plan = AttentionPlan(build_batch([row(admitted(kv, "a", [1] * 9), 9)], kv))
+    assert plan.decodes == [] and [mask for *_, mask in plan.chunks] == [None]
 
 
 def test_the_chunks_it_is_given_are_used(step):
@@ -115,9 +120,3 @@ def test_the_chunks_it_is_given_are_used(step):
     batch = build_batch(rows, kv, chunks=chunks)
     assert set(batch.token_ids.tolist()) == {99}
     assert batch.last_rows == [4, 6, 7]
-
-
-def test_the_plan_is_made_once(step):
-    """All layers of a step share one plan."""
-    batch = build_batch(step[1], step[0])
-    assert plan_of(batch) is plan_of(batch)

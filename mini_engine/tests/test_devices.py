@@ -31,7 +31,7 @@ def test_the_tokens_are_those_of_a_request_alone_on_the_cpu(device):
     model = tiny_model()
     assert tokens == [alone(model, prompt, GREEDY) for prompt in PROMPTS]
     events = [event for step in engine.trace.steps for event in step.events]
-    assert engine.scheduler.kv.stats.hit > 0 and any(isinstance(event, Preempted) for event in events)
+    assert engine.scheduler.kv.stats.hits > 0 and any(isinstance(event, Preempted) for event in events)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from mini_engine.attention import PagedBackend, paged_attention, write_kv
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.backends.two_pass import TwoPassBackend
+from mini_engine.bench import measure
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
-from mini_engine.fast import kernels, measure, onednn
+from mini_engine.fast import kernels, onednn
 from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
 from mini_engine.fast.model import FastLM, prepare
 from mini_engine.model import sdpa
@@ -157,12 +158,13 @@ def test_decodes_are_grouped_by_length():
     """All are there, longest first, and no group pads more than it may; few groups where few suffice."""
     for seed in range(50):
         rng = random.Random(seed)
-        singles = [(rng.randint(1, 3000), i, i) for i in range(rng.randint(1, 40))]
-        groups = groups_of_similar_length(singles)
-        assert sum(groups, []) == sorted(singles, reverse=True)
-        assert all(sum(group[0][0] - length for length, _, _ in group) <= PADDING for group in groups)
-    assert len(groups_of_similar_length([(200 + i, i, i) for i in range(32)])) == 1
-    assert [len(group) for group in groups_of_similar_length([(9, 0, 0), (9000, 1, 1)])] == [1, 1]
+        lens = [rng.randint(1, 3000) for _ in range(rng.randint(1, 40))]
+        groups = groups_of_similar_length(lens)
+        assert [lens[i] for group in groups for i in group] == sorted(lens, reverse=True)
+        assert sorted(sum(groups, [])) == list(range(len(lens)))
+        assert all(sum(lens[group[0]] - lens[i] for i in group) <= PADDING for group in groups)
+    assert len(groups_of_similar_length([200 + i for i in range(32)])) == 1
+    assert groups_of_similar_length([9, 9000]) == [[1], [0]] and groups_of_similar_length([]) == []
 
 
 # ------------------------------------------------------------------------------------- the switch
@@ -218,8 +220,8 @@ def test_a_learners_functions_are_the_ones_used():
         seen.add("attend")
         return paged_attention(*args)
 
-    def backend(model, kv, parts):
-        return PagedBackend(model, kv, parts, write_kv=own_write, paged_attention=own_attention)
+    def backend(model, kv, next_chunk):
+        return PagedBackend(model, kv, next_chunk, write_kv=own_write, paged_attention=own_attention)
 
     engine = Engine(tiny_model(dtype="float32"), parts=Parts(attend_backend=backend))
     engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=2))
@@ -302,5 +304,5 @@ def test_the_little_measurements_run(library, monkeypatch):
         assert [line[0] for line in measure.products(torch.float32, 1)] == ["small, 1", "small, 3"]
         (line,) = measure.attention(torch.float32, 1)
     assert line[0] == "two" and all(float(us.replace(",", "")) > 0 for us in line[1:])
-    with pytest.raises(SystemExit, match="fast.measure products"):
+    with pytest.raises(SystemExit, match="bench.measure products"):
         measure.main("everything")

@@ -1,26 +1,24 @@
-"""What goes wrong in the middle of things: errors of the model, Ctrl-C, SIGTERM, requests that cannot go on.
+"""Faults in the middle of a step: errors of the model, Ctrl-C, SIGTERM, requests that cannot go on.
 
 A step is done or has not begun, and no request is harmed by another. Shown on chosen faults, and on random
 ones at random points; SOAK=1 tries 10,000 of those.
 """
 
 import gc
-import os
 import random
 import signal
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import contextmanager
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.commands import app
 from mini_engine.engine import Engine
+from mini_engine.engine_lock import EngineBusyError
 from mini_engine.invariants import watch
 from mini_engine.llm import LLM
 from mini_engine.parts import Parts
@@ -30,7 +28,6 @@ from mini_engine.tests.helpers import (
     byte_tokenizer,
     drain,
     scripted_engine,
-    spy,
     text_of,
     tiny_model,
     tokens_of,
@@ -38,7 +35,6 @@ from mini_engine.tests.helpers import (
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.text.output_text import OutputText
 from mini_engine.trace import VirtualClock, read_trace, replay, write_trace
-from mini_engine.turn import EngineBusyError
 
 SEEDS = range(1400 if SOAK else 40)
 FAULTS = 8  # of a workload
@@ -49,7 +45,7 @@ def greedy(max_tokens=8, **kwargs):
 
 
 class Terminated(BaseException):
-    """What SIGTERM raises here."""
+    """Raised by SIGTERM here."""
 
 
 @contextmanager
@@ -138,7 +134,7 @@ MODELS = {dtype: tiny_model(vocab_size=257, dtype=dtype) for dtype in ("float64"
 
 
 class Run:
-    """A workload on an engine that is disturbed: by `faults` of random kinds at random points."""
+    """A workload on an engine that is disturbed by `faults` of random kinds at random points."""
 
     def __init__(self, seed, faults):
         self.rng = random.Random(f"faults of {seed}")
@@ -201,7 +197,11 @@ class Run:
         engine = self.engine
         there = [*engine.scheduler.waiting, *engine.scheduler.running]
         ready = {delta.request_id for delta in engine._ready}
-        assert {r.request_id for r in there} == set(engine.requests) == set(engine._outputs)
+        assert (
+            {r.request_id for r in there}
+            == set(engine.requests)
+            == set(engine.output_processor.request_states)
+        )
         assert all(engine.requests[r.request_id] is r for r in there)
         engine.scheduler.kv.check()
         held = sum(len(engine.scheduler.kv.block_table(r)) for r in engine.scheduler.running)
@@ -246,7 +246,7 @@ def state(engine):
         "preemptions": sum(r.num_preemptions for r in engine.requests.values()),
         "blocks": (kv.num_free_blocks, vars(kv.stats).copy()),
         "trace": [line.to_json() for line in engine.trace.lines()],
-        "texts": {name: output.text.text for name, output in engine._outputs.items()},
+        "texts": {name: output.text.text for name, output in engine.output_processor.request_states.items()},
         "ready": list(engine._ready),
     }
 
@@ -274,8 +274,8 @@ def check_trace(engine, outcome, path):
     assert told == {name: token_ids for name, (token_ids, *_) in outcome.items()}
 
 
-def random_scripts(seed, path):
-    """How many faults of each kind a workload was disturbed by, without effect on what it gave."""
+def disturbed_run(seed, path):
+    """Check that the faults of a workload change nothing; return how many there were of each kind."""
     quiet = Run(seed, 0).play().outcome()
     run = Run(seed, FAULTS)
     with watch(run.engine, seed):
@@ -295,9 +295,9 @@ def test_random_faults(part, tmp_path):
     with sigterm_raises():
         for seed in seeds:
             try:
-                done += random_scripts(seed, tmp_path / "run.jsonl")
+                done += disturbed_run(seed, tmp_path / "run.jsonl")
             except Exception as error:
-                raise AssertionError(f"seed {seed}: replay it with random_scripts({seed}, path)") from error
+                raise AssertionError(f"seed {seed}: replay it with disturbed_run({seed}, path)") from error
     for what, number in done.items():
         count(f"faults: {what}", number)
     assert all(done[what] > len(seeds) / 3 for what in ("error", "ctrl-c", "sigterm", "twice", "rolled back"))
@@ -306,36 +306,45 @@ def test_random_faults(part, tmp_path):
 # ---------------------------------------------------------------------------------- chosen faults
 
 
+def step_whose_update_fails(engine):
+    """Call step() once; it raises after the tokens are sampled."""
+
+    def fail(*args):
+        raise ModelError("injected")
+
+    update, engine.scheduler.update = engine.scheduler.update, fail
+    with pytest.raises(ModelError):
+        engine.step()
+    engine.scheduler.update = update
+
+
+def during_forward(engine, call):
+    """Let each forward pass be preceded by `call`."""
+    forward = engine.backend.forward
+    engine.backend.forward = lambda rows: [call(), forward(rows)][-1]
+
+
+def served(script="hello", **parts):
+    """An engine with one request, "a", whose model says `script`."""
+    engine = scripted_engine({"a": script}, **parts)
+    engine.add_request("hi", greedy(5), request_id="a")
+    return engine
+
+
 def test_an_error_after_sampling_costs_no_draw_and_no_text():
-    """update() fails once: the tokens, texts and log probabilities are those of a run in which it did not."""
+    """update() fails three times: tokens, texts and log probabilities are those of a run without failures."""
     outcomes = []
-    for fails in (False, True):
+    for num_failures in (0, 3):
         engine = Engine(MODELS["float64"], byte_tokenizer(), num_blocks=40, block_size=4, record=True)
         for i in range(3):
             engine.add_request([i, 2, 3], SamplingParams(max_tokens=9, seed=i, logprobs=1, stop="zz"))
         said = [delta for _ in range(4) for delta in engine.step()]
-        update = engine.scheduler.update
-        if fails:
-            engine.scheduler.update = raises(ModelError)
-            for _ in range(3):
-                with pytest.raises(ModelError):
-                    engine.step()
-            engine.scheduler.update = update
+        for _ in range(num_failures):
+            step_whose_update_fails(engine)
         said += [delta for deltas in drain(engine).values() for delta in deltas]
-        outcomes.append(
-            {
-                name: [(d.token_ids, d.text, d.logprobs) for d in said if d.request_id == name]
-                for name in ("r0", "r1", "r2")
-            }
-        )
+        said.sort(key=lambda delta: delta.request_id)
+        outcomes.append([(d.request_id, d.token_ids, d.text, d.logprobs) for d in said])
     assert outcomes[0] == outcomes[1]
-
-
-def raises(error):
-    def fail(*args, **kwargs):
-        raise error("injected")
-
-    return fail
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -344,23 +353,17 @@ def test_an_error_in_the_middle_of_a_character_or_a_stop_string(at):
     engine = scripted_engine({"a": "aé<b"})
     engine.add_request("hi", greedy(9, stop="<b"), request_id="a")
     said = [delta for _ in range(at) for delta in engine.step()]
-    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
-    with pytest.raises(ModelError):
-        engine.step()
-    engine.scheduler.update = update
+    step_whose_update_fails(engine)
     said += drain(engine)["a"]
     assert [delta.text for delta in said] == ["a", "", "é", "", ""] and said[-1].finish_reason == "stop"
 
 
 def test_an_error_after_a_request_has_ended_with_one():
-    """What was admitted beside it waits again; the message comes with the next call."""
+    """A request that was admitted beside it waits again; the message comes with the next call."""
     engine = scripted_engine({"a": "hello", "b": "!"}, parts={"OutputText": Brittle})
     for name in "ab":
         engine.add_request("hi", greedy(5), request_id=name)
-    update, engine.scheduler.update = engine.scheduler.update, raises(ModelError)
-    with pytest.raises(ModelError):
-        engine.step()
-    engine.scheduler.update = update
+    step_whose_update_fails(engine)
     assert [request.request_id for request in engine.scheduler.waiting] == ["a"]
     assert [(delta.request_id, delta.finish_reason) for delta in engine.step()] == [("b", "error")]
     assert text_of(drain(engine)["a"]) == "hello"
@@ -374,66 +377,41 @@ class Full:
             raise OSError("no space left")
 
 
-def interrupted_after_update():
-    """An engine whose third step was done when it raised, the Deltas of the first two, and b's stream."""
-    engine = scripted_engine({"a": "hello", "b": "world"})
+def test_an_error_after_update_costs_no_token():
+    """A full disk, say: the Deltas come with the next call and with streams, less those of an abort."""
+    engine = scripted_engine({"a": "hello", "b": "world", "c": "third"})
     engine.scheduler.consumers.append(Full())
-    engine.add_request("hi", greedy(5), request_id="a")
+    for name in "ac":
+        engine.add_request("hi", greedy(5), request_id=name)
     stream = engine.stream("hi", greedy(5), request_id="b")
     said = [*engine.step(), *engine.step()]
     with pytest.raises(OSError, match="no space"):
         engine.step()
-    assert engine.has_work
-    return engine, said, stream
-
-
-def test_an_error_after_update_costs_no_token():
-    """Such as a full disk's: the step's Deltas come with the next call, and to those that listen."""
-    engine, said, stream = interrupted_after_update()
-    said += [delta for deltas in drain(engine).values() for delta in deltas]
-    assert {n: text_of([d for d in said if d.request_id == n]) for n in "ab"} == {"a": "hello", "b": "world"}
-    assert text_of(list(stream)) == "world"
-
-
-def test_an_abort_takes_the_deltas_that_wait_for_the_next_call():
-    """Its own, and nobody else's."""
-    engine, _, stream = interrupted_after_update()
-    assert engine.abort("a")
-    assert [(delta.request_id, delta.text) for delta in engine.step()] == [("b", "r")]
-    stream.close()
+    assert engine.has_work and engine.abort("c")
+    said += engine.step()
+    texts = {name: text_of([delta for delta in said if delta.request_id == name]) for name in "abc"}
+    assert texts == {"a": "hel", "b": "wor", "c": "th"}
+    assert text_of(drain(engine)["a"]) == "lo" and text_of(list(stream)) == "world"
 
 
 def test_ctrl_c_waits_for_the_end_of_the_step():
     """The step is whole, the handler runs after it, and its Deltas come with the next call, once."""
-    engine = scripted_engine({"a": "hello"})
-    engine.add_request("hi", greedy(5), request_id="a")
-    forward = engine.backend.forward
-
-    def interrupted(rows):
-        signal.raise_signal(signal.SIGINT)
-        return forward(rows)
-
-    engine.backend.forward = interrupted
+    engine = served()
+    sample, engine.sample = engine.sample, lambda *a: [signal.raise_signal(signal.SIGINT), sample(*a)][-1]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    engine.backend.forward = forward
+    engine.sample = sample
     assert tokens_of(engine._ready) == engine.requests["a"].output_token_ids and engine.backend.calls == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert text_of(engine.step()) == "h" and engine.backend.calls == 1
     assert text_of(drain(engine)["a"]) == "ello"
 
 
-def test_a_second_ctrl_c_gets_out_at_once():
+def test_a_second_ctrl_c_does_not_wait():
     """While the model computes; the step is then as if it had not begun."""
-    engine = scripted_engine({"a": "hello"})
-    engine.add_request("hi", greedy(5), request_id="a")
-    forward, reached = engine.backend.forward, []
-
-    def interrupted(rows):
-        for _ in range(2):
-            reached.append(signal.raise_signal(signal.SIGINT))
-
-    engine.backend.forward, before = interrupted, state(engine)
+    engine, reached = served(), []
+    forward, before = engine.backend.forward, state(engine)
+    engine.backend.forward = lambda rows: [reached.append(signal.raise_signal(signal.SIGINT)) for _ in "12"]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert len(reached) == 1 and state(engine) == before
@@ -443,64 +421,16 @@ def test_a_second_ctrl_c_gets_out_at_once():
 
 def test_sigterm_after_ctrl_c_is_not_lost():
     """Two different signals in one step: the handler of each is called."""
-    engine, seen = scripted_engine({"a": "hello"}), []
-    engine.add_request("hi", greedy(5), request_id="a")
-    spied = spy(engine.backend, "forward")
-    before = [signal.signal(s, lambda s, _: seen.append(s)) for s in (signal.SIGINT, signal.SIGTERM)]
+    engine, seen, signals = served(), [], (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(s, lambda s, _: seen.append(s)) for s in signals]
     try:
         sample = engine.sample
-        engine.sample = lambda *a: [signal.raise_signal(2), signal.raise_signal(15), sample(*a)][-1]
+        engine.sample = lambda *a: [*map(signal.raise_signal, signals), sample(*a)][-1]
         engine.step()
     finally:
-        for signum, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        for signum, handler in zip(signals, before, strict=True):
             signal.signal(signum, handler)
-    assert sorted(seen) == [2, 15] and len(spied) == 1
-
-
-def test_signals_of_another_process(model):
-    """Ctrl-C from outside, at any time, while three streams are read: each has the tokens it has alone."""
-    quiet = {f"r{i}": engine_tokens(model, [i, 2, 3], i) for i in range(3)}
-    engine = Engine(model, num_blocks=16, block_size=4)
-    streams = {f"r{i}": engine.stream([i, 2, 3], SamplingParams(max_tokens=20, seed=i)) for i in range(3)}
-    said, num, left = {name: [] for name in streams}, 0, set(streams)
-    rng = random.Random(5)
-    over = threading.Event()
-
-    def kill():
-        while not over.is_set():
-            time.sleep(rng.random() / 200)
-            if not over.is_set():
-                os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=kill)
-    try:
-        thread.start()
-        while left:
-            try:
-                engine.step()
-            except KeyboardInterrupt:
-                num += 1
-            left = {name for name in left if name in engine.requests}
-    except KeyboardInterrupt:
-        num += 1
-    finally:
-        while thread.is_alive():
-            try:
-                over.set()
-                thread.join()
-            except KeyboardInterrupt:
-                pass
-    while engine.has_work:
-        engine.step()
-    for name, stream in streams.items():
-        said[name] = tokens_of(list(stream))
-    assert said == quiet and num
-
-
-def engine_tokens(model, prompt, seed):
-    engine = Engine(model, num_blocks=16, block_size=4)
-    engine.add_request(prompt, SamplingParams(max_tokens=20, seed=seed))
-    return tokens_of(drain(engine)["r0"])
+    assert sorted(seen) == sorted(signals) and engine.backend.calls == 1
 
 
 def test_generate_that_is_interrupted_leaves_nothing(model):
@@ -524,25 +454,26 @@ def test_generate_that_is_interrupted_leaves_nothing(model):
 # -------------------------------------------------------- requests that alone cannot go on
 
 
+def nan_model(token_id=7, **settings):
+    """A tiny model whose embedding of one token is NaN."""
+    model = tiny_model(dtype="float32", tie_word_embeddings=False, **settings)
+    model.embed_tokens.weight[token_id] = float("nan")
+    return model
+
+
+def ends_in_trace(engine):
+    return {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
+
+
 @pytest.mark.parametrize("threshold", [0, 4])
 @pytest.mark.parametrize("fast", [True, "torch", False])
 def test_a_request_whose_logits_are_nan(fast, threshold):
     """It ends with an error that names the weight; all others have the tokens they have without it, also
     where they read a padded batch or blocks that were its own, or decode while it is read in chunks."""
-    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
-    bad.embed_tokens.weight[7] = float("nan")
+    settings = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "long_prefill_token_threshold": threshold}
     outcomes = []
-    for weights in (model, bad):
-        engine = Engine(
-            weights,
-            num_blocks=40,
-            block_size=4,
-            fast=fast,
-            max_num_batched_tokens=8,
-            max_num_seqs=8,
-            long_prefill_token_threshold=threshold,
-            record=True,
-        )
+    for weights in (tiny_model(dtype="float32", tie_word_embeddings=False), nan_model()):
+        engine = Engine(weights, num_blocks=40, block_size=4, fast=fast, record=True, **settings)
         engine.add_request([7] * 20, greedy(), request_id="bad")
         for i in range(5):
             engine.add_request([1, 2, 3 + i % 4, 4] * (i + 1), greedy(6 + i), request_id=f"g{i}")
@@ -552,41 +483,38 @@ def test_a_request_whose_logits_are_nan(fast, threshold):
     assert len(clean) >= 2 and {n: got[n] for n in clean} == {n: expected[n] for n in clean}
     error = "request 'bad': its largest logit is nan; the model's embed_tokens.weight holds NaN or infinity"
     assert got["bad"] == ([], error)
-    ends = {e.id: e.reason for record in engine.trace.steps for e in record.events if e.type == "FINISHED"}
+    ends = ends_in_trace(engine)
     assert ends["bad"] == "error" and all(ends[name] == "length" for name in clean)
 
 
-def test_nan_in_a_block_that_somebody_else_had():
-    """A request is aborted before anybody sees that it computes NaN; the next reads its block, masked."""
-    model, bad = (tiny_model(dtype="float32", tie_word_embeddings=False) for _ in range(2))
-    bad.embed_tokens.weight[7] = float("nan")
+def test_nan_in_a_block_that_another_request_had():
+    """A request is aborted before its NaN is seen; the next reads its block, masked."""
     settings = dict(num_blocks=3, block_size=8, enable_prefix_caching=False)
-    engine = Engine(bad, fast=False, long_prefill_token_threshold=16, **settings)
+    engine = Engine(nan_model(), fast=False, long_prefill_token_threshold=16, **settings)
     engine.add_request([7] * 20, greedy(1), request_id="bad")
     assert engine.step() == [] and engine.abort("bad")
     engine.add_request([1, 2, 3], greedy(3), request_id="good")
-    assert tokens_of(drain(engine)["good"]) == alone(model, [1, 2, 3], greedy(3))
+    good = tiny_model(dtype="float32", tie_word_embeddings=False)
+    assert tokens_of(drain(engine)["good"]) == alone(good, [1, 2, 3], greedy(3))
 
 
 def test_nothing_is_left_of_what_was_nan():
     """The pool holds none of it, and the same prompt finds none of it when the weight is mended."""
-    model = tiny_model(dtype="float32", tie_word_embeddings=False)
-    expected, good = alone(model, [1, 2, 3, 7, 4], greedy(2)), model.embed_tokens.weight[7].clone()
-    model.embed_tokens.weight[7] = float("nan")
-    engine = Engine(model, num_blocks=8, block_size=2, fast=False)
-    engine.add_request([1, 2, 3, 7, 4], greedy(2))
+    good, prompt = tiny_model(dtype="float32", tie_word_embeddings=False), [1, 2, 3, 7, 4]
+    engine = Engine(nan_model(), num_blocks=8, block_size=2, fast=False)
+    engine.add_request(prompt, greedy(2))
     assert engine.step()[0].finish_reason == "error"
     pool = engine.backend.pool
     assert pool.k.isfinite().all() and pool.v.isfinite().all()
-    model.embed_tokens.weight[7] = good
-    name = engine.add_request([1, 2, 3, 7, 4], greedy(2))
-    assert tokens_of(drain(engine)[name]) == expected
+    engine.model.embed_tokens.weight[7] = good.embed_tokens.weight[7]
+    name = engine.add_request(prompt, greedy(2))
+    assert tokens_of(drain(engine)[name]) == alone(good, prompt, greedy(2))
 
 
 @pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "lm_head.weight", "norm.weight"])
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_weight_that_is_nan_is_named(name, fast):
-    """Whatever the model is computed by."""
+    """However the model is computed."""
     model = tiny_model(dtype="float32", tie_word_embeddings=False)
     dict(model.named_parameters())[name].view(-1)[3] = float("nan")
     engine = Engine(model, num_blocks=8, block_size=4, fast=fast)
@@ -598,10 +526,8 @@ def test_a_weight_that_is_nan_is_named(name, fast):
 
 def test_logits_that_are_nan_on_another_backend():
     """One that cannot compute a request by itself: the message is the same."""
-    model = tiny_model(tie_word_embeddings=False)
-    model.embed_tokens.weight[7] = float("nan")
     parts = Parts(attend_backend=PaddedBackend)
-    engine = Engine(model, num_blocks=8, block_size=4, parts=parts, enable_prefix_caching=False)
+    engine = Engine(nan_model(), num_blocks=8, block_size=4, parts=parts, enable_prefix_caching=False)
     engine.add_request([7], greedy(2), request_id="bad")
     engine.add_request([1, 3], greedy(2), request_id="good")
     said = drain(engine)
@@ -628,22 +554,17 @@ class Brittle(OutputText):
 
 
 def test_a_text_that_cannot_be_decoded_ends_its_request():
-    """With what was given out before; the others go on, and the message says whose it is."""
+    """With what was given out before; the others go on, and the message names the request."""
     scripts = {"a": "hello", "b": "hi!lo", "c": "hello"}
     engine = scripted_engine(scripts, parts={"OutputText": Brittle})
     for name, prompt in zip("abc", ("hi", "hi", "?"), strict=True):
         engine.add_request(prompt, greedy(5, logprobs=0), request_id=name)
     said = drain(engine)
     assert {name: text_of(deltas) for name, deltas in said.items()} == {"a": "hello", "b": "hi", "c": "he"}
-    assert {name: deltas[-1].finish_reason for name, deltas in said.items()} == {
-        "a": "length",
-        "b": "error",
-        "c": "error",
-    }
+    ends = {name: deltas[-1].finish_reason for name, deltas in said.items()}
+    assert ends == ends_in_trace(engine) == {"a": "length", "b": "error", "c": "error"}
     assert said["b"][-1].error == "request 'b': LookupError: no such character"
-    ends = {e.id: e.reason for r in engine.trace.steps for e in r.events if e.type == "FINISHED"}
-    assert ends == {"a": "length", "b": "error", "c": "error"}
-    assert engine.requests == engine._outputs == {}
+    assert engine.requests == engine.output_processor.request_states == {}
 
 
 @pytest.mark.parametrize(("name", "value", "at"), [("temperature", "hot", 3), ("seed", (), 0)])
@@ -657,7 +578,7 @@ def test_a_sampler_that_raises_for_one(model, name, value, at):
         said = {f"r{i}": [] for i in range(3)}
         for step in range(6):
             if broken and step == at:
-                object.__setattr__(engine.requests["r1"].sampling, name, value)
+                object.__setattr__(engine.requests["r1"].sampling_params, name, value)
             for delta in engine.step():
                 said[delta.request_id].append(delta)
         assert not engine.has_work
@@ -668,20 +589,9 @@ def test_a_sampler_that_raises_for_one(model, name, value, at):
     assert "TypeError" in said["r1"][at].error and len(said["r1"]) == at + 1
 
 
-def test_generate_says_which_prompt_failed():
-    """finish_reason "error" and the message stand in its output; the others are complete."""
-    model = tiny_model(dtype="float32", tie_word_embeddings=False)
-    model.embed_tokens.weight[9] = float("nan")
-    llm = LLM.from_engine(Engine(model, num_blocks=20, block_size=4))
-    bad, good = llm.generate([[9, 1], [1, 2]], greedy(2), progress=False)
-    assert bad.outputs[0].finish_reason == "error" and "nan" in bad.outputs[0].error
-    assert good.outputs[0].finish_reason == "length" and good.outputs[0].error is None
-
-
 def test_the_command_line_says_which_failed(monkeypatch):
-    """`generate` prints what there is of all, then the error, and ends with 2."""
-    model = tiny_model(vocab_size=257, dtype="float32", tie_word_embeddings=False)
-    model.embed_tokens.weight[byte_tokenizer().encode("!")[0]] = float("nan")
+    """`generate` prints the texts that there are, then the error, and ends with 2."""
+    model = nan_model(byte_tokenizer().encode("!")[0], vocab_size=257)
     monkeypatch.setattr("mini_engine.llm.load", lambda *_: (model, byte_tokenizer()))
     args = ["generate", "-p", "a!", "-p", "ab", "-t", "0", "--max-tokens", "1"]
     result = CliRunner().invoke(app, args)
@@ -692,33 +602,29 @@ def test_the_command_line_says_which_failed(monkeypatch):
 # ------------------------------------------------------------------ threads, and calls from inside
 
 
-def test_two_threads_are_refused_by_name():
-    """The second is told that the first is at work and what to do; the first notices nothing."""
-    engine, errors = scripted_engine({"a": "hello"}), []
-    engine.add_request("hi", greedy(5), request_id="a")
-    forward, llm = engine.backend.forward, LLM.from_engine(engine)
+def elsewhere(call):
+    """Run a call in another thread, to its end."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def test_a_second_thread_is_refused():
+    """In the middle of a step, by the engine's name; the first call goes on undisturbed."""
+    engine, refused = served(), []
 
     def other():
         for call in (engine.step, lambda: engine.add_request("hi"), lambda: engine.stream("hi")):
-            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; give it one"):
+            with pytest.raises(EngineBusyError, match="engine is in use by thread 'MainThread'; use it"):
                 call()
-            errors.append(call)
+            refused.append(call)
 
-    def meanwhile(rows):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return forward(rows)
-
-    engine.backend.forward = meanwhile
-    assert llm.generate("hi", greedy(2), progress=False)[0].outputs[0].text == ".."
-    assert len(errors) >= 3 and list(engine.requests) == ["a"]
-    engine.backend.forward = forward
-    assert text_of(drain(engine).get("a", [])) == "llo"
+    during_forward(engine, lambda: elsewhere(other))
+    assert text_of(drain(engine)["a"]) == "hello" and len(refused) == 15
 
 
 def test_one_llm_serves_one_call_at_a_time():
-    """generate() in a second thread, between two steps of the first, is refused, and none is its request."""
+    """generate() in a second thread, between two steps of the first, is refused, and adds no request."""
     llm, refused = LLM.from_engine(scripted_engine({})), []
     step = llm.engine.step
 
@@ -727,13 +633,7 @@ def test_one_llm_serves_one_call_at_a_time():
             llm.generate("hi", progress=False)
         refused.append(1)
 
-    def between():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-        return step()
-
-    llm.engine.step = between
+    llm.engine.step = lambda: [elsewhere(other), step()][-1]
     (output,) = llm.generate("hi", greedy(3), progress=False)
     assert output.outputs[0].text == "..." and len(refused) == 3 and llm.engine.requests == {}
 
@@ -758,19 +658,11 @@ def test_a_call_from_inside_a_step_is_refused():
     assert text_of(said["a"]) == "hello" and text_of(said["b"]) in ("w", "wo") and len(refused) == 10
 
 
-def test_a_request_of_generate_that_is_aborted_from_elsewhere():
+def test_a_request_of_generate_that_is_aborted_from_another_thread():
     """Its output says so, with what it had; generate() neither hangs nor fails."""
-    llm = LLM.from_engine(scripted_engine({}))
-    forward = llm.engine.backend.forward
-
-    def aborting(rows):
-        if llm.engine.backend.calls == 2:
-            thread = threading.Thread(target=llm.engine.abort, args=("r0",))
-            thread.start()
-            thread.join()
-        return forward(rows)
-
-    llm.engine.backend.forward = aborting
+    engine = scripted_engine({})
+    during_forward(engine, lambda: engine.backend.calls == 2 and elsewhere(lambda: engine.abort("r0")))
+    llm = LLM.from_engine(engine)
     first, second = llm.generate(["hi", "ho"], [greedy(9), greedy(1)], progress=False)
     assert (first.outputs[0].text, first.outputs[0].finish_reason) == ("...", "abort")
     assert (second.outputs[0].text, second.outputs[0].finish_reason) == (".", "length")
@@ -780,53 +672,6 @@ def test_a_stream_that_is_dropped_in_the_middle_of_a_step():
     """By the garbage collector, say: its request is aborted when the step is over."""
     engine = scripted_engine({"a": "hello", "b": "world"})
     streams = {name: engine.stream("hi", greedy(5), request_id=name) for name in "ab"}
-    forward = engine.backend.forward
-
-    def dropping(rows):
-        streams.pop("b", None)
-        gc.collect()
-        return forward(rows)
-
-    engine.backend.forward = dropping
+    during_forward(engine, lambda: [streams.pop("b", None), gc.collect()])
     assert text_of(list(streams["a"])) == "hello" and engine.requests == {} and engine.inboxes == {}
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
-
-
-# ------------------------------------------------------------------------------------- the doors
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (([1, 2], {}), "sampling_params must be a SamplingParams, but is {}"),
-        (([1, 2], {"temperature": 0}), "sampling_params must be a SamplingParams, but is {'temperature': 0}"),
-        (([1, 2], 0), "sampling_params must be a SamplingParams, but is 0"),
-        (([1, 2], SamplingParams), "sampling_params must be a SamplingParams, but is <class"),
-        ((5,), "a prompt is text or a list of token ids, and not 5"),
-        ((None,), "a prompt is text or a list of token ids, and not None"),
-        ((b"abc",), "a prompt is text or a list of token ids, and not b'abc'"),
-        ((bytearray(b"a"),), "a prompt is text or a list of token ids, and not bytearray"),
-        (({1: 2},), "a prompt is text or a list of token ids, and not {1: 2}"),
-        (({1, 2},), "a prompt is text or a list of token ids, and not {1, 2}"),
-        (((i for i in (1, 2)),), "a prompt is text or a list of token ids, and not <generator"),
-        ((torch.tensor(3),), "a prompt is text or a list of token ids, and not tensor(3)"),
-        (([1.0, 2.0],), "1.0 is not a token id"),
-        (([[1, 2]],), "[1, 2] is not a token id"),
-        ((["a"],), "'a' is not a token id"),
-        (([None],), "None is not a token id"),
-        ((torch.tensor([1.5]),), "is not a token id"),
-        ((torch.tensor([[1, 2]]),), "is not a token id"),
-        ((range(10**12),), "prompt 1000000000000 exceeds the model's length 128; shorten it"),
-        (([10**30],), "is outside the vocabulary"),
-        (("a\ud800",), "lone surrogate"),
-    ],
-)
-def test_add_request_refuses_by_name(args, message):
-    """At once, with the value; nothing is queued, and the engine serves the next."""
-    engine = scripted_engine({"b": "ok"})
-    with pytest.raises(ValueError) as caught:
-        engine.add_request(*args, request_id="a")
-    assert message in str(caught.value)
-    assert engine.requests == engine._outputs == {} and not engine.has_work
-    engine.add_request("hi", greedy(2), request_id="b")
-    assert text_of(drain(engine)["b"]) == "ok"

@@ -257,7 +257,7 @@ def test_a_path_takes_the_steps_as_they_come(tmp_path):
 def test_a_recording_that_is_dropped_leaves_no_file(tmp_path):
     """Discarded or garbage-collected, its .part file is removed."""
     engine = recorded_to(tmp_path / "trace.jsonl")
-    engine.recorder.kept.discard()
+    engine.recorder.store.discard()
     assert list(tmp_path.iterdir()) == []
     engine = recorded_to(tmp_path / "trace.jsonl")
     del engine

@@ -66,7 +66,7 @@ def table(rows):
 SAMPLING = [
     *[
         ("temperature", v, "temperature must be 0")
-        for v in (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, 1e31, [1])
+        for v in (HUGE, Fraction(HUGE), -1, NAN, INF, "1", None, True, 1e31, [1])
     ],
     *[("top_k", v, "top_k must be") for v in (2**63, -2, 1.5, "3", None, True, HUGE, NAN)],
     *[("top_p", v, "top_p must be") for v in (0, 1e-50, 1.1, NAN, "1", None, -0.1, HUGE)],
@@ -96,7 +96,7 @@ def test_sampling_params(row):
 REQUEST = [
     *[("cache_salt", v, "cache_salt") for v in (None, 5, b"x", LONE)],
     *[("request_id", v, "request_id") for v in (None, 5, b"x", LONE)],
-    *[("sampling", v, "sampling must be a SamplingParams") for v in ({}, {"top_k": 1}, None, "greedy")],
+    *[("sampling_params", v, "must be a SamplingParams") for v in ({}, {"top_k": 1}, None, "greedy")],
     *[("priority", v, "priority must be") for v in (None, "high", 1.5, True)],
     *[("prompt_token_ids", v, "is not a token id") for v in ([1.5], ["a"], [None], [[1]])],
     ("prompt_token_ids", [], "empty prompt"),

@@ -77,7 +77,7 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
 def check(engine, backend, requests, model):
     """All tokens are those of the request alone, all logits those of a dense pass."""
     for request in requests:
-        expected = alone(model, request.prompt_token_ids, request.sampling)
+        expected = alone(model, request.prompt_token_ids, request.sampling_params)
         if request.finish_reason == "abort":
             expected = expected[: len(request.output_token_ids)]
         assert request.output_token_ids == expected, request.request_id
@@ -140,7 +140,7 @@ def test_tight_pools(model, block_size, caching):
             enable_prefix_caching=caching,
         )
         preempting += num_preemptions(requests) > 0
-        hits += engine.scheduler.kv.stats.hit
+        hits += engine.scheduler.kv.stats.hits
     assert preempting >= 2, "of four runs"
     assert (hits > 0) == caching
 
@@ -221,8 +221,8 @@ def read_past_the_end(monkeypatch):
 
     def wrong(self, batch):
         init(self, batch)
-        if self.single_mask is not None:
-            self.single_mask[..., 1:] |= self.single_mask[..., :-1].clone()
+        for _, _, mask in self.decodes:
+            mask[..., 1:] |= mask[..., :-1].clone()
 
     monkeypatch.setattr(AttentionPlan, "__init__", wrong)
 

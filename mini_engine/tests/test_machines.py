@@ -91,7 +91,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         request = make_request(f"r{self.number}", prompt, cache_salt=salt)
         self.number += 1
         free, size = self.kv.num_free_blocks, self.kv.block_size
-        hits = self.kv.find_prefix(request)
+        hits = self.kv.get_computed_blocks(request)
         held = {block for other in self.requests for block in self.kv.block_table(other)}
         needs = -(-request.num_tokens // size) - len(held.intersection(hits))
         fits = needs + (self.kv.watermark if self.requests else 0) <= free
@@ -114,7 +114,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         for position, slot in enumerate(self.kv.slot_mapping(request, start, end), start):
             self.ledger[slot] = self.text(request, position + 1)
         request.num_computed_tokens = end
-        self.kv.publish(request)
+        self.kv.cache_blocks(request)
         if self.kv.enable_prefix_caching:
             size = self.kv.block_size
             self.known.update(self.text(request, full) for full in range(size, end + 1, size))
@@ -455,7 +455,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert set(self.engine.requests) == live == set(self.monitor.known)
         for request in self.requests.values():
             outputs = request.output_token_ids
-            expected = expected_outputs(tuple(request.prompt_token_ids), request.sampling)
+            expected = expected_outputs(tuple(request.prompt_token_ids), request.sampling_params)
             assert outputs == expected[: len(outputs)], request
             if request.finish_reason == "length":
                 assert outputs == expected

@@ -55,7 +55,7 @@ def test_a_name_goes_with_its_block():
     engine = SlotEngine(num_blocks=3, block_size=4)
     engine.add(make_request("a", [1] * 9, 1)).run()
     engine.add(make_request("b", [2] * 9, 1)).run()
-    assert engine.kv.find_prefix(make_request("again", [1] * 9)) == []
+    assert engine.kv.get_computed_blocks(make_request("again", [1] * 9)) == []
 
 
 def test_those_that_run_take_slots():

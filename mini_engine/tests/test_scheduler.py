@@ -12,7 +12,6 @@ from time import process_time
 import pytest
 
 from mini_engine.block_manager import BlockManager
-from mini_engine.request import RequestStatus
 from mini_engine.request_queue import RequestQueue, pick_victim, policy_key
 from mini_engine.scheduler import Scheduler, clamp, next_chunk, prefill_budget, schedule_step
 from mini_engine.tests.helpers import SlotEngine, make_request
@@ -62,52 +61,11 @@ def stamped(*priorities):
     return requests
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_the_queue_pops_in_policy_order(policy):
-    """Whatever the order of pushes and removals, peek, pop and iteration agree on the smallest key."""
-    rng = random.Random(4)
-    queue, kept = RequestQueue(policy), []
-    requests = stamped(*(rng.randrange(4) for _ in range(60)))
-    rng.shuffle(requests)
-    for request in requests:
-        queue.push(request)
-        kept.append(request)
-        if rng.random() < 0.3:
-            gone = kept.pop(rng.randrange(len(kept)))
-            queue.remove(gone)
-    kept.sort(key=lambda r: policy_key(r, policy))
-    assert list(queue) == kept and len(queue) == len(kept)
-    for request in kept:
-        assert queue.peek() is request
-        assert queue.pop() is request
-    assert not queue
-
-
-def test_a_missing_request_cannot_be_removed():
-    queue = RequestQueue()
-    with pytest.raises(ValueError):
-        queue.remove(make_request("a"))
-
-
 def test_pick_victim():
     requests = stamped(0, 2, 1, 2, 0)
     assert pick_victim(requests, "fcfs") is requests[4]
     assert pick_victim(requests, "priority") is requests[3]
     assert pick_victim(requests[::-1], "priority") is requests[3], "the order of running plays no part"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(policy="lifo"), "policy must be one of fcfs, priority, but is 'lifo'"),
-        (dict(max_num_seqs=0), "max_num_seqs must be at least 1, but is 0"),
-        (dict(max_num_seqs=9), "max_num_seqs 9 exceeds max_num_batched_tokens 8"),
-        (dict(long_prefill_token_threshold=-1), "long_prefill_token_threshold must be 0 .* but is -1"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Scheduler(BlockManager(4, 4), **{"max_num_batched_tokens": 8, "max_num_seqs": 4, **settings})
 
 
 def test_a_duplicate_id_is_refused_while_it_is_in_use():
@@ -178,12 +136,6 @@ def test_the_head_of_the_queue_blocks():
     engine.run()
 
 
-def test_room_that_frees_up_is_used_in_the_very_next_step():
-    engine = SlotEngine(num_blocks=4, block_size=4)
-    engine.add(make_request("a", 12, 2), make_request("b", 8, 1))
-    assert [list(engine.step()) for _ in range(3)] == [["a"], ["a"], ["b"]]
-
-
 def test_a_waiter_with_computed_tokens_schedules_what_is_left():
     """The cached prefix is not paid for out of the budget."""
     engine = SlotEngine(max_num_batched_tokens=8)
@@ -191,16 +143,6 @@ def test_a_waiter_with_computed_tokens_schedules_what_is_left():
     engine.add(make_request("a", prompt, 1)).run()
     engine.add(make_request("b", [*prompt, 2], 1), make_request("c", [0] * 9, 1))
     assert engine.step() == {"b": 1, "c": 7}
-
-
-def test_statuses_over_a_life():
-    engine = SlotEngine().add(make_request("a", 4, 2))
-    request = engine.requests["a"]
-    assert request.status is RequestStatus.WAITING
-    engine.step()
-    assert request.status is RequestStatus.RUNNING
-    engine.step()
-    assert (request.status, request.finish_reason) == (RequestStatus.FINISHED, "length")
 
 
 def test_learners_parts_are_called():

@@ -5,12 +5,12 @@ per step, an end. A Fold of the records gives the state of every request. Nothin
 the percentiles need numpy.
 """
 
-from mini_engine.trace.clock import VirtualClock, WallClock
+from mini_engine.trace.clock import Clock, VirtualClock, WallClock
 from mini_engine.trace.compare import decisions, first_difference
+from mini_engine.trace.describe import describe
 from mini_engine.trace.file import LineWriter, read_trace, write_trace
 from mini_engine.trace.fold import Fold, replay
-from mini_engine.trace.keep import Keep
-from mini_engine.trace.recorder import Recorder, describe
+from mini_engine.trace.recorder import Recorder
 from mini_engine.trace.records import (
     VERSION,
     Blocked,
@@ -25,9 +25,11 @@ from mini_engine.trace.records import (
     StepTrace,
     Trace,
 )
+from mini_engine.trace.retention import Retention
 
 __all__ = [
-    "VERSION", "Blocked", "End", "Event", "Finished", "Fold", "Header", "Keep", "LineWriter", "Preempted",
-    "Queued", "Recorder", "RequestView", "Scheduled", "StepTrace", "Trace", "VirtualClock", "WallClock",
-    "decisions", "describe", "first_difference", "read_trace", "replay", "write_trace",
+    "VERSION", "Blocked", "Clock", "End", "Event", "Finished", "Fold", "Header", "LineWriter",
+    "Preempted", "Queued", "Recorder", "RequestView", "Retention", "Scheduled", "StepTrace", "Trace",
+    "VirtualClock", "WallClock", "decisions", "describe", "first_difference", "read_trace", "replay",
+    "write_trace",
 ]  # fmt: skip

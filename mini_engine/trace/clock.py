@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from mini_engine.trace.records import StepTrace
+
+
+class Clock(Protocol):
+    """The source of a trace's times."""
+
+    kind: str  # virtual or wall
+    unit: str  # step, ms or s
+
+    def now(self) -> float:
+        """The time, in `unit`."""
+
+    def advance(self, record: StepTrace) -> None:
+        """The step of this record is over: virtual time moves on by its cost."""
 
 
 class VirtualClock:

@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
-from mini_engine.interfaces import Clock, KVManager, Queue, SchedulerLike
+from mini_engine.fallbacks import recoverable_scheduler
+from mini_engine.interfaces import KVManager, Queue, SchedulerLike
 from mini_engine.request import Request
-from mini_engine.scheduler import Scheduler
-from mini_engine.trace.clock import VirtualClock
-from mini_engine.trace.keep import Keep, Kept
+from mini_engine.trace.clock import Clock, VirtualClock
+from mini_engine.trace.describe import describe, view_of
 from mini_engine.trace.records import (
     Blocked,
     End,
@@ -22,11 +22,11 @@ from mini_engine.trace.records import (
     Header,
     Preempted,
     Queued,
-    RequestView,
     Scheduled,
     StepTrace,
     Trace,
 )
+from mini_engine.trace.retention import Retention, TraceStore
 
 Key = TypeVar("Key")
 
@@ -44,7 +44,7 @@ def _forwarded(name: str) -> Any:
 class Recorder:
     """The same interface as the scheduler behind it, and `snapshot` and `close`, which give the trace.
 
-    keep       which steps (see Kept): True all, False none, a number the latest so many, a path a file
+    keep       which steps (see TraceStore): True all, False none, a number the latest so many, a path a file
     consumers  take each record as it is finished, whatever is kept
     config     of the header, if the scheduler cannot be asked for it
     backend    of the steps: paged, padded, two-pass; nothing if no model computes them
@@ -65,7 +65,7 @@ class Recorder:
         self,
         scheduler: SchedulerLike,
         *,
-        keep: Keep = True,
+        keep: Retention = True,
         consumers: Iterable[Consumer] = (),
         clock: Clock | None = None,
         config: dict[str, Any] | None = None,
@@ -74,13 +74,14 @@ class Recorder:
         requests: Iterable[Request] = (),
     ):
         self.scheduler = scheduler
+        self._recovery = recoverable_scheduler(scheduler)
         self.clock: Clock = clock or VirtualClock()
         self.consumers = list(consumers)
         config = describe(scheduler) if config is None else config
-        there = [_view(request, scheduler) for request in requests]
+        there = [view_of(request, scheduler) for request in requests]
         header = Header(self.clock.kind, self.clock.unit, backend, parts or {}, config, there)
-        self.kept = Kept(header, keep)
-        self.header, self.steps = header, self.kept.steps
+        self.store = TraceStore(header, keep)
+        self.header, self.steps = header, self.store.steps
         self.end: End | None = None
         self.step = 0
         self._events: list[Event] = []  # since the latest step was decided
@@ -103,6 +104,11 @@ class Recorder:
             events = self._events if self._record is None else self._record.events
             events.append(Finished(request_id, reason))
         return found
+
+    def fail(self, request: Request) -> None:
+        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+        self.abort(request.request_id, "error")
+        request.finish_reason = "error"
 
     def schedule(self) -> dict[str, int]:
         """The scheduler's `schedule`; what it decided begins the step's record."""
@@ -142,8 +148,7 @@ class Recorder:
     def take_back(self, before: list[Request]) -> None:
         """The step that was decided while `before` ran is not computed. As far as the scheduler can take
         it back, nothing of it stands in the trace; else it is a step that computed nothing."""
-        if isinstance(self.scheduler, Scheduler):
-            self.scheduler.take_back(before)
+        self._recovery.take_back(before)
         record, self._record = self._record, None
         if record is None:
             return
@@ -191,18 +196,18 @@ class Recorder:
 
     def _finish(self, record: StepTrace) -> None:
         self.step += 1
-        for consumer in (*self.consumers, self.kept):
+        for consumer in (*self.consumers, self.store):
             consumer.add(record)
 
     def snapshot(self) -> Trace:
         """The trace so far, as far as it is kept. Changes nothing, and later steps do not change it."""
-        return self.kept.trace(self.end or self._end("max_steps" if self.has_work else "drained"))
+        return self.store.trace(self.end or self._end("max_steps" if self.has_work else "drained"))
 
     def close(self, end: str, **details: Any) -> Trace:
         """Say how the run ended (drained, stuck, max_steps or error), finish the file, and hand over the
         trace. `details` are fields of End."""
         self.end = self._end(end, **details)
-        self.kept.finish(self.end)
+        self.store.finish(self.end)
         return self.snapshot()
 
     def _end(self, end: str, **details: Any) -> End:
@@ -263,35 +268,6 @@ class Recorder:
                 new_blocks[name] = table[seen:]
                 self._num_blocks_seen[name] = len(table)
         return new_blocks
-
-
-def describe(scheduler: SchedulerLike) -> dict[str, Any]:
-    """The settings of a scheduler and its KV manager, as a header's `config`."""
-    kv = scheduler.kv
-    return {
-        "policy": scheduler.policy,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold,
-        "num_blocks": kv.num_blocks,
-        "block_size": kv.block_size,
-        "prefix_caching": kv.enable_prefix_caching,
-        "watermark": kv.watermark,
-    }
-
-
-def _view(request: Request, scheduler: SchedulerLike) -> RequestView:
-    """A request that was there before the recording, as far as it can be seen."""
-    sizes = request.num_prompt_tokens, request.max_tokens or 0
-    view = RequestView(request.request_id, *sizes, request.priority, request.arrival)
-    view.num_computed_tokens, view.num_output_tokens = (
-        request.num_computed_tokens,
-        len(request.output_token_ids),
-    )
-    view.num_preemptions, view.blocks = request.num_preemptions, list(scheduler.kv.block_table(request))
-    if request in scheduler.running:
-        view.running, view.state = True, "decode" if view.is_decode else "prefill"
-    return view
 
 
 def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:

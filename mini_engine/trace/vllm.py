@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from mini_engine.trace.clock import VirtualClock, WallClock
-from mini_engine.trace.keep import Keep, Kept
 from mini_engine.trace.recorder import first_short
 from mini_engine.trace.records import (
     Blocked,
@@ -27,13 +26,14 @@ from mini_engine.trace.records import (
     StepTrace,
     Trace,
 )
+from mini_engine.trace.retention import Retention, TraceStore
 
 NULL_BLOCKS = 1  # vLLM reserves block 0: its block n is our n - 1, and its pool has one fewer to allocate
 SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # which vLLM appends to each request id
 
 
 @contextmanager
-def record(llm: Any, path: Keep = True, *, wall: bool = False) -> Iterator[VLLMRecorder]:
+def record(llm: Any, path: Retention = True, *, wall: bool = False) -> Iterator[VLLMRecorder]:
     """Record the decisions of the vLLM `llm` inside the `with`, into the file `path` or in memory.
 
         with record(llm, "trace.jsonl"):
@@ -95,7 +95,7 @@ def settings(scheduler: Any) -> dict[str, Any]:
 class VLLMRecorder:
     """Wraps a scheduler of vLLM and records each of its steps."""
 
-    def __init__(self, scheduler: Any, keep: Keep = True, *, wall: bool = False):
+    def __init__(self, scheduler: Any, keep: Retention = True, *, wall: bool = False):
         self.scheduler = scheduler
         self.pool = scheduler.kv_cache_manager.block_pool
         self.clock = WallClock() if wall else VirtualClock()
@@ -106,7 +106,7 @@ class VLLMRecorder:
         self.header = Header(
             clock.kind, clock.unit, "paged", {"Scheduler": name}, settings(scheduler), [], sorted(cached)
         )
-        self.kept = Kept(self.header, keep)
+        self.store = TraceStore(self.header, keep)
         self.step = 0
         self.end: End | None = None
         self._names: dict[str, str] = {}  # our ids by vLLM's
@@ -117,7 +117,7 @@ class VLLMRecorder:
 
     def trace(self) -> Trace:
         """Return the part of the run so far that is kept."""
-        return self.kept.trace(self.end or self._end())
+        return self.store.trace(self.end or self._end())
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -140,7 +140,7 @@ class VLLMRecorder:
         finally:
             for name in wrappers:
                 delattr(self.scheduler, name)
-            self.kept.finish(self.end or self._end())
+            self.store.finish(self.end or self._end())
 
     def _end(self, end: str = "", **details: Any) -> End:
         end = end or ("max_steps" if self.scheduler.get_num_unfinished_requests() else "drained")
@@ -213,7 +213,7 @@ class VLLMRecorder:
             if request.is_finished():
                 record.events.append(self._finished(request))
         self.step += 1
-        self.kept.add(record)
+        self.store.add(record)
         return result
 
     # ------------------------------------------------------------------------- what a step is made of

@@ -26,6 +26,7 @@ from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, bubblewrap, 
 from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.toys.driver import OpLog
+from mini_engine.renamed import modernized
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def text_of(lab: Lab, submission: Submission) -> tuple[str, str]:
     if lab.id in submission.problems or lab.id not in submission.files:
         return "", submission.problems.get(lab.id, "no file was handed in for this lab")
     try:
-        return submission.files[lab.id].decode("utf-8-sig"), ""
+        return modernized(submission.files[lab.id].decode("utf-8-sig")), ""
     except UnicodeDecodeError:
         return "", "the file is not UTF-8 text"
 

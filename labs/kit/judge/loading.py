@@ -16,6 +16,7 @@ from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silen
 from labs.kit.judge.manifest import Lab, LabError, Mistake, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.toys.words import describe
+from mini_engine.renamed import modernized
 
 
 class LoadProblem(Exception):
@@ -33,7 +34,9 @@ class Broken:
 
 
 def execute(source: str, module_name: str, path: Path | str) -> types.ModuleType:
-    """Run source as a module of its own. dataclasses want it in sys.modules."""
+    """Run source as a module of its own, old names of the API modernized. dataclasses want it in
+    sys.modules."""
+    source = modernized(source)
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
     module.__dict__["__source__"] = source  # for a test of how a file loads
@@ -152,7 +155,7 @@ def read(lab: Lab, path: Path) -> str:
         problem = f"is not UTF-8 text (byte {error.start} is {byte:#x}); save it as UTF-8"
     else:
         if "\0" not in source:
-            return source
+            return modernized(source)
         problem = f"has a null byte in line {source[: source.index(chr(0))].count(chr(10)) + 1}; delete it"
     raise LoadProblem(f"{lab.id}: starter.py {problem}")
 

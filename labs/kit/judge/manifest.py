@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labs.kit.toys.words import brief
+from mini_engine.renamed import modernized
 
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
@@ -90,6 +91,7 @@ class Lab:
     def task(self, name: str) -> Task:
         """By name, or by a part of it that says which: `admit`, `next`. Raises LabError with the choices."""
         tasks = {task.name: task for task in self.tasks}
+        name = modernized(f".{name}")[1:]
         if name in tasks:
             return tasks[name]
         short = name.removesuffix("()").strip("_").lower()

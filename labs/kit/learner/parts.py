@@ -19,7 +19,7 @@ from labs.kit.toys.driver import Referee
 from labs.kit.toys.words import describe, said
 from mini_engine.attention import PagedBackend
 from mini_engine.backends.padded import PaddedBackend
-from mini_engine.engine import Engine
+from mini_engine.engine import Engine, step
 from mini_engine.outputs import Delta
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.show.figures import counted
@@ -36,7 +36,7 @@ def _fused(module: ModuleType) -> type[PaddedBackend]:
 def _paged(module: ModuleType) -> Callable[..., PagedBackend]:
     """lab-05: what writes the pool, and what reads it."""
     functions = {"write_kv": module.write_kv, "paged_attention": module.paged_attention}
-    return lambda model, kv, parts: PagedBackend(model, kv, parts, **functions)
+    return lambda model, kv, next_chunk: PagedBackend(model, kv, next_chunk, **functions)
 
 
 class _NoSharing:
@@ -122,7 +122,7 @@ class LearnerParts:
         if "Scheduler" in replaced or "schedule_step" in replaced:
             scheduler = replaced.get("Scheduler", Parts().Scheduler)
             replaced["Scheduler"] = lambda kv, **settings: Referee(scheduler(kv, **settings))
-        replaced["step"] = _timed(replaced.get("step", Parts().step))
+        replaced["step"] = _timed(replaced.get("step", step))
         return cls(Parts(**replaced), names, sorted(unused), impl)
 
     def only(self, lab_id: str) -> "LearnerParts":

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from labs.kit.judge import page
 from labs.kit.judge.manifest import Lab, find_lab
-from labs.kit.learner.progress import first_open, progress
+from labs.kit.learner.progress import first_open, progress, starter_text
 from labs.kit.learner.screen import filled, say
+from mini_engine.renamed import old_names
 
 STYLES = {"E ": "red", "> ": "red"}  # what failed, and the rows that differ
 
@@ -38,6 +39,9 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
     if now.problem:
         say(now.problem)
         return False
+    if old := old_names(starter_text(lab)):
+        now_called = ", ".join(f"{name} is now {new}" for name, new in old.items())
+        say(f"old names, which work for one more release: {now_called}")
     for task in lab.tasks:
         typer.echo(filled(f"{lab.id} {task.name}: {now.stands(task)}", hang=2))
     if now.is_done:

@@ -118,7 +118,7 @@ def test_a_changed_helper_costs_the_tasks_that_call_it(rare):
     lab = find_lab("lab-06")
     source = lab.file("solution.py").read_text("utf-8")
     source = source.replace("return (request.cache_salt, tuple(", "return ('', tuple(")
-    wrong = {"BlockManager.find_prefix", "BlockManager.publish"}
+    wrong = {"BlockManager.get_computed_blocks", "BlockManager.cache_blocks"}
     if rare:
         source = source.replace("ref_count = 1\n", "ref_count = 1 + (num_blocks > 4)\n")
         wrong |= {"BlockManager.take"}

@@ -11,7 +11,9 @@ from labs.kit.judge.manifest import LABS_DIR, find_lab
 from labs.kit.judge.result import Result
 from labs.kit.judge.task_status import TaskStatus
 
-FIND, PUBLISH, ADMIT, TAKE = (f"BlockManager.{name}" for name in ("find_prefix", "publish", "admit", "take"))
+FIND, PUBLISH, ADMIT, TAKE = (
+    f"BlockManager.{name}" for name in ("get_computed_blocks", "cache_blocks", "admit", "take")
+)
 WRONG = "AssertionError"
 
 
@@ -43,7 +45,7 @@ def test_with_all_tests_passed_nothing_is_left():
 
 
 def test_what_is_right_by_itself_waits_for_what_is_wrong():
-    """`take` is wrong, and the tests of `find_prefix` fail for that alone."""
+    """`take` is wrong, and the tests of `get_computed_blocks` fail for that alone."""
     now = status({FIND: WRONG, TAKE: WRONG}, {FIND: "", TAKE: WRONG})
     find, take = now.lab.task(FIND), now.lab.task(TAKE)
     assert (now.wrong, now.next_task, now.waits_for(find), now.waits_for(take)) == ([take], take, take, None)

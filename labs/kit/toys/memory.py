@@ -5,6 +5,7 @@ from collections import deque
 
 from labs.kit.toys.requests import VOCAB
 from mini_engine.interfaces import KVManager
+from mini_engine.renamed import alias
 from mini_engine.request import Request
 
 
@@ -56,8 +57,10 @@ class FakeKV:
         self._tables.setdefault(request.request_id, []).extend(self._take(num_new))
         return True
 
-    def publish(self, request: Request) -> None:
-        """Nothing to publish: sharing comes in lab-06."""
+    def cache_blocks(self, request: Request) -> None:
+        """Nothing to cache: sharing comes in lab-06."""
+
+    publish = alias("cache_blocks")
 
     def free(self, request: Request) -> None:
         self._free.extend(self._tables.pop(request.request_id, ()))

@@ -134,7 +134,7 @@ class Play:
             raise Skip
         for request in self.running:
             request.num_computed_tokens += self.scheduled.get(request.request_id, 0)
-            self.kv.publish(request)
+            self.kv.cache_blocks(request)
             if request.num_new_tokens == 0 and request.request_id != late:
                 request.output_token_ids.append(100 + len(request.output_token_ids))
         self.scheduled = {}

@@ -208,7 +208,7 @@ class Scheduler:
             if name not in scheduled:
                 continue
             request.num_computed_tokens += scheduled[name]
-            self.kv.publish(request)
+            self.kv.cache_blocks(request)
             if name not in sampled:
                 continue
             if request.num_computed_tokens < len(request.prompt_token_ids + request.output_token_ids):

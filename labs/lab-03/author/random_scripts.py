@@ -239,7 +239,7 @@ class Memory:
         self.held[request.request_id] = (family, shared, blocks + new)
         return True
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         self.published.append([request.request_id, request.num_computed_tokens, self.num_held(request)])
 
     def free(self, request):
@@ -405,7 +405,7 @@ class Play:
 
     def fitting(self, request, tokens):
         """Several tokens of one step need room for each, unless they are the request's last."""
-        ends = {*request.sampling.stop_token_ids, *request.eos_token_ids}
+        ends = {*request.sampling_params.stop_token_ids, *request.eos_token_ids}
         is_end = len(request.output_token_ids) + len(tokens) >= (request.max_tokens or 0)
         return tokens if self.is_roomy or is_end or ends & {*tokens} else tokens[:1]
 
@@ -525,4 +525,4 @@ def fields(request, kv):
 
 def given(request):
     """What a request comes with; a scheduler only reads it."""
-    return (request.request_id, tuple(request.prompt_token_ids), request.priority, request.sampling)
+    return (request.request_id, tuple(request.prompt_token_ids), request.priority, request.sampling_params)

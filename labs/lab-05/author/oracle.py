@@ -73,7 +73,7 @@ class BlockManager:
     def free(self, request):
         self.history.append((request.request_id, None))
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         pass
 
     def slot_mapping(self, request, start, end):

@@ -40,8 +40,8 @@ class Pool:
         self.held.pop(request.request_id, None)
         self.kv.free(request)
 
-    def publish(self, request):
-        """Nothing is published."""
+    def cache_blocks(self, request):
+        """Nothing is cached."""
 
     def check(self):
         """Every block is free or has one owner, and no request holds a block too many or too few."""

@@ -56,7 +56,7 @@ class BlockManager:
             raise ValueError("no room at these positions")
         return slots[start:end]
 
-    def find_prefix(self, request):
+    def get_computed_blocks(self, request):
         found = []
         if self.caching:
             # The end of a prefix stays below num_tokens: one token at least is left to compute.
@@ -67,7 +67,7 @@ class BlockManager:
                 found.append(pages[0])
         return found
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         if self.caching:
             for end in range(self.block_size, request.num_computed_tokens + 1, self.block_size):
                 page = self.tables[request.request_id][end // self.block_size - 1]
@@ -76,7 +76,7 @@ class BlockManager:
     def admit(self, request):
         if request.request_id in self.tables:
             raise ValueError("it holds pages already")
-        hits = self.find_prefix(request)
+        hits = self.get_computed_blocks(request)
         num_new = self._pages_for(request.num_tokens) - len(hits)
         room = [page for page in self._free() if page not in hits]
         if num_new > len(room) - (self.watermark if self.tables else 0):

@@ -274,7 +274,7 @@ class Play:
                 seen[f"positions of {name} that hold another text"] = self._not_its_own(request)
         seen["wrong in the books"] = wrong_books(kv)
         for name, request in [*sorted(self.requests.items()), *self.probes.items()]:
-            seen[f"blocks found for {name}"] = len(list(kv.find_prefix(request)))
+            seen[f"blocks found for {name}"] = len(list(kv.get_computed_blocks(request)))
         return seen | (self._misnamed() if self.is_noting else {})
 
     # ----------------------------------------------------------------------------------- helpers
@@ -340,7 +340,7 @@ class Play:
         for position, slot in enumerate(self.kv.slot_mapping(request, start, end), start):
             self.written[slot] = self._text(request, position + 1)
         request.num_computed_tokens = end
-        self.kv.publish(request)
+        self.kv.cache_blocks(request)
         if self.caching:
             for index, block in enumerate(self.kv.block_table(request)[: end // self.size]):
                 self.published[block] = self._text(request, (index + 1) * self.size)

@@ -163,7 +163,7 @@ class Ledger:
         for position, slot in zip(range(start, end), self.kv.slot_mapping(request, start, end), strict=True):
             self.written[slot] = self._meaning(request, position)
         request.num_computed_tokens = end
-        self.kv.publish(request)
+        self.kv.cache_blocks(request)
         return end
 
     def token(self, name, token):
@@ -204,7 +204,7 @@ class Ledger:
             return
         newcomer = make_request("newcomer", [*request.token_ids(0, full * kv.block_size), 0])
         newcomer.cache_salt = request.cache_salt
-        found = len(list(kv.find_prefix(newcomer)))
+        found = len(list(kv.get_computed_blocks(newcomer)))
         if found != full:
             raise AssertionError(
                 f"{request.request_id} has computed {full} full blocks, "

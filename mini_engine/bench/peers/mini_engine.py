@@ -115,9 +115,9 @@ def products(model: CausalLM) -> Iterator[tuple[Product, int]]:
     config = model.config
     hidden, attention = config.hidden_size, config.num_attention_heads * config.head_dim
     if isinstance(model, FastLM):
-        for block in model.blocks:
-            yield from ((block.qkv, hidden), (block.o, attention))
-            yield from ((block.gate_up, hidden), (block.down, config.intermediate_size))
+        for layer in model.packed_layers:
+            yield from ((layer.qkv, hidden), (layer.o, attention))
+            yield from ((layer.gate_up, hidden), (layer.down, config.intermediate_size))
         return
     for layer in model.layers:
         yield from ((layer.self_attn.qkv_proj, hidden), (layer.self_attn.o_proj, attention))

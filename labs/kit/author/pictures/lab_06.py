@@ -22,7 +22,7 @@ def sharing() -> tuple[Any, dict[str, Any]]:
     for request in requests.values():
         kv.admit(request)
         request.num_computed_tokens = request.num_tokens
-        kv.publish(request)
+        kv.cache_blocks(request)
     return kv, requests
 
 

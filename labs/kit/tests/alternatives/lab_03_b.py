@@ -136,7 +136,7 @@ class Scheduler:
             advanced = scheduled.get(request.request_id, 0)
             request.num_computed_tokens += advanced
             if advanced:
-                self.kv.publish(request)
+                self.kv.cache_blocks(request)
             tokens = sampled.get(request.request_id)
             if tokens is not None:
                 if request.num_computed_tokens < request.num_tokens:

@@ -68,7 +68,7 @@ class BlockManager:
             self.next_free[block], self.head = self.head, block
         self._num_free += len(table.blocks)
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         return None
 
     def block_table(self, request):

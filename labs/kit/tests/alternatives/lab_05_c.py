@@ -62,7 +62,7 @@ class BlockManager:
     def free(self, request):
         self.recycled += self.tables.pop(request.request_id, [])
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         pass
 
     def block_table(self, request):

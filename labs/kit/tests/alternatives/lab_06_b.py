@@ -18,15 +18,15 @@ class BlockManager(EngineBlockManager):
         super().__init__(num_blocks, block_size, **{"hash_block": hash_block} | settings)
         self._free = deque(range(num_blocks))
 
-    def _take(self, num_blocks):
+    def _get_new_blocks(self, num_blocks):
         taken = []
         for _ in range(num_blocks):
             if not self._free:
                 oldest, _ = self._free_cached.popitem(last=False)
-                self._cache.forget(oldest)
+                self._cache.evict(oldest)
                 self._free.append(oldest)
             block_id = self._free.popleft()
-            self._ref_counts[block_id] = 1
+            self._ref_cnts[block_id] = 1
             taken.append(block_id)
         return taken
 

@@ -1,4 +1,4 @@
-"""What a recording keeps of its steps: all, none, the latest, or a file of them; never more than that."""
+"""The steps that a recording keeps: all, none, the latest, or a file of them; never more than that."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from mini_engine.trace.file import LineWriter
 from mini_engine.trace.fold import Fold, copy_view
 from mini_engine.trace.records import End, Header, StepTrace, Trace
 
-Keep = bool | int | str | os.PathLike[str]
+Retention = bool | int | str | os.PathLike[str]
 
 
-class Kept:
+class TraceStore:
     """The header and the steps that are kept: True all, False none, a number the latest so many, a path
-    all in that file, which is there once the run is finished.
+    all in that file, which appears once the run is finished.
 
-    Of the steps that a number lets go, the fold remains: it goes into the header, so that the rest can
-    be folded. Raises ValueError for a number below 1.
+    A number drops the steps before the latest, but not their fold: it goes into the header, so that the
+    latest can be folded. Raises ValueError for a number below 1.
     """
 
-    def __init__(self, header: Header, keep: Keep):
+    def __init__(self, header: Header, keep: Retention):
         self.header = header
         self.steps: list[StepTrace] = []
         self._limit: int | None = None
@@ -46,7 +46,7 @@ class Kept:
             self._before.settle()
 
     def trace(self, end: End) -> Trace:
-        """What is kept, which later steps do not change."""
+        """Return the steps that are kept; later steps do not change it."""
         header = self.header
         if self._limit:
             there = [copy_view(view) for view in self._before.views.values()]

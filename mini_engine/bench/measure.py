@@ -1,6 +1,6 @@
-"""What fast/ gains, part by part: python -m mini_engine.fast.measure products|attention [DTYPE [THREADS]]
+"""Measures fast/ part by part: python -m mini_engine.bench.measure products|attention [DTYPE [THREADS]]
 
-Microseconds a call, at the sizes of SmolLM2-135M. The ways take turns, each on weights or pages that
+Microseconds a call, at the sizes of SmolLM2-135M. The ways alternate, each on weights or pages that
 the caches have forgotten, and medians are shown. docs/performance.md says what came of it; the whole
 engine is measured by `mini-engine bench`.
 """

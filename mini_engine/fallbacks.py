@@ -1,0 +1,65 @@
+"""Stand-ins for the optional abilities of interfaces.py, for a replaced part that lacks one.
+
+Each does the plain thing: it frees blocks, aborts a request, or does nothing.
+"""
+
+from __future__ import annotations
+
+from mini_engine.interfaces import (
+    Backend,
+    KVManager,
+    RecoverableBackend,
+    RecoverableKV,
+    RecoverableScheduler,
+    SchedulerLike,
+)
+from mini_engine.request import Request
+
+
+class _PlainKV:
+    def __init__(self, kv: KVManager):
+        self.kv = kv
+
+    def unadmit(self, request: Request) -> None:
+        self.kv.free(request)
+
+    def shrink(self, request: Request) -> None:
+        pass
+
+    def evict_blocks(self, request: Request) -> list[int]:
+        return []
+
+
+class _PlainScheduler:
+    def __init__(self, scheduler: SchedulerLike):
+        self.scheduler = scheduler
+
+    def take_back(self, before: list[Request]) -> None:
+        pass
+
+    def fail(self, request: Request) -> None:
+        self.scheduler.abort(request.request_id)
+        request.finish_reason = "error"
+
+
+class _PlainBackend:
+    def compute_alone(self, request: Request) -> None:
+        pass
+
+    def clear(self, slots: list[int]) -> None:
+        pass
+
+
+def recoverable_kv(kv: KVManager) -> RecoverableKV:
+    """Return the KV manager itself, or a stand-in for what it lacks."""
+    return kv if isinstance(kv, RecoverableKV) else _PlainKV(kv)
+
+
+def recoverable_scheduler(scheduler: SchedulerLike) -> RecoverableScheduler:
+    """Return the scheduler itself, or a stand-in for what it lacks."""
+    return scheduler if isinstance(scheduler, RecoverableScheduler) else _PlainScheduler(scheduler)
+
+
+def recoverable_backend(backend: Backend) -> RecoverableBackend:
+    """Return the backend itself, or a stand-in for what it lacks."""
+    return backend if isinstance(backend, RecoverableBackend) else _PlainBackend()

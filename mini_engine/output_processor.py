@@ -1,0 +1,130 @@
+"""From sampled tokens to what users read: text, stop strings, log probabilities, Deltas.
+
+A step calls `process` with its new tokens before the scheduler has them, and `make_delta` afterwards.
+If it fails in between, `undo` restores the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mini_engine.outputs import Delta
+from mini_engine.request import Request
+from mini_engine.sampler import top_logprobs
+from mini_engine.text.output_text import OutputText
+
+Fail = Callable[[Request, Exception], None]
+# Requests with their new tokens, and the logits (num_tokens, vocab_size) that these were sampled from.
+Sampled = list[tuple[Request, list[int], Tensor]]
+
+
+@dataclass
+class RequestState:
+    """The outputs of one request, beside the request itself."""
+
+    request: Request
+    text: OutputText
+    num_given: int = 0  # tokens that a Delta has reported
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # of the tokens after those
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the request got tokens, or its end, that no Delta has reported."""
+        return self.request.finish_reason is not None or len(self.request.output_token_ids) > self.num_given
+
+
+class OutputProcessor:
+    """Keeps the outputs of all requests that are not finished.
+
+    make_text  makes the OutputText of a request
+    fail       ends a request whose text cannot be made; its finish_reason is set afterwards
+    """
+
+    def __init__(self, make_text: Callable[[Request], OutputText], fail: Fail):
+        self.make_text, self.fail = make_text, fail
+        self.request_states: dict[str, RequestState] = {}
+        self._fed: list[Request] = []  # whose texts have tokens that the scheduler has not been given yet
+
+    def add_request(self, request: Request, text: OutputText) -> None:
+        """Begin the outputs of a request, with the text that `make_text` has made."""
+        self.request_states[request.request_id] = RequestState(request, text)
+
+    def remove_request(self, request_id: str) -> None:
+        """Forget a request that has finished."""
+        del self.request_states[request_id]
+
+    def process(self, sampled: Sampled) -> tuple[dict[str, list[int]], dict[str, str]]:
+        """Take each request's new tokens into its text.
+
+        Return {request_id: token ids}, up to the token with which the text reached a stop string, and
+        {request_id: stop string}. A request that fails is in neither.
+        """
+        self._fed += [request for request, _, _ in sampled]
+        accepted: dict[str, list[int]] = {}
+        stopped: dict[str, str] = {}
+        for request, token_ids, logits in sampled:
+            request_id = request.request_id
+            try:
+                num_accepted, stop = self._append(self.request_states[request_id], token_ids, logits)
+            except Exception as error:
+                self.fail(request, error)
+                continue
+            accepted[request_id] = token_ids[:num_accepted]
+            if stop:
+                stopped[request_id] = stop
+        return accepted, stopped
+
+    def _append(self, state: RequestState, token_ids: list[int], logits: Tensor) -> tuple[int, str | None]:
+        num_logprobs = state.request.sampling_params.logprobs
+        for i, token_id in enumerate(token_ids):
+            stop = state.text.feed(token_id)
+            if num_logprobs is not None:
+                state.logprobs.append(top_logprobs(logits[i], token_id, num_logprobs))
+            if stop:
+                return i + 1, stop
+        return len(token_ids), None
+
+    def make_delta(self, request: Request, stop_string: str | None = None) -> Delta:
+        """Return what the request got since its last Delta. `stop_string` is the one it has reached."""
+        self._fed = []
+        state, params = self.request_states[request.request_id], request.sampling_params
+        ended = request.finish_reason is not None
+        token_ids = request.output_token_ids[state.num_given :]
+        stop_reason: str | int | None = stop_string
+        if ended and stop_string is None and token_ids and token_ids[-1] in params.stop_token_ids:
+            stop_reason = token_ids[-1]
+        text = ""
+        try:
+            if ended and stop_string is None:
+                state.text.flush()
+            text = state.text.take(finished=ended)
+        except Exception as error:
+            self.fail(request, error)
+        logprobs = state.logprobs if params.logprobs is not None else None
+        state.num_given, state.logprobs = state.num_given + len(token_ids), []
+        return Delta(
+            request.request_id, token_ids, text, request.finish_reason, stop_reason, logprobs, request.error
+        )
+
+    def news(self) -> list[Request]:
+        """Return the requests with tokens, or an end, that no Delta has reported."""
+        return [state.request for state in self.request_states.values() if state.has_news]
+
+    def undo(self) -> list[Request]:
+        """Restore the texts as they were before `process`, and return the requests that it was given.
+
+        A request that was then given tokens, or an end, is left as it is.
+        """
+        fed, self._fed = self._fed, []
+        for request in fed:
+            state = self.request_states.get(request.request_id)
+            if state and not state.has_news:
+                state.text = self.make_text(request)
+                for token_id in request.output_token_ids:
+                    state.text.feed(token_id)
+                    state.text.take(finished=False)
+                state.logprobs.clear()
+        return fed

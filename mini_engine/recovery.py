@@ -1,0 +1,81 @@
+"""After a fault: undo a step that failed, end one request that cannot go on, compute one alone."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mini_engine.fallbacks import recoverable_backend, recoverable_kv, recoverable_scheduler
+from mini_engine.interfaces import Backend, SchedulerLike
+from mini_engine.model import CausalLM
+from mini_engine.output_processor import OutputProcessor, Sampled
+from mini_engine.request import Request
+from mini_engine.sampler import NotFiniteError, Sampler
+
+
+class Recovery:
+    """Repairs an engine's parts; a part that cannot undo its work is left as it is (fallbacks.py)."""
+
+    def __init__(self, model: CausalLM, scheduler: SchedulerLike, backend: Backend, sampler: Sampler):
+        self.model, self.sampler = model, sampler
+        self.block_size = scheduler.kv.block_size
+        self.kv = recoverable_kv(scheduler.kv)
+        self.scheduler = recoverable_scheduler(scheduler)
+        self.backend = recoverable_backend(backend)
+
+    def roll_back(self, before: list[Request], outputs: OutputProcessor) -> list[Request]:
+        """Undo a step that failed, with `before` running when it began. Return the requests with news.
+
+        What was computed is dropped and what was admitted waits again. Preemptions stand, because other
+        requests may have overwritten the victims' blocks. If the scheduler has been given the step's
+        tokens already, the step stands, and its Deltas are still to be made: the news.
+        """
+        for request in outputs.undo():
+            self.sampler.forget(request.request_id)  # its generator is made anew, and drawn as far
+        news = outputs.news()
+        if all(request.finish_reason == "error" for request in news):
+            self.scheduler.take_back(before)
+        return news
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
+        """Sample a token for each row of logits (S, vocab_size).
+
+        If that fails, sample row by row: one bad row ends only its own request, which is left out.
+        Raises ValueError unless there is a row for each of `requests`.
+        """
+        num_rows = 0 if logits is None else len(logits)
+        if num_rows != len(requests):
+            raise ValueError(
+                f"sample() got {num_rows} rows of logits for {len(requests)} requests; "
+                "it takes a row for each request that ends its sequence in this step"
+            )
+        if not requests:
+            return []
+        try:
+            token_ids = [[token_id] for token_id in self.sampler(logits, requests)]
+            return list(zip(requests, token_ids, logits.unsqueeze(1), strict=True))
+        except Exception:
+            return [one for row, r in zip(logits, requests, strict=True) for one in self._sample_one(row, r)]
+
+    def _sample_one(self, row: Tensor, request: Request) -> Sampled:
+        self.sampler.forget(request.request_id)
+        try:
+            if not row.max().isfinite() and (alone := self.backend.compute_alone(request)) is not None:
+                row = alone
+            logits = row.unsqueeze(0)
+            return [(request, self.sampler(logits, [request]), logits)]
+        except Exception as error:
+            self.fail(request, error)
+            return []
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request that cannot go on, and keep what it computed from all others if that is NaN."""
+        if request.finish_reason == "error":  # and now the rest of its text cannot be made either
+            return
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, NotFiniteError):
+            weight = self.model.not_finite()
+            message = f"{error}; the model's {weight} holds NaN or infinity" if weight else str(error)
+            slots = [b * self.block_size for b in self.kv.evict_blocks(request)]
+            self.backend.clear([slot + i for slot in slots for i in range(self.block_size)])
+        request.error = f"request {request.request_id!r}: {message}"
+        self.scheduler.fail(request)
