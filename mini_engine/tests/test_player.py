@@ -292,6 +292,13 @@ def test_keys_move_through_the_trace(open_player):
     page.locator("#forward").focus()
     page.keyboard.press("Space")  # presses the button that has the focus, and does not play
     assert page.evaluate("[player.step, player.playing]") == [2, False]
+    # Speech input may type letters by accident: they can be switched off, and the arrow keys stay.
+    page.keyboard.press("?")
+    page.locator("#letters").uncheck()
+    page.locator("dialog button").click()
+    page.keyboard.press("f")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("[player.followed, player.step]") == ["r0", 3]
 
 
 def test_play_runs_to_the_end_and_stays_quiet_meanwhile(open_player):
@@ -470,17 +477,6 @@ def test_the_page_is_labelled_for_screen_readers(open_player):
     page.locator("body").press("Tab")
 
 
-def test_single_letter_keys_can_be_switched_off(open_player):
-    """Speech input may type letters by accident; the arrow keys stay."""
-    page = open_player(ready_setup())
-    page.keyboard.press("?")
-    page.locator("#letters").uncheck()
-    page.locator("dialog button").click()
-    page.keyboard.press("f")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("[player.followed, player.step]") == ["r0", 1]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_in_both_themes(open_player, scheme):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
@@ -547,6 +543,12 @@ def test_no_width_needs_sideways_scrolling(open_player):
         for width in (390, 320, 768, 1280, 1920):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # At 1,920 pixels the cards have four columns and fill the width, without scrolling down either.
+    page = open_player(ready_setup(), width=1920, height=1000, fragment="#step=11")
+    boxes = [card.bounding_box() for card in page.locator(".card:visible").all()]
+    assert len({round(box["x"]) for box in boxes}) == 4
+    assert max(box["x"] + box["width"] for box in boxes) > 1880
+    assert max(box["y"] + box["height"] for box in boxes) < 1000
 
 
 def test_hostile_ids_stay_text(open_player):
@@ -784,15 +786,11 @@ def test_legends_explain_the_marks(open_player):
     colours = page.evaluate("[player.panes[0].colours.difference, player.panes[0].colours.preempted]")
     assert colours[0] != colours[1]
     assert page.locator(".two .key.difference").first.is_visible()
-    assert not open_player(ready_setup()).locator(".key.difference").is_visible()
-
-
-def test_a_waiting_request_holds_no_block(open_player):
-    """The blocks that it would take are needed."""
     page = open_player(ready_setup(), fragment="#step=11&follow=r3")
-    row = page.locator(".waiting-card .row").first
+    assert not page.locator(".key.difference").is_visible()
+    # A waiting request holds no block: it needs some.
     name = "r3: preempted, 27 tokens, needs 7 blocks, preempted once"
-    assert row.get_attribute("title") == name
+    assert page.locator(".waiting-card .row").first.get_attribute("title") == name
     assert page.get_by_role("button", name=name, exact=True).first.get_attribute("data-id") == "r3"
     assert page.locator(".facts .wide dd").text_content() == "none"
 
@@ -832,15 +830,6 @@ def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_scheduler(tmp_p
     assert titles([path, second], [trace, trace]) == (str(path), str(second))
     other = Trace(replace(other.header, parts={"Scheduler": "static"}), other.steps)
     assert titles([path, second], [other, trace]) == ("static", "fcfs")
-
-
-def test_wide_screens_are_used(open_player):
-    """At 1,920 pixels the cards have four columns and fill the width, without scrolling."""
-    page = open_player(ready_setup(), width=1920, height=1000, fragment="#step=11")
-    boxes = [card.bounding_box() for card in page.locator(".card:visible").all()]
-    assert len({round(box["x"]) for box in boxes}) == 4
-    assert max(box["x"] + box["width"] for box in boxes) > 1880
-    assert max(box["y"] + box["height"] for box in boxes) < 1000
 
 
 # --------------------------------------------------------------------- other runs: short, cut, operations

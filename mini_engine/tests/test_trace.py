@@ -29,7 +29,6 @@ from mini_engine.trace import (
     Trace,
     VirtualClock,
     WallClock,
-    decisions,
     describe,
     first_difference,
     read_trace,
@@ -227,7 +226,9 @@ def test_cached_blocks_are_the_blocks_that_were_hit():
 
 def test_aborts_are_recorded_before_and_after_the_last_step():
     engine = SlotEngine().add(make_request("a", 4, 9), make_request("b", 4, 2))
+    assert engine.abort("unknown") is False
     engine.step()
+    assert {e.type for e in engine.trace.steps[0].events} == {"QUEUED", "SCHEDULED"}
     engine.abort("a")
     engine.step()
     assert Finished("a", "abort") in engine.trace.steps[1].events
@@ -236,13 +237,6 @@ def test_aborts_are_recorded_before_and_after_the_last_step():
     end = engine.recorder.close("drained").end
     assert [e.type for e in end.events] == ["QUEUED", "FINISHED"]
     assert end.num_free_blocks == engine.kv.num_blocks
-
-
-def test_aborting_an_unknown_request_is_no_event():
-    engine = SlotEngine().add(make_request("a"))
-    assert engine.abort("unknown") is False
-    engine.step()
-    assert [e.type for e in engine.trace.steps[0].events] == ["QUEUED", "SCHEDULED"]
 
 
 def test_free_blocks_are_those_while_the_step_ran():
@@ -265,11 +259,8 @@ def test_virtual_time_is_what_the_cost_says():
     engine.add(make_request("a", 5, 3)).run()
     assert [r.t_end for r in engine.trace.steps] == [5.5, 7.0, 8.5]
     assert (engine.recorder.clock.kind, engine.recorder.clock.unit) == ("virtual", "ms")
-
-
-def test_wall_time_runs():
     clock = WallClock()
-    assert 0 <= clock.now() < clock.now() + 1e-3 and (clock.kind, clock.unit) == ("wall", "s")
+    assert 0 <= clock.now() <= clock.now() and (clock.kind, clock.unit) == ("wall", "s")
 
 
 def test_consumers_take_every_record_whatever_is_kept():
@@ -388,6 +379,7 @@ def line(**changes):
     [
         ("", "empty file, not a trace"),
         ("hello\n", "line 1: not JSON"),
+        ("\udc89PNG\udcff\udcfe\x00", "line 1: not JSON"),
         ("[]\n", "line 1: not the header of a mini-engine trace"),
         ('{"step":0}\n', "line 1: not the header"),
         ('{"trace":"mini-engine","version":1}\n', "trace version 1; this reads version 2"),
@@ -420,26 +412,13 @@ def line(**changes):
 def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
     """It names the file, and the line where there is one."""
     path = tmp_path / "bad.jsonl"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message) as error:
         read_trace(path)
     assert "bad.jsonl" in str(error.value)
 
 
-def test_a_file_that_is_not_text_is_one_clear_error(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b"\x89PNG\xff\xfe\x00")
-    with pytest.raises(ValueError, match="bad.jsonl, line 1: not JSON"):
-        read_trace(path)
-
-
 # ---------------------------------------------------------------------------------- comparing
-
-
-def test_a_run_equals_itself_and_its_repetition():
-    for seed in SEEDS[:10]:
-        first, second = (play(*random_workload(seed)).trace for _ in range(2))
-        assert first_difference(first, second) is None
 
 
 @pytest.mark.parametrize(
@@ -477,25 +456,20 @@ def test_first_difference_finds_the_step(change):
         lambda r: setattr(r.events[0], "t", 5.0),
     ],
 )
-def test_times_block_ids_and_commentary_do_not_count(change):
+def test_times_block_ids_and_reasons_do_not_count(change):
     trace = play(*random_workload(1)).trace
     other = copy.deepcopy(trace)
     change(other.steps[0])
+    changed = copy.deepcopy(other)
     assert first_difference(other, trace) is None
+    assert other == changed, "comparing changes no record"
 
 
-def test_a_shorter_run_differs_where_it_ends():
-    trace = play(*random_workload(1)).trace
+def test_a_repetition_is_equal_and_a_shorter_run_differs_at_its_end():
+    trace, again = (play(*random_workload(1)).trace for _ in range(2))
+    assert first_difference(trace, again) is None
     shorter = Trace(trace.header, trace.steps[:-2])
     assert first_difference(shorter, trace) == first_difference(trace, shorter) == len(trace.steps) - 2
-
-
-def test_decisions_leave_the_record_alone():
-    record = play(*random_workload(1)).trace.steps[0]
-    before = copy.deepcopy(record)
-    told = decisions(record)
-    assert record == before
-    assert told["scheduled"] == list(record.scheduled.items())
 
 
 def test_update_needs_a_schedule_before_it():

@@ -380,10 +380,6 @@ def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
         for own in [scenarios.ours(scenarios.find(name), trace)]
     ]
     assert (alike.count(True), len(alike)) == (6, 10) and "in six of the ten runs" in page
-
-
-@BOOK
-def test_recordings_stay_small():
     assert sum(file.stat().st_size for file in RECORDINGS.iterdir()) < 400_000
 
 
