@@ -141,16 +141,16 @@ def _work(out: _Events, track: _Track, view: RequestView, record: StepTrace) -> 
 
 def _finish(out: _Events, track: _Track, view: RequestView, t: float, reason: str | None) -> None:
     """Write a request's slice, those of its phases, and the arrows of its preemptions."""
-    place, flow = (REQUESTS, track.tid), {"cat": "preemption"}
+    place, flow = (REQUESTS, track.tid), "preemption"
     for phase, following in zip_longest(track.phases, track.phases[1:]):
         until = following.start if following else t
         out.slice(PHASE, phase.name, phase.start, until if phase.end is None else phase.end, *place)
         if phase.name == "preempted":
             out.num_arrows += 1
-            out.add("s", "resumption", phase.start, *place, id=out.num_arrows, **flow)
+            out.add("s", "resumption", phase.start, *place, id=out.num_arrows, cat=flow)
             if following:
-                out.add("f", "resumption", until, *place, id=out.num_arrows, bp="e", **flow)
-    args = {
+                out.add("f", "resumption", until, *place, id=out.num_arrows, cat=flow, bp="e")
+    args: dict[str, Any] = {
         "num_prompt_tokens": view.num_prompt_tokens,
         "max_tokens": view.max_tokens,
         "priority": view.priority,
