@@ -62,8 +62,8 @@ def uniform(num_requests, max_tokens=10, prompt=4, **settings):
 @pytest.fixture(scope="module")
 def trace():
     trace = mixed()
-    told = summary(trace)
-    assert told.num_preemptions and told.num_cached_tokens  # else the tests below show little
+    result = summary(trace)
+    assert result.num_preemptions and result.num_cached_tokens  # else the tests below show little
     return trace
 
 
@@ -99,11 +99,11 @@ def test_timeline_agrees_with_the_metrics(trace):
     data, metrics = figures.timeline_data(trace), request_metrics(trace)
     assert data["ids"] == list(metrics)
     for rid, states, tokens in zip(data["ids"], data["states"], data["tokens"], strict=True):
-        told = metrics[rid]
-        assert states.count("preempted") == told.num_preemptions
+        result = metrics[rid]
+        assert states.count("preempted") == result.num_preemptions
         found = sum(data["hits"].get(rid, {}).values())
-        assert found == told.num_cached_tokens + told.num_resumed_cached_tokens
-        assert (sum(tokens) == 0) == (told.num_output_tokens == 0)
+        assert found == result.num_cached_tokens + result.num_resumed_cached_tokens
+        assert (sum(tokens) == 0) == (result.num_output_tokens == 0)
     together = map(sum, zip(data["decode_tokens"], data["prefill_tokens"], strict=True))
     assert list(together) == [step.num_batched_tokens for step in trace.steps]
 
@@ -188,9 +188,9 @@ def test_timeline_refuses_too_many_rows_and_none():
 
 def test_budget(trace):
     data = figures.budget_data(trace)
-    told = figures.timeline_data(trace)
-    assert data["decode_tokens"] == told["decode_tokens"]
-    assert data["prefill_tokens"] == told["prefill_tokens"]
+    result = figures.timeline_data(trace)
+    assert data["decode_tokens"] == result["decode_tokens"]
+    assert data["prefill_tokens"] == result["prefill_tokens"]
     spent = sum(data["decode_tokens"]) + sum(data["prefill_tokens"])
     assert data["utilisation"] == pytest.approx(spent / (32 * len(trace.steps)))
 
@@ -285,9 +285,9 @@ def test_the_padded_mask_is_the_one_that_the_engine_computes(past, new):
     from mini_engine.backends.padded import fused_attention_mask
 
     mask = fused_attention_mask(torch.tensor(past), torch.tensor(new)).flatten(0, 2)
-    told = figures.attention_mask_data(past, new)["padded"]
-    assert mask.shape == (len(told["cells"]), len(told["cells"][0]))
-    for (_, query), visible, row in zip(told["rows"], mask.tolist(), told["cells"], strict=True):
+    result = figures.attention_mask_data(past, new)["padded"]
+    assert mask.shape == (len(result["cells"]), len(result["cells"][0]))
+    for (_, query), visible, row in zip(result["rows"], mask.tolist(), result["cells"], strict=True):
         if query is not None:
             assert visible == [isinstance(cell, int) for cell in row]
 
@@ -323,10 +323,10 @@ def test_shared_blocks_are_counted_once_by_paging_and_copied_by_contiguous(trace
 
 def test_latency_plots_every_value_once(trace):
     data = figures.latency_data({"a": trace, "b": uniform(3)})
-    told = summary(trace)
+    result = summary(trace)
     assert list(data) == ["a", "b"]
     counts = [len(data["a"][name]) for name in ("ttft", "tpot", "itl")]
-    assert counts == [told.ttft.count, told.tpot.count, told.itl.count]
+    assert counts == [result.ttft.count, result.tpot.count, result.itl.count]
     assert data["b"] == {"ttft": [1] * 3, "tpot": [1] * 3, "itl": [1] * 27}
     for ax in figures.latency({"a": trace, "b": uniform(3)}):
         assert len(ax.lines) == 2
@@ -371,7 +371,7 @@ def test_ladder_is_in_tokens_a_second_and_draws_the_longest_gap():
 # ------------------------------------------------------------------------------------- compare
 
 
-def test_compare_marks_the_first_departing_step(trace):
+def test_compare_marks_the_first_differing_step(trace):
     other = mixed(long_prefill_token_threshold=12)
     data = figures.compare_data(trace, other)
     index = data["first_difference"]
@@ -509,10 +509,10 @@ def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
 
 def test_alt_text_has_the_numbers_of_the_trace(trace):
     """In the plural and in the singular."""
-    told, alt = summary(trace), figures.alt_text(trace, "block_map")
-    assert alt.startswith(f"Block map of 9 requests over {told.num_steps} steps: 8 completed,")
-    assert f"{told.num_preemptions} preemptions" in alt
-    assert f"longest gap between tokens {told.max_itl:.3g} steps" in alt
+    result, alt = summary(trace), figures.alt_text(trace, "block_map")
+    assert alt.startswith(f"Block map of 9 requests over {result.num_steps} steps: 8 completed,")
+    assert f"{result.num_preemptions} preemptions" in alt
+    assert f"longest gap between tokens {result.max_itl:.3g} steps" in alt
     alt = figures.alt_text(uniform(1, max_tokens=2), "timeline")
     assert alt.startswith("Timeline of 1 request over 2 steps: 1 completed, 0 preemptions, 0 prompt tokens")
     assert "Mean time to first token 1 step, longest gap between tokens 1 step." in alt
@@ -524,5 +524,5 @@ def test_alt_text_has_the_numbers_of_the_trace(trace):
 def test_importing_figures_is_cheap():
     """matplotlib comes with the first drawing, torch never."""
     code = "import mini_engine.show.figures, sys; print({'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "set()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

@@ -128,9 +128,9 @@ def test_requests_that_were_there_before_are_in_the_header():
     assert [(v.num_computed_tokens, v.num_output_tokens) for v in views.values()] == [(4, 2), (8, 0), (0, 0)]
     for request in running:
         assert views[request.request_id].blocks == engine.kv.block_table(request)
-    told = request_metrics(engine.trace)["a"]
-    assert told.num_output_tokens == 3
-    assert (told.ttft, told.queue_time, told.itl, told.e2e) == (None,) * 4
+    result = request_metrics(engine.trace)["a"]
+    assert result.num_output_tokens == 3
+    assert (result.ttft, result.queue_time, result.itl, result.e2e) == (None,) * 4
 
 
 # ----------------------------------------------------------------------------------------- a ring
@@ -169,10 +169,10 @@ def test_metrics_of_a_ring_are_right_or_none():
                 assert getattr(ours, field) == pytest.approx(getattr(theirs, field)), (seed, name, field)
             assert ours.itl is None or ours.itl == pytest.approx(theirs.itl)
             known, unknown = known + (ours.itl is not None), unknown + (ours.itl is None)
-        told = summary(ring)
+        result = summary(ring)
         if ring.steps[0].step:
-            assert (told.duration, told.output_throughput, told.goodput) == (None, None, None)
-        assert told.num_steps == len(ring.steps)
+            assert (result.duration, result.output_throughput, result.goodput) == (None, None, None)
+        assert result.num_steps == len(ring.steps)
     assert known > 40 and unknown > 5
 
 
@@ -274,15 +274,15 @@ def test_tokens_after_a_stop_are_not_in_the_trace():
     for sampled in ([1, 2], [3, 7, 4]):
         engine.recorder.update(engine.recorder.schedule(), {"a": sampled})
     assert [record.new_tokens for record in engine.trace.steps] == [{"a": [1, 2]}, {"a": [3, 7]}]
-    told = metrics.requests()["a"]
-    assert (told.num_output_tokens, told.itl, told.tpot) == (4, (0.0, 1.0, 0.0), 1 / 3)
+    result = metrics.requests()["a"]
+    assert (result.num_output_tokens, result.itl, result.tpot) == (4, (0.0, 1.0, 0.0), 1 / 3)
 
 
 # ------------------------------------------------------------------------------------ the player's
 
 NODE = """
 const trace = JSON.parse(require("fs").readFileSync(0, "utf-8"));
-const told = trace.map((one) => {
+const result = trace.map((one) => {
   const fold = new Fold(one);
   return one.order.map((index) => {
     const plain = (view) => Object.fromEntries(FIELDS.map((field) => [field, view[field]]));
@@ -290,7 +290,7 @@ const told = trace.map((one) => {
     return [one.steps[index].step, views, [...fold.cached.keys()].filter((block) => fold.cached[block])];
   });
 });
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(result));
 """
 
 

@@ -97,20 +97,20 @@ def test_undefined_values_are_none(life):
 
 def test_summary(life):
     """Totals, rates over the whole duration, and utilisation averaged over the steps."""
-    told = summary(life)
-    assert (told.num_requests, told.num_completed, told.num_steps, told.duration) == (4, 2, 6, 13)
-    assert (told.num_prompt_tokens, told.num_output_tokens, told.num_computed_tokens) == (22, 4, 13)
-    assert (told.num_preemptions, told.num_cached_tokens) == (1, 4)
-    assert told.output_throughput == 4 / 13
-    assert told.total_throughput == 26 / 13
-    assert told.goodput == 2 / 13
-    assert told.budget_utilisation == 13 / (8 * 6)
-    assert told.kv_utilisation == pytest.approx((1 + 4 + 4 + 0 + 3 + 3) / 60)
-    assert told.max_kv_utilisation == 0.4
-    assert told.ttft == Stats(2, 4, 4, pytest.approx(5.6), pytest.approx(5.96), 6)
-    assert told.tpot.mean == 3.5
-    assert (told.itl.mean, told.max_itl) == (3.5, 6)
-    assert told.unit == "ms"
+    result = summary(life)
+    assert (result.num_requests, result.num_completed, result.num_steps, result.duration) == (4, 2, 6, 13)
+    assert (result.num_prompt_tokens, result.num_output_tokens, result.num_computed_tokens) == (22, 4, 13)
+    assert (result.num_preemptions, result.num_cached_tokens) == (1, 4)
+    assert result.output_throughput == 4 / 13
+    assert result.total_throughput == 26 / 13
+    assert result.goodput == 2 / 13
+    assert result.budget_utilisation == 13 / (8 * 6)
+    assert result.kv_utilisation == pytest.approx((1 + 4 + 4 + 0 + 3 + 3) / 60)
+    assert result.max_kv_utilisation == 0.4
+    assert result.ttft == Stats(2, 4, 4, pytest.approx(5.6), pytest.approx(5.96), 6)
+    assert result.tpot.mean == 3.5
+    assert (result.itl.mean, result.max_itl) == (3.5, 6)
+    assert result.unit == "ms"
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,17 @@ def test_goodput_counts_requests_that_met_every_limit(life, limits, good):
 
 
 def test_an_empty_trace_has_no_rates_and_no_averages():
-    told = summary(make())
-    assert (told.num_requests, told.num_steps, told.duration) == (0, 0, 0)
-    undefined = (told.output_throughput, told.goodput, told.ttft, told.max_itl, told.budget_utilisation)
+    result = summary(make())
+    assert (result.num_requests, result.num_steps, result.duration) == (0, 0, 0)
+    undefined = (
+        result.output_throughput,
+        result.goodput,
+        result.ttft,
+        result.max_itl,
+        result.budget_utilisation,
+    )
     assert undefined == (None,) * 5
-    assert (told.kv_utilisation, told.max_kv_utilisation) == (None, None)
+    assert (result.kv_utilisation, result.max_kv_utilisation) == (None, None)
 
 
 def test_a_request_queued_before_the_first_step_counts_from_its_own_time():

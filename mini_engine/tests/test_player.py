@@ -115,10 +115,10 @@ def test_the_page_requests_nothing_and_holds_the_trace(tmp_path):
     assert "default-src 'none'" in page
     assert page.count("</script>") == 2
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    (told,) = json.loads(data)["traces"]
-    assert told["name"] == "a {{DATA}} name"
-    assert told["header"] == trace.header.to_json() and told["end"] == trace.end.to_json()
-    steps = [{**step, "scheduled": dict(step["scheduled"])} for step in told["steps"]]
+    (shown,) = json.loads(data)["traces"]
+    assert shown["name"] == "a {{DATA}} name"
+    assert shown["header"] == trace.header.to_json() and shown["end"] == trace.end.to_json()
+    steps = [{**step, "scheduled": dict(step["scheduled"])} for step in shown["steps"]]
     assert steps == [record.to_json() for record in trace.steps]
     with pytest.raises(ValueError, match="no steps"):
         player_html(Trace(trace.header))
@@ -177,7 +177,7 @@ def test_queues_and_pool_agree_with_the_records(open_player):
     """The running and waiting requests, in order; the blocks that are held, and those that are cached."""
     trace = RANDOM[4]
     page = open_player(trace)
-    told = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
+    shown = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
         const { fold } = player.panes[0], views = fold.at(step);
         const { waiting, running } = player.panes[0].queues(record, views);
         return {
@@ -186,7 +186,7 @@ def test_queues_and_pool_agree_with_the_records(open_player):
             held: new Set([...views.values()].flatMap((v) => v.blocks)).size,
             cached: fold.cached.reduce((a, b) => a + b, 0),
         }})""")
-    for record, now in zip(trace.steps, told, strict=True):
+    for record, now in zip(trace.steps, shown, strict=True):
         assert now["running"] == list(record.scheduled)
         assert len(now["waiting"]) == record.num_waiting and now["waiting"] == sorted(now["waiting"])
         assert now["held"] == trace.header.config["num_blocks"] - record.num_free_blocks
@@ -204,21 +204,22 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
     last = trace.steps[-1]
     kinds = {"QUEUED": "arrive", "SCHEDULED": "admit", "PREEMPTED": "preempt", "FINISHED": "finish"}
     limits = trace.header.config
-    for (record, views), told in zip(replay(trace), open_player(trace).evaluate(SENTENCES), strict=True):
+    for (record, views), shown in zip(replay(trace), open_player(trace).evaluate(SENTENCES), strict=True):
         about = {
-            kind: {i for line in told if line["kind"] == kind for i in line["ids"]} for kind in kinds.values()
+            kind: {i for line in shown if line["kind"] == kind for i in line["ids"]}
+            for kind in kinds.values()
         }
         for type_, kind in kinds.items():
             events = record.events + (trace.end.events if record is last else [])
             ids = {event.id for event in events if event.type == type_}
             assert ids <= about[kind] and (kind == "preempt" or ids == about[kind]), (record.step, kind)
-        work = {i for line in told if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
+        work = {i for line in shown if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
         assert work == set(record.scheduled)
-        text = " ".join(line["text"] for line in told)
+        text = " ".join(line["text"] for line in shown)
         for request_id, blocks in record.blocks.items():
             if request_id not in about["admit"]:
                 assert f"{request_id} takes block {blocks[0]}" in text
-        for line in told:
+        for line in shown:
             if line["kind"] in ("admit", "prefill"):
                 view = views[line["ids"][0]]
                 left = view.num_prompt_tokens + view.num_output_tokens
@@ -235,7 +236,7 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
             "budget": f"the budget of {limits['max_num_batched_tokens']} tokens is spent",
             "memory": f"needs {blocked.needs} block",
         }[blocked.reason]
-        waits = [line["text"] for line in told if line["kind"] == "wait"]
+        waits = [line["text"] for line in shown if line["kind"] == "wait"]
         assert len(waits) == (expected is not None)
         if expected:
             assert waits[0].startswith(f"{blocked.id} waits: {expected}")
@@ -257,8 +258,8 @@ def test_sentences_are_good_english(open_player):
         new_tokens={"a": [5]},
         events=[*queued, Scheduled("a", 0, []), Finished("a", "length")],
     )
-    (told,) = open_player(Trace(ready.header, [record])).evaluate(SENTENCES)
-    assert [line["text"] for line in told][3:] == [
+    (shown,) = open_player(Trace(ready.header, [record])).evaluate(SENTENCES)
+    assert [line["text"] for line in shown][3:] == [
         "d arrives: 1 prompt token, at most 1 output token.",
         "a is admitted: it claims 1 block for its 1 token. "
         "It starts with token 1 of its prompt, the last chunk, and output token 1 is sampled.",
@@ -268,8 +269,8 @@ def test_sentences_are_good_english(open_player):
     events = [replace(queued[0], num_prompt_tokens=20), Scheduled("a", 0, [])]
     step = replace(ready.steps[0], scheduled={"a": 8}, blocks={"a": [0, 1]}, new_tokens={}, events=events)
     trace = Trace(ready.header, [replace(step, blocked=Blocked("empty"))])
-    (told,) = open_player(trace).evaluate(SENTENCES)
-    said = next(line["text"] for line in told if "is admitted" in line["text"])
+    (shown,) = open_player(trace).evaluate(SENTENCES)
+    said = next(line["text"] for line in shown if "is admitted" in line["text"])
     assert said.startswith("a is admitted: it takes 2 blocks for this chunk of its 20 tokens. It starts with")
 
 
@@ -361,9 +362,9 @@ def states_of(views: dict[str, RequestView]) -> dict[str, tuple]:
     return {i: tuple(getattr(view, name) for name in alike) for i, view in views.items()}
 
 
-def partings(ours: Trace, theirs: Trace) -> list[tuple]:
+def divergences(ours: Trace, theirs: Trace) -> list[tuple]:
     """Return (step, decision, over, ids of lives) by docs/trace.md's definition of a difference."""
-    found, parted, folds = [], set(), [Fold(trace.header) for trace in (ours, theirs)]
+    found, diverged, folds = [], set(), [Fold(trace.header) for trace in (ours, theirs)]
     said: list[dict] = [{}, {}]
     before, rows = [states_of(fold.views) for fold in folds], [[], []]
     for step, records in enumerate(zip(ours.steps, theirs.steps, strict=False)):
@@ -373,26 +374,28 @@ def partings(ours: Trace, theirs: Trace) -> list[tuple]:
         decision = equal and decisions(records[0]) != decisions(records[1])
         views = [fold.add(record) for fold, record in zip(folds, records, strict=True)]
         lives = set()
-        for i in {*views[0], *views[1]} - parted:
+        for i in {*views[0], *views[1]} - diverged:
             if len({run[i].state if i in run else None for run in views}) == 2:
                 lives.add(i)
-        parted |= lives
+        diverged |= lives
         if decision or lives:
             found.append((step, decision, False, lives))
-        for record, told in zip(records, said, strict=True):
+        for record, shown in zip(records, said, strict=True):
             for i, tokens in record.new_tokens.items():
-                told[i] = told.get(i, []) + tokens
+                shown[i] = shown.get(i, []) + tokens
         before, rows = [states_of(fold.settle()) for fold in folds], [list(r.scheduled) for r in records]
     if len(ours.steps) != len(theirs.steps):
         found.append((min(len(ours.steps), len(theirs.steps)), False, True, set()))
     return found
 
 
-PARTINGS = "player.partings.map((one) => [one.step, one.decision, one.over, one.lives.map(({ id }) => id)])"
+DIVERGENCES = (
+    "player.divergences.map((one) => [one.step, one.decision, one.over, one.lives.map(({ id }) => id)])"
+)
 
 
 @pytest.mark.parametrize("how", ["threshold", "policy", "tokens", "pool"])
-def test_a_difference_is_a_decision_from_equal_state_or_a_life_that_parts(open_player, how):
+def test_a_difference_is_a_decision_or_a_state_that_begins_to_differ(open_player, how):
     """The player's differences are those of the definition; the first is that of Python's comparison."""
     other = {
         "threshold": {"long_prefill_token_threshold": 7},
@@ -404,10 +407,10 @@ def test_a_difference_is_a_decision_from_equal_state_or_a_life_that_parts(open_p
     if how == "tokens":  # one token of a text differs; the schedule is the same
         theirs.steps[9].new_tokens = {i: [8] for i in theirs.steps[9].new_tokens}
     page = open_player(ours, theirs)
-    expected = partings(ours, theirs)
-    told = [(step, decision, over, set(ids)) for step, decision, over, ids in page.evaluate(PARTINGS)]
-    assert told == expected and told[0][0] == first_difference(ours, theirs)
-    assert len(told) < len(page.evaluate("player.departing")) or how == "tokens"
+    expected = divergences(ours, theirs)
+    shown = [(step, decision, over, set(ids)) for step, decision, over, ids in page.evaluate(DIVERGENCES)]
+    assert shown == expected and shown[0][0] == first_difference(ours, theirs)
+    assert len(shown) < len(page.evaluate("player.differing")) or how == "tokens"
 
 
 def test_next_difference_stops_where_one_begins(open_player):
@@ -417,14 +420,14 @@ def test_next_difference_stops_where_one_begins(open_player):
     page = open_player(ours, theirs, names=("six", "seven"))
     length = max(len(ours.steps), len(theirs.steps))
     padded = [[decisions(r) for r in t.steps] + [None] * (length - len(t.steps)) for t in (ours, theirs)]
-    departing = [i for i, (a, b) in enumerate(zip(*padded, strict=True)) if a != b]
-    assert page.evaluate("player.departing") == departing
-    first, second = (step for step, *_ in partings(ours, theirs)[:2])
+    differing = [i for i, (a, b) in enumerate(zip(*padded, strict=True)) if a != b]
+    assert page.evaluate("player.differing") == differing
+    first, second = (step for step, *_ in divergences(ours, theirs)[:2])
     page.keyboard.press("n")
     assert page.evaluate("player.step") == first == first_difference(ours, theirs) > 0
     summary = page.locator("#difference-summary").text_content()
     assert f"Step {first} differs: from equal state the two decide differently" in summary
-    assert f"{len(departing)} steps differ in all" in summary
+    assert f"{len(differing)} steps differ in all" in summary
     fields = page.locator("#difference-table th[scope=row]").all_text_contents()
     assert "scheduled" in fields
     page.keyboard.press("n")
@@ -443,12 +446,12 @@ def test_equal_traces_are_equal_and_the_shorter_one_ends(open_player):
     for record in other.steps:
         record.t, record.blocked = record.t + 5, Blocked("empty")
     page = open_player(trace, other)
-    assert page.evaluate("[player.departing, player.partings]") == [[], []]
+    assert page.evaluate("[player.differing, player.divergences]") == [[], []]
     assert "decide the same in every step" in page.locator("#difference-summary").text_content()
     other.steps.pop()
     page = open_player(trace, other)
     page.keyboard.press("n")
-    assert page.evaluate("[player.step, player.departing]") == [len(other.steps), [len(other.steps)]]
+    assert page.evaluate("[player.step, player.differing]") == [len(other.steps), [len(other.steps)]]
     assert page.locator(".log-card h3").all_text_contents()[1].startswith("Over after step")
 
 
@@ -801,14 +804,14 @@ def test_texts_so_far(open_player):
     said = Counter(i for r in trace.steps for i in r.new_tokens)
     texts = {i: (f"<b>{i}</b>:", [f" {i}-{n}" for n in range(number)]) for i, number in said.items()}
     page = open_player(trace, texts=texts, fragment="#step=0&follow=r0")
-    told: Counter = Counter()
+    numbers: Counter = Counter()
     for record in trace.steps:
         page.evaluate(f"player.go({record.step})")
-        before = told["r0"]
-        told.update(list(record.new_tokens))
+        before = numbers["r0"]
+        numbers.update(list(record.new_tokens))
         shown = page.locator(".life-card .text").text_content()
-        assert shown == "<b>r0</b>:" + "".join(texts["r0"][1][: told["r0"]])
-        new = "".join(texts["r0"][1][before : told["r0"]])
+        assert shown == "<b>r0</b>:" + "".join(texts["r0"][1][: numbers["r0"]])
+        new = "".join(texts["r0"][1][before : numbers["r0"]])
         assert page.locator(".life-card mark").text_content() == new
     assert page.locator(".texts-card .row").count() == 6
     assert page.locator(".texts-card .row").nth(5).locator(".tail").text_content().endswith(" r5-3")
@@ -925,7 +928,7 @@ def test_two_operation_logs_stop_at_the_first_difference(open_player):
     """The first operation from equal state with another effect; and the error that ends one log."""
     ours = log_of(*OPERATIONS[:2], ("grow", ["a"], True, {"a": 3}), error="AssertionError: room for 12")
     page = open_player(ours, log_of(*OPERATIONS), names=("yours", "reference"))
-    assert page.evaluate(PARTINGS) == [[2, True, False, []], [3, False, True, []]]
+    assert page.evaluate(DIVERGENCES) == [[2, True, False, []], [3, False, True, []]]
     page.keyboard.press("n")
     assert "Operation 2 differs: from equal state" in page.locator("#difference-summary").text_content()
     assert page.locator("#difference-table th[scope=row]").all_text_contents() == ["lengths", "free blocks"]
@@ -942,7 +945,7 @@ def test_the_component_has_no_global_name_and_is_isolated(open_player):
     page = open_player(ready_setup())
     names = ["Player", "el", "Fold", "MARKUP", "STYLE", "place", "count"]
     assert page.evaluate("(names) => names.filter((name) => name in window)", names) == []
-    told = page.evaluate("""() => {
+    shown = page.evaluate("""() => {
         const Player = player.constructor, box = document.body.appendChild(document.createElement("div"));
         const data = JSON.parse(document.getElementById("data").textContent);
         const second = new Player(box, { embedded: true });
@@ -954,7 +957,7 @@ def test_the_component_has_no_global_name_and_is_isolated(open_player):
         const styles = document.styleSheets.length + document.adoptedStyleSheets.length;
         return [...places, box.childElementCount, styles];
     }""")
-    assert told == [0, 6, 0, 0]
+    assert shown == [0, 6, 0, 0]
 
 
 def test_the_page_allows_its_own_script_and_nothing_else(tmp_path, browser):

@@ -94,10 +94,10 @@ def test_times_by_hand():
     ends = [100 + 14.04, 100 + 14.04 + 13.07, 100 + 14.04 + 13.07 + 11.06]
     assert [record.t_end for record in run.trace.steps] == pytest.approx(ends)
     assert [record.scheduled for record in run.trace.steps] == [{"r0": 4}, {"r0": 1, "r1": 2}, {"r0": 1}]
-    told = run.metrics.requests()
-    assert told["r0"].ttft == pytest.approx(14.04)
-    assert told["r1"].ttft == pytest.approx(ends[1] - 105), "from its arrival, not from the step's end"
-    assert told["r0"].tpot == pytest.approx((13.07 + 11.06) / 2)
+    result = run.metrics.requests()
+    assert result["r0"].ttft == pytest.approx(14.04)
+    assert result["r1"].ttft == pytest.approx(ends[1] - 105), "from its arrival, not from the step's end"
+    assert result["r0"].tpot == pytest.approx((13.07 + 11.06) / 2)
     # Nothing runs between two distant arrivals, and no step is recorded for it.
     run = simulate([Arrival(0, 1, 1), Arrival(5000, 1, 1)], cost=COST)
     assert [record.t for record in run.trace.steps] == [0, 5000]
@@ -142,10 +142,10 @@ WAYS = ["one-at-a-time", "padded", "static", "two-pass", "prefill-first", "over-
 
 def default_run(name, seed=0):
     """Run one baseline as `mini-engine simulate` does; return the columns of its table."""
-    told = simulate(workload("poisson", 500, seed=seed), name, keep=False)
-    run = told.summary(ttft_limit=1000, tpot_limit=50)
-    assert (run.num_completed, told.num_refused) == (500, 0)
-    assert told.trace.header.parts.get("Scheduler", "mixed") == name
+    result = simulate(workload("poisson", 500, seed=seed), name, keep=False)
+    run = result.summary(ttft_limit=1000, tpot_limit=50)
+    assert (run.num_completed, result.num_refused) == (500, 0)
+    assert result.trace.header.parts.get("Scheduler", "mixed") == name
     rates = run.output_throughput * 1000, run.goodput * 1000
     return [rates[0], run.ttft.p50, run.ttft.p99, run.tpot.p50, run.max_itl, run.num_preemptions, rates[1]]
 
@@ -165,13 +165,13 @@ def test_the_default_load_is_the_table_of_the_docs():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_default_load_teaches_why_mixed_steps_win(seed):
     """The statements of docs/simulate.md hold for other arrivals of the same kind."""
-    told = {name: default_run(name, seed) for name in WAYS[2:]}
+    result = {name: default_run(name, seed) for name in WAYS[2:]}
     speed, ttft, _, tpot, _, preemptions, good = (
-        dict(zip(told, column, strict=True)) for column in zip(*told.values(), strict=True)
+        dict(zip(result, column, strict=True)) for column in zip(*result.values(), strict=True)
     )
-    assert list(told) == sorted(told, key=lambda name: round(speed[name], -1))
-    assert list(told) == sorted(told, key=ttft.get, reverse=True)
-    assert list(told) == sorted(told, key=good.get)
+    assert list(result) == sorted(result, key=lambda name: round(speed[name], -1))
+    assert list(result) == sorted(result, key=ttft.get, reverse=True)
+    assert list(result) == sorted(result, key=good.get)
     assert 1.5 * speed["static"] < speed["two-pass"] and ttft["over-commit"] > 1.2 * ttft["mixed"]
     most = min(preemptions[name] for name in ("prefill-first", "over-commit"))
     assert preemptions["static"] == 0 < preemptions["mixed"] < most
@@ -192,8 +192,8 @@ def test_a_smaller_threshold_smooths_decodes_and_delays_the_prompt():
 
     def run(threshold):
         load = [Arrival(0, 10, 40), Arrival(50, 2000, 1)]
-        told = simulate(load, long_prefill_token_threshold=threshold).metrics.requests()
-        return max(told["r0"].itl), told["r1"].ttft
+        result = simulate(load, long_prefill_token_threshold=threshold).metrics.requests()
+        return max(result["r0"].itl), result["r1"].ttft
 
     gaps, ttfts = zip(*map(run, (0, 512, 128, 32)), strict=True)
     assert list(gaps) == sorted(gaps, reverse=True) and gaps[0] > 5 * gaps[-1]

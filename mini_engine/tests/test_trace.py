@@ -195,9 +195,9 @@ def test_events_of_a_life():
     """QUEUED, SCHEDULED, tokens, PREEMPTED, SCHEDULED again, FINISHED; each once, in this order."""
     engine = SlotEngine(num_blocks=3, block_size=4)
     engine.add(make_request("a", 4, 6), make_request("b", 4, 6, priority=3)).run()
-    told = [(r.step, e.type) for r in engine.trace.steps for e in r.events if e.id == "b"]
-    assert [kind for _, kind in told] == ["QUEUED", "SCHEDULED", "PREEMPTED", "SCHEDULED", "FINISHED"]
-    steps = [step for step, _ in told]
+    result = [(r.step, e.type) for r in engine.trace.steps for e in r.events if e.id == "b"]
+    assert [kind for _, kind in result] == ["QUEUED", "SCHEDULED", "PREEMPTED", "SCHEDULED", "FINISHED"]
+    steps = [step for step, _ in result]
     assert steps[:3] == [0, 0, 1] and steps == sorted(steps)
     queued = engine.trace.steps[0].events[1]
     assert queued.to_json() == {

@@ -104,13 +104,13 @@ def _plain(name: str, run: Playable, texts: Texts | None) -> dict[str, Any]:
         if "scheduled" in step:
             # Row order matters, and a JavaScript object puts keys that look like numbers first.
             step["scheduled"] = list(step["scheduled"].items())
-    told = {
+    plain = {
         "name": name,
         "header": run.header.to_json(),
         "steps": steps,
         "end": run.end and run.end.to_json(),
     }
-    return told if texts is None else {**told, "texts": {key: list(text) for key, text in texts.items()}}
+    return plain if texts is None else {**plain, "texts": {key: list(text) for key, text in texts.items()}}
 
 
 def script(host: str) -> str:

@@ -28,7 +28,7 @@ function opDifferences(ours, theirs) {
 }
 
 /** Operations that differ from equal state, and the first that only one of the logs has. */
-function opPartings([ours, theirs]) {
+function opDivergences([ours, theirs]) {
   const found = [], both = Math.min(ours.steps.length, theirs.steps.length);
   let equal = true;
   for (let step = 0; step < both; step++) {
@@ -66,21 +66,21 @@ function opSentences(run, index) {
   const { op: [name, who, ...rest], returned } = run.steps[index];
   const before = run.observed(index - 1), after = run.observed(index), id = String(who ?? "");
   const ids = run.lives.has(id) ? [id] : [];
-  const told = [{ kind: "call", ids, text: `${callOf(run.steps[index].op, true)} returned ${inPython(returned)}.` }];
+  const lines = [{ kind: "call", ids, text: `${callOf(run.steps[index].op, true)} returned ${inPython(returned)}.` }];
   const done = Array.isArray(returned) ? returned[0] : returned;
   const what = { admit: `${id} asks to be admitted`, grow: `${id} asks for room for one more token`, token: `${id} asks for room for one more token`, preempt: `${id} is preempted and asks to be admitted again`, free: `${id} frees its blocks` }[name];
-  if (what && name !== "free" && done === false) told.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
-  else if (what && done === true) told.push({ kind: "admit", ids, text: `${what}, and there is room.` });
-  if (Array.isArray(returned) && Number.isInteger(returned[1]) && returned[1]) told.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
+  if (what && name !== "free" && done === false) lines.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
+  else if (what && done === true) lines.push({ kind: "admit", ids, text: `${what}, and there is room.` });
+  if (Array.isArray(returned) && Number.isInteger(returned[1]) && returned[1]) lines.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
   for (const one of new Set([...Object.keys(before.lengths), ...Object.keys(after.lengths)])) {
     const [was, is] = [before.lengths[one] ?? 0, after.lengths[one] ?? 0];
     if (was === is) continue;
     const kind = is > was ? "grow" : "finish", of = `${one} holds ${count(is, "block")}`;
-    told.push({ kind, ids: [one], text: `${of}, ${is > was ? `${is - was} more` : `${was - is} fewer`} than before.` });
+    lines.push({ kind, ids: [one], text: `${of}, ${is > was ? `${is - was} more` : `${was - is} fewer`} than before.` });
   }
   const free = after.num_free_blocks - before.num_free_blocks;
-  if (Number.isInteger(after.num_free_blocks) && run.config.num_blocks !== undefined) told.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
-  return told;
+  if (Number.isInteger(after.num_free_blocks) && run.config.num_blocks !== undefined) lines.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
+  return lines;
 }
 
 /** The end of a log, in sentences. */
@@ -117,7 +117,7 @@ class OpsPane extends Side {
   }
 
   noun = "operation";
-  partings = opPartings;
+  divergences = opDivergences;
   differences = opDifferences;
   fieldName = (field) => field.replaceAll("_", " ").replace("num ", "");
   fieldText = (record, field) => (field === "call" ? callOf(record.op, true) : inPython(field === "returned" ? record.returned : record.observed[field]));
@@ -145,9 +145,9 @@ class OpsPane extends Side {
     const { run } = this, record = run.steps[step];
     const heading = this.find(".op-card h3");
     heading.replaceChildren(record ? `Operation ${record.step}` : `Over after ${count(run.steps.length, "operation")}`);
-    const told = record ? opSentences(run, step) : opEnding(run);
-    if (record && step === run.steps.length - 1) told.push(...opEnding(run));
-    this.showLog(`Operation ${this.player.first + this.player.step}`, told, followed);
+    const lines = record ? opSentences(run, step) : opEnding(run);
+    if (record && step === run.steps.length - 1) lines.push(...opEnding(run));
+    this.showLog(`Operation ${this.player.first + this.player.step}`, lines, followed);
     const index = Math.min(step, run.steps.length - 1), before = run.observed(index - 1), after = run.observed(index);
     this.showObserved(before, after);
     const ids = [...run.lives].filter(([, life]) => life[0].step <= index).map(([id]) => id);

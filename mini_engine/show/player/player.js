@@ -17,7 +17,7 @@ class Player {
     const markup = document.createElement("template");
     markup.innerHTML = MARKUP; // ours, not a trace's
     this.root.append(markup.content);
-    Object.assign(this, { panes: [], ids: [], partings: [], departing: [], kinds: new Map(), tints: new Map() });
+    Object.assign(this, { panes: [], ids: [], divergences: [], differing: [], kinds: new Map(), tints: new Map() });
     Object.assign(this, { step: 0, numSteps: 0, first: 0, followed: "", playing: false, seen: 0, window: null });
     element.append(this.host);
     this.style();
@@ -81,12 +81,12 @@ class Player {
     this.host.classList.toggle("two", two);
     this.host.classList.toggle("ops", side.noun === "operation");
     this.part("difference").hidden = !two;
-    this.partings = two ? side.partings(runs) : [];
-    this.departing = [];
+    this.divergences = two ? side.divergences(runs) : [];
+    this.differing = [];
     let most = 0; // rows of the table, for which there is room in every step
     for (let step = 0; two && step < this.numSteps; step++) {
       const { length } = side.differences(...this.records(step));
-      if (length) this.departing.push(step);
+      if (length) this.differing.push(step);
       most = Math.max(most, length);
     }
     this.part("difference").style.setProperty("--fields", most);
@@ -191,14 +191,14 @@ class Player {
   }
 
   goDifference(by) {
-    this.goAlong(this.partings.map(({ step }) => step), by);
+    this.goAlong(this.divergences.map(({ step }) => step), by);
     const id = this.concerned(this.step);
     if (id !== undefined) this.follow(id, { jump: false });
   }
 
   /** The request whose state begins to differ in a step, or that the two schedule differently. */
   concerned(step) {
-    const here = this.partings.find((one) => one.step === step);
+    const here = this.divergences.find((one) => one.step === step);
     if (!here || here.lives.length) return here?.lives[0].id;
     const [ours, theirs] = this.records(step).map((record) => new Map(record?.scheduled));
     return [...new Set([...ours.keys(), ...theirs.keys()])].find((id) => ours.get(id) !== theirs.get(id));
@@ -253,7 +253,7 @@ class Player {
 
   drawRuns() {
     const whole = { from: 0, to: this.numSteps };
-    const marks = this.partings.map(({ step }) => step);
+    const marks = this.divergences.map(({ step }) => step);
     for (const pane of this.panes) {
       pane.drawRun({ ...(this.window ?? whole), whole: !this.window, seen: this.seen, offset: pane.offset, marks, followed: this.followed });
     }
@@ -276,7 +276,7 @@ class Player {
     slider.setAttribute("aria-valuetext", `${noun} ${place}`);
     this.part("readout").textContent = capital(`${noun} ${place}`);
     this.part("readout").title = record?.t === undefined ? "" : `from ${record.t} to ${record.t_end} ${this.panes[0].run.trace.header.unit}`;
-    const events = this.events(), begun = this.partings;
+    const events = this.events(), begun = this.divergences;
     const dead = {
       first: this.step === 0, back: this.step === 0,
       forward: this.step === this.numSteps - 1, last: this.step === this.numSteps - 1,
@@ -307,12 +307,12 @@ class Player {
   showDifference() {
     const [side] = this.panes, { noun } = side, records = this.records(this.step), at = `${noun} ${this.first + this.step}`;
     const fields = records.every(Boolean) ? side.differences(...records) : [];
-    const here = this.partings.find((one) => one.step === this.step);
-    const number = this.partings.indexOf(here) + 1;
-    this.part("difference-summary").textContent = this.partings.length
-      ? [here ? `Difference ${number} of ${this.partings.length}.` : "", ...this.explain(here, fields, at),
-        here ? "" : `The ${this.partings.length > 1 ? `first of ${this.partings.length} differences` : "only difference"} begins in ${noun} ${this.first + this.partings[0].step}.`,
-        this.departing.length > 1 ? `${this.departing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
+    const here = this.divergences.find((one) => one.step === this.step);
+    const number = this.divergences.indexOf(here) + 1;
+    this.part("difference-summary").textContent = this.divergences.length
+      ? [here ? `Difference ${number} of ${this.divergences.length}.` : "", ...this.explain(here, fields, at),
+        here ? "" : `The ${this.divergences.length > 1 ? `first of ${this.divergences.length} differences` : "only difference"} begins in ${noun} ${this.first + this.divergences[0].step}.`,
+        this.differing.length > 1 ? `${this.differing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
       : `Both decide the same in every ${noun}.`;
     const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
     const head = el("tr", {}, el("th", { scope: "col" }, "field"), ...names);
@@ -326,14 +326,14 @@ class Player {
     const over = names.filter((_, i) => !this.records(this.step)[i]);
     if (!here && over.length) return [`${over[0]} is over.`];
     if (!here) return [fields.length ? `${capital(at)} differs, as a consequence.` : `In ${at} both decide the same.`];
-    const told = [];
-    if (here.over) told.push(`${capital(at)} differs: ${over[0]} is over.`);
-    if (here.decision) told.push(`${capital(at)} differs: from equal state the two decide differently.`);
+    const lines = [];
+    if (here.over) lines.push(`${capital(at)} differs: ${over[0]} is over.`);
+    if (here.decision) lines.push(`${capital(at)} differs: from equal state the two decide differently.`);
     for (const { id, states } of here.lives.slice(0, MANY)) {
-      told.push(`The state of ${id} begins to differ: ${inWord(states[0])} in ${ours}, ${inWord(states[1])} in ${theirs}.`);
+      lines.push(`The state of ${id} begins to differ: ${inWord(states[0])} in ${ours}, ${inWord(states[1])} in ${theirs}.`);
     }
-    if (here.lives.length > MANY) told.push(`So do the states of ${here.lives.length - MANY} more.`);
-    return told;
+    if (here.lives.length > MANY) lines.push(`So do the states of ${here.lives.length - MANY} more.`);
+    return lines;
   }
 
   fail(message, name = "") {

@@ -118,7 +118,7 @@ class Pane extends Side {
   }
 
   noun = "step";
-  partings = partings;
+  divergences = divergences;
   differences = differences;
   fieldName = (field) => COMPARED[field];
   fieldText = fieldText;

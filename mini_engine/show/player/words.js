@@ -7,8 +7,8 @@ const MANY = 5; // from more requests on, one sentence names them all, instead o
 function sentences(fold, index) {
   const record = fold.steps[index];
   const views = fold.at(index);
-  const told = [];
-  const say = (kind, ids, text) => told.push({ kind, ids, text });
+  const lines = [];
+  const say = (kind, ids, text) => lines.push({ kind, ids, text });
   const events = (type) => record.events.filter((event) => event.type === type);
   const rows = record.scheduled.map(([id]) => views.get(id));
 
@@ -27,9 +27,9 @@ function sentences(fold, index) {
   for (const { id, reason } of events("FINISHED")) {
     if (reason !== "abort") say("finish", [id], finish(views.get(id), reason, record));
   }
-  if (index === fold.steps.length - 1) told.push(...ending(fold));
-  if (!told.length) say("end", [], "Nothing is decided: there is no request.");
-  return told;
+  if (index === fold.steps.length - 1) lines.push(...ending(fold));
+  if (!lines.length) say("end", [], "Nothing is decided: there is no request.");
+  return lines;
 }
 
 /** The end of the run, and the events after its last step. */
@@ -37,10 +37,10 @@ function ending(fold) {
   const end = fold.trace.end;
   if (!end) return [];
   const aborted = new Set((end.events ?? []).map(({ id }) => id));
-  const told = [...aborted].map((id) => ({ kind: "finish", ids: [id], text: `${id} is aborted after the last step.` }));
+  const lines = [...aborted].map((id) => ({ kind: "finish", ids: [id], text: `${id} is aborted after the last step.` }));
   const left = [...fold.at(fold.steps.length - 1).values()].some((view) => !view.finish_reason && !aborted.has(view.request_id));
   const how = end.end === "drained" && left ? "The recording ends here." : (ENDS[end.end] ?? `The run ends: ${end.end}.`);
-  return [...told, { kind: "end", ids: [], text: how + details(end) }];
+  return [...lines, { kind: "end", ids: [], text: how + details(end) }];
 }
 
 const ENDS = {
