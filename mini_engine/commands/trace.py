@@ -54,8 +54,7 @@ def play(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
 ) -> None:
     """Step through a recorded run, decision by decision, in one self-contained HTML page."""
-    from mini_engine.show.player import ready_setup, write_player
-    from mini_engine.show.player.from_files import read_texts, titles
+    from mini_engine.show.player import read_texts, ready_setup, titles, write_player
 
     if example == (path is not None):
         raise ValueError(

@@ -25,8 +25,16 @@ from PIL import Image
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.scheduler import Scheduler
-from mini_engine.show.player import payload, player_html, ready_setup, script, write_player, write_shell
-from mini_engine.show.player.from_files import read_texts, titles
+from mini_engine.show.player import (
+    payload,
+    player_html,
+    read_texts,
+    ready_setup,
+    script,
+    titles,
+    write_player,
+    write_shell,
+)
 from mini_engine.show.player.picture import step_picture
 from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.tests.helpers import make_request, record_run

@@ -12,7 +12,7 @@ from mini_engine.config import EngineConfig
 from mini_engine.request import SamplingParams
 from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
-from mini_engine.sim.resimulate import replay_workload, resimulate
+from mini_engine.sim.resimulate import resimulate
 from mini_engine.sim.simulate import compare, simulate
 from mini_engine.sim.workloads import WORKLOADS, Arrival, arrivals, read_arrivals, workload
 from mini_engine.trace import Header, Trace, first_difference, read_trace
@@ -314,9 +314,9 @@ def test_resimulation_repeats_an_engine(tmp_path):
 def test_a_shared_prefix_and_the_end_of_a_run_cannot_be_replayed():
     trace = simulate([Arrival(1000 * i, 40, 2, 0, "g") for i in range(2)]).trace
     with pytest.raises(ValueError, match="'r1' began with a cached prefix"):
-        replay_workload(trace)
+        resimulate(trace)
     with pytest.raises(ValueError, match="begins in the middle of a run"):
-        replay_workload(simulate(workload("poisson", 20), keep=5).trace)
+        resimulate(simulate(workload("poisson", 20), keep=5).trace)
 
 
 def test_the_recording_of_a_real_run():

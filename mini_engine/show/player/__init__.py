@@ -10,6 +10,7 @@ import json
 import os
 import re
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mini_engine.show.player.example import ready_setup as ready_setup
+from mini_engine.trace import Trace
 from mini_engine.trace.file import write_whole
 from mini_engine.trace.record import Record
 
@@ -136,3 +138,30 @@ def _asset(name: str) -> str:
 def _script_safe(data: Any) -> str:
     """Return JSON for a script element: it cannot contain `</script>` or `<!--`."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def titles(paths: Sequence[Path], traces: Sequence[Trace]) -> tuple[str, ...]:
+    """Return titles: the schedulers of two traces if they differ, else the names of the files."""
+    how = [trace.header.parts.get("Scheduler") or trace.header.config["policy"] for trace in traces]
+    if len(traces) == 1 or len(set(how)) < len(how):
+        return tuple(map(str, paths))
+    return tuple(how)
+
+
+def read_texts(path: Path, trace: Trace) -> Texts | None:
+    """Return the texts.json beside a trace, as `demo` writes it: {id: [prompt, a piece of text per token]}.
+
+    None if there is none, or if it is of another run: its pieces may differ from the tokens by one.
+    """
+    try:
+        texts = json.loads(path.with_name("texts.json").read_text("utf-8"))
+        said = {
+            name: (str(prompt), [str(piece) for piece in pieces]) for name, (prompt, pieces) in texts.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    tokens = Counter({view.request_id: view.num_output_tokens for view in trace.header.requests})
+    for record in trace.steps:
+        tokens.update({name: len(ids) for name, ids in record.new_tokens.items()})
+    same = set(tokens) <= set(said) and all(abs(len(said[name][1]) - n) <= 1 for name, n in tokens.items())
+    return said if same else None
