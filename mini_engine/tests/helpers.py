@@ -219,8 +219,9 @@ def random_run(seed: int) -> SlotEngine:
     return play(*random_workload(seed))
 
 
+@functools.lru_cache(None, typed=True)  # 1 is not True
 def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
-    """Return a run with tight pools, late arrivals, aborts between steps, reused ids and its own clock."""
+    """Return a shared run: tight pools, late arrivals, aborts between steps, reused ids, its own clock."""
     rng = random.Random(seed)
     settings, arrivals = random_workload(seed)
     engine, step = SlotEngine(**settings), 0

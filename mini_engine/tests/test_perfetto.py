@@ -3,6 +3,7 @@
 trace_processor itself is a downloaded binary, so the format's rules are checked here instead.
 """
 
+import copy
 import json
 
 import pytest
@@ -17,6 +18,7 @@ PHASES = {"queued", "prefill", "decode", "preempted"}
 
 def with_gaps(trace):
     """Return the trace as on a wall clock, with time between two steps."""
+    trace = copy.deepcopy(trace)
     for record in trace.steps:
         late = 0.25 * record.step
         record.t, record.t_end = record.t + late, record.t_end + late
