@@ -371,7 +371,7 @@ def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
     lost = 0
     for step, _ in takewhile(lambda pair: "preempted" != pair[1]["b"].state, replay(traces["claims"])):
         lost += step.scheduled["b"]
-    assert f"the {lost} tokens that it has computed by then" in page
+    assert f"its {lost} computed tokens are lost" in page
     found = next(e for e in traces["twins"].steps[0].events if isinstance(e, Scheduled) and e.id == "b")
     assert f"vLLM finds {found.num_cached_tokens} tokens of b in the cache" in page
     alike = [
