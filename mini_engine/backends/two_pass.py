@@ -1,4 +1,4 @@
-"""The backends of the policies to compare with: two passes a step, or the padded batch."""
+"""The backends of the baselines: two passes a step, or the padded batch."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def baseline_parts(baseline: str) -> dict[str, Any]:
 
     The padded one needs enable_prefix_caching=False.
     """
-    policy = BASELINES[baseline]
-    return {"Scheduler": policy.scheduler, "attend_backend": BACKENDS[policy.backend]}
+    chosen = BASELINES[baseline]
+    return {"Scheduler": chosen.scheduler, "attend_backend": BACKENDS[chosen.backend]}

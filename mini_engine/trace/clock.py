@@ -16,10 +16,10 @@ class Clock(Protocol):
     unit: str  # step, ms or s
 
     def now(self) -> float:
-        """The time, in `unit`."""
+        """Return the time in `unit`."""
 
     def advance(self, record: StepTrace) -> None:
-        """The step of this record is over: virtual time moves on by its cost."""
+        """Advance virtual time by the cost of this record's step."""
 
 
 class VirtualClock:
