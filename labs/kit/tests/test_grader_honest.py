@@ -7,9 +7,10 @@ import pytest
 
 from labs.kit.author.check import imports
 from labs.kit.grader import blame
-from labs.kit.grader.grading import Settings, Submission, grade, replayed
+from labs.kit.grader.grading import grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
 from labs.kit.judge import isolate, random_scripts
+from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.tests import marks
