@@ -25,12 +25,12 @@ RULES = {
     "turns": "each running request gets a token in every step",
     "progress": "a step with requests to serve computes something",
     "order": "requests are admitted in policy order, and none in a step that preempted",
-    "victim": "a request that is preempted comes after all that run on, in policy order",
-    "outputs": "tokens that were given are never changed or taken back",
-    "once": "each request that came and has not finished is in waiting or in running, once",
+    "victim": "in policy order, a preempted request comes after all that keep running",
+    "outputs": "tokens that were given are never changed or removed",
+    "once": "each unfinished request is in waiting or in running, once",
     "blocks": "each block is free or held by running requests, whose tables have room for what they compute",
     "shared": "a block in two tables holds one computed text, under one cache salt",
-    "written": "no slot is written by two, and none that another request reads",
+    "written": "no slot is written by two requests, or written by one and read by another",
     "finished": "a finished request is reported once, has its reason, and holds no block",
 }
 

@@ -19,8 +19,8 @@ def model():
 
 
 @pytest.fixture(scope="session")
-def smollm2_oracle():
-    """(path, tokenizer, model) of SmolLM2 as transformers reads them from the GGUF file, float32."""
+def smollm2_file():
+    """(path, what transformers' from_pretrained takes) of SmolLM2's GGUF file."""
     import gguf
 
     from mini_engine.loading import registry as models
@@ -28,7 +28,7 @@ def smollm2_oracle():
 
     if not models.MODELS["smollm2"].is_present:
         pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
-    transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+    pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
     pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
     path = models.resolve("smollm2")
     file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
@@ -37,6 +37,22 @@ def smollm2_oracle():
         # shows that ours reads the same. A map of names is made anew for each of 400 modules.
         patch.setattr("gguf.GGUFReader", GGUFFile)
         patch.setattr("gguf.get_tensor_name_map", cache(gguf.get_tensor_name_map))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**file)
-        model = transformers.AutoModelForCausalLM.from_pretrained(**file, dtype="float32")
-    return path, tokenizer, model.eval()
+        yield path, file
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2_file):
+    """(path, model) of SmolLM2 as transformers reads it, float32: a gigabyte."""
+    import transformers
+
+    path, file = smollm2_file
+    return path, transformers.AutoModelForCausalLM.from_pretrained(**file, dtype="float32").eval()
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2_file):
+    """(path, tokenizer) of SmolLM2 as transformers reads it."""
+    import transformers
+
+    path, file = smollm2_file
+    return path, transformers.AutoTokenizer.from_pretrained(**file)

@@ -1,9 +1,8 @@
-"""What is quicker gives the same: in float64 to rounding, on SmolLM2 token for token.
+"""The faster ways give the same results: in float64 to rounding, on SmolLM2 token for token.
 
 Each test runs with torch alone and with kernels.cpp, which is built here where a compiler is.
 """
 
-import copy
 import gc
 import random
 import shutil
@@ -21,6 +20,8 @@ from mini_engine.engine import Engine
 from mini_engine.fast import kernels, onednn
 from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
 from mini_engine.fast.model import FastLM, prepare
+from mini_engine.loading import registry
+from mini_engine.loading.checkpoint import load_model
 from mini_engine.model import sdpa
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
@@ -167,8 +168,8 @@ def test_it_is_the_default_where_it_applies_and_can_be_switched_off():
         Engine(small, fast="no")
 
 
-def test_the_unpacked_weights_are_kept_by_nobody():
-    """Who makes an engine of a model and drops the model has each matrix once."""
+def test_the_unpacked_weights_are_dropped_with_the_model():
+    """An engine whose model is dropped has each matrix once."""
     small = tiny_model(dtype="float32")
     engine, gone = Engine(small), weakref.ref(small.layers[0].mlp.gate_up_proj.weight)
     del small
@@ -176,8 +177,8 @@ def test_the_unpacked_weights_are_kept_by_nobody():
     assert gone() is None and engine.model.config.num_hidden_layers == 2
 
 
-def test_two_passes_are_as_quick():
-    """What the engine is compared with computes its products and its attention the same way."""
+def test_two_passes_are_as_fast():
+    """The two-pass backend computes its products and its attention the same way."""
     for fast, kind in ((True, FastBackend), (False, PagedBackend)):
         engine = Engine(tiny_model(dtype="float32"), parts=Parts(attend_backend=TwoPassBackend), fast=fast)
         assert type(engine.backend.paged) is kind
@@ -247,23 +248,16 @@ def test_another_processor_or_source_is_another_library(tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------- on a real model
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    from mini_engine.loading import registry
-    from mini_engine.loading.checkpoint import load_model
-
-    if not registry.MODELS["smollm2"].is_present:
-        pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
-    return load_model(registry.resolve("smollm2"))
-
-
+@pytest.mark.parametrize("name", ["shakespeare", pytest.param("smollm2", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_on_smollm2(smollm2, dtype, way):
+def test_tokens_on_a_real_model(name, dtype, way):
     """In float32 all tokens are those of model.py and attention.py; in bfloat16 most are, where both
     read the same text so far."""
-    model = smollm2 if dtype == "float32" else copy.deepcopy(smollm2).bfloat16()
+    if not registry.MODELS[name].is_present:
+        pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
+    model = load_model(registry.resolve(name)).to(getattr(torch, dtype))
     rng, tokens = random.Random(0), []
-    prompts = [[rng.randrange(49152) for _ in range(n)] for n in (3, 40, 90, 17)]
+    prompts = [[rng.randrange(model.config.vocab_size) for _ in range(n)] for n in (3, 40, 90, 17)]
     for fast in (False, True if way else "torch"):
         engine = Engine(model, max_num_batched_tokens=64, fast=fast)
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

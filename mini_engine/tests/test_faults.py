@@ -649,7 +649,7 @@ def test_a_call_from_inside_a_step_is_refused():
                     call()
                 refused.append(call)
             if record.step == 1:
-                assert engine.abort("b") and not engine.abort("nobody")
+                assert engine.abort("b") and not engine.abort("unknown")
 
     engine.scheduler.consumers.append(Meddler())
     for name in "ab":

@@ -222,7 +222,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def smollm2(smollm2_oracle):
     """(our model, tokenizer, prompts, their answers) of SmolLM2, both read from the same file."""
-    path, _, theirs = smollm2_oracle
+    path, theirs = smollm2_oracle
     tokenizer = load_tokenizer(path)
     prompts = []
     for text, question in zip(TEXTS, CHATS, strict=True):
@@ -233,6 +233,7 @@ def smollm2(smollm2_oracle):
     return load_model(path, device="cpu"), tokenizer, prompts, answers
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("block_size", "budget"), [(3, 24), (16, 64)])
 def test_smollm2(smollm2, block_size, budget):
     """Ten prompts of chat and plain text through one engine, chunked and preempted."""

@@ -174,10 +174,10 @@ TEXTS = [
 ]
 
 
-def test_smollm2_token_ids_equal_transformers(smollm2_oracle):
+def test_smollm2_token_ids_equal_transformers(smollm2_tokenizer):
     """Digits stand alone in this tokenizer; transformers leaves that rule out when it reads a
     GGUF file (seen where spaces stand before a digit), so it is given the text cut at digits."""
-    path, theirs, _ = smollm2_oracle
+    path, theirs = smollm2_tokenizer
     ours = load_tokenizer(path)
     for text in TEXTS:
         pieces = [piece for piece in re.split(r"([0-9½²])", text) if piece]
@@ -187,8 +187,8 @@ def test_smollm2_token_ids_equal_transformers(smollm2_oracle):
     assert ours.eos_token_ids == (theirs.eos_token_id,)
 
 
-def test_smollm2_chat_text_equals_transformers(smollm2_oracle):
-    path, theirs, _ = smollm2_oracle
+def test_smollm2_chat_text_equals_transformers(smollm2_tokenizer):
+    path, theirs = smollm2_tokenizer
     ours = load_tokenizer(path)
     user, system = {"role": "user", "content": "Hi there!"}, {"role": "system", "content": "Be brief."}
     answer = {"role": "assistant", "content": "Hello."}
@@ -200,9 +200,10 @@ def test_smollm2_chat_text_equals_transformers(smollm2_oracle):
     assert ours.encode_chat([user]) == ids
 
 
+@pytest.mark.soak
 def test_smollm2_logits_and_tokens_equal_transformers(smollm2_oracle):
     """The real model, dequantized by each reader: logits of a prompt, and a greedy answer."""
-    path, _, theirs = smollm2_oracle
+    path, theirs = smollm2_oracle
     ours, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     prompt = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     answer = their_greedy(theirs, prompt, 8)

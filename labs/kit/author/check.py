@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labs.kit.judge import matrix
+from labs.kit.author import kept
+from labs.kit.judge import isolate, matrix
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, Mistake, find_lab, functions, parsed
 from labs.kit.judge.pristine import interface, starter_source
 from labs.kit.judge.task_status import fingerprint, scripts_fingerprint
@@ -40,13 +41,27 @@ class Verdict:
 
 
 def check_labs(
-    lab_ids: list[str], *, strict: bool = False, keep: Path | None = None, write: bool = False
+    lab_ids: list[str],
+    *,
+    strict: bool = False,
+    keep: Path | None = None,
+    write: bool = False,
+    whole: bool = False,
 ) -> list[Verdict]:
-    """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did."""
-    return matrix.side_by_side(lambda lab_id: check_lab(lab_id, strict, keep, write), lab_ids[::-1])[::-1]
+    """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did.
+
+    With `write` or `whole` all tests are run on each mistake, else those of the tasks that it changes.
+    """
+
+    def verdict(lab_id: str) -> Verdict:
+        return check_lab(lab_id, strict, keep, write, whole or write)
+
+    return matrix.side_by_side(verdict, lab_ids[::-1])[::-1]
 
 
-def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None, write: bool = False) -> Verdict:
+def check_lab(
+    lab_id: str, strict: bool = False, keep: Path | None = None, write: bool = False, whole: bool = False
+) -> Verdict:
     verdict = Verdict(lab_id)
     try:
         lab = find_lab(lab_id)
@@ -55,7 +70,7 @@ def check_lab(lab_id: str, strict: bool = False, keep: Path | None = None, write
         if not missing:
             check_texts(lab, verdict)
             check_sources(lab, verdict, strict)
-            check_behaviour(lab, verdict, keep)
+            check_behaviour(lab, verdict, keep, whole)
             if verdict.outcomes and not verdict.outcomes.trouble:
                 check_names(lab, verdict.outcomes, verdict, write)
     except (LabError, SyntaxError) as error:
@@ -131,33 +146,19 @@ def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
             verdict.notes.append("starter.py was edited: work in progress, judged by its pristine form")
 
 
-def outcomes_of(lab: Lab, keep: Path | None = None) -> matrix.Outcomes:
-    """What the lab's tests do with all there is of it; found out once, where a folder keeps it."""
-    kept = keep / f"{lab.id}.jsonl" if keep else None
-    if kept and kept.exists():
-        return matrix.read_outcomes(lab, kept)
-    return matrix.run_matrix(lab, ["starter", *right(lab), *wrong(lab)], kept)
+def outcomes_of(lab: Lab, keep: Path | None = None, whole: bool = False) -> matrix.Outcomes:
+    """Return what the lab's tests do with all there is of it."""
+    variants = ["starter", *right(lab), *wrong(lab), *([matrix.WHOLE] if whole else [])]
+    return kept.outcomes_of(lab, variants, keep) if keep else matrix.run_matrix(lab, variants)
 
 
 def wrong(lab: Lab) -> list[str]:
     """Every mistake; and, where one touches several tasks, each of these by itself."""
-    several = {mistake.id: tasks_of(lab, mistake) for mistake in lab.mistakes}
+    several = {mistake.id: isolate.tasks_of(lab, mistake) for mistake in lab.mistakes}
     parts = [
         f"mistake:{mistake}@{task}" for mistake, tasks in several.items() if len(tasks) > 1 for task in tasks
     ]
     return [*(f"mistake:{mistake.id}" for mistake in lab.mistakes), *parts]
-
-
-def tasks_of(lab: Lab, mistake: Mistake) -> list[str]:
-    """The tasks whose code a mistake changes; none if it cannot be made."""
-    source = lab.file("solution.py").read_text(encoding="utf-8")
-    try:
-        texts = (source, mistake.apply(source))
-    except LabError:
-        return []
-    right_one, wrong_one = ({k: ast.dump(node) for k, node in functions(text).items()} for text in texts)
-    changed = [name for name in {*right_one, *wrong_one} if right_one.get(name) != wrong_one.get(name)]
-    return [t.name for t in lab.tasks if any(f"{name}.".startswith(f"{t.name}.") for name in changed)]
 
 
 def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
@@ -165,7 +166,7 @@ def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, di
     found: dict[str, dict[str, list[str]]] = {task.name: {} for task in lab.tasks}
     by_scripts: dict[tuple[str, str], list[list[str]]] = {}
     for mistake in lab.mistakes:
-        touched = tasks_of(lab, mistake)
+        touched = isolate.tasks_of(lab, mistake)
         for task in lab.tasks:
             variant = f"mistake:{mistake.id}" + (f"@{task.name}" if len(touched) > 1 else "")
             digest = fingerprint(task, outcomes.results.get(variant, ()))
@@ -190,9 +191,11 @@ def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bo
     text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
     if write:
         write_whole(path, text)
-    kept = path.read_text(encoding="utf-8") if path.exists() else ""
-    again = f"python -m labs check {lab.id} --write"
-    verdict.require(kept == text, f"fingerprints.json does not name the mistakes as they are: {again}")
+    there = path.read_text(encoding="utf-8") if path.exists() else ""
+    again = (
+        f"python -m labs check {lab.id} --write (and keeps_state = true for what keeps state between calls)"
+    )
+    verdict.require(there == text, f"fingerprints.json does not name the mistakes as they are: {again}")
     for mistake in lab.mistakes:
         caught = matrix.RANDOM_SCRIPTS in outcomes.failed(f"mistake:{mistake.id}")
         verdict.require(
@@ -205,9 +208,9 @@ def right(lab: Lab) -> list[str]:
     return ["solution", "engine", *alternatives(lab)]
 
 
-def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None) -> None:
+def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, whole: bool = False) -> None:
     """The starter fails, the right ones pass, and each mistake is caught by the test it names."""
-    outcomes = verdict.outcomes = outcomes_of(lab, keep)
+    outcomes = verdict.outcomes = outcomes_of(lab, keep, whole)
     if outcomes.trouble:
         verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")
         return

@@ -19,8 +19,10 @@ def check(
     labs: SomeLabs = None,
     strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
     write: Annotated[bool, typer.Option("--write", help="write fingerprints.json anew")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="run all tests on each known mistake")] = False,
     keep: Annotated[
-        Path | None, typer.Option("--keep", help="folder for outcomes; those that it holds are not run again")
+        Path | None,
+        typer.Option("--keep", help="folder for outcomes; a lab that has not changed is not run again"),
     ] = None,
 ) -> None:
     """For authors: prove that starters fail, solutions pass, and every known mistake is caught."""
@@ -29,7 +31,7 @@ def check(
     failed = False
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
-    for verdict in check_labs(chosen(labs), strict=strict, keep=keep, write=write):
+    for verdict in check_labs(chosen(labs), strict=strict, keep=keep, write=write, whole=whole):
         failed |= bool(verdict.problems)
         typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
         if verdict.outcomes and not verdict.outcomes.trouble:

@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from labs.kit.judge import loading
-from labs.kit.judge.manifest import Lab, Task, functions
+from labs.kit.judge.manifest import Lab, LabError, Mistake, Task, functions
 from labs.kit.judge.pristine import pristine_source
 
 
@@ -54,6 +54,18 @@ def filled_in(
         defaults = (function.__kwdefaults__ or {}).items()
         function.__kwdefaults__ = {key: replaced.get(id(value), value) for key, value in defaults}
     return module
+
+
+def tasks_of(lab: Lab, mistake: Mistake) -> list[str]:
+    """The tasks whose code a mistake changes; none if it cannot be made."""
+    source = lab.file("solution.py").read_text(encoding="utf-8")
+    try:
+        texts = (source, mistake.apply(source))
+    except LabError:
+        return []
+    right_one, wrong_one = ({k: ast.dump(node) for k, node in functions(text).items()} for text in texts)
+    changed = [name for name in {*right_one, *wrong_one} if right_one.get(name) != wrong_one.get(name)]
+    return [t.name for t in lab.tasks if any(f"{name}.".startswith(f"{t.name}.") for name in changed)]
 
 
 def class_of(task: Task) -> str:

@@ -57,6 +57,7 @@ class Mistake:
     body: str = ""
     find: str = ""
     replace: str = ""
+    keeps_state: bool = False  # between calls, so that what a test sees depends on the tests before it
     missed_by_scripts: str = ""  # why the lab's random_scripts alone cannot catch it
 
     def apply(self, source: str) -> str:

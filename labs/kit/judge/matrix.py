@@ -32,6 +32,7 @@ from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
 
 RANDOM_SCRIPTS = "test_random_scripts"
+WHOLE = "--whole"  # among the variants: all tests are run on each mistake
 HURRY = False  # somebody waits, and some test did not end: no other gets as long
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -47,6 +48,7 @@ class Outcomes:
     trouble: str = ""
 
     report: str = ""  # of an examination
+    modules: list[str] = field(default_factory=list)  # the files of all that was imported
 
     def failed(self, variant: str) -> set[str]:
         """The test functions that failed in at least one of their cases (not begun is not failed)."""
@@ -101,8 +103,9 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
         for row in rows:
             if isinstance(row, list):
                 outcomes.results.setdefault(row[0], []).append(Result(**row[1]))
-            elif isinstance(row, dict) and "report" in row:
-                outcomes.report = row["report"]
+            elif isinstance(row, dict):
+                outcomes.report = row.get("report", outcomes.report)
+                outcomes.modules = row.get("modules", outcomes.modules)
     else:
         outcomes.trouble = _trouble(lab, code, rows, said)
     return outcomes
@@ -137,9 +140,12 @@ def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[
 # -------------------------------------------------------------------- inside the process of its own
 
 
+_lab = cache(find_lab)  # reading a hundred mistakes takes as long as a test
+
+
 @cache
 def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
-    lab = find_lab(lab_id)
+    lab = _lab(lab_id)
     variant, _, task = variant.partition("@")
     kind, _, name = variant.partition(":")
     try:
@@ -167,12 +173,28 @@ def _mistake(lab: Lab, name: str) -> Mistake:
     return next(mistake for mistake in lab.mistakes if mistake.id == name)
 
 
+def tests_for(lab: Lab, name: str) -> set[str]:
+    """Return the tests that are run on a mistake, or its part in one task (ID@TASK): those of its tasks.
+
+    Where it keeps state all are run, as for a learner: else its fingerprint would be another.
+    """
+    name, _, task = name.partition("@")
+    if task:
+        return {*lab.task(task).tests}
+    mistake = _mistake(lab, name)
+    tasks = [task.name for task in lab.tasks] if mistake.keeps_state else isolate.tasks_of(lab, mistake)
+    return {mistake.caught_by, RANDOM_SCRIPTS}.union(*(lab.task(one).tests for one in tasks))
+
+
 class Matrix:
     """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
-        self.lab, self.variants, self.out = lab, variants, out
+        self.lab, self.out = lab, out
+        self.variants = [variant for variant in variants if variant != WHOLE]
         random_scripts.quick = True
+        mistakes = [] if WHOLE in variants else [one for one in variants if one.startswith("mistake:")]
+        self.tests = {variant: tests_for(lab, variant.partition(":")[2]) for variant in mistakes}
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
@@ -180,8 +202,10 @@ class Matrix:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "lab" in metafunc.fixturenames:
-            makers = [partial(implementation, self.lab.id, variant) for variant in self.variants]
-            metafunc.parametrize("lab", makers, ids=self.variants, indirect=True)
+            test = metafunc.function.__name__
+            variants = [one for one in self.variants if test in self.tests.get(one, (test,))]
+            makers = [partial(implementation, self.lab.id, variant) for variant in variants]
+            metafunc.parametrize("lab", makers, ids=variants, indirect=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -255,6 +279,8 @@ def main(lab_id: str, out: str, *variants: str) -> None:
         matrix = Matrix(lab, list(variants), file)
         code = run_pytest(lab, matrix)
         if code in (0, 1):
+            modules = {str(vars(module).get("__file__")) for module in [*sys.modules.values()]}
+            matrix.write({"modules": sorted(modules)})
             matrix.write("the end")  # an exit code of 0 anybody can make
     sys.stdout.flush()
     os._exit(code)  # threads that a starter left running would keep us here

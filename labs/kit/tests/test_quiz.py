@@ -63,9 +63,9 @@ ASKED_ELSEWHERE = (
     "the request behind it would",
     "only works with paged memory",
     "a more important request arrives",
-    "stamps a request's arrival anew",
+    "sets a request's arrival again",
     "5 to 10 times as many",
-    "who should be the victim",
+    "which request should be the victim",
     "lays out a plan",
 )
 
