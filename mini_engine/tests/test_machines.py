@@ -304,7 +304,7 @@ def test_scheduler():
 def test_a_machine_finds_what_is_wrong(name, wrong, machine, monkeypatch):
     monkeypatch.setitem(globals(), name, wrong)
     with pytest.raises((AssertionError, RuntimeError)):
-        draw(machine, 80, 5000, phases=[Phase.generate])  # it ends with the first that fails
+        draw(machine, 500, 5000, phases=[Phase.generate])  # it ends with the first that fails
 
 
 STEPS = int(os.environ.get("SOAK_STEPS", "1000000"))
