@@ -5,17 +5,20 @@ the oracles that random scripts compare with, the reference. This is no lock, an
 """
 
 import base64
+import json
 import shutil
 import tempfile
 import textwrap
 import zlib
+from dataclasses import astuple
 from fnmatch import fnmatch
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
-from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
+from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
+from labs.kit.judge.task_status import known
 
 ROOT = LABS_DIR.parent
 OWN = Path(__file__).with_name("student")  # files that this edition has in place of the course's
@@ -82,8 +85,16 @@ def _write(target: Path, passed_by: Path) -> list[str]:
     pristine.mkdir(parents=True, exist_ok=True)
     for path, (place, words) in sealed.items():
         (target / place).write_text(seal((ROOT / path).read_text(encoding="utf-8"), words), encoding="utf-8")
+    for lab in map(find_lab, lab_ids()):
+        (target / lab.file("fingerprints.json").relative_to(ROOT)).write_text(expanded(lab), encoding="utf-8")
     shutil.copytree(OWN, target, dirs_exist_ok=True)
     return [note for lab_id in lab_ids() if (note := _starter(lab_id, target, pristine))]
+
+
+def expanded(lab: Lab) -> str:
+    """fingerprints.json with title, hint and test in place of ids, as mistakes.toml is left out."""
+    listed = {task: {key: astuple(name) for key, name in names.items()} for task, names in known(lab).items()}
+    return json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
 
 
 def sealed_files() -> dict[str, tuple[str, str]]:

@@ -60,7 +60,7 @@ def course(lab_id: str) -> str:
     lab = find_lab(lab_id)
     kit = lab.path.parent / "kit"
     paths = [lab.file("solution.py"), *(lab.path / "author").glob("[a-z]*.*"), *(kit / "grader").glob("*.py")]
-    for folder in (kit / "toys", kit / "judge", lab.path.parents[1] / "mini_engine"):
+    for folder in (kit / "toys", kit / "tensor_toys", kit / "judge", lab.path.parents[1] / "mini_engine"):
         paths += [path for path in folder.rglob("*.py") if "tests" not in path.parts]
     total = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):

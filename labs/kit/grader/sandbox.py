@@ -26,7 +26,13 @@ from labs.kit.judge.random_scripts import Step
 
 ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
-COPIED = ("labs/__init__.py", "labs/kit/__init__.py", "labs/kit/toys", "labs/kit/judge")
+COPIED = (
+    "labs/__init__.py",
+    "labs/kit/__init__.py",
+    "labs/kit/toys",
+    "labs/kit/tensor_toys",
+    "labs/kit/judge",
+)
 INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
@@ -54,7 +60,7 @@ def course_for(lab: Lab, folder: Path) -> Path:
         copy(ROOT / name, folder / name)
     for name in INSIDE:
         copy(ROOT / "labs/kit/grader" / name, folder / "labs/kit/grader" / name)
-    for name in ("lab.toml", "random_scripts.py", "scenarios.py", "elsewhere.py"):  # scripts need these
+    for name in ("lab.toml", "random_scripts.py", "scenarios.py"):  # scripts need these
         if lab.file(name).exists():
             copy(lab.file(name), folder / "labs" / lab.id / "author" / name)
     copy(ROOT / "mini_engine", folder / "mini_engine")

@@ -176,9 +176,19 @@ def scripts_fingerprint(runs: str) -> str:
 
 
 def known(lab: Lab) -> dict[str, dict[str, Name]]:
-    """The known mistakes by task and fingerprint, from fingerprints.json (`labs check --write`)."""
+    """The known mistakes by task and fingerprint, from fingerprints.json (`labs check --write`).
+
+    The file has the ids of mistakes.toml. The student edition, which has no mistakes.toml, is exported with
+    title, hint and test in place of an id.
+    """
     path = lab.file("fingerprints.json")
     if not path.exists():
         return {}
-    tasks = json.loads(path.read_text(encoding="utf-8"))
-    return {task: {key: Name(*name) for key, name in names.items()} for task, names in tasks.items()}
+    names = {one.id: Name(one.title, one.hint.strip(), one.caught_by) for one in lab.mistakes}
+    found: dict[str, dict[str, Name]] = {}
+    for task, mistakes in json.loads(path.read_text(encoding="utf-8")).items():
+        listed = {
+            key: Name(*said) if isinstance(said, list) else names.get(said) for key, said in mistakes.items()
+        }
+        found[task] = {key: name for key, name in listed.items() if name}
+    return found

@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from labs.kit.author.export import OWN, ROOT, export
 from labs.kit.judge.manifest import find_lab, functions, lab_ids
+from labs.kit.judge.task_status import known
 
 # What only the course's own edition has; `labs/kit`'s code knows both editions, and says neither's names.
 ABSENT = re.compile(
@@ -105,10 +107,12 @@ def test_models_and_references_run_and_cannot_be_read(edition):
 
 def test_what_judges_comes_along(edition):
     for lab in map(find_lab, lab_ids()):
-        for name in ("fingerprints.json", "random_scripts.py", "AFTER.md", "test_lab.py", "lab.toml"):
+        for name in ("random_scripts.py", "AFTER.md", "test_lab.py", "lab.toml"):
             if lab.file(name).exists():
                 kept = (edition / lab.file(name).relative_to(ROOT)).read_bytes()
                 assert kept == lab.file(name).read_bytes(), f"{lab.id}/{name}"
+        of_students = replace(lab, path=edition / "labs" / lab.id)
+        assert not of_students.mistakes and known(of_students) == known(lab) != {}
         assert {path.name for path in lab.file("images").iterdir()} == {
             path.name for path in (edition / "labs" / lab.id / "images").iterdir()
         }

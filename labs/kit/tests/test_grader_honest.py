@@ -9,8 +9,8 @@ from labs.kit.author.check import imports
 from labs.kit.grader import blame
 from labs.kit.grader.grading import grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
-from labs.kit.judge import isolate, random_scripts
 from labs.kit.grader.submission import Settings, Submission
+from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.tests import marks
@@ -91,7 +91,9 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     lab, right = find_lab("lab-02"), "    return budget - sum("
     solution = lab.file("solution.py").read_text("utf-8")
     common = next(
-        mistake for mistake in lab.mistakes if mistake.title == "a long prompt gets one token less than the threshold"
+        mistake
+        for mistake in lab.mistakes
+        if mistake.title == "a long prompt gets one token less than the threshold"
     ).apply
     rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
     alone, found = graded("lab-02", rare), graded("lab-02", common(rare))

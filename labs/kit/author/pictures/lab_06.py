@@ -117,7 +117,7 @@ def draw_blocks(sheet: Sheet, y: float) -> None:
     scenarios = loading.load("lab-06", "scenarios")
     scenario = scenarios.NAMED["kept after the end, evicted when needed"]
     kv = scenarios.make(solution("lab-06"), **scenario["config"])
-    ledger = scenarios.Ledger(kv)
+    ledger = scenarios.Texts(solution("lab-06"), kv)
     sheet.title(14, y - 40, "four blocks in a run")
     left, width = 66, 622 / len(scenario["ops"])
     for block in range(kv.num_blocks):
@@ -133,7 +133,7 @@ def draw_blocks(sheet: Sheet, y: float) -> None:
             va="center",
         )
         for block in range(kv.num_blocks):
-            holders = [rid for rid in sorted(ledger.live) if block in kv.block_table(ledger.requests[rid])]
+            holders = [rid for rid in sorted(ledger.requests) if block in ledger.table(rid)]
             kind = "decode" if holders else "cached" if block in kv.free_cached else "empty"
             sheet.cell(x + 1, y + block * 28, width - 2, 24, " ".join(holders), kind)
     sheet.legend(left, y + 132, ("decode", "in a table"), ("cached", "free_cached"), ("empty", "free_blocks"))
