@@ -1,14 +1,14 @@
 """How `make docs` builds the book: from the whole repository, so that links work here and on a forge."""
 
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-project, version, author = "mini-engine", PROJECT["version"], "the mini-engine authors"
+from mini_engine import __version__  # noqa: E402
+
+project, version, author = "mini-engine", __version__, "The mini-engine maintainers"
 copyright = "Apache-2.0"
 root_doc = "docs/index"
 

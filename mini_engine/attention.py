@@ -44,8 +44,8 @@ class KVPool:
 
     @staticmethod
     def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """On the CPU, pages that the system hands out, zeroed, when they are first written: a large
-        pool costs nothing yet. Zeros they must be: padding is read and masked, and 0 * NaN is NaN."""
+        """Return zeros. On the CPU the system maps its pages when they are first written, so a large pool
+        costs nothing yet. They must be zeros: padding is read and masked, and 0 * NaN is NaN."""
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
         private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE}
@@ -54,7 +54,7 @@ class KVPool:
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-        """Of keys and values together, in all layers."""
+        """Return the bytes of keys and values of one token, in all layers."""
         per_layer = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
         return config.num_hidden_layers * per_layer
 
@@ -69,7 +69,7 @@ def all_together(seq_lens: list[int]) -> list[list[int]]:
 
 
 class AttentionPlan:
-    """How a batch attends: worked out once a step, used in every layer.
+    """The plan of a batch's attention: worked out once a step, used in every layer.
 
     decodes  (rows, block ids (R, M), mask (R, 1, 1, L)) for each group of requests with one new token. They
              attend as one padded batch: the padding is in the gathered keys only, and is masked
@@ -102,10 +102,8 @@ class AttentionPlan:
                 seen = mask(slots <= batch.positions[start:end, None])
             self.chunks.append((start, end, table, seen))
         for members in group([seq_len for seq_len, _, _ in single]):
-            lens, rows, owners = (
-                torch.tensor(column, device=device)
-                for column in zip(*(single[m] for m in members), strict=True)
-            )
+            chosen = torch.tensor([single[m] for m in members], device=device)
+            lens, rows, owners = chosen.unbind(1)
             tables = batch.block_tables[owners, : -(-int(lens.max()) // size)]
             slots = torch.arange(tables.shape[1] * size, device=device)
             in_order = members == list(range(len(batch.query_lens)))  # then the rows need not be gathered
@@ -141,15 +139,15 @@ def paged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -
 
 
 def _gather(cache: Tensor, tables: Tensor) -> Tensor:
-    """The blocks of each table, one behind the other: (R, M) ids to (R, M * block_size, heads, head_dim)."""
+    """Return the blocks of each table in a row: (R, M) ids to (R, M * block_size, heads, head_dim)."""
     blocks = cache.index_select(0, tables.flatten())
     return blocks.view(len(tables), -1, *cache.shape[2:])
 
 
 class PagedBackend:
-    """How the engine computes a step: one forward pass over the flat batch, KV in the paged pool.
+    """The engine's own backend: one forward pass over the flat batch, KV in the paged pool.
 
-    lab-05's functions may stand in for the two that read and write the pool.
+    lab-05's functions can replace the two that read and write the pool.
     """
 
     name = "paged"
@@ -169,7 +167,7 @@ class PagedBackend:
         self.pool = KVPool(model.config, kv.num_blocks, kv.block_size, model.dtype, model.device)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
+        """Compute the scheduled rows. Return logits (S, vocab_size) of the S that end their sequence."""
         chunks = [self.next_chunk(row.request, row.num_tokens) for row in rows]
         batch = build_batch(rows, self.kv, self.model.device, chunks)
         hidden = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
@@ -191,7 +189,7 @@ class PagedBackend:
             pool.flatten(1, 2)[:, slots] = 0
 
     def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One layer's attention over the pool, the batch's own keys and values first written to it."""
+        """Write the batch's keys and values to one layer's pool and attend over it."""
         k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
         self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
         return self.paged_attention(q, k_cache, v_cache, batch)

@@ -1,7 +1,7 @@
 """A schedule turned into tensors: one flat, unpadded row of tokens for the whole step.
 
-Prefill chunks and decodes lie one behind the other. What tells them apart is only how many tokens
-each request brings (`query_lens`) and how many it can then look back on (`seq_lens`).
+Prefill chunks and decodes stand in a row. They differ only in how many tokens each request computes
+(`query_lens`) and how many it attends to (`seq_lens`).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Batch:
     seq_lens: list[int]
     last_rows: list[int]
     block_size: int
-    plan: object = None  # what a backend's attention works out of the batch, once a step
+    plan: object = None  # a backend's attention plan, made once a step
 
 
 def build_batch(

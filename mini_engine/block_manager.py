@@ -1,4 +1,4 @@
-"""Where keys and values live: a pool of equal blocks, a block table a request, shared prefixes.
+"""The KV memory: a pool of equal blocks, a block table for each request, shared prefixes.
 
 Pure bookkeeping; the tensors are in attention.py. Kwon et al., PagedAttention (2023); sharing is
 vLLM's automatic prefix caching: reference counts, least recently used out first.
@@ -15,7 +15,7 @@ from mini_engine.request import Request
 
 @dataclass
 class PrefixCacheStats:
-    """Tokens asked for and found, counted once an admission; preempted requests apart."""
+    """Tokens looked up and found, counted once for each admission; preempted requests separately."""
 
     queries: int = 0
     hits: int = 0
@@ -26,10 +26,10 @@ class PrefixCacheStats:
 class BlockManager:
     """The KV protocol that the scheduler speaks, over `num_blocks` blocks of `block_size` tokens.
 
-    Admission claims room for the whole sequence as it stands, so a chunk of a prompt never has to
-    allocate; only a decode that grows past its last block can run short. `watermark` blocks
-    (default 1 %) stay free at admission, for the decodes that already run; nothing is held back
-    when nothing runs. Raises ValueError for sizes below 1 and for a watermark as large as the pool.
+    Admission claims room for the whole sequence, so a chunk of a prompt never has to allocate; only
+    a decode that grows past its last block can run short. `watermark` blocks (default 1 %) stay free
+    at admission, for the decodes that already run; none when nothing runs. Raises ValueError for sizes
+    below 1 and for a watermark as large as the pool.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class BlockManager:
         if not 0 <= self.watermark < num_blocks:
             raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
         self.stats = PrefixCacheStats()
-        self._ref_cnts = [0] * num_blocks  # by block id: how many tables it stands in
-        # Two kinds of free block: without content, taken first (a stack: the last freed is warmest
-        # in the processor's cache), and with content that may still be asked for, oldest first.
+        self._ref_cnts = [0] * num_blocks  # by block id: the number of tables that have it
+        # Free blocks without content are taken first (a stack: the last freed is warmest in the
+        # processor's cache), then those whose content may still be looked up, oldest first.
         self._free = list(reversed(range(num_blocks)))
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._req_to_blocks: dict[str, list[int]] = {}
@@ -61,20 +61,20 @@ class BlockManager:
         self._grown: dict[str, tuple[int, int]] = {}  # by how much it last grew, at so many computed tokens
         self._cache = PrefixCache(num_blocks, block_size, hash_block)
 
-    # ------------------------------------------------------------------ what the scheduler asks
+    # ------------------------------------------------------------------ used by the scheduler
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds, those with cached content included."""
+        """The number of blocks that no request holds, cached ones included."""
         return len(self._free) + len(self._free_cached)
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that can be found by their content, in use or free."""
+        """The number of blocks that can be found by their content, in use or free."""
         return self._cache.num_blocks
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
-        """How many blocks `allocate` would take."""
+        """Return the number of blocks that `allocate` would take."""
         needed = self._blocks_for(request.num_computed_tokens + num_new_tokens)
         return max(0, needed - len(self._req_to_blocks.get(request.request_id, ())))
 
@@ -121,7 +121,7 @@ class BlockManager:
             del table[-num_blocks:]
 
     def unadmit(self, request: Request) -> None:
-        """Give back all that `admit` claimed, as if it had not: the statistics forget it, too."""
+        """Undo `admit`: give back its blocks, and do not count it in the statistics."""
         self._record_stats(request, -1)
         self.free(request)
 
@@ -135,7 +135,7 @@ class BlockManager:
         return own
 
     def free(self, request: Request) -> None:
-        """Give back all that the request holds; nothing happens if it holds nothing."""
+        """Give back all blocks of the request; a no-op if it holds none."""
         self._num_cached_block.pop(request.request_id, None)
         self._grown.pop(request.request_id, None)
         self._free_blocks(self._req_to_blocks.pop(request.request_id, ()))
@@ -152,11 +152,11 @@ class BlockManager:
                     self._free_cached[block_id] = None
 
     def block_table(self, request: Request) -> list[int]:
-        """The request's block ids, in order of position. The manager's own list: do not change it."""
+        """Return the request's block ids, in order of position. Do not change the list."""
         return self._req_to_blocks.get(request.request_id, [])
 
     def slot_mapping(self, request: Request, start: int, end: int) -> list[int]:
-        """The pool slots of the positions [start, end): block id times block_size plus offset.
+        """Return the pool slots of the positions [start, end): block id times block_size plus offset.
 
         Raises ValueError for positions beyond the request's blocks.
         """
@@ -171,17 +171,17 @@ class BlockManager:
     # ------------------------------------------------------------------------- the prefix cache
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        """The longest run of cached blocks that the sequence starts with.
+        """Return the longest run of cached blocks that the sequence starts with.
 
-        At most (num_tokens - 1) // block_size of them, so that a token is left to compute: without
-        one there are no logits and nothing to sample.
+        At most (num_tokens - 1) // block_size blocks, so that a token is left to compute: without
+        one there are no logits to sample from.
         """
         if not self.enable_prefix_caching:
             return []
         return self._cache.find_longest_cache_hit(request, (request.num_tokens - 1) // self.block_size)
 
     def cache_blocks(self, request: Request) -> None:
-        """After a step: the full blocks whose keys and values are computed can now be found."""
+        """After a step: let the full blocks whose keys and values are computed be found."""
         full = request.num_computed_tokens // self.block_size
         first = self._num_cached_block.get(request.request_id, 0)
         if full > first and self.enable_prefix_caching:
@@ -189,7 +189,7 @@ class BlockManager:
             self._num_cached_block[request.request_id] = full
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content, as after a change of weights; False while blocks are held."""
+        """Drop all cached content, as after a change of weights; False while blocks are held."""
         if self._req_to_blocks:
             return False
         for block_id in self._free_cached:

@@ -1,4 +1,4 @@
-"""The settings of an engine or a simulation, judged once, when they are made."""
+"""The settings of an engine or a simulation, checked once, when they are made."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -8,14 +8,14 @@ from mini_engine.request import shown, whole_number
 SchedulerPolicy = Literal["fcfs", "priority"]
 Policy = SchedulerPolicy  # its old name, for one more release
 POLICIES: tuple[str, ...] = get_args(SchedulerPolicy)
-# More than any machine holds; each block is an object, so a typing error could keep one busy for hours.
+# More than any machine has; each block takes memory, so a typing error could block one for hours.
 MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 2**20, 2**16
 MAX_POOL_BYTES = 2**41
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What a step may hold, in whose order, and how large the KV memory is.
+    """The limits of a step, the order of requests, and the size of the KV memory.
 
     policy                        fcfs: first come, first served. priority: the smallest number first
     max_num_batched_tokens        tokens computed in a step: the budget
@@ -61,7 +61,7 @@ class EngineConfig:
         check_limits(**self.scheduler_args())
 
     def fitted(self, longest: int, bytes_per_token: int) -> "EngineConfig":
-        """The settings with what they leave open taken from the model: its length, the pool's size.
+        """Return the settings with what they leave open taken from the model: its length, the pool's size.
 
         Raises ValueError for a max_model_len beyond `longest`, the model's own.
         """
@@ -84,7 +84,7 @@ class EngineConfig:
         return replace(self, max_model_len=max_model_len, num_blocks=num_blocks)
 
     def scheduler_args(self) -> dict[str, Any]:
-        """The keywords of a Scheduler."""
+        """Return the keywords of a Scheduler."""
         seqs = min(64, self.max_num_batched_tokens) if self.max_num_seqs is None else self.max_num_seqs
         return {
             "policy": self.policy,
@@ -94,7 +94,7 @@ class EngineConfig:
         }
 
     def kv_args(self) -> dict[str, Any]:
-        """The keywords of a BlockManager beside the size of its pool."""
+        """Return the keywords of a BlockManager, beside the size of its pool."""
         return {"enable_prefix_caching": self.enable_prefix_caching, "watermark": self.watermark}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # labs 01 to 03 and 06 run without torch
 
 
 class Row(NamedTuple):
-    """One request's part in a step, made once from the schedule and kept in its order."""
+    """One request's part in a step."""
 
     request: Request
     num_tokens: int
@@ -26,10 +26,10 @@ class Row(NamedTuple):
 
 
 class KVManager(Protocol):
-    """KV memory in equal blocks: which request holds which, and whether there is room.
+    """KV memory in equal blocks: the blocks of each request, and the room that is left.
 
-    Admission claims room for the whole sequence as it stands, so chunks never allocate; only
-    decodes can run short. `watermark` blocks stay free at admission while others hold blocks.
+    Admission claims room for the whole sequence, so chunks never allocate; only decodes can run
+    short. `watermark` blocks stay free at admission while others hold blocks.
     """
 
     num_blocks: int
@@ -39,11 +39,11 @@ class KVManager(Protocol):
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds."""
+        """The number of blocks that no request holds."""
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that can be found by their content, in use or free."""
+        """The number of blocks that can be found by their content, in use or free."""
 
     def admit(self, request: Request) -> bool:
         """Find the cached prefix, claim room for the whole sequence and set `num_computed_tokens`
@@ -54,19 +54,19 @@ class KVManager(Protocol):
         admission claimed. False changes nothing."""
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
-        """How many blocks `allocate` would take."""
+        """Return the number of blocks that `allocate` would take."""
 
     def cache_blocks(self, request: Request) -> None:
         """After a step: let other requests find the request's full, computed blocks."""
 
     def free(self, request: Request) -> None:
-        """Give back all that the request holds; nothing happens if it holds nothing."""
+        """Give back all blocks of the request; a no-op if it holds none."""
 
     def block_table(self, request: Request) -> list[int]:
-        """The request's block ids, in order of position."""
+        """Return the request's block ids, in order of position."""
 
     def slot_mapping(self, request: Request, start: int, end: int) -> list[int]:
-        """The pool slots of the positions [start, end): block id times block_size plus offset."""
+        """Return the pool slots of the positions [start, end): block id times block_size plus offset."""
 
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""
@@ -79,13 +79,13 @@ class Queue(Protocol):
         """Put a request in its place."""
 
     def peek(self) -> Request:
-        """The first request, which stays."""
+        """Return the first request, without taking it."""
 
     def pop(self) -> Request:
         """Take the first request."""
 
     def remove(self, request: Request) -> None:
-        """Take a request from anywhere. Raises ValueError when it is not there."""
+        """Take a request out, wherever it is. Raises ValueError when it is not there."""
 
     def __len__(self) -> int: ...
 
@@ -119,19 +119,19 @@ class SchedulerLike(Protocol):
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
-        """Take back a computed step; returns the requests that have finished, in row order.
+        """Take in a computed step. Return the requests that have finished, in row order.
 
         `sampled` has the tokens of each request that reached the end of its sequence: one from this
-        engine, more from one that decodes speculatively. `stopped` are the ids of requests whose text,
+        engine, more with speculative decoding. `stopped` are the ids of requests whose text,
         with the last of these tokens, has reached a stop string."""
 
 
 class Attend(Protocol):
-    """Attention of one layer, handed to the model, which knows nothing of caches."""
+    """Attention of one layer, passed to the model, which has no cache of its own."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q and the result are (*S, num_heads, head_dim), k and v (*S, num_kv_heads, head_dim), RoPE
-        applied. Stores k and v wherever it likes."""
+        applied. Stores k and v."""
 
 
 class Backend(Protocol):

@@ -1,9 +1,9 @@
-"""A monitor for any run: after each call of a scheduler, every rule that must always hold is looked at.
+"""A monitor for any run: after each call of a scheduler, every rule that must always hold is checked.
 
     with watch(llm):                  # an LLM, an Engine, or a Scheduler of your own
         llm.generate(prompts)
 
-It reads public state only and changes nothing. A run that is not watched pays nothing.
+It reads public state only and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ RULES = {
     "turns": "each running request gets a token in every step",
     "progress": "a step with requests to serve computes something",
     "order": "requests are admitted in policy order, and none in a step that preempted",
-    "victim": "a request that is preempted comes after all that run on, in policy order",
-    "outputs": "tokens that were given are never changed or taken back",
-    "once": "each request that came and has not finished is in waiting or in running, once",
+    "victim": "in policy order, a preempted request comes after all that keep running",
+    "outputs": "tokens that were given are never changed or removed",
+    "once": "each unfinished request is in waiting or in running, once",
     "blocks": "each block is free or held by running requests, whose tables have room for what they compute",
     "shared": "a block in two tables holds one computed text, under one cache salt",
-    "written": "no slot is written by two, and none that another request reads",
+    "written": "no slot is written by two requests, or written by one and read by another",
     "finished": "a finished request is reported once, has its reason, and holds no block",
 }
 
@@ -47,10 +47,10 @@ class InvariantError(RuntimeError):
 
 @contextmanager
 def watch(run: Any, seed: object = None) -> Iterator[Monitor]:
-    """Inside, each call of `run`'s scheduler is checked; the first broken rule raises InvariantError.
+    """Check each call of `run`'s scheduler inside the block; the first broken rule raises InvariantError.
 
-    run   an LLM, an Engine, or whatever has a scheduler's methods; it may have requests already
-    seed  what the run was drawn from, if it was: the error names it
+    run   an LLM, an Engine, or an object with a scheduler's methods; it may have requests already
+    seed  the seed of a random run; the error names it
     """
     engine = getattr(run, "engine", run)
     scheduler = engine if hasattr(engine, "schedule") else engine.scheduler
@@ -67,11 +67,11 @@ def watch(run: Any, seed: object = None) -> Iterator[Monitor]:
 
 
 class Monitor:
-    """Stands before a scheduler's four methods. `step` counts the steps that were taken back."""
+    """Replaces a scheduler's four methods by checked ones. `step` counts the completed steps."""
 
     def __init__(self, scheduler: SchedulerLike, seed: object = None):
         self.scheduler, self.kv, self.seed, self.step = scheduler, scheduler.kv, seed, 0
-        # Bound now: `watch` puts this monitor's in their place.
+        # Bound now, because `watch` replaces them.
         self._add = scheduler.add
         self._abort: Any = scheduler.abort  # a Recorder's takes the reason, too
         self._schedule, self._update = scheduler.schedule, scheduler.update
@@ -95,7 +95,7 @@ class Monitor:
 
     def schedule(self) -> dict[str, int]:
         scheduler = self.scheduler
-        # An update that raised may have ended some.
+        # An update that raised may have ended requests.
         self.known = {n: r for n, r in self.known.items() if r.status is not RequestStatus.FINISHED}
         queued, running = list(scheduler.waiting), list(scheduler.running)
         texts = {request: tuple(request.output_token_ids) for request in (*queued, *running)}
@@ -145,7 +145,7 @@ class Monitor:
             raise InvariantError(rule, what, self.step, name, self.seed)
 
     def _check_state(self) -> None:
-        """What holds between any two calls."""
+        """Check the rules that hold between any two calls."""
         waiting, running = list(self.scheduler.waiting), list(self.scheduler.running)
         limit = self.scheduler.max_num_seqs
         self._require("slots", len(running) <= limit, f"{len(running)} run on {limit} slots")
@@ -186,7 +186,7 @@ class Monitor:
                     end = (index + 1) * kv.block_size
                     alike = index == first_index and request.cache_salt == first.cache_salt
                     alike = alike and request.token_ids(0, end) == first.token_ids(0, end)
-                    # Running is in order of admission: the first has computed it, or found it computed.
+                    # `running` is in order of admission: the first has computed it, or found it computed.
                     alike = alike and first.num_computed_tokens >= end
                     self._require("shared", alike, f"block {block_id} is {first.request_id!r}'s too", request)
         held, free = len(holders), kv.num_free_blocks
@@ -214,7 +214,7 @@ class Monitor:
             self._require("turns", name in scheduled, "it runs and is not scheduled", request)
 
     def _check_order(self, queued: list[Request], before: list[Request]) -> None:
-        """Who came in, and who was thrown out, since the step began."""
+        """Check the requests that were admitted and preempted since the step began."""
         scheduler = self.scheduler
 
         def key(request: Request) -> tuple[int, int]:
@@ -252,7 +252,7 @@ class Monitor:
                 written[slot] = request
 
     def _check_gone(self, request: Request) -> None:
-        """Of a request that has finished or was aborted."""
+        """Check a request that has finished or was aborted."""
         table = list(self.kv.block_table(request))
         self._require("finished", not table, f"it has ended and holds blocks {table}", request)
         over = request.status is RequestStatus.FINISHED and bool(request.finish_reason)

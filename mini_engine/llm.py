@@ -1,4 +1,4 @@
-"""The friendly front, in the shape people know from vLLM: `LLM(model).generate(prompts, params)`."""
+"""The interface that most users need, as in vLLM: `LLM(model).generate(prompts, params)`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": .
 
 @dataclass
 class CompletionOutput:
-    """One answer of a request. `logprobs` has, for each token, {token id: log probability}."""
+    """One answer of a request. `logprobs` has {token id: log probability} for each token."""
 
     index: int  # always 0: a request has one answer
     text: str
@@ -28,12 +28,12 @@ class CompletionOutput:
     logprobs: list[dict[int, float]] | None
     finish_reason: str | None
     stop_reason: str | int | None = None
-    error: str | None = None  # why it could not go on, when finish_reason is "error"
+    error: str | None = None  # the message, when finish_reason is "error"
 
 
 @dataclass
 class RequestOutput:
-    """A finished request, in the shape of vLLM's."""
+    """A finished request, with vLLM's fields."""
 
     request_id: str
     prompt: str | None
@@ -45,7 +45,7 @@ class RequestOutput:
 
 @dataclass
 class _Pending:
-    """A request of `LLM.generate` on its way to becoming a RequestOutput."""
+    """A request of `LLM.generate` that is not finished."""
 
     request: Request
     prompt: str | None
@@ -80,12 +80,12 @@ class _Pending:
 
 
 def _is_token_id(value: Any) -> bool:
-    """An integer, of numpy's or torch's kind too."""
+    """Return whether the value is an integer, of numpy's or torch's kind too."""
     return isinstance(value, Integral) or getattr(value, "ndim", None) == 0
 
 
 def _several(prompts: Any) -> list[Prompt]:
-    """The prompts one by one. Raises ValueError for what is neither text nor token ids."""
+    """Return the prompts as a list. Raises ValueError for a prompt that is neither text nor token ids."""
     if isinstance(prompts, str):
         return [prompts]
     if not is_listed(prompts):
@@ -100,18 +100,18 @@ def _several(prompts: Any) -> list[Prompt]:
 
 def _one_each(name: str, values: Any, n: int) -> Sequence[Any]:
     if not is_listed(values) or isinstance(values, str):
-        raise ValueError(f"{name} must be a list, one a prompt, but is {shown(values)}")
+        raise ValueError(f"{name} must be a list with one for each prompt, but is {shown(values)}")
     if len(values) != n:
-        raise ValueError(f"there are {n} prompts, but {len(values)} {name}; give one a prompt")
+        raise ValueError(f"there are {n} prompts, but {len(values)} {name}; give one for each prompt")
     return cast(Sequence[Any], values)
 
 
 class LLM:
-    """A model ready to be asked: `LLM("smollm2").generate(prompts, sampling_params)`.
+    """A model to generate with: `LLM("smollm2").generate(prompts, sampling_params)`.
 
     `model` is a name from `mini-engine models`, a Hugging Face folder or a .gguf file; the other
-    arguments are the Engine's. A call while `generate` or `chat` is at work, in another thread or in a
-    callback, raises EngineBusyError.
+    arguments are the Engine's. A call while `generate` or `chat` runs, in another thread or in a callback,
+    raises EngineBusyError.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class LLM:
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
-        """Put the front on an engine that is there already."""
+        """Return an LLM around an existing engine."""
         self = cls.__new__(cls)
         self.engine, self._lock = engine, EngineLock("LLM")
         return self
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises ValueError for an engine without one."""
+        """The engine's tokenizer. Raises ValueError if there is none."""
         if self.engine.tokenizer is None:
             raise ValueError("this engine has no tokenizer; give prompts as token ids")
         return self.engine.tokenizer
@@ -141,12 +141,12 @@ class LLM:
         priority: Sequence[int] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Complete each prompt; the outputs come in the order of the prompts.
+        """Complete each prompt and return the outputs in the order of the prompts.
 
-        A prompt is text or token ids. One SamplingParams serves all, or give one a prompt. Raises
-        ValueError, and starts nothing, unless every prompt is accepted. What ends it early, Ctrl-C or an
-        error of the model, leaves none of its requests behind; a request that alone could not go on has
-        finish_reason "error".
+        A prompt is text or token ids. Give one SamplingParams for all, or one for each prompt. Raises
+        ValueError, and starts nothing, unless every prompt is accepted. If Ctrl-C or an error of the
+        model ends the call, it leaves none of its requests behind. A single request that cannot go on
+        has finish_reason "error".
         """
         all_prompts = _several(prompts)
         n = len(all_prompts)
@@ -180,8 +180,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or several, through the model's chat template.
 
-        A conversation is a list of messages, {"role": ..., "content": ...}. Raises ValueError for what is
-        none, and when the model has no chat template.
+        A conversation is a list of messages, {"role": ..., "content": ...}. Raises ValueError for any
+        other value, and when the model has no chat template.
         """
         if not is_listed(messages) or isinstance(messages, str):
             raise ValueError(f"messages must be a list of messages or of conversations: {shown(messages)}")
@@ -194,7 +194,7 @@ class LLM:
         left = set(pending)
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("Generating", total=len(left))
-            while left and self.engine.has_work:  # else the rest was aborted from elsewhere
+            while left and self.engine.has_work:  # else another thread has aborted the rest
                 for delta in self.engine.step():
                     if delta.request_id in left:
                         pending[delta.request_id].take(delta)

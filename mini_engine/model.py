@@ -1,8 +1,8 @@
 """The decoder: Llama, SmolLM2, Qwen2 and Qwen3 are one model with a few switches.
 
-`model(token_ids, positions, attend)` knows nothing of caches or batches. Attention itself is
-handed in as `attend(layer, q, k, v)`, and the leading shape of every tensor is free: (N,) for a
-flat batch, (B, T) for a padded one.
+`model(token_ids, positions, attend)` has no caches and no batches of its own. Attention is passed in
+as `attend(layer, q, k, v)`, and the leading shape of every tensor is free: (N,) for a flat batch,
+(B, T) for a padded one.
 """
 
 import math
@@ -18,9 +18,9 @@ from mini_engine.interfaces import Attend
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The numbers of a config.json that the decoder needs, under Hugging Face's own names.
+    """The numbers of a config.json that the decoder needs, under Hugging Face's names.
 
-    `rope_scaling` has its `rope_type`, linear or llama3, and that kind's factors; None for none.
+    `rope_scaling` has its `rope_type`, linear or llama3, and the factors of that type, or is None.
     """
 
     model_type: str
@@ -43,10 +43,10 @@ class ModelConfig:
 
 
 def rope_inv_freq(config: ModelConfig) -> Tensor:
-    """Rotary frequencies, (head_dim / 2,) float32, in radians a position.
+    """Return rotary frequencies, (head_dim / 2,) float32, in radians a position.
 
     Su et al., RoFormer (2021). `llama3` stretches the wavelengths that exceed the context the
-    model was trained on and blends those in between (Llama 3.1's release).
+    model was trained on and blends those in between (Llama 3.1).
     """
     # The device is named, so that building a model under torch.device("meta") leaves this real.
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
@@ -71,10 +71,9 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """torch's attention with heads last but one: q (B, Tq, heads, d), k and v (B, Tk, kv_heads, d).
+    """Call torch's attention: q and the result are (B, Tq, heads, d), k and v (B, Tk, kv_heads, d).
 
-    The mask is True where a query may look at a key, of a shape that broadcasts to (B, heads, Tq, Tk). The
-    result has the shape of q.
+    The mask is True where a query may attend to a key, and broadcasts to (B, heads, Tq, Tk).
     """
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
@@ -151,10 +150,10 @@ class DecoderLayer(nn.Module):
 class CausalLM(nn.Module):
     """A decoder-only language model.
 
-    `model(token_ids, positions, attend)` gives the last hidden states (*S, hidden_size) for token
-    ids and absolute positions (*S). `model.logits(rows)` turns the rows that are to be sampled,
-    (*R, hidden_size), into logits (*R, vocab_size): the head is the widest matrix of a small
-    model, and most rows of a step never need it.
+    `model(token_ids, positions, attend)` returns the last hidden states (*S, hidden_size) for token
+    ids and absolute positions (*S). `model.logits(rows)` turns the rows to be sampled, (*R, hidden_size),
+    into logits (*R, vocab_size): the head is the widest matrix of a small model, and most rows of a
+    step never need it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -190,5 +189,5 @@ class CausalLM(nn.Module):
         return logits
 
     def not_finite(self) -> str | None:
-        """The name of a weight that holds NaN or infinity, or None."""
+        """Return the name of a weight that holds NaN or infinity, or None."""
         return next((name for name, w in self.named_parameters() if not w.isfinite().all()), None)

@@ -1,4 +1,4 @@
-"""What a step gives out: a Delta for each request that got tokens, and streams that wait for theirs."""
+"""The results of a step: a Delta for each request that got tokens, and streams of Deltas."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class NoWorkError(RuntimeError):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of an engine; the labs replace them one by one. `step` None is engine.step."""
+    """The parts of an engine; the labs replace them one by one. `step` None means engine.step."""
 
     clamp: Callable[[int, int, int], int] = _scheduler.clamp
     next_chunk: Callable[[Request, int], _scheduler.Chunk] = _scheduler.next_chunk

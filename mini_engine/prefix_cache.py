@@ -1,6 +1,6 @@
-"""Finding computed blocks by their content: chained hashes of full blocks, as in vLLM's prefix caching.
+"""Computed blocks, found by their content: chained hashes of full blocks, as in vLLM.
 
-What is found is decided by content and what precedes it; the hash only says where to look.
+A block is found if its content and all that precedes it are equal; the hash only says where to look.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ _as_bytes = Struct(">q").pack
 
 
 def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-    """The hash of a full block: of its tokens and, through `parent`, of all that precede them.
+    """Return the hash of a full block: of its tokens and, through `parent`, of all before them.
 
-    It is quick, and prompts can be made up that collide: they are found more slowly, and never wrongly.
+    It is fast, and prompts can be made that collide: these are found more slowly, and never wrongly.
     """
     # Python hashes numbers alike in every run. The 1 in front keeps leading zeros of a parent, say a salt.
     return _as_bytes(hash((int.from_bytes(b"\1" + parent, "big"), token_ids)))
 
 
 class PrefixCache:
-    """The blocks that can be found, by hash. Holds no blocks and frees none: the manager does.
+    """The blocks that can be found, by hash. The manager holds and frees them.
 
-    A block is its number. What is known of it stands in a list at that index, and means something as long
-    as `block_hashes` has a hash there.
+    A block is its number, which is its index in each list. An entry is valid while `block_hashes` has a
+    hash at that index.
     """
 
     def __init__(self, num_blocks: int, block_size: int, hash_block: HashBlock = hash_block):
@@ -43,7 +43,7 @@ class PrefixCache:
         self._named: dict[bytes, tuple[int, ...]] = {}  # by hash; rarely more than one
 
     def find_longest_cache_hit(self, request: Request, most: int) -> list[int]:
-        """The longest run of blocks, at most so many, that the sequence starts with."""
+        """Return the longest run of blocks, at most `most`, that the sequence starts with."""
         hits: list[int] = []
         parent: str | int = request.cache_salt
         size = self.block_size
@@ -58,7 +58,7 @@ class PrefixCache:
         return hits
 
     def cache_full_blocks(self, request: Request, table: list[int], first: int, end: int) -> None:
-        """Let the blocks `table[first:end]` be found, full ones of the sequence; those before them are."""
+        """Let the blocks `table[first:end]` be found. They are full, and those before them can be found."""
         parent = self._prefixes[table[first - 1]] if first else request.cache_salt
         size = self.block_size
         all_ids = tuple(request.token_ids(first * size, end * size))
@@ -74,13 +74,13 @@ class PrefixCache:
             self._parents[block_id] = parent
             if twin is None:
                 self._num_prefixes += 1
-            # Two requests that computed the same side by side keep a copy each, under one name.
+            # Two requests that computed the same at the same time keep a copy each, under one prefix number.
             parent = self._num_prefixes if twin is None else self._prefixes[twin]
             self._prefixes[block_id] = parent
         self.num_blocks += end - first
 
     def evict(self, block_id: int) -> None:
-        """The block's content goes: it cannot be found any more."""
+        """Let the block be found no more: its content is about to be overwritten, or wrong."""
         hash = self.block_hashes[block_id]
         assert hash is not None
         named = self._named.pop(hash)
@@ -93,15 +93,15 @@ class PrefixCache:
         return {block_id for named in self._named.values() for block_id in named}
 
     def _match(self, named: tuple[int, ...], token_ids: tuple[int, ...], parent: str | int) -> int | None:
-        """Which of the blocks that share a hash has this content, behind this parent."""
+        """Return the block, among those that share a hash, that has this content after this parent."""
         for block_id in named:
             if self._parents[block_id] == parent and self._token_ids[block_id] == token_ids:
                 return block_id
         return None
 
     def _hash(self, request: Request, index: int, token_ids: tuple[int, ...]) -> bytes:
-        """Of a full block of the sequence. The chain is kept on the request: a blocked head of the queue
-        is looked up again every step."""
+        """Return the hash of a full block of the sequence. The chain is kept on the request, because a
+        blocked head of the queue is looked up again in every step."""
         hashes = request.block_hashes
         if index == len(hashes):
             parent = hashes[-1] if hashes else request.cache_salt.encode()

@@ -1,4 +1,4 @@
-"""The one request type, shared by labs and engine.
+"""The request type of labs and engine, and its sampling parameters.
 
 Two counters drive everything: `num_tokens` (prompt plus output so far) and `num_computed_tokens`
 (those whose keys and values are in the cache). Their difference is the work that is left; there
@@ -20,7 +20,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 
 
 class RequestStatus(Enum):
-    """What the engine stores of a request's life; prefill and decode follow from the two counters."""
+    """The state of a request; prefill and decode follow from the two counters."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,7 +32,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 def shown(value: Any) -> str:
-    """A value as error messages show it: on one line, and short however large it is."""
+    """Return a value as error messages show it: on one line, and short however large it is."""
     try:
         return " ".join(_short.repr(value).split())
     except ValueError:  # Python prints no number of more than 4,300 digits
@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """The value as a plain int, whatever kind of integer it is. Raises ValueError, naming it."""
+    """Return the value as a plain int, whatever kind of integer it is. Raises ValueError, naming it."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -50,7 +50,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def check_text(name: str, value: Any) -> None:
-    """Raises ValueError, naming it, for what is no string, or one that cannot be written as UTF-8."""
+    """Raise ValueError, naming the value, unless it is a string that can be written as UTF-8."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, but is {shown(value)}")
     if not is_unicode(value):
@@ -58,7 +58,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def is_unicode(value: str) -> bool:
-    """Whether it has whole characters only; a lone surrogate is half of one."""
+    """Return whether the string has whole characters only; a lone surrogate is half of one."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -79,7 +79,7 @@ def _is_whole(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen, and when to stop. The fields are named as in vLLM.
+    """The choice of tokens, and when to stop. The fields are named as in vLLM.
 
     temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0 and repetition_penalty 1 are off. `seed`
     makes a request reproducible whatever it is batched with. `max_tokens` None runs to the
@@ -104,7 +104,7 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        # A frozen dataclass that accepts the spellings people type: a lone string, a list, None.
+        # A lone string, a list and None are accepted, too; object.__setattr__ because the class is frozen.
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
             if hasattr(value, "tolist"):
@@ -159,7 +159,7 @@ class SamplingParams:
 
 
 def _plain(value: Any) -> Any:
-    """A number as Python's own, so that it can be hashed, compared and written as JSON."""
+    """Return a number as Python's own, so that it can be hashed, compared and written as JSON."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     if _is_whole(value):
@@ -187,9 +187,9 @@ class Request:
     """One prompt on its way through the engine. Compared by identity.
 
     `arrival` is a sequence number that the scheduler sets when the request is added and never
-    changes, so two requests never tie. Of the priorities a smaller number is more important.
+    changes, so two requests never tie. A smaller priority is more important.
 
-    Raises ValueError, naming the request, for what is no id, no prompt or no SamplingParams.
+    Raises ValueError, naming the request, for an invalid id, prompt, priority or SamplingParams.
     """
 
     request_id: str
@@ -208,10 +208,10 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     error: str | None = field(default=None, repr=False)  # the message, if it could not go on
-    block_hashes: list[bytes] = field(default_factory=list, repr=False)  # the block manager's notes
+    block_hashes: list[bytes] = field(default_factory=list, repr=False)  # kept by the prefix cache
 
     def __post_init__(self) -> None:
-        # The one door for what users give: from here on ids are strings and numbers Python's own.
+        # All user input passes here: from here on ids are strings, and numbers are Python's own.
         check_text("request_id", self.request_id)
         name = f"request {self.request_id!r}"
         check_text(f"{name}: cache_salt", self.cache_salt)
@@ -235,21 +235,21 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are known: the prompt and the outputs so far."""
+        """The number of known tokens: the prompt and the outputs so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens that are known but not computed: the work that is left."""
+        """The number of tokens that are known but not computed: the work that is left."""
         return len(self.prompt_token_ids) + len(self.output_token_ids) - self.num_computed_tokens
 
     @property
     def is_decode(self) -> bool:
-        """The next step computes one token, the last one sampled."""
+        """Whether the next step computes one token, the last one sampled."""
         return bool(self.output_token_ids) and self.num_new_tokens == 1
 
     def token_ids(self, start: int = 0, end: int | None = None) -> list[int]:
-        """Prompt and output tokens of the positions [start, end), without copying the rest."""
+        """Return the prompt and output tokens of the positions [start, end), without copying the rest."""
         n = len(self.prompt_token_ids)
         end = self.num_tokens if end is None else end
         if start >= n:
@@ -259,9 +259,9 @@ class Request:
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - n]
 
     def check_stop(self) -> str | None:
-        """Why the request ends after the output token it has just got, or None: it goes on.
+        """Return why the request ends with its latest output token, or None if it goes on.
 
-        Stop strings are not looked at here: they are found in the text, which the engine keeps.
+        Stop strings are not checked here: the output processor finds them in the text.
         """
         token_ids, params = self.output_token_ids, self.sampling_params
         if token_ids[-1] in params.stop_token_ids:

@@ -1,6 +1,6 @@
-"""In which order requests are served: the policy's key, the queue that it sorts, and the victim.
+"""The order of requests: the policy's key, the queue that it sorts, and the victim.
 
-fcfs goes by arrival, priority by the request's number first; one order serves admission and preemption.
+fcfs orders by arrival, priority by the request's priority first. Admission and preemption use one order.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from mini_engine.request import Request
 
 
 def policy_key(request: Request, policy: str) -> tuple[int, int]:
-    """Smaller is served earlier. `arrival` is unique, so two requests never tie."""
+    """Return the sort key: smaller is served earlier. `arrival` is unique, so two requests never tie."""
     return (request.priority if policy == "priority" else 0, request.arrival)
 
 
@@ -41,7 +41,7 @@ class RequestQueue:
         heapq.heappush(self._heap, (*policy_key(request, self.policy), number, request))
 
     def peek(self) -> Request:
-        """The first request, which stays. Raises IndexError when the queue is empty."""
+        """Return the first request, without taking it. Raises IndexError when the queue is empty."""
         return self._heap[0][-1]
 
     def pop(self) -> Request:
@@ -52,7 +52,7 @@ class RequestQueue:
         return request
 
     def remove(self, request: Request) -> None:
-        """Take a request from anywhere. Raises ValueError when it is not there."""
+        """Take a request out, wherever it is. Raises ValueError when it is not there."""
         if request not in self._entries:
             raise ValueError(f"request {request.request_id!r} is not in the queue")
         del self._entries[request]
@@ -73,10 +73,10 @@ class RequestQueue:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would be popped."""
+        """Iterate in the order in which they would be popped."""
         return (entry[-1] for entry in sorted(self._heap) if self._is_live(entry))
 
 
 def pick_victim(running: list[Request], policy: str) -> Request:
-    """Which request to preempt: the last in policy order, so the newest of the least important."""
+    """Return the request to preempt: the last in policy order, so the newest of the least important."""
     return max(running, key=lambda request: policy_key(request, policy))

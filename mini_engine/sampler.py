@@ -14,11 +14,11 @@ from mini_engine.request import Request, SamplingParams
 
 
 class NotFiniteError(ValueError):
-    """Logits that nothing can be chosen by."""
+    """Logits from which no token can be chosen."""
 
 
 class Sampler:
-    """Call it with logits (S, vocab_size) and the S requests they belong to; it returns S token ids.
+    """Chooses tokens: called with logits (S, vocab_size) and their S requests, it returns S token ids.
 
     A request without a seed gets one from `seed` and its arrival number, so a whole run repeats. Raises
     NotFiniteError before anything is drawn if the largest logit of a row is NaN or infinite.
@@ -46,16 +46,16 @@ class Sampler:
         return token_ids.tolist()
 
     def forget(self, request_id: str) -> None:
-        """Drop a request's generator; if the request goes on, it is made anew where it stood."""
+        """Drop a request's generator; if the request goes on, a new one continues where it was."""
         self._generators.pop(request_id, None)
 
     def _uniform(self, requests: list[Request]) -> Tensor:
-        """One number in [0, 1) from each request's generator, (S,) float64."""
+        """Return one number in [0, 1) from each request's generator, (S,) float64."""
         draws = []
         for request in requests:
             generator = self._generators.get(request.request_id)
             if generator is None:
-                # Python's generator, not torch's: that one looks at 32 bits of a seed only.
+                # Python's generator, not torch's, which uses 32 bits of a seed only.
                 seed = request.sampling_params.seed
                 generator = random.Random(f"{self.seed}/{request.arrival}" if seed is None else int(seed))
                 for _ in request.output_token_ids:  # where one was forgotten in the middle of a request
@@ -66,7 +66,7 @@ class Sampler:
 
 
 def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
-    """Log probabilities of the chosen token and of the `num` best, from one row of raw logits."""
+    """Return log probabilities of the chosen token and of the `num` best, from one row of raw logits."""
     logprobs = logits.float().log_softmax(dim=-1)
     best = logprobs.topk(min(num, len(logprobs))).indices.tolist()
     return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
@@ -80,7 +80,7 @@ def _penalize(row: Tensor, request: Request) -> None:
 
 
 def _probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Temperature, then min_p, top_k and top_p, in that order: (S, vocab_size) float32."""
+    """Return probabilities (S, vocab_size) float32: temperature, min_p, top_k and top_p, in that order."""
 
     def column(name: str) -> Tensor:
         return torch.tensor([getattr(p, name) for p in params], device=logits.device).unsqueeze(1)
@@ -105,7 +105,7 @@ def _probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
 
 
 def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Invert the cumulative distribution: the first token whose running sum exceeds the draw.
+    """Return the first token whose cumulative probability exceeds the draw.
 
     There is one: a draw is at most 1 - 2**-53, and times the whole sum that rounds to less than the sum.
     """

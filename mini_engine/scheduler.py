@@ -1,7 +1,7 @@
-"""Which requests compute in this step, and how much: the two-phase loop and what surrounds it.
+"""Schedules each step: the requests that compute in it, and how many tokens each.
 
 `schedule_step` serves the running requests, then admits waiting ones, under one token budget.
-`Scheduler` adds the queue, making room by preemption, and taking back what the step has sampled.
+`Scheduler` adds the queue, preemption, and the update after the step.
 Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM's.
 """
 
@@ -20,7 +20,7 @@ ScheduleStep = Callable[..., dict[str, int]]
 
 
 def clamp(num_new: int, budget: int, threshold: int) -> int:
-    """Tokens of one request in this step: at most `threshold` (0: no limit), at most `budget`."""
+    """Return the tokens of one request in this step: at most `threshold` (0: no limit) and `budget`."""
     if 0 < threshold < num_new:
         num_new = threshold
     return max(0, min(num_new, budget))
@@ -35,14 +35,14 @@ class Chunk(NamedTuple):
 
 
 def next_chunk(request: Request, num_tokens: int) -> Chunk:
-    """The next `num_tokens` tokens of `request` whose keys and values are not in the cache yet."""
+    """Return the next `num_tokens` tokens of `request` whose keys and values are not computed yet."""
     start = request.num_computed_tokens
     end = start + num_tokens
     return Chunk(request.token_ids(start, end), list(range(start, end)), end == request.num_tokens)
 
 
 def prefill_budget(running: list[Request], budget: int) -> int:
-    """What the running decodes leave of the token budget."""
+    """Return the token budget less a token for each running decode. lab-02's; not used by the engine."""
     return budget - sum(request.is_decode for request in running)
 
 
@@ -59,15 +59,15 @@ def schedule_step(
     """Decide one step: {request_id: number of tokens}, in row order.
 
     Admits by moving requests from `waiting` to the end of `running`. The front of the queue
-    blocks those behind it: skipping past it would let small requests starve a large one.
+    blocks those behind it: otherwise small requests could starve a large one.
 
-    The caller has made room for a token of each running request; where that is not so, a RuntimeError
-    names the request. The limits are those of EngineConfig.
+    The caller has made room for a token of each running request; otherwise a RuntimeError names the
+    request. The limits are those of EngineConfig.
     """
     budget, block_size = max_num_batched_tokens, kv.block_size
     scheduled: dict[str, int] = {}
 
-    # Running first: a reader is watching their tokens stream.
+    # Running first: their users are waiting for the next token.
     for request in running:
         computed = request.num_computed_tokens
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids) - computed
@@ -75,7 +75,7 @@ def schedule_step(
             num_tokens = clamp(num_tokens, budget, long_prefill_token_threshold)
             if num_tokens == 0:
                 continue
-        # What fits behind the last computed token, into its block, need not be asked for.
+        # Tokens that fit into the last computed token's block need no call.
         room = -computed % block_size
         if num_tokens > room and not kv.allocate(request, num_tokens):
             raise RuntimeError(f"no KV room for running request {request.request_id!r}: make room first")
@@ -96,7 +96,7 @@ def schedule_step(
 
 
 class Scheduler:
-    """The queue, the running set and the loop between them.
+    """The queue of waiting requests, the running requests, and the decisions of each step.
 
     `running` is kept in admission order, which is also the row order of a step. The settings are those of
     EngineConfig; `schedule_step` and `clamp` may be others with the same signature. Raises ValueError for
@@ -136,7 +136,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if it could not finish even with the pool to itself.
 
-        A request that is refused is left as it was, and uses up no arrival number.
+        A refused request is left unchanged, and gets no arrival number.
         """
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
@@ -160,7 +160,7 @@ class Scheduler:
     def schedule(self) -> dict[str, int]:
         """Decide the next step: {request_id: number of tokens}, in row order."""
         made_room = self.make_room()
-        # A request just preempted must not be readmitted in this step, nor another in its place.
+        # A request just preempted must not be admitted again in this step, nor another in its place.
         waiting = RequestQueue(self.policy) if made_room else self.waiting
         return self.schedule_step(
             waiting,
@@ -175,7 +175,7 @@ class Scheduler:
     def make_room(self) -> bool:
         """Preempt until every running request can grow by a token; True if any was preempted.
 
-        Nothing is scheduled yet, so there is nothing to take back from a victim.
+        Nothing is scheduled yet, so nothing of a victim's must be undone.
         """
         made_room = False
         # A token takes one block at most, so with a free block for each there is nothing to count.
@@ -190,8 +190,8 @@ class Scheduler:
         return sum(self.kv.num_new_blocks(request, 1) for request in at_edge) > self.kv.num_free_blocks
 
     def preempt(self, request: Request) -> None:
-        """Back to the queue, to be recomputed. Outputs and arrival are kept: the reader of the
-        stream sees nothing, and the request stays ahead of all that came later."""
+        """Put a request back into the queue, to be recomputed. It keeps its outputs and its arrival, so it
+        stays ahead of all that came later."""
         self.running.remove(request)
         self.kv.free(request)
         request.num_computed_tokens = 0
@@ -202,11 +202,11 @@ class Scheduler:
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
-        """Take back a computed step: what was scheduled, and the tokens sampled from it.
+        """Take in a computed step: what was scheduled, and the tokens sampled from it.
 
-        `sampled` is {request_id: token ids}, of the requests that reached the end of their sequence.
-        `stopped` are the ids of requests whose text has reached a stop string. Returns the requests
-        that have finished; their blocks are free for the very next step. Raises ValueError for a token of
+        `sampled` is {request_id: token ids}, for the requests that reached the end of their sequence.
+        `stopped` are the ids of requests whose text has reached a stop string. Return the requests
+        that have finished; their blocks are free in the next step. Raises ValueError for a token of
         a request that has more to compute.
         """
         finished = []
@@ -239,9 +239,9 @@ class Scheduler:
         return finished
 
     def take_back(self, before: list[Request]) -> None:
-        """The step that was decided while `before` ran is not computed: what it admitted waits again, and
-        the room that decodes were given is free. Preemptions stand: where the victims' keys and values
-        were, others may have written."""
+        """Undo a step that was decided while `before` ran and is not computed: requests that it admitted
+        wait again, and room for new tokens is given back. Preemptions stand, because others may have
+        overwritten the victims' keys and values."""
         for request in [r for r in self.running if r not in before]:
             if request.num_computed_tokens == request.num_cached_tokens:
                 self.running.remove(request)

@@ -1,4 +1,4 @@
-"""What the book adds to Sphinx: quizzes, players, links to the glossary, and directives that a forge hides.
+"""The book's extension of Sphinx: quizzes, players, links to the glossary, and hidden directives.
 
 A comment `<!-- {name} argument -->` in a page is the directive `name`, its further lines the body. So a
 page reads as plain Markdown elsewhere, and the table of contents, a quiz or a player appears only in the
@@ -33,15 +33,12 @@ LINKED = ("docs/", "labs/", "notebooks/")
 
 
 def show_hidden(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Comments that are directives become directives, and links to folders plain text."""
+    """Turn comments that are directives into directives, and links to folders into plain text."""
 
     def directive(found: re.Match[str]) -> str:
-        # Some pages are there in some editions of the course only.
-        there = [
-            line
-            for line in (found[3] or "").splitlines()
-            if "*" not in line or any(ROOT.glob(line[1:] + ".*"))
-        ]
+        # Some pages exist in some editions of the course only.
+        lines = (found[3] or "").splitlines()
+        there = [line for line in lines if "*" not in line or any(ROOT.glob(line[1:] + ".*"))]
         return "\n".join([f"````{{{found[1]}}} {found[2]}", *there, "````"])
 
     def link(found: re.Match[str]) -> str:
@@ -62,7 +59,7 @@ class Quiz(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(DOCS / "quizzes.toml"))
-        topics.cache_clear()  # a server that rebuilds would show the first ones for ever
+        topics.cache_clear()  # else a server that rebuilds shows the old ones
         found: list[nodes.Node] = [raw('<div class="quiz">')]
         for number, question in enumerate(find_topic(self.arguments[0]).questions, 1):
             found += [raw(f'<div class="question"><div class="number">Question {number}</div>')]
@@ -110,7 +107,7 @@ class Play(SphinxDirective):
 
 
 def write_players(app: Sphinx, error: Exception | None) -> None:
-    """The player, and the pictures that stand for it."""
+    """Write the player, and the pictures that stand for it."""
     if error is None and app.builder.name == "html":
         static = Path(app.outdir, "_static")
         write_shell(static / "player")
@@ -124,7 +121,7 @@ def write_players(app: Sphinx, error: Exception | None) -> None:
 
 @cache
 def terms() -> dict[str, tuple[str, str]]:
-    """Each term of glossary.md, in lower case: the anchor of its heading, and its first sentence."""
+    """Return the terms of glossary.md, in lower case: the anchor of the heading, and the first sentence."""
     found = {}
     text = (DOCS / "glossary.md").read_text("utf-8")
     for heading, body in re.findall(r"^## (.+?)\n+(.*?)(?=\n\n|\Z)", text, re.M | re.S):
@@ -142,40 +139,34 @@ def pattern() -> re.Pattern[str]:
 
 
 def link_terms(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """In each page the first use of a term leads to the glossary."""
+    """Link the first use of a term in each page to the glossary."""
     if app.builder.format != "html" or not docname.startswith(LINKED) or docname == GLOSSARY:
         return
     to = app.builder.get_relative_uri(docname, GLOSSARY)
     seen: set[str] = set()
-    for node in list(doctree.findall(nodes.Text)):
-        if not _is_prose(node):
-            continue
-        if isinstance(node.parent, nodes.literal):
-            if (name := str(node).lower()) in terms() and terms()[name][0] not in seen:
-                seen.add(terms()[name][0])
-                place = node.parent
-                place.parent.replace(place, _link(to, name, place.deepcopy()))
-            continue
-        if pieces := _pieces(str(node), to, seen):
-            node.parent.replace(node, pieces)
+    for node in filter(_is_prose, list(doctree.findall(nodes.Text))):
+        place = node.parent
+        if not isinstance(place, nodes.literal):
+            if pieces := _pieces(str(node), to, seen):
+                place.replace(node, pieces)
+        elif (name := str(node).lower()) in terms() and terms()[name][0] not in seen:
+            seen.add(terms()[name][0])
+            place.parent.replace(place, _link(to, name, place.deepcopy()))
 
 
 def _is_prose(node: nodes.Node) -> bool:
     kinds = (nodes.reference, nodes.title, nodes.literal_block, nodes.raw, nodes.caption, nodes.image)
-    chain = node.parent
-    prose = False
+    chain, prose = node.parent, False
     while chain is not None:
-        # An answer is itself what is clicked on: a link in it could not be told from it.
+        # A click on an answer opens it, so it has no links.
         if isinstance(chain, kinds) or "answer" in getattr(chain, "attributes", {}).get("classes", ()):
             return False
-        prose = prose or isinstance(chain, nodes.paragraph)
-        chain = chain.parent
+        chain, prose = chain.parent, prose or isinstance(chain, nodes.paragraph)
     return prose
 
 
 def _pieces(text: str, to: str, seen: set[str]) -> list[nodes.Node]:
-    pieces: list[nodes.Node] = []
-    done = 0
+    pieces, done = [], 0
     for match in pattern().finditer(text):
         name = match[0].lower()
         name = next((n for n in (name, name[:-1], name[:-2]) if n in terms()), None)
@@ -189,9 +180,8 @@ def _pieces(text: str, to: str, seen: set[str]) -> list[nodes.Node]:
 
 def _link(to: str, name: str, shown: nodes.Node) -> nodes.reference:
     anchor, meaning = terms()[name]
-    return nodes.reference(
-        "", "", shown, refuri=f"{to}#{anchor}", reftitle=meaning, classes=["term"], internal=True
-    )
+    target = {"refuri": f"{to}#{anchor}", "reftitle": meaning, "classes": ["term"], "internal": True}
+    return nodes.reference("", "", shown, **target)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -201,5 +191,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("quiz", Quiz)
     app.add_directive("play", Play)
     made_by = [*sorted(Path(__file__).parent.glob("*.py")), DOCS / "images" / "real_bugs.py"]
-    state = crc32(b"".join(path.read_bytes() for path in made_by))  # changed, it makes every page anew
+    state = crc32(b"".join(path.read_bytes() for path in made_by))  # a change rebuilds every page
     return {"version": "1", "env_version": state, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,5 +1,5 @@
-"""Makes the book fit for any file server: nothing inline in a page, so that its policy can forbid that; a
-tenth of what the theme brings; and a way from a lab's text to the page in which the lab is written.
+"""Prepares the book for any file server: no inline scripts and styles, which its policy forbids; a tenth of
+the theme's files; and links from a lab's text to the page in which the lab is written.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ CHARSET = '<meta charset="utf-8" />'
 
 
 def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Links that say "Write lab-01 now" lead to that lab's page, and its text begins with such a link."""
+    """Link "Write lab-01 now" to that lab's page, and begin the lab's text with such a link."""
     if app.builder.format != "html":
         return
 
@@ -48,16 +48,14 @@ def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> Non
     lab = docname.removeprefix("labs/").removesuffix("/README")
     title = next(iter(doctree.findall(nodes.title)), None)
     if lab in LABS and title is not None:
-        words = f"Write {lab} in your browser"
-        link = nodes.reference("", words, refuri=page(lab), classes=["write"], internal=True)
-        line = nodes.paragraph(
-            "", "", link, nodes.Text(": nothing to install, and your run beside the reference's.")
-        )
-        title.parent.insert(title.parent.index(title) + 1, line)
+        target = {"refuri": page(lab), "classes": ["write"], "internal": True}
+        link = nodes.reference("", f"Write {lab} in your browser", **target)
+        rest = nodes.Text(": nothing to install, and your run beside the reference's.")
+        title.parent.insert(title.parent.index(title) + 1, nodes.paragraph("", "", link, rest))
 
 
 def finish(app: Sphinx, error: Exception | None) -> None:
-    """Rewrites the pages that were built, and throws away what none of them uses."""
+    """Rewrite the pages that were built, and delete files that none of them uses."""
     if error is not None or app.builder.name != "html":
         return
     out = Path(app.outdir)
@@ -85,7 +83,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 
 
 def strict(text: str, name: str, static: Path) -> str:
-    """A page of the theme without anything inline, under its policy. Done twice it is as done once."""
+    """Return a page without inline scripts and styles, with its policy. A second time changes nothing."""
     up = "../" * name.count("/")
     policy = SEARCH if name == "search.html" else TEXT
 
@@ -110,12 +108,12 @@ def strict(text: str, name: str, static: Path) -> str:
     if found := FORBIDDEN.search(text):
         raise ExtensionError(f"{name}: {found[1]} is a script in an attribute, which no policy lets run")
     if "Content-Security-Policy" not in text:
-        sheets = "".join(
-            f'<link rel="stylesheet" href="{up}_static/{one}.css">' for one in ("icons", "inline")
-        )
+        link = f'<link rel="stylesheet" href="{up}_static/%s.css">'
         meta = f'{CHARSET}\n    <meta http-equiv="Content-Security-Policy" content="{policy}">'
-        text = text.replace(CHARSET, meta, 1).replace("</head>", f"{sheets}\n  </head>", 1)
-        first, image, rest = text.partition("<img ")  # what is further down is loaded when it comes near
+        text = text.replace(CHARSET, meta, 1).replace(
+            "</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1
+        )
+        first, image, rest = text.partition("<img ")  # pictures further down are loaded when they come near
         text = first + image + rest.replace("<img ", '<img loading="lazy" ')
     return text
 
@@ -125,7 +123,7 @@ def digest(text: str) -> str:
 
 
 def kept(text: str, kind: str, static: Path) -> str:
-    """The name of a file with what stood inline."""
+    """Write inline text into a file, and return its name."""
     name = f"inline-{digest(text)}.{kind}"
     (static / name).write_text(text.strip() + "\n", encoding="utf-8")
     return name
@@ -133,14 +131,14 @@ def kept(text: str, kind: str, static: Path) -> str:
 
 @cache
 def write_once(path: Path, line: str) -> None:
-    """A rule in a style sheet that earlier builds may have begun: Sphinx writes only pages that changed."""
+    """Add a rule to a style sheet that earlier builds may have begun: Sphinx writes only changed pages."""
     known = path.read_text("utf-8") if path.exists() else ""
     if line not in known:
         path.write_text(known + line, encoding="utf-8")
 
 
 def draw_icons(names: set[str], static: Path) -> None:
-    """Of the theme's two thousand icons the dozen that the pages show, without its script or fonts."""
+    """Write the dozen icons that the pages show, of the theme's two thousand, without its script or fonts."""
     (static / "inline.css").touch()
     library = static / "scripts" / "fontawesome.js"
     data = library.read_text("utf-8")
@@ -155,10 +153,8 @@ def draw_icons(names: set[str], static: Path) -> None:
         if not found:
             raise ExtensionError(f"the theme's icons have no {name!r}")
         wide, high, path = found[-1]  # outlined ones come before
-        picture = (
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {wide} {high}'><path d='{path}'/></svg>"
-        )
-        address = "data:image/svg+xml," + quote(picture, safe=" =:/'")
+        box = f"xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {wide} {high}'"
+        address = "data:image/svg+xml," + quote(f"<svg {box}><path d='{path}'/></svg>", safe=" =:/'")
         rules.append(f'.fa-{name} {{ --icon: url("{address}"); }}')
     (static / "icons.css").write_text("\n".join(rules) + "\n", encoding="utf-8")
     library.unlink()

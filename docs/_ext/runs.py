@@ -1,6 +1,6 @@
 """The runs that the book plays. `<!-- {play} NAME -->` shows one; it is made when the book is built.
 
-What decides is the engine's own Scheduler or a lab's solution, as the page says; nothing is recorded by hand.
+The engine's own Scheduler or a lab's solution decides, as the page says; no run is written by hand.
 """
 
 import importlib.util
@@ -32,22 +32,19 @@ class Shown:
     names: Sequence[str]
     step: int | None = None
     follow: str | None = None
-    plays: bool = False  # by itself, as soon as it is in sight
+    plays: bool = False  # starts by itself, as soon as it is in sight
 
     def payload(self) -> dict[str, Any]:
-        place = {"step": self.step, "follow": self.follow}
-        return payload(*self.runs, names=self.names, **place) | {
-            "play": self.plays,
-            "brief": len(self.runs) > 1,
-        }
+        shown = payload(*self.runs, names=self.names, step=self.step, follow=self.follow)
+        return shown | {"play": self.plays, "brief": len(self.runs) > 1}
 
     def picture(self) -> str | None:
-        """The step it opens at as SVG, for a page without JavaScript; a log of operations has none."""
+        """Return the step it opens at as SVG, for a page without JavaScript; a log of operations has none."""
         traces = [run for run in self.runs if isinstance(run, Trace)]
         return step_picture(traces[0], self.step, *traces[1:], names=self.names) if traces else None
 
     def words(self) -> str:
-        """What that picture shows, in sentences."""
+        """Return a description of that picture, in sentences."""
         said = [step_words(run, run.steps[0].step if self.step is None else self.step) for run in self.runs]
         each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=True)]
         return " ".join(["The trace player.", *each])
@@ -105,21 +102,12 @@ def _of_lab(lab_id: str, name: str) -> Any:
     return _run(lab_id, next(scenario for scenario in scenarios if scenario["name"] == name))
 
 
-def _front() -> Shown:
-    return Shown([ready_setup()], ["six requests in a pool of 20 blocks"], plays=True)
+def _lab_run(lab_id: str, name: str, title: str, step: int, follow: str | None = None) -> Shown:
+    return Shown([_of_lab(lab_id, name)], [title], step, follow)
 
 
-def _scheduling() -> Shown:
-    return Shown([_of_lab("lab-01", "a crowd for four slots")], ["ten requests, four slots"], 1)
-
-
-def _batching() -> Shown:
-    runs = batching([16, 4, 4, 4] * 3, 4, 64)
-    return Shown(runs, ["static batching", "continuous batching"], 5)
-
-
-def _life() -> Shown:
-    return Shown([_of_lab("lab-03", "two in a tight pool")], ["two in a pool of 22 slots"], 2, "r0")
+def first_preempted(trace: Trace) -> str:
+    return next(event.id for record in trace.steps for event in record.events if event.type == "PREEMPTED")
 
 
 def _resources() -> Shown:
@@ -131,8 +119,7 @@ def _resources() -> Shown:
 
 def _counters() -> Shown:
     trace = counters()
-    name = next(event.id for record in trace.steps for event in record.events if event.type == "PREEMPTED")
-    return Shown([trace], ["two in a pool of nine blocks"], 8, name)
+    return Shown([trace], ["two in a pool of nine blocks"], 8, first_preempted(trace))
 
 
 def _chunks() -> Shown:
@@ -148,19 +135,6 @@ def _chunks() -> Shown:
         scenario = _scenario("a long prompt", requests, **limits, num_blocks=144, block_size=16)
         runs.append(in_milliseconds(drive(made, scenario)))
     return Shown(runs, ["the prompt whole", "in chunks of 512"], 3, "d")
-
-
-def _fused() -> Shown:
-    return Shown([_of_lab("lab-02", "a long prompt beside two decodes")], ["a budget of 10"], 1, "long")
-
-
-def _preemption() -> Shown:
-    runs = [_of_lab("lab-03", f"two in a tight pool{end}") for end in ("", ", fcfs")]
-    return Shown(runs, ["priority", "fcfs"], 2)
-
-
-def _paging() -> Shown:
-    return Shown([five_in_a_pool()], ["five in a pool of 20 blocks"], 3, "c")
 
 
 def _prefix() -> Shown:
@@ -189,19 +163,28 @@ def _cost() -> Shown:
     return Shown([simulate(arrivals, way, **limits).trace for way in ways], ways, 2, "r0")
 
 
-WATCHED = (
-    "threshold",
-    "claims",
-    "loop-ends",
-    "twins",
-    "demo",
-)  # where vLLM decides otherwise, and a large one
+WATCHED = ("threshold", "claims", "loop-ends", "twins", "demo")  # vLLM decides otherwise; the last is large
+TIGHT = "two in a tight pool"
 RUNS: dict[str, Callable[[], Shown]] = {
-    "front": _front, "scheduling": _scheduling, "batching": _batching, "life": _life, "resources": _resources,
-    "counters": _counters, "chunks": _chunks, "fused": _fused, "preemption": _preemption, "paging": _paging,
-    "prefix": _prefix, "metrics": _metrics, "cost": _cost,
+    "front": lambda: Shown([ready_setup()], ["six requests in a pool of 20 blocks"], plays=True),
+    "scheduling": lambda: _lab_run("lab-01", "a crowd for four slots", "ten requests, four slots", 1),
+    "batching": lambda: Shown(
+        batching([16, 4, 4, 4] * 3, 4, 64), ["static batching", "continuous batching"], 5
+    ),
+    "life": lambda: _lab_run("lab-03", TIGHT, "two in a pool of 22 slots", 2, "r0"),
+    "resources": _resources,
+    "counters": _counters,
+    "chunks": _chunks,
+    "fused": lambda: _lab_run("lab-02", "a long prompt beside two decodes", "a budget of 10", 1, "long"),
+    "preemption": lambda: Shown(
+        [_of_lab("lab-03", TIGHT), _of_lab("lab-03", f"{TIGHT}, fcfs")], ["priority", "fcfs"], 2
+    ),
+    "paging": lambda: Shown([five_in_a_pool()], ["five in a pool of 20 blocks"], 3, "c"),
+    "prefix": _prefix,
+    "metrics": _metrics,
+    "cost": _cost,
     **{f"watch-{name}": partial(_watched, name) for name in WATCHED},
-}  # fmt: skip
+}
 
 
 def find(name: str) -> Shown:

@@ -4,6 +4,7 @@ python docs/images/concepts.py [NAME ...]
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,21 @@ import runs as made  # noqa: E402  what the book plays
 
 
 def step_cost() -> Any:
-    """What a step costs by the number of its tokens, on the course's cost model: nearly flat up to some ten
+    """The cost of a step by the number of its tokens, on the course's cost model: nearly flat up to some ten
     tokens, where reading the weights is all of it, and in proportion to the tokens from some hundred on."""
     cost = CostModel()
     tokens = [2**n for n in range(13)]
     time = [cost.step_time(StepLoad(1, n, n)) for n in tokens]
     axes = style.panels(None, 1, 2, 2.6, gridspec_kw={"wspace": 0.28})
-    for ax, values, label in (
-        (axes[0], time, "a step takes (ms)"),
-        (axes[1], [t / n for t, n in zip(time, tokens, strict=True)], "a token costs (ms)"),
-    ):
+    each = [t / n for t, n in zip(time, tokens, strict=True)]
+    panels = (time, "a step takes (ms)", [8, 30, 100, 300]), (each, "a token costs (ms)", [0.1, 1, 8])
+    for ax, (values, label, ticks) in zip(axes, panels, strict=True):
         style.frame(ax, xlabel="tokens in the step", ylabel=label)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.plot(tokens, values, "o-", color=style.BLUE, markersize=4)
         ax.set_xticks([1, 16, 256, 4096], ["1", "16", "256", "4096"])
-    axes[0].set_yticks([8, 30, 100, 300], ["8", "30", "100", "300"])
-    axes[1].set_yticks([0.1, 1, 8], ["0.1", "1", "8"])
+        ax.set_yticks(ticks, map(str, ticks))
     return tuple(axes)
 
 
@@ -46,8 +45,7 @@ def batching() -> Any:
     """Busy slots in each step, for eight groups of one answer of 500 tokens and seven of 10. Static batching
     has all eight busy for 10 steps of every 500 and one for the rest; continuous batching keeps all eight
     busy until the queue is empty."""
-    runs = made.batching(([500] + [10] * 7) * 8, slots=8, num_blocks=4000)
-    return figures.utilisation(*runs)
+    return figures.utilisation(*made.batching(([500] + [10] * 7) * 8, slots=8, num_blocks=4000))
 
 
 def two_counters() -> Any:
@@ -55,32 +53,28 @@ def two_counters() -> Any:
     then both counters climb, one token apart; a preemption sets the computed ones to 0; on the way back it
     finds most of its own blocks in the prefix cache."""
     trace = made.counters()
-    name = next(event.id for record in trace.steps for event in record.events if event.type == "PREEMPTED")
-    steps, known, computed, states = [], [], [], []
+    name = made.first_preempted(trace)
+    steps, known, computed, out = [], [], [], []
     for record, views in replay(trace):
-        view = views.get(name)
-        if view is None or view.state == "finished":
-            continue
-        steps.append(record.step)
-        known.append(view.num_prompt_tokens + view.num_output_tokens + len(record.new_tokens.get(name, ())))
-        computed.append(view.num_computed_tokens + view.num_scheduled)
-        states.append(view.state)
+        if (view := views.get(name)) and view.state != "finished":
+            new = len(record.new_tokens.get(name, ()))
+            steps.append(record.step)
+            known.append(view.num_prompt_tokens + view.num_output_tokens + new)
+            computed.append(view.num_computed_tokens + view.num_scheduled)
+            out += [record.step] if view.state in ("preempted", "waiting") else []
     ax = style.one_panel(None, 2.8)
     style.frame(ax, xlabel="engine step", ylabel="tokens")
     ax.step(steps, known, where="mid", color=style.VERMILLION, lw=2, label="num_tokens")
     ax.step(steps, computed, where="mid", color=style.BLUE, lw=2, label="num_computed_tokens")
-    ax.fill_between(
-        steps, computed, known, step="mid", color=style.LIGHT_ORANGE, alpha=0.6, label="left to compute"
-    )
-    out = [step for step, state in zip(steps, states, strict=True) if state in ("preempted", "waiting")]
-    if out:
-        ax.axvspan(min(out) - 0.5, max(out) + 0.5, color=style.PALE, label="preempted, waiting")
+    fill = {"color": style.LIGHT_ORANGE, "alpha": 0.6, "label": "left to compute"}
+    ax.fill_between(steps, computed, known, step="mid", **fill)
+    ax.axvspan(min(out) - 0.5, max(out) + 0.5, color=style.PALE, label="preempted, waiting")
     style.add_legend(ax)
     return ax
 
 
 def swap_or_recompute() -> Any:
-    """What it costs to bring a victim back, by the length of its sequence, for a model of 8 billion
+    """The cost of bringing a victim back, by the length of its sequence, for a model of 8 billion
     parameters: copying keys and values out and in at 25 GB/s grows slowly, computing them
     anew grows eight times as fast. By arithmetic, not measured."""
     tokens = list(range(0, 4001, 250))
@@ -97,16 +91,14 @@ def swap_or_recompute() -> Any:
 def waste() -> Any:
     """KV slots that five requests take in each step of a run: in blocks of four hardly more than the tokens
     that they hold, with 40 slots reserved for each up to 200, more than the pool has."""
-    trace = made.five_in_a_pool()
-    return figures.waste(trace, max_model_len=40)
+    return figures.waste(made.five_in_a_pool(), max_model_len=40)
 
 
 def metrics() -> Any:
     """One request on a time line of milliseconds: it arrives, waits in the queue, its prompt is
     computed, and its tokens come. From arrival to the first token is TTFT; each gap between two
     tokens is an ITL; their mean is TPOT."""
-    trace = made.waits_for_a_slot()
-    name = "r2"
+    trace, name = made.waits_for_a_slot(), "r2"
     found = request_metrics(trace)[name]
     queued = next(e.t for r in trace.steps for e in r.events if e.type == "QUEUED" and e.id == name)
     times = [record.t_end - queued for record in trace.steps if name in record.new_tokens]
@@ -115,28 +107,25 @@ def metrics() -> Any:
     ax.spines[["left", "right", "top"]].set_visible(False)
     ax.set_xlabel("ms since the request arrived", fontsize=9, color=style.INK)
     ax.tick_params(colors=style.INK, labelsize=8)
+    queue, first, last = found.queue_time, times[0], times[-1]
     for start, end, colour in (
-        (0, found.queue_time, style.GREY),
-        (found.queue_time, times[0], style.BLUE),
-        (times[0], times[-1], style.LIGHT_ORANGE),
+        (0, queue, style.GREY),
+        (queue, first, style.BLUE),
+        (first, last, style.LIGHT_ORANGE),
     ):
         ax.barh(0, end - start, left=start, height=0.5, color=colour)
     ax.plot(times, [0] * len(times), "o", color=style.DARK, markersize=5, zorder=3)
-    spans = (
-        (0, times[0], 0.75, f"TTFT {times[0]:.0f} ms"),
-        (times[0], times[-1], 0.75, f"TPOT {found.tpot:.1f} ms, the mean of the gaps"),
-        (0, found.queue_time, -0.75, f"queue {found.queue_time:.0f} ms"),
-        (found.queue_time, times[0], -0.75, "prefill"),
-    )
-    widest = max(range(1, len(times)), key=lambda i: times[i] - times[i - 1])
-    spans += (
-        (times[widest - 1], times[widest], -0.75, f"longest ITL {times[widest] - times[widest - 1]:.0f} ms"),
-    )
-    for start, end, y, words in spans:
+    gap, before = max((b - a, a) for a, b in pairwise(times))
+    for start, end, y, words in (
+        (0, first, 0.75, f"TTFT {first:.0f} ms"),
+        (first, last, 0.75, f"TPOT {found.tpot:.1f} ms, the mean of the gaps"),
+        (0, queue, -0.75, f"queue {queue:.0f} ms"),
+        (queue, first, -0.75, "prefill"),
+        (before, before + gap, -0.75, f"longest ITL {gap:.0f} ms"),
+    ):
         ax.annotate("", (start, y), (end, y), arrowprops={"arrowstyle": "<->", "color": style.INK, "lw": 1})
-        ax.text(
-            (start + end) / 2, y + (0.22 if y > 0 else -0.5), words, ha="center", fontsize=8, color=style.INK
-        )
+        below = y + (0.22 if y > 0 else -0.5)
+        ax.text((start + end) / 2, below, words, ha="center", fontsize=8, color=style.INK)
     return ax
 
 

@@ -19,6 +19,7 @@ from mini_engine.show import figures
 from mini_engine.sim.policies import BASELINES
 
 FOLDER = Path(__file__).with_name("bugs")
+LIMITS = ("max_num_batched_tokens", "max_num_seqs", "policy")
 
 
 @dataclass(frozen=True)
@@ -30,28 +31,27 @@ class Case:
     picture: bool = True
 
     @property
+    def mistake(self) -> Any:
+        return next((mistake for mistake in find_lab(self.lab).mistakes if mistake.id == self.bug), None)
+
+    @property
     def caught_by(self) -> str:
         """The test of the lab that fails with this bug."""
-        return next((bug.caught_by for bug in find_lab(self.lab).mistakes if bug.id == self.bug), "")
+        return self.mistake.caught_by if self.mistake else ""
 
     def runs(self, raise_errors: bool = True) -> tuple[Any, Any]:
-        """With the bug, and without; if asked, only as far as a watch that notices something lets it go."""
-        lab = find_lab(self.lab)
-        scenarios = loading.load(self.lab, "scenarios")
-        if self.bug in VARIANTS:
-            wrong = VARIANTS[self.bug]
-        else:
-            wrong = loading.mistaken(lab, next(bug for bug in lab.mistakes if bug.id == self.bug))
-        right = _run(scenarios, loading.namespace(self.lab, "solution"), self.scenario)
+        """With the bug, and without; without `raise_errors`, up to the step that a check has stopped."""
+        wrong = VARIANTS.get(self.bug) or loading.mistaken(find_lab(self.lab), self.mistake)
+        right = self._run(loading.namespace(self.lab, "solution"))
         try:
-            return _run(scenarios, wrong, self.scenario), right
+            return self._run(wrong), right
         except AssertionError:
             if raise_errors:
                 raise
             return RUNS[-1][1], right
 
     def text(self) -> str:
-        """The first step that departs, side by side, as a failing test shows it; or what a watch noticed."""
+        """The first step that departs, side by side, as a failing test shows it; or what a check noticed."""
         try:
             yours, reference = self.runs()
         except AssertionError as noticed:  # lab-06's ledger reads what each request would read
@@ -67,22 +67,17 @@ class Case:
         FOLDER.mkdir(exist_ok=True)
         figures.save(axes, FOLDER / f"{self.name}.png", dpi=130)
 
-
-def _run(scenarios: Any, which: Any, scenario: dict[str, Any]) -> Any:
-    if "block_size" in scenario["config"] and hasattr(
-        which, "schedule_step"
-    ):  # lab-01's, on the engine's memory
-        config = scenario["config"]
-        kv = BlockManager(config["num_blocks"], config["block_size"], watermark=0)
-        limits = {name: config[name] for name in ("max_num_batched_tokens", "max_num_seqs")}
-        made = engine.Scheduler(kv, schedule_step=which.schedule_step, **limits)
-        return drive(made, scenario, raise_errors=False)
-    if isinstance(which, type):  # a scheduler of our own
-        settings = ("policy", "max_num_batched_tokens", "max_num_seqs")
-        config = scenario["config"]
-        made = which(FakeKV(config["num_blocks"]), **{k: config[k] for k in settings if k in config})
-        return drive(made, scenario, raise_errors=False)
-    return scenarios.run(which, scenario, raise_errors=False)
+    def _run(self, which: Any) -> Any:
+        config = self.scenario["config"]
+        limits = {name: value for name, value in config.items() if name in LIMITS}
+        if isinstance(which, type):  # a scheduler of our own
+            made = which(FakeKV(config["num_blocks"]), **limits)
+        elif "block_size" in config and hasattr(which, "schedule_step"):  # lab-01's, on the engine's memory
+            kv = BlockManager(config["num_blocks"], config["block_size"], watermark=0)
+            made = engine.Scheduler(kv, schedule_step=which.schedule_step, **limits)
+        else:
+            return loading.load(self.lab, "scenarios").run(which, self.scenario, raise_errors=False)
+        return drive(made, self.scenario, raise_errors=False)
 
 
 class VictimStaysScheduled(engine.Scheduler):
@@ -106,26 +101,15 @@ VARIANTS: dict[str, Any] = {
 }
 
 
-def _requests(*entries: tuple[Any, ...]) -> list[dict[str, Any]]:
+def _scheduling(
+    name: str, *requests: tuple[Any, ...], limits: tuple[int, int, int], **config: Any
+) -> dict[str, Any]:
+    """A scenario; `limits` are the tokens of a step, the requests that run, and the blocks of the pool."""
     keys = ("id", "prompt", "max_tokens", "at", "priority")
-    return [dict(zip(keys, entry, strict=False)) for entry in entries]
-
-
-def _config(budget: int, slots: int, blocks: int, **more: Any) -> dict[str, Any]:
-    return {
-        "max_num_batched_tokens": budget, "max_num_seqs": slots, "long_prefill_token_threshold": 0,
-        "num_blocks": blocks, "watermark": 0, **more,
-    }  # fmt: skip
-
-
-def _scheduling(name: str, *requests: tuple[Any, ...], **config: Any) -> dict[str, Any]:
-    limits = [config.pop(key) for key in ("budget", "slots", "blocks")]
-    return {
-        "name": name,
-        "config": _config(*limits, **config),
-        "requests": _requests(*requests),
-        "max_steps": 60,
-    }
+    config |= dict(zip((*LIMITS[:2], "num_blocks"), limits, strict=True))
+    config |= {"long_prefill_token_threshold": config.get("long_prefill_token_threshold", 0), "watermark": 0}
+    entries = [dict(zip(keys, entry, strict=False)) for entry in requests]
+    return {"name": name, "config": config, "requests": entries, "max_steps": 60}
 
 
 TEXT = list(range(100, 108))  # eight tokens: two full blocks of four
@@ -137,14 +121,10 @@ CASES = [
         "config": POOL,
         "ops": [["admit", "a", TEXT], ["compute", "a", 8], ["admit", "b", TEXT]],
     }, picture=False),
-    Case("counted-too-early", "lab-01", "counted-before-admit", {
-        "name": "the second finds the first",
-        "config": _config(16, 4, 8, block_size=4, prefix_caching=True),
-        "requests": [
-            {"id": "a", "prompt": [*TEXT, 1], "max_tokens": 4, "at": 0},
-            {"id": "b", "prompt": [*TEXT, 2], "max_tokens": 4, "at": 1},
-        ],
-    }, picture=False),
+    Case("counted-too-early", "lab-01", "counted-before-admit", _scheduling(
+        "the second finds the first", ("a", [*TEXT, 1], 4, 0), ("b", [*TEXT, 2], 4, 1),
+        limits=(16, 4, 8), block_size=4, prefix_caching=True,
+    ), picture=False),
     Case("found-too-early", "lab-06", "published-too-early", {
         "name": "the same beginning in one step",
         "config": POOL,
@@ -160,25 +140,25 @@ CASES = [
     }, picture=False),
     Case("one-slot-too-many", "lab-01", "slots-of-this-step-only", _scheduling(
         "two slots, three requests", ("a", 4, 6, 0), ("b", 4, 6, 0), ("c", 4, 4, 1),
-        budget=16, slots=2, blocks=64,
+        limits=(16, 2, 64),
     )),
     Case("never-fits", "lab-03", "never-fits-but-queued", _scheduling(
         "a request that is larger than the pool", ("huge", 12, 12, 0), ("small", 2, 3, 0),
-        budget=16, slots=4, blocks=16, policy="fcfs",
+        limits=(16, 4, 16), policy="fcfs",
     ) | {"max_steps": 24}),
     Case("prefill-first", "lab-03", "prefill-first", _scheduling(
         "prompts keep coming", ("chat", 3, 8, 0), *((f"doc{i}", 12, 2, i) for i in range(1, 5)),
-        budget=16, slots=8, blocks=128, policy="fcfs",
+        limits=(16, 8, 128), policy="fcfs",
     )),
     Case("outputs-dropped", "lab-03", "outputs-dropped", _scheduling(
-        "two in a tight pool", ("r0", 5, 6, 0), ("r1", 5, 4, 0), budget=16, slots=4, blocks=12, policy="fcfs",
+        "two in a tight pool", ("r0", 5, 6, 0), ("r1", 5, 4, 0), limits=(16, 4, 12), policy="fcfs",
     )),
     Case("checked-not-claimed", "lab-01", "room-checked-not-claimed", _scheduling(
-        "two long prompts in a pool for one", ("a", 15, 3, 0), ("b", 15, 3, 0), budget=8, slots=4, blocks=20,
+        "two long prompts in a pool for one", ("a", 15, 3, 0), ("b", 15, 3, 0), limits=(8, 4, 20),
         long_prefill_token_threshold=4,
     )),
     Case("never-a-chunk", "lab-02", "all-or-nothing", _scheduling(
-        "a prompt that is longer than the budget", ("a", 9, 3, 0), budget=6, slots=4, blocks=64,
+        "a prompt that is longer than the budget", ("a", 9, 3, 0), limits=(6, 4, 64),
     ), picture=False),
     Case("freed-twice", "lab-05", "double-free", {
         "name": "a request that leaves twice",
@@ -187,7 +167,7 @@ CASES = [
     }, picture=False),
     Case("victim-stays-scheduled", "lab-03", "victim-stays-scheduled", _scheduling(
         "the important one is short", ("low", 6, 6, 0, 2), ("high", 6, 6, 1, 0),
-        budget=16, slots=4, blocks=16, policy="priority",
+        limits=(16, 4, 16), policy="priority",
     )),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Draws docs/images/report.svg: what a learner with a wrong lab-01 reads, as the README shows it.
+"""Draws docs/images/report.svg: the report on a wrong lab-01, as the README shows it.
 
 python docs/images/report.py [OUT.svg]      a known mistake is the learner's file, in a copy of the course
 """
@@ -22,22 +22,21 @@ PICTURE = Path(__file__).with_suffix(".svg")
 LINE, COLUMNS = ["labs", "test", "lab-01"], 92
 
 
-def report(bug_id: str = "skip-past-the-head") -> str:
+def report(mistake_id: str = "skip-past-the-head") -> str:
     """The terminal's text, colours included, without what changes from run to run."""
     lab = find_lab("lab-01")
-    bug = next(bug for bug in lab.mistakes if bug.id == bug_id)
+    mistake = next(mistake for mistake in lab.mistakes if mistake.id == mistake_id)
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder)
         left_out = shutil.ignore_patterns("lab-0[2-9]", ".state", "__pycache__", "tests")
         shutil.copytree(ROOT / "labs", course / "labs", ignore=left_out)
         for name in ("conftest.py", "pyproject.toml"):
             shutil.copy(ROOT / name, course / name)
-        wrong = bug.apply(lab.file("solution.py").read_text("utf-8"))
+        wrong = mistake.apply(lab.file("solution.py").read_text("utf-8"))
         (course / "labs" / "lab-01" / "starter.py").write_text(wrong, "utf-8")
         own = {"PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "PYTHONUTF8": "1"}
-        ran = subprocess.run(
-            [sys.executable, "-m", *LINE], cwd=course, env=os.environ | own, capture_output=True, text=True
-        )
+        options = {"cwd": course, "env": os.environ | own, "capture_output": True, "text": True}
+        ran = subprocess.run([sys.executable, "-m", *LINE], **options)
     return re.sub(r" in \d+\.\d+s", "", ran.stdout)
 
 

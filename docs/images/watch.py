@@ -1,4 +1,4 @@
-"""The figures and the table of docs/watch-the-real-one.md: what vLLM decided, beside what ours decides now.
+"""The figures and the table of docs/watch-the-real-one.md: vLLM's decisions beside ours.
 
 python docs/images/watch.py     draws docs/images/watch/*.svg, and prints the rows of the table
 
@@ -6,6 +6,7 @@ vLLM's side was recorded by `mini-engine trace record-vllm NAME -o docs/examples
 """
 
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 
 from mini_engine.show.player.picture import step_picture
@@ -16,7 +17,7 @@ HERE = Path(__file__).parent
 RECORDINGS, FOLDER = HERE.parent / "examples" / "vllm", HERE / "watch"
 NAMES = ("vLLM 0.32.0", "ours")
 WORDS = {
-    "scheduled": "who computes",
+    "scheduled": "scheduled requests",
     "num_batched_tokens": "tokens",
     "num_running": "running",
     "num_waiting": "waiting",
@@ -28,18 +29,15 @@ WORDS = {
 
 @cache
 def runs(name: str) -> tuple[Trace, Trace]:
-    """What vLLM did, as recorded, and what ours does with the same requests, settings and tokens."""
+    """The recorded run of vLLM, and ours with the same requests, settings and tokens."""
     recorded = read_trace(RECORDINGS / f"{name}.jsonl")
     return recorded, scenarios.ours(scenarios.find(name), recorded)
 
 
 def parts_at(name: str) -> int | None:
     """The first step in which another request, or another number of its tokens, is computed."""
-    for record, ours in zip(*(run.steps for run in runs(name)), strict=False):
-        if list(record.scheduled.items()) != list(ours.scheduled.items()):
-            return record.step
-    vllm, ours = (len(run.steps) for run in runs(name))
-    return min(vllm, ours) if vllm != ours else None
+    steps = enumerate(zip_longest(*([list(r.scheduled.items()) for r in run.steps] for run in runs(name))))
+    return next((step for step, (theirs, own) in steps if theirs != own), None)
 
 
 def row(name: str) -> str:
@@ -49,17 +47,15 @@ def row(name: str) -> str:
     differs = "never"
     if first is not None:
         theirs, own = decisions(vllm.steps[first]), decisions(ours.steps[first])
-        what = [word for key, word in WORDS.items() if theirs[key] != own[key]]
-        differs = f"step {first}: {', '.join(what)}"
+        differs = f"step {first}: {', '.join(word for key, word in WORDS.items() if theirs[key] != own[key])}"
     computes = "never" if rows is None else f"step {rows}"
     return f"| [{name}](#{name}) | {len(vllm.steps)}, {len(ours.steps)} | {differs} | {computes} |"
 
 
 def place(name: str) -> int:
     """The step to look at: where the rows differ, else where one is preempted, else the first difference."""
-    vllm, ours = runs(name)
-    preempts = (r.step for r in vllm.steps if any(isinstance(e, Preempted) for e in r.events))
-    places = (parts_at(name), next(preempts, None), first_difference(vllm, ours), 0)
+    preempts = (r.step for r in runs(name)[0].steps for e in r.events if isinstance(e, Preempted))
+    places = (parts_at(name), next(preempts, None), first_difference(*runs(name)), 0)
     return next(place for place in places if place is not None)
 
 

@@ -1,4 +1,4 @@
-"""What the labs stand on: toys, the judge, and what learners and authors run with `python -m labs`.
+"""The labs' foundation: toys, the judge, and the commands of `python -m labs`.
 
 A lab's own files need only the names below. None of them imports torch.
 """

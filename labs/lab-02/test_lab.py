@@ -1,4 +1,4 @@
-"""What cutting a prompt into chunks must do: the three functions, then whole runs of them."""
+"""Tests of cutting a prompt into chunks: the three functions, then whole runs of them."""
 
 from dataclasses import asdict
 from itertools import accumulate, pairwise
@@ -42,7 +42,7 @@ def all_chunks(lab, made, budget, threshold=0):
 
 
 def changes(function, before, made):
-    """What a function that only reads has changed of a request, in words; "" if nothing."""
+    """Return the fields of a request that a function changed, though it may only read them; "" if nothing."""
     after = asdict(made)
     changed = [
         f"{name} from {value!r} to {after[name]!r}" for name, value in before.items() if value != after[name]
@@ -130,7 +130,7 @@ def test_edges(lab, length, sizes):
 
 
 def test_only_the_last_chunk_samples(lab):
-    """Of all chunks of a prompt only the one that reaches its end is_last, exact fits included."""
+    """Only the chunk that reaches the end of a prompt is_last, exact fits included."""
     for length in range(1, 34):
         flags = [chunk.is_last for chunk in all_chunks(lab, request(length), 16, threshold=5)]
         assert flags == [False] * (len(flags) - 1) + [True]
@@ -246,7 +246,7 @@ def test_without_decodes_all_is_left(lab):
 
 
 def test_decodes_may_take_it_all(lab):
-    """As many decodes as budget leave nothing: the prompt waits, no decode does."""
+    """A budget of as many tokens as there are decodes leaves nothing: the prompt waits, no decode does."""
     left = lab.prefill_budget([request(4, 1, 4, f"d{i}") for i in range(16)], 16)
     assert left == 0
 

@@ -10,7 +10,7 @@ POLICIES = ("fcfs", "priority")
 
 
 def policy_key(request, policy):
-    """What requests are ordered by: the one with the smaller key is served earlier.
+    """Return the sort key of a request: the one with the smaller key is served earlier.
 
     fcfs looks at `arrival` alone. priority looks at `priority` first (0 is the most important) and
     breaks ties by `arrival`. An arrival is a sequence number, so two requests never have equal keys.

@@ -1,4 +1,4 @@
-"""What a fused step must do: its mask, its rectangle, its way back into the caches, and the whole."""
+"""Tests of a fused step: its mask, its rectangle, its way back into the caches, and the whole."""
 
 import re
 from copy import deepcopy
@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request
+from labs.kit.tensor_toys import elsewhere
 
-scenarios, elsewhere = load("lab-04", "scenarios"), load("lab-04", "elsewhere")
+scenarios = load("lab-04", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
 SHAPES = scenarios.SHAPES
 SHOWN, WIDE = 8, 40  # queries, and columns, that are shown of a wrong mask
@@ -68,12 +69,12 @@ def check_rows(tensor, expected, what, names):
 
 
 def stands(caches):
-    """Of each cache how many tokens it holds, and which it is."""
+    """Return how many tokens each cache holds, and its identity."""
     return {name: (id(cache), len(cache)) for name, cache in caches.items()}
 
 
 def owner(row, rows):
-    """Whose a row of logits is, with what stands before it and beside it."""
+    """Return the owner of a row of logits, with its past and its pads."""
     widest = max(num_tokens for _, num_tokens, _ in rows)
     request = row.request
     return Owner(request.request_id, past=request.num_computed_tokens, pads=widest - row.num_tokens)
@@ -413,7 +414,7 @@ def by_hand(lab, num_new):
 
 
 def stored(cache, layer):
-    """What a cache holds in a layer, as (key, value) numbers; each row is constant."""
+    """Return a cache's entries in a layer as (key, value) numbers; each row is constant."""
     k, v = cache.get(layer)
     return list(zip(k[:, 0, 0].tolist(), v[:, 0, 0].tolist(), strict=True))
 

@@ -154,7 +154,7 @@ class OutputText:
         return stop
 
     def take(self, finished):
-        """What may be given out now, and was not given out before.
+        """Return the text that may be given out now, and was not given out before.
 
         finished: everything. Otherwise the end of the text is held back while it might be the beginning
         of a stop string: the longest such end, and nothing when there is none.

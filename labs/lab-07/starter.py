@@ -120,7 +120,7 @@ class OutputText:
         raise NotImplementedError("lab-07: OutputText.append is not written yet")
 
     def take(self, finished):
-        """What may be given out now, and was not given out before.
+        """Return the text that may be given out now, and was not given out before.
 
         finished: everything. Otherwise the end of the text is held back while it might be the beginning
         of a stop string: the longest such end, and nothing when there is none.

@@ -1,4 +1,4 @@
-"""What the engine's loop must do: one step, the time between two steps, whole runs; then what a reader
+"""Tests of the engine's loop: one step, the time between two steps, whole runs; then what a reader
 gets to see, a stream and its text."""
 
 import re
@@ -150,7 +150,7 @@ def test_one_decision_a_step(lab):
 
 
 def in_a_step(lab):
-    """What was there when each part was called, in a step with a decode, a prompt that ends and a chunk.
+    """Return the state at each part's call, in a step with a decode, a prompt that ends and a chunk.
 
     For each part its arguments, and of each request the outputs and the computed tokens at that moment.
     """
@@ -241,7 +241,7 @@ def test_a_failed_pass_counts_nothing(lab):
 
 
 def raises(error):
-    """What fails with this error, whatever it is called with."""
+    """Return a function that raises this error, whatever it is called with."""
 
     def failing(*_, **__):
         raise error
@@ -451,7 +451,7 @@ def test_decisions_are_those_of_the_reference(lab):
 
 @cache
 def reference_traces():
-    """What the engine's own step does with the same workloads. Not kept among the runs of the test."""
+    """Return the traces of the engine's own step on the same workloads; they are no runs of the test."""
     runs = list(RUNS)
     traces = [scenarios.run(SimpleNamespace(step=step), scenario) for scenario in scenarios.draw(2, 6)]
     RUNS[:] = runs
@@ -688,7 +688,7 @@ def output_text(lab, pieces, stop):
 
 
 def given_out(lab, pieces, stop):
-    """What is given out token by token until a stop string is reached (or the tokens end), and which."""
+    """Return the text given out token by token up to a stop string (or the end), and that stop string."""
     text, tokens = output_text(lab, pieces, stop)
     given, reached = [], None
     for number, token in enumerate(tokens, 1):
@@ -721,7 +721,7 @@ def test_a_stop_string_cuts_the_text(lab, pieces, stop, text):
 
 
 def test_the_first_in_the_text_counts(lab):
-    """Of two stop strings in one token, the one that begins first cuts the text: not the first named, nor
+    """The stop string that begins first cuts the text, of two in one token: not the first named, nor
     the longer, nor the one that ends first."""
     assert given_out(lab, ["go ", "on stop end"], ["end", "stop"]) == (["go ", "on "], "stop")
     assert given_out(lab, ["go ", "to end stop"], ["stop", "end"]) == (["go ", "to "], "end")

@@ -1,4 +1,4 @@
-"""Attention over one contiguous cache, for one sequence: the reference that all else is compared with."""
+"""Attention over one contiguous cache, for one sequence: the reference for all other ways."""
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from mini_engine.model import ModelConfig, sdpa
 class DenseCache:
     """The keys and values of one sequence, all layers; `len(cache)` tokens of them.
 
-    The capacity doubles when it runs out: concatenating at every token would copy the whole past
-    each time.
+    The capacity doubles when it runs out: concatenating at every token would copy the whole past.
     """
 
     def __init__(
@@ -26,7 +25,7 @@ class DenseCache:
         return self._lens[-1]
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store k and v (n, num_kv_heads, head_dim) behind what the layer holds."""
+        """Append k and v (n, num_kv_heads, head_dim) to a layer."""
         start, end = self._lens[layer], self._lens[layer] + len(k)
         while end > self.k.shape[1]:
             self.k, self.v = (torch.cat((x, torch.zeros_like(x)), dim=1) for x in (self.k, self.v))
@@ -34,17 +33,17 @@ class DenseCache:
         self._lens[layer] = end
 
     def truncate(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` at most."""
+        """Keep at most the first `num_tokens`."""
         self._lens = [min(n, num_tokens) for n in self._lens]
 
     def get(self, layer: int) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values so far, (n, num_kv_heads, head_dim) each; views, not copies."""
+        """Return one layer's keys and values so far, (n, num_kv_heads, head_dim) each, as views."""
         n = self._lens[layer]
         return self.k[layer, :n], self.v[layer, :n]
 
 
 def dense_attend(cache: DenseCache) -> Attend:
-    """`attend` for one sequence: its new rows, (T, heads, head_dim), see the past and themselves."""
+    """Return `attend` for one sequence: its new rows, (T, heads, head_dim), see the past and themselves."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cache.append(layer, k, v)

@@ -1,6 +1,6 @@
 """Many sequences in one forward pass, padded on the left to a rectangle.
 
-It is what lab-04 builds, and the foil to attention.py, which does without the padding.
+lab-04 builds it. attention.py does the same without the padding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +39,11 @@ class FusedBatch:
 
 
 def fused_attention_mask(past_lens: Tensor, num_new: Tensor) -> Tensor:
-    """Which token may look at which: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
+    """Return the attention mask: bool (B, 1, T_max, P_max + T_max), True where attention is allowed.
 
     The P_max columns of the past come first; both parts are padded on the left, to the longest row.
-    A padded query sees itself at least: a row without any key is NaN in a softmax written by hand,
-    and its NaN values reach the next layer, where even a weight of 0 times NaN is NaN.
+    A padded query sees at least itself: a softmax over no key is NaN, and its NaN values reach the next
+    layer, where even a weight of 0 times NaN is NaN.
     """
     p_max, t_max = int(past_lens.max()), int(num_new.max())
     past = torch.arange(p_max, device=past_lens.device) >= p_max - past_lens[:, None]  # (B, P_max)
@@ -86,7 +86,7 @@ def disassemble_fused_cache(
 ) -> None:
     """Append each row's real keys and values to its cache, and nothing of the padding.
 
-    `new_kv` has a layer's (k, v) at its index, each (B, T_max, num_kv_heads, head_dim).
+    `new_kv[layer]` is (k, v), each (B, T_max, num_kv_heads, head_dim).
     """
     for layer, (k, v) in enumerate(new_kv):
         for row, (request_id, n) in enumerate(zip(batch.request_ids, batch.num_new.tolist(), strict=True)):
@@ -94,9 +94,9 @@ def disassemble_fused_cache(
 
 
 def fused_step(model: CausalLM, rows: Sequence[Row], caches: Mapping[str, DenseCache]) -> dict[str, Tensor]:
-    """Compute all rows in exactly one model call; extends `caches`.
+    """Compute all rows in one model call, and extend `caches`.
 
-    Returns logits (vocab_size,) for each request whose chunk ends its sequence: with left padding
+    Return logits (vocab_size,) for each request whose chunk ends its sequence: with left padding
     they are in the last column of every row.
     """
     batch = assemble_fused_batch(rows, caches)
@@ -118,9 +118,9 @@ def fused_step(model: CausalLM, rows: Sequence[Row], caches: Mapping[str, DenseC
 class PaddedBackend:
     """The engine on `fused_step`: a drop-in for PagedBackend, padding and all.
 
-    A request that is not in a step has finished or lost its place (every running one is in every
-    step), so its cache is dropped. lab-04's `fused_step` takes the place of ours in a subclass.
-    Raises ValueError with prefix caching on: dense caches share nothing.
+    A request that is not in a step has finished or was preempted (every running one is in every
+    step), so its cache is dropped. A subclass can have lab-04's `fused_step`. Raises ValueError with
+    prefix caching on: dense caches share nothing.
     """
 
     name = "padded"
@@ -133,7 +133,7 @@ class PaddedBackend:
         self.caches: dict[str, DenseCache] = {}
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
+        """Compute the scheduled rows. Return logits (S, vocab_size) of the S that end their sequence."""
         model = self.model
         self.caches = {row.request.request_id: self._cache_of(row.request) for row in rows}
         logits = self.fused_step(model, rows, self.caches)
@@ -151,5 +151,5 @@ class PaddedBackend:
                 "PaddedBackend needs a scheduler that serves every running request in every step"
             )
         cache = self.caches[request.request_id]
-        cache.truncate(request.num_computed_tokens)  # a step that failed may have got here already
+        cache.truncate(request.num_computed_tokens)  # a step that failed may have appended to it
         return cache

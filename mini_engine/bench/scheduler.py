@@ -1,8 +1,7 @@
-"""What scheduling itself costs: the seconds in `schedule` and `update` over a workload without a model.
+"""The cost of scheduling: CPU seconds in `schedule` and `update` over a workload without a model.
 
 The contestants are the engine's scheduler, the same under a Recorder that keeps its steps or not, and
-nano-vllm's, read from a folder that the user names. They take turns, in CPU time, so that a noisy machine
-is noisy to all.
+nano-vllm's, read from a folder that the user names. They take turns, so that a noisy machine disturbs all.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def mini_engine(load: Load, traced: bool = False, keep: Retention = True) -> Run
 
 
 def nano_vllm(folder: Path) -> Contestant:
-    """nano-vllm's scheduler, from its source folder. Raises ValueError if that is not one."""
+    """Return nano-vllm's scheduler as a contestant. Raises ValueError if the folder is not its source."""
     engine = _nano_vllm_modules(folder)
 
     def serve(load: Load) -> Run:
@@ -109,7 +108,7 @@ def nano_vllm(folder: Path) -> Contestant:
 
 
 def _nano_vllm_modules(folder: Path) -> Any:
-    """Its Scheduler, Sequence and SamplingParams, without the model that its package would import."""
+    """Import nano-vllm's Scheduler, Sequence and SamplingParams, without its package's model."""
     if not (folder / "nanovllm" / "engine" / "scheduler.py").is_file():
         raise ValueError(f"{folder} is not nano-vllm's source: it has no nanovllm/engine/scheduler.py")
     package, config = ModuleType("nanovllm"), ModuleType("nanovllm.config")
@@ -129,7 +128,7 @@ def _nano_vllm_modules(folder: Path) -> Any:
 
 
 def reference_loop() -> float:
-    """CPU seconds of a million appends to a deque and as many poplefts: how quick this Python is."""
+    """Return the CPU seconds of a million deque.append and popleft, to compare machines."""
     queue: deque[int] = deque()
     start = process_time()
     for i in range(1_000_000):
@@ -139,7 +138,7 @@ def reference_loop() -> float:
 
 
 def contestants(nano_vllm_folder: Path | None = None) -> dict[str, Contestant]:
-    """The last one is what the others are compared with."""
+    """Return the contestants by name; the others are compared with the last."""
     named: dict[str, Contestant] = {
         "traced, all kept": partial(mini_engine, traced=True),
         "traced, none kept": partial(mini_engine, traced=True, keep=False),
@@ -153,7 +152,7 @@ def contestants(nano_vllm_folder: Path | None = None) -> dict[str, Contestant]:
 def race(
     contestants: dict[str, Contestant], load: Load, rounds: int, report: Callable[[str], None]
 ) -> dict[str, list[Run]]:
-    """Let the contestants take turns; `report` gets a line a turn."""
+    """Let the contestants take turns; `report` gets a line per turn."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
     for number in range(1, rounds + 1):
         for name, serve in contestants.items():
@@ -164,7 +163,7 @@ def race(
 
 
 def table(runs: dict[str, list[Run]]) -> Table:
-    """Medians, and the ratios to the last contestant, taken round by round."""
+    """Return a table of medians, and of the ratios to the last contestant, taken round by round."""
     *_, baseline = runs
     shown = Table("", "seconds", "steps", "us a step", "us a row", f"time / {baseline}", header_style="bold")
     for name, rounds in runs.items():

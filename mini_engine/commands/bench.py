@@ -76,7 +76,7 @@ def peers(
     """Install other engines to race with, each in an environment in the user's cache ($MINI_ENGINE_PEERS)."""
     from mini_engine.bench import environments
 
-    for name in names or environments.REQUIREMENTS:
+    for name in names or environments.PINNED:
         typer.echo(f"{name} is in {environments.make(name, report)}")
 
 

@@ -1,6 +1,6 @@
-"""Attention over the paged pool, quicker on a CPU: by kernels.cpp where it is built, else with torch's.
+"""Attention over the paged pool, faster on a CPU: by kernels.cpp where it is built, else with torch.
 
-With torch alone the way with the fewest bytes is the quickest. A prompt's first chunk needs no pages: its
+With torch alone the way with the fewest bytes is the fastest. A prompt's first chunk needs no pages: its
 keys and values are at hand. Decodes of similar length attend together, so little is gathered that is
 masked. The query heads that share a key head lie side by side as queries, so no key is repeated.
 """
@@ -39,7 +39,7 @@ class FastBackend(PagedBackend):
     def __init__(self, model: FastLM, kv: KVManager, next_chunk: NextChunk = next_chunk) -> None:
         super().__init__(model, kv, next_chunk)
         self.kernels = model.kernels
-        self.room: list[Tensor] = []  # gathered keys and values, one after the other, in every layer
+        self.room: list[Tensor] = []  # for gathered keys and values; the layers take turns
 
     def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
@@ -68,12 +68,12 @@ class FastBackend(PagedBackend):
                 x.view(len(tables), -1, kv_heads, dim).transpose(1, 2)
                 for x in self._gather(k_cache, v_cache, tables.flatten())
             )
-            queries = q[rows].view(len(tables), kv_heads, -1, dim)  # a group's heads stand as rows
+            queries = q[rows].view(len(tables), kv_heads, -1, dim)  # the heads of a group are rows
             out[rows] = F.scaled_dot_product_attention(queries, keys, values, mask).flatten(1, 2)
         return out
 
     def _gather(self, k_cache: Tensor, v_cache: Tensor, blocks: Tensor) -> list[Tensor]:
-        """The pages, one behind the other: (len(blocks) * block_size, kv_heads, head_dim), k and v."""
+        """Return k and v of these blocks in a row: (len(blocks) * block_size, kv_heads, head_dim) each."""
         shape = (len(blocks), *k_cache.shape[1:])
         if not self.room or self.room[0].numel() < shape[0] * k_cache[0].numel():
             self.room = [torch.empty(shape, dtype=k_cache.dtype).flatten() for _ in "kv"]
@@ -86,7 +86,7 @@ class FastBackend(PagedBackend):
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """One request's rows. The key heads stand as the batch, so that each serves its group uncopied."""
+    """Attend for one request's rows. Key heads are the batch, so that no key is copied for its group."""
     queries = q.reshape(len(q), k.shape[1], -1, q.shape[2]).permute(1, 2, 0, 3)  # (kv_heads, group, T, d)
     keys, values = (x.transpose(0, 1).unsqueeze(1).expand(-1, queries.shape[1], -1, -1) for x in (k, v))
     out = F.scaled_dot_product_attention(queries, keys, values, mask, is_causal=is_causal)
@@ -97,8 +97,8 @@ def groups_of_similar_length(seq_lens: list[int]) -> list[list[int]]:
     """Cut the decodes into groups, the longest first, that need at most PADDING keys of padding."""
     groups: list[list[int]] = []
     padding = PADDING
-    for i in sorted(range(len(seq_lens)), key=seq_lens.__getitem__, reverse=True):
-        padding += seq_lens[groups[-1][0]] - seq_lens[i] if groups else 1
+    for seq_len, i in sorted(zip(seq_lens, range(len(seq_lens)), strict=True), reverse=True):
+        padding += seq_lens[groups[-1][0]] - seq_len if groups else 1
         if padding > PADDING:
             groups.append([])
             padding = 0
@@ -107,7 +107,7 @@ def groups_of_similar_length(seq_lens: list[int]) -> list[list[int]]:
 
 
 def tiles(batch: Batch) -> Tensor:
-    """(request, first row, end row) of every piece of work for the kernel, the longest first."""
+    """Return (request, first row, end row) of each piece of work for the kernel, the longest first."""
     found, end = [], 0
     for i, (num, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
         start, end = end, end + num

@@ -1,7 +1,7 @@
-"""kernels.cpp from Python: built once with `mini-engine kernels build`, found again in the user's cache.
+"""kernels.cpp from Python: built once with `mini-engine kernels build`, kept in the user's cache.
 
-Nothing is built at import, and nothing needs it: where it is missing, torch's own operators do the
-same (steps.py, attention.py).
+Nothing is built at import. Where the kernels are missing, torch's operators do the same (steps.py,
+attention.py).
 """
 
 import ctypes
@@ -34,7 +34,7 @@ class BuildError(RuntimeError):
 
 
 def library() -> Path:
-    """Where the built kernels are, or will be: a file for each source and each kind of processor."""
+    """Return the path of the built kernels: a file for each source and each kind of processor."""
     cpu = Path("/proc/cpuinfo")
     flags = re.search("^(?:flags|Features).*$", cpu.read_text(), re.MULTILINE) if cpu.is_file() else None
     kind = f"{platform.machine()} {COMPILE} {flags and flags[0]}"
@@ -43,7 +43,8 @@ def library() -> Path:
 
 
 def build() -> Path:
-    """Build the kernels for this machine, if they are not built yet; takes seconds. Raises BuildError."""
+    """Build the kernels for this machine, unless they are built, and return their path. Takes seconds.
+    Raises BuildError."""
     path = library()
     if path.is_file():
         return path
@@ -70,7 +71,7 @@ def _run(line: list[str]) -> None:
 
 
 def load(dtype: torch.dtype) -> "Kernels | None":
-    """The kernels for this type, or None where they are not built or do not load."""
+    """Return the kernels for this type, or None where they are not built or do not load."""
     if dtype not in NAMES or not (path := library()).is_file():
         return None
     try:
@@ -95,8 +96,8 @@ class _Attention(ctypes.Structure):
 
 
 class Kernels:
-    """The functions of kernels.cpp for one type of number. They take what FastLM and FastBackend have:
-    tensors on the CPU, each row in one piece, the rows of q, k and v a stride apart."""
+    """The functions of kernels.cpp for one data type. They take tensors on the CPU with contiguous rows;
+    the rows of q, k and v may be a stride apart."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
         lib, name = ctypes.CDLL(str(path)), NAMES[dtype]
@@ -121,19 +122,19 @@ class Kernels:
         return out
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Turn x (N, heads, head_dim) in place; cos and sin are (N, head_dim / 2)."""
+        """Rotate x (N, heads, head_dim) in place; cos and sin are (N, head_dim / 2)."""
         rows, heads, dim = x.shape
         self._rope(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim // 2)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """(N, 2 * size) to (N, size)."""
+        """Return silu(gate) * up (N, size) of gate and up in one tensor (N, 2 * size)."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """As attention.py's."""
+        """Do what attention.py's `write_kv` does."""
         rows, kv_heads, dim = k.shape
         caches = k_cache.data_ptr(), v_cache.data_ptr()
         self._write_kv(
@@ -141,8 +142,8 @@ class Kernels:
         )
 
     def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, tiles: Tensor) -> Tensor:
-        """As attention.py's paged_attention; `tiles` (T, 3) are the pieces of work: a request, its first
-        row and its end row."""
+        """Do what attention.py's `paged_attention` does. `tiles` (T, 3) are the pieces of work: a request,
+        its first row and its end row."""
         out = torch.empty(q.shape, dtype=q.dtype)
         rows, heads, dim = q.shape
         work = _Attention(

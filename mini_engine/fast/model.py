@@ -1,6 +1,6 @@
-"""The decoder of model.py, step by step, with packed products and as few passes over memory as it goes.
+"""The decoder of model.py with packed products and as few passes over memory as possible.
 
-It takes the place of a CausalLM anywhere: the same call, the same logits up to rounding.
+It can replace a CausalLM anywhere: the same call, the same logits up to rounding.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Fast = bool | Literal["torch"]
 
 
 def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
-    """A FastLM, where that is quicker: float32 and bfloat16 on the CPU. Else the model as it is.
+    """Return a FastLM where that is faster (float32 and bfloat16 on the CPU), else the model itself.
 
-    `fast` True takes whatever is there, "torch" leaves kernels.cpp out, False changes nothing.
+    `fast` True uses kernels.cpp where it is built, "torch" never, and False changes nothing.
     """
     if fast not in (True, False, "torch"):
         raise ValueError(f'fast must be True, False or "torch", but is {fast!r}')
@@ -34,10 +34,10 @@ def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
 
 class FastLM(CausalLM):
     """A CausalLM prepared for the CPU. It shares the embedding and the norms with `model`, and holds a
-    packed copy of every matrix: as much memory again, until nobody keeps `model`. A tied head is
-    packed too, beside the embedding, which is still needed to look tokens up.
+    packed copy of every matrix: as much memory again, until `model` is dropped. A tied head is packed
+    too, beside the embedding, which is still needed to look tokens up.
 
-    `use_kernels` False leaves kernels.cpp out, built or not.
+    `use_kernels` False does not use kernels.cpp.
     """
 
     def __init__(self, model: CausalLM, use_kernels: bool = True) -> None:
@@ -55,7 +55,7 @@ class FastLM(CausalLM):
         shape, num_rows, eps = token_ids.shape, len(x), self.config.rms_norm_eps
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
         dim = self.config.head_dim
-        delta: Tensor | None = None  # what the last product adds to x; added on the way into the next norm
+        delta: Tensor | None = None  # the last product; added to x by the next norm
         for i, layer in enumerate(self.packed_layers):
             qkv = layer.qkv(self.steps.add_rms_norm(x, delta, layer.input_norm, eps))
             qkv = qkv.view(num_rows, -1, dim)
@@ -78,7 +78,7 @@ class FastLM(CausalLM):
         return logits.float() if logits.dtype == torch.bfloat16 else logits
 
     def not_finite(self) -> str | None:
-        """The name of a weight that holds NaN or infinity, or None."""
+        """Return the name of a weight that holds NaN or infinity, or None."""
         named: dict[str, Tensor] = {"embed_tokens.weight": self.embed_tokens.weight}
         for i, layer in enumerate(self.packed_layers):
             for name, weight in layer.weights().items():
@@ -87,14 +87,14 @@ class FastLM(CausalLM):
         return next((name for name, w in named.items() if not w.isfinite().all()), None)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin (N, head_dim / 2); the kernels take them unrounded."""
+        """Return cos and sin (N, head_dim / 2); the kernels take them unrounded."""
         angles = positions.unsqueeze(1).float() * self.inv_freq
         dtype = torch.promote_types(self.dtype, torch.float32) if self.kernels else self.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 class _Layer:
-    """One DecoderLayer's weights, as FastLM uses them."""
+    """The weights of one DecoderLayer, as FastLM uses them."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -108,7 +108,7 @@ class _Layer:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """Of each weight, under its name in a DecoderLayer: itself, or the sums of its rows."""
+        """Return each weight, or the sums of its rows, by its name in a DecoderLayer."""
         named: dict[str, Tensor] = {
             "input_layernorm": self.input_norm,
             "post_attention_layernorm": self.post_attention_norm,

@@ -1,20 +1,20 @@
-"""Products with weights packed for oneDNN, the library below torch's own on a CPU.
+"""Products with weights packed for oneDNN, the library that torch uses on a CPU.
 
-A packed weight lies in the order in which the product reads it. The operators are torch's private
-ones, and all of them are used here; where they are missing, `Linear` is F.linear.
+A packed weight is stored in the order in which the product reads it. The operators are private ones
+of torch, used only here; where they are missing, `Linear` is F.linear.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The number of rows that the packing is tuned for. One packing serves them all: this one was the
-# quickest, or nearly so, from 1 row to 512.
+# The number of rows that the packing is tuned for. This one was the fastest, or nearly so, from 1 row
+# to 512.
 ROWS = 32
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether weights of this type can be packed on this machine."""
+    """Return whether weights of this type can be packed on this machine."""
     if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     if dtype == torch.bfloat16:
@@ -38,6 +38,6 @@ class Linear:
         return out
 
     def sums(self) -> Tensor:
-        """The sum of each row of the weight, and the bias: what is NaN in them is NaN here. A packed weight
-        cannot be looked at."""
+        """Return the sum of each row of the weight, plus the bias: NaN where one of them is NaN. A packed
+        weight cannot be read."""
         return self(torch.ones(1, self.in_features, dtype=self.dtype))

@@ -1,4 +1,4 @@
-"""The small steps between two products, with torch's operators: what kernels.py does in one pass each."""
+"""The small steps between two products, with torch's operators; kernels.py does each in one pass."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn x (N, heads, head_dim) in place; cos and sin are (N, head_dim / 2)."""
+    """Rotate x (N, heads, head_dim) in place; cos and sin are (N, head_dim / 2)."""
     low, high = x.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     turned = torch.mul(low, cos).addcmul_(high, sin, value=-1)
@@ -22,6 +22,6 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """(N, 2 * size) to (N, size)."""
+    """Return silu(gate) * up (N, size) of gate and up in one tensor (N, 2 * size)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

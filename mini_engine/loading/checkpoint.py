@@ -1,9 +1,10 @@
-"""From a folder or a GGUF file to a CausalLM that is ready to run.
+"""Loading a CausalLM, ready to run, from a folder or a GGUF file.
 
 Each parameter is allocated once, in its final dtype and on its device, and filled from the file:
 query, key and value (and gate and up) are read straight into their place in the fused matrix.
 """
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> tuple[CausalLM, Tokenizer]:
-    """Model and tokenizer of what `resolve` finds, opened once; the rest is as in load_model."""
+    """Return model and tokenizer of a name or path (see `resolve`), opened once. See load_model."""
     source = opened(resolve(model))
     loaded, tokenizer = load_model(source, dtype, device), load_tokenizer(source)
     if tokenizer.vocab_size > loaded.config.vocab_size:
@@ -35,7 +36,7 @@ def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> t
 
 
 def load_model(path: ModelPath, dtype: Dtype = "auto", device: Device = "auto") -> CausalLM:
-    """The model in `path`, ready for inference: eval mode, no gradients.
+    """Return the model in `path`, ready for inference: eval mode, no gradients.
 
     `path` is a folder in Hugging Face layout (config.json, and model.safetensors or its shards) or
     a .gguf file. `dtype` "auto" is float32 on the CPU and the checkpoint's own on CUDA (bfloat16
@@ -63,7 +64,7 @@ def _dtype(dtype: Dtype) -> torch.dtype:
 
 
 def choose_device(device: Device = "auto") -> torch.device:
-    """ "auto" is CUDA when there is one. Raises ValueError for a device that is not known or not there."""
+    """Return the device; "auto" is CUDA when there is one. Raises ValueError if it is unknown or missing."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -84,21 +85,15 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
     weights.check_sizes()
     with torch.device("meta"), _SkipInit():
         model = CausalLM(config).requires_grad_(False)
-    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    qkv = [n * config.head_dim for n in heads]
-    state: dict[str, torch.Tensor] = {}
+    empty = ((n, torch.empty(p.shape, dtype=dtype, device=device)) for n, p in model.named_parameters())
+    state = dict(empty)
     unused = {name for name in weights.files if not name.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
-    for name, parameter in model.named_parameters():  # a tied lm_head does not appear
-        module = name.split(".")[-2]
-        parts = [name.replace(module, part) for part in FUSED.get(module, (module,))]
-        rows = qkv if module == "qkv_proj" else len(parameter) // len(parts)
-        state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
-        for part, target in zip(parts, torch.split(state[name], rows), strict=True):
-            weights.fill(target, part)
-        unused -= set(parts)
-    if unused:
-        file, name = weights.files[min(unused)], min(unused)
-        raise ValueError(f"{file}: tensor {name!r} has no place in the model that {weights.source} describes")
+    for name, target in parts(model, state):
+        weights.fill(target, name)
+        unused.discard(name)
+    if name := min(unused, default=""):
+        why = f"tensor {name!r} has no place in the model that {weights.source} describes"
+        raise ValueError(f"{weights.files[name]}: {why}")
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["embed_tokens.weight"]
     model.load_state_dict(state, assign=True)
@@ -109,10 +104,28 @@ def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> Causal
     return model.eval()
 
 
+def parts(
+    model: CausalLM, state: Mapping[str, torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters (or `state`, by their names) under Hugging Face's names without "model.".
+
+    Fused matrices are split, as views. A tied lm_head does not appear.
+    """
+    config = model.config
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    for name, parameter in model.named_parameters():
+        module = name.split(".")[-2]
+        names = FUSED.get(module, (module,))
+        even = len(parameter) // len(names)
+        rows = [n * config.head_dim for n in heads] if module == "qkv_proj" else even
+        tensors = torch.split((state or {}).get(name, parameter.data), rows)
+        yield from zip((name.replace(module, part) for part in names), tensors, strict=True)
+
+
 class _SkipInit(TorchFunctionMode):
     """Leave out torch.nn.init: on meta tensors it does nothing but import torch's compiler (2 s)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"]  # which it hands over by name
+            return kwargs["tensor"]
         return func(*args, **(kwargs or {}))

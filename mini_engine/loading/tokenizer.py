@@ -1,4 +1,4 @@
-"""A model's tokenizer: of its folder (a tokenizer.json), or of a GGUF file (a vocabulary, merges or scores).
+"""Loading a tokenizer from a folder (tokenizer.json), or from a GGUF file (vocabulary, merges or scores).
 
 Nothing here imports torch: reading a tokenizer must not cost the seconds that torch takes.
 """
@@ -19,19 +19,19 @@ LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre: how text is cut before merging; the regexes that follow one another.
+# By tokenizer.ggml.pre: the regexes that split text before merging, one after the other.
 SPLITS = {
     "default": [GPT2_SPLIT],
     "gpt-2": [GPT2_SPLIT],
     "smollm": [r"\p{N}", GPT2_SPLIT],
     "llama-bpe": [LLAMA3_SPLIT],
-    "qwen2": [LLAMA3_SPLIT.replace("{1,3}", "")],  # which keeps each digit apart
+    "qwen2": [LLAMA3_SPLIT.replace("{1,3}", "")],  # each digit alone
 }
 ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 def load_tokenizer(path: ModelPath) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder (its tokenizer.json) or of a .gguf file.
+    """Return the tokenizer of a Hugging Face folder (its tokenizer.json) or of a .gguf file.
 
     Raises FileNotFoundError or ValueError naming the file at fault.
     """
@@ -45,7 +45,7 @@ def _from_folder(path: Path) -> Tokenizer:
         raise FileNotFoundError(f"{file}: there is no such file; a model folder holds its tokenizer there")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the package raises Exception itself, whatever is wrong
+    except Exception as error:  # the package raises Exception itself
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"{file}: not a tokenizer that can be read ({why})") from None
     backend.no_truncation()  # settings for training batches that some files carry
@@ -81,7 +81,7 @@ def _from_folder(path: Path) -> Tokenizer:
 
 
 def _special_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
-    """By role. Such a token is a string, or a dict that says more."""
+    """Return the special tokens by role. In the file each is a string, or an object with its content."""
     special = {}
     for role, token in config.items():
         if not role.endswith("_token") or role.startswith("add_") or token is None:
@@ -112,7 +112,7 @@ def _chat_template(path: Path, tokenizer_config: dict[str, Any]) -> str | None:
 
 
 def _from_gguf(gguf: GGUFFile) -> Tokenizer:
-    """Which splits and normalizers belong to a vocabulary, a GGUF file names in one word only."""
+    """Return the tokenizer of a GGUF file, which has one word for all splits and normalizers."""
     tokens = gguf.listed("tokenizer.ggml.tokens", str)
     model = gguf.need("tokenizer.ggml.model", str)
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(model)
@@ -127,13 +127,12 @@ def _from_gguf(gguf: GGUFFile) -> Tokenizer:
     ids = {role: number for role, number in ids.items() if number is not None}
     for role, number in ids.items():
         if type(number) is not int or not 0 <= number < len(tokens):
-            key = f"tokenizer.ggml.{role}_token_id"
-            raise ValueError(
-                f"{gguf.path}: {key} must be one of {len(tokens)} tokens, but is {shown(number)}"
-            )
+            what = f"must be one of {len(tokens)} tokens, but is {shown(number)}"
+            raise ValueError(f"{gguf.path}: tokenizer.ggml.{role}_token_id {what}")
     if gguf.get("tokenizer.ggml.add_bos_token", add_bos, bool) and "bos" in ids:
-        bos = (tokens[ids["bos"]], ids["bos"])
-        backend.post_processor = processors.TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
+        bos = tokens[ids["bos"]]
+        opening = [(bos, ids["bos"])]
+        backend.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=opening)
     return Tokenizer(
         backend,
         source=str(gguf.path),
@@ -152,7 +151,7 @@ def _kinds(gguf: GGUFFile, tokens: list[str]) -> list[int]:
 def _bpe(gguf: GGUFFile, vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab, merges, **options)
-    except Exception as error:  # the package raises Exception itself, whatever is wrong
+    except Exception as error:  # the package raises Exception itself
         why = " ".join(str(error).split())
         raise ValueError(f"{gguf.path}: tokenizer.ggml.merges do not fit the tokens ({why})") from None
 
@@ -194,7 +193,7 @@ def _sentencepiece(gguf: GGUFFile, tokens: list[str]) -> tuple[tokenizers.Tokeni
     unknown = tokens[kinds.index(UNKNOWN)] if UNKNOWN in kinds else None
     bpe = _bpe(gguf, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(bpe)
-    # A space goes before the text, also where it begins with one: so SentencePiece has it.
+    # SentencePiece puts a space before the text, even where it begins with one.
     space = gguf.get("tokenizer.ggml.add_space_prefix", True, bool)
     prepend, strip = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space else ([], [])
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])

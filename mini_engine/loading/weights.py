@@ -1,7 +1,7 @@
-"""What a checkpoint offers: a config, and tensors by name.
+"""A checkpoint's config, and its tensors by name.
 
 It is a folder in Hugging Face layout (config.json, and model.safetensors or its shards), or a GGUF file,
-whose names, keys and layout are llama.cpp's. The package `gguf` dequantizes what is quantized there.
+with the names, keys and layout of llama.cpp. The package `gguf` dequantizes quantized tensors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +22,8 @@ from mini_engine.loading.files import GGUFFile, read_json
 from mini_engine.model import ModelConfig
 from mini_engine.request import shown
 
-# Values that are dequantized at a time: so few stay in the processor's cache, and torch copies
-# them without waking its threads.
+# Values that are dequantized at a time: so few stay in the processor's cache, and torch copies them in one
+# thread.
 PIECE = 2**15
 
 NAMES = {  # llama.cpp's names, and Hugging Face's
@@ -58,10 +58,10 @@ KEYS = {  # config.json's names, and the metadata keys after the architecture's 
 
 @dataclass
 class Weights:
-    """Tensor names are Hugging Face's without the prefix "model.".
+    """A checkpoint's tensors, under Hugging Face's names without the prefix "model.".
 
-    `read(name)` gives a tensor's shape, and its values, flat and in order, in as many pieces as suit
-    the format: a large tensor need not exist twice.
+    `read(name)` returns a tensor's shape, and its values, flat and in order, in as many pieces as suit
+    the format, so that a large tensor need not be in memory twice.
     """
 
     source: Path  # the file that the config comes from
@@ -72,10 +72,10 @@ class Weights:
     rope_factors: Tensor | None = None
 
     def fill(self, target: Tensor, name: str) -> None:
-        """Copy a tensor into the contiguous `target`, in the type and on the device of that.
+        """Copy a tensor into the contiguous `target`, in the target's type and on its device.
 
         Raises ValueError naming the file when the tensor is missing, has another shape, or is
-        quantized in a way that only GGUF knows.
+        quantized in a folder.
         """
         pieces = self.checked(name, tuple(target.shape))
         what, flat, start = f"{self.files[name]}: tensor {name!r}", target.view(-1), 0
@@ -87,7 +87,7 @@ class Weights:
             start += len(piece)
 
     def checked(self, name: str, shape: tuple[int, ...]) -> Iterable[Tensor]:
-        """The tensor's values. Raises ValueError when it is missing or has another shape."""
+        """Return the tensor's values. Raises ValueError when it is missing or has another shape."""
         if name not in self.files:
             files = " and ".join(str(f) for f in sorted(set(self.files.values()))[:3])
             raise ValueError(f"{files or self.source}: tensor {name!r} is missing")
@@ -98,7 +98,7 @@ class Weights:
         return pieces
 
     def check_sizes(self) -> None:
-        """Raises ValueError when the config asks for more than there is, before anything is made of it."""
+        """Raise ValueError when the config asks for more than the tensors have; takes no memory."""
         config = self.config
         layers = {name.split(".")[1] for name in self.files if name.startswith("layers.")}
         if layers and config.num_hidden_layers > len(layers):
@@ -115,7 +115,7 @@ class Weights:
 
 
 def open_folder(path: Path) -> Weights:
-    """Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault."""
+    """Return a folder's weights. Raises FileNotFoundError or ValueError naming the file and what is wrong."""
     source = path / "config.json"
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such folder or file")
@@ -152,7 +152,9 @@ def _shards(path: Path) -> list[Path]:
             raise ValueError(f"{index}: the key 'weight_map' is missing")
         for file in weight_map.values():
             if not isinstance(file, str) or file != Path(file).name:
-                raise ValueError(f"{index}: weight_map names {shown(file)}, which is no file of this folder")
+                raise ValueError(
+                    f"{index}: weight_map names {shown(file)}, which is not a file of this folder"
+                )
         shards = sorted({path / file for file in weight_map.values()})
     else:
         shards = [path / "model.safetensors"]
@@ -166,7 +168,7 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _explain_missing(path: Path) -> None:
-    """Raises FileNotFoundError that says what to do, where there are weights of another kind."""
+    """Raise FileNotFoundError that says what to do, where there are weights in another format."""
     if parts := sorted(path.glob("model-*-of-*.safetensors")):
         missing = path / "model.safetensors.index.json"
         raise FileNotFoundError(f"{missing}: there is no such file; {parts[0].name} needs it, copy it too")
@@ -184,7 +186,7 @@ def _damage(file: Path) -> Iterator[None]:
 
 
 def open_gguf(gguf: GGUFFile) -> Weights:
-    """Raises ValueError naming the file and the key or tensor at fault."""
+    """Return a GGUF file's weights. Raises ValueError naming the file and the key or tensor at fault."""
     if gguf.get("split.count", 1, int) > 1:
         raise ValueError(f"{gguf.path}: one part of several; join them with llama.cpp's gguf-split first")
     tensors: dict[str, ReaderTensor] = {}
@@ -196,10 +198,9 @@ def open_gguf(gguf: GGUFFile) -> Weights:
         tensors[".".join(["layers", *layer[1:], stem, kind] if layer else [stem, kind])] = tensor
     config = _config(gguf, tensors)
     # llama.cpp rotates neighbouring pairs in this architecture, so its converter interleaves the
-    # two halves of each query and key head; here they are put back.
-    interleaved = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    if config.model_type != "llama":
-        interleaved = {}
+    # two halves of each query and key head, which is undone here.
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    interleaved = heads if config.model_type == "llama" else {}
 
     def read(name: str) -> tuple[tuple[int, ...], Iterator[Tensor]]:
         tensor, heads = tensors[name], interleaved.get(name.split(".")[-2])
@@ -214,7 +215,7 @@ def open_gguf(gguf: GGUFFile) -> Weights:
 
 
 def _values(tensor: ReaderTensor, path: Path, heads: int | None) -> Iterator[Tensor]:
-    """A tensor's values, flat, some rows at a time; those of interleaved heads are in order again."""
+    """Yield a tensor's values, flat, some rows at a time; the rows of interleaved heads are put in order."""
     what = f"{path}: tensor {tensor.name!r}"
 
     def floats(raw: np.ndarray) -> np.ndarray:
@@ -236,7 +237,7 @@ def _values(tensor: ReaderTensor, path: Path, heads: int | None) -> Iterator[Ten
 
 
 def _config(gguf: GGUFFile, tensors: dict[str, ReaderTensor]) -> ModelConfig:
-    """llama.cpp's metadata in the words of a config.json; what it leaves out, the tensors show."""
+    """Return the config of llama.cpp's metadata, and of the tensors where the metadata has nothing."""
     arch = gguf.need("general.architecture", str)
     config = {"model_type": arch, "tie_word_embeddings": "lm_head.weight" not in tensors}
     said = {name: gguf.get(f"{arch}.{key}") for name, key in KEYS.items()}
@@ -256,7 +257,7 @@ def _config(gguf: GGUFFile, tensors: dict[str, ReaderTensor]) -> ModelConfig:
     turned = gguf.get(f"{arch}.rope.dimension_count", read.head_dim)
     if turned != read.head_dim:
         what = f"{arch}.rope.dimension_count is {shown(turned)}, but head_dim is {read.head_dim}"
-        raise ValueError(f"{gguf.path}: {what}; heads turn whole")
+        raise ValueError(f"{gguf.path}: {what}; RoPE must rotate whole heads")
     return replace(
         read,
         qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,

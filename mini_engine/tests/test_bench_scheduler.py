@@ -1,4 +1,4 @@
-"""What `mini-engine bench scheduler` measures: the whole load is served, and others can be put beside it."""
+"""`mini-engine bench scheduler` serves the whole load, and compares other schedulers."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def source(tmp_path):
 
 
 def test_the_whole_load_is_served(source):
-    """A row for each output token, whoever serves and whether it is traced; and a line of the table each."""
+    """Each contestant, traced or not, has a row for each output token, and a line of the table."""
     load = bench.Load.drawn(6)
     assert all(100 <= len(prompt) <= 512 for prompt in load.prompts)
     assert all(64 <= n <= 256 for n in load.num_outputs)

@@ -24,19 +24,6 @@ def test_the_default_watermark_is_one_percent():
     assert [BlockManager(n, 4).watermark for n in (8, 99, 100, 1000)] == [0, 0, 1, 10]
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4])
-def test_slots_are_block_times_size_plus_offset(block_size):
-    """Each position has a slot of its own, in the block that the table names."""
-    kv, request = BlockManager(20, block_size), make_request("a", 10)
-    assert kv.admit(request)
-    table = kv.block_table(request)
-    slots = kv.slot_mapping(request, 0, 10)
-    assert slots == [table[p // block_size] * block_size + p % block_size for p in range(10)]
-    assert len(set(slots)) == 10
-    assert kv.slot_mapping(request, 4, 7) == slots[4:7]
-    assert kv.slot_mapping(request, 3, 3) == []
-
-
 @pytest.mark.parametrize("span", [(0, 13), (-1, 2), (5, 4)])
 def test_slots_beyond_the_table_are_refused(span):
     kv, request = BlockManager(20, 4), make_request("a", 10)
@@ -74,18 +61,6 @@ def test_the_watermark_keeps_blocks_for_those_that_run():
     assert kv.admit(c)
     a.num_computed_tokens = 16
     assert kv.allocate(a, 12) and kv.num_free_blocks == 0
-
-
-def test_a_hit_needs_less_room():
-    """Shared blocks count once: a request may enter though its whole length would not fit."""
-    kv, prompt = BlockManager(5, 4), list(range(12))
-    a, b = make_request("a", prompt), make_request("b", [*prompt, 1])
-    kv.admit(a)
-    a.num_computed_tokens = 12
-    kv.cache_blocks(a)
-    assert kv.num_free_blocks == 2
-    assert kv.admit(b) and kv.num_free_blocks == 1
-    kv.check()
 
 
 def test_a_preempted_request_publishes_its_outputs_too():

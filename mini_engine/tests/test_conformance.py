@@ -14,10 +14,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mini_engine.attention import PagedBackend
 from mini_engine.block_manager import BlockManager
+from mini_engine.engine import Engine
+from mini_engine.parts import Parts
 from mini_engine.request import RequestStatus, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.tests.helpers import (
@@ -162,8 +166,6 @@ def test_05_an_inner_chunk_yields_no_token():
 
 def test_05_an_inner_chunk_consumes_no_randomness(model):
     """5. Cut into 1, 3 or 64 tokens a step, a random request draws one number a token: the same text."""
-    from mini_engine.engine import Engine
-
     texts = set()
     for budget in (1, 3, 64):
         engine = Engine(model, num_blocks=16, block_size=4, max_num_batched_tokens=budget, max_num_seqs=1)
@@ -333,8 +335,6 @@ def test_13_what_can_never_fit_is_refused_by_name():
 
 def test_13_the_models_length_is_a_limit(model):
     """13. Prompt plus max_tokens beyond the model's length is refused by name; one token less runs."""
-    from mini_engine.engine import Engine
-
     engine = Engine(model, num_blocks=64, block_size=4, max_model_len=30)
     with pytest.raises(ValueError, match="'big'.*prompt 20 [+] max_tokens 11 exceeds the model's length 30"):
         engine.add_request([1] * 20, SamplingParams(max_tokens=11), request_id="big")
@@ -349,8 +349,6 @@ def test_13_the_models_length_is_a_limit(model):
 @pytest.mark.parametrize(("num_blocks", "expected"), [(64, 10), (6, 5)])
 def test_13_no_max_tokens_runs_to_the_limit(model, num_blocks, expected):
     """13. max_tokens None ends at the model's length or at the pool's, with finish_reason length."""
-    from mini_engine.engine import Engine
-
     engine = Engine(model, num_blocks=num_blocks, block_size=4, max_model_len=30)
     engine.add_request([1] * 20, SamplingParams(max_tokens=None))
     deltas = drain(engine)["r0"]
@@ -393,8 +391,6 @@ def test_14_nothing_is_preempted_while_there_is_room():
 
 def test_15_preemption_does_not_change_the_output(model):
     """15. Greedy output after preemption equals the output without it."""
-    from mini_engine.engine import Engine
-
     params = SamplingParams(temperature=0, max_tokens=12)
     prompts = [[i, 2 * i, 5, 7, 11, i + 3] for i in range(4)]
     engine = Engine(
@@ -887,7 +883,6 @@ def test_31_a_wrong_manager_is_caught(manager):
 
 def one_by_one(backend_class):
     """The same backend, with a forward pass for each request of a step instead of one for all."""
-    import torch
 
     class Separate(backend_class):
         def forward(self, rows):
@@ -900,10 +895,6 @@ def one_by_one(backend_class):
 @pytest.mark.parametrize("way", ["fused", "separate", "unchunked", "cached", "preempted"])
 def test_32_every_way_gives_the_same(model, way, block_size):
     """32. Each way of computing gives the tokens of the request alone, and its logits to 1e-9."""
-    from mini_engine.attention import PagedBackend
-    from mini_engine.engine import Engine
-    from mini_engine.parts import Parts
-
     base = one_by_one(PagedBackend) if way == "separate" else PagedBackend
     seen = {}
 

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from mini_engine.attention import PagedBackend, paged_attention, write_kv
-from mini_engine.backends.padded import PaddedBackend
 from mini_engine.backends.two_pass import TwoPassBackend
 from mini_engine.bench import measure
 from mini_engine.block_manager import BlockManager
@@ -124,22 +123,6 @@ def test_requests_are_isolated(model, monkeypatch, block_size, way):
     monkeypatch.setattr(isolation, "PagedBackend", FastBackend)
     monkeypatch.setattr(isolation, "Watched", Watched)
     isolation.test_tight_pools(model, block_size, True)
-
-
-def test_the_padded_backend_runs_on_the_fast_model(model, way):
-    """FastLM is a CausalLM to every backend."""
-    tokens = []
-    for given in (model, FastLM(model, way)):
-        engine = Engine(given, parts=Parts(attend_backend=PaddedBackend), enable_prefix_caching=False)
-        ids = [
-            engine.add_request([3 + i, 4, 5][: 1 + i], SamplingParams(temperature=0, max_tokens=6))
-            for i in range(3)
-        ]
-        requests = [engine.requests[i] for i in ids]
-        while engine.has_work:
-            engine.step()
-        tokens.append([request.output_token_ids for request in requests])
-    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -34,7 +34,7 @@ def test_outputs_come_in_the_order_of_the_prompts():
 
 def test_an_output_has_all_its_fields():
     front = llm(["hello"])
-    (output,) = front.generate("hi", greedy(5, logprobs=2), progress=False)
+    (output,) = front.generate("hi", greedy(5, logprobs=2), progress=True)
     (completion,) = output.outputs
     assert (completion.index, completion.text, completion.finish_reason) == (0, "hello", "length")
     assert completion.token_ids == front.tokenizer.encode("hello")
@@ -48,7 +48,7 @@ def test_an_output_has_all_its_fields():
 @pytest.mark.parametrize("prompts", ["hi", ["hi"]])
 def test_one_prompt_or_a_list(prompts):
     (output,) = llm(["hello"]).generate(prompts, greedy(5), progress=False)
-    assert output.outputs[0].text == "hello"
+    assert output.outputs[0].text == "hello" and llm().generate([], progress=False) == []
 
 
 def test_prompts_as_token_ids():
@@ -67,10 +67,6 @@ def test_numpy_and_tensor_prompts():
         assert output.prompt_token_ids == [1, 2, 3]
         (output,) = llm().generate([prompt], greedy(2), progress=False)
         assert output.prompt_token_ids == [1, 2, 3]
-
-
-def test_no_prompts_no_outputs():
-    assert llm().generate([], progress=False) == []
 
 
 def test_the_default_parameters_are_vllms():
@@ -100,23 +96,18 @@ def test_stop_reason(script, params, reason):
 
 
 def test_nothing_starts_unless_all_is_accepted():
-    """One bad prompt in the middle: an error that names it, and an engine as it was before."""
+    """One bad prompt in the middle, or too few parameters: an error, and an engine as it was before."""
     front = llm(num_blocks=8)
+    for kwargs in (dict(sampling_params=[greedy()]), dict(priority=[1, 2, 3]), dict(sampling_params=[])):
+        with pytest.raises(ValueError, match="2 prompts, but .*give one for each prompt"):
+            front.generate(["a", "b"], **kwargs, progress=False)
+    with pytest.raises(ValueError, match="no chat template"):
+        front.chat([{"role": "user", "content": "hi"}], progress=False)
     with pytest.raises(ValueError, match="token id 999 is outside"):
         front.generate(["fine", [999], "fine"], greedy(), progress=False)
     assert not front.engine.has_work and front.engine.requests == {}
     assert front.engine.trace.steps == []
     assert len(front.generate(["fine", "fine"], greedy(), progress=False)) == 2
-
-
-@pytest.mark.parametrize(
-    "kwargs", [dict(sampling_params=[greedy()]), dict(priority=[1, 2, 3]), dict(sampling_params=[])]
-)
-def test_as_many_parameters_as_prompts(kwargs):
-    front = llm()
-    with pytest.raises(ValueError, match="2 prompts, but .*give one a prompt"):
-        front.generate(["a", "b"], **kwargs, progress=False)
-    assert not front.engine.has_work
 
 
 def test_an_interrupt_leaves_nothing_behind():
@@ -146,12 +137,6 @@ def test_other_requests_move_on_meanwhile():
     assert len(list(stream)) == 3
 
 
-def test_the_progress_bar_changes_nothing(capsys):
-    (shown,) = llm(["hello"]).generate("hi", greedy(5), progress=True)
-    (quiet,) = llm(["hello"]).generate("hi", greedy(5), progress=False)
-    assert shown.outputs[0].text == quiet.outputs[0].text == "hello"
-
-
 def test_generate_twice_uses_the_cache():
     front = llm()
     prompt = "a long prompt of some blocks"
@@ -175,11 +160,6 @@ def test_chat():
     assert output.outputs[0].text == "hello"
     outputs = chatty().chat([one, [*one, {"role": "assistant", "content": "yo"}]], greedy(5), progress=False)
     assert front.tokenizer.decode(outputs[1].prompt_token_ids) == "<user>hi<assistant>yo>"
-
-
-def test_chat_without_a_template_is_refused():
-    with pytest.raises(ValueError, match="no chat template"):
-        llm().chat([{"role": "user", "content": "hi"}], progress=False)
 
 
 def test_an_unknown_model_is_refused():

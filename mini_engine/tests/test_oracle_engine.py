@@ -15,6 +15,7 @@ from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import drain, tokens_of
 from mini_engine.tests.soak import SOAK, count
+from mini_engine.tests.test_oracle_model import LLAMA3, make, their_greedy
 
 transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
 
@@ -28,34 +29,9 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def generate(theirs, prompt, max_tokens):
-    """transformers' greedy continuation of token ids, with its own cache and its own stops."""
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        ids = theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-    return ids[0, len(prompt) :].tolist()
-
-
-def generate_together(theirs, prompts, max_tokens):
-    """The same in one left-padded batch: reading the weights of a larger model is what takes time."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    with torch.inference_mode():
-        ids = theirs.generate(
-            ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
-        )
-    eos, answers = theirs.generation_config.eos_token_id, []
-    for row in ids[:, width:].tolist():
-        end = next((i for i, token_id in enumerate(row) if token_id in eos), len(row))
-        answers.append(row[: end + 1])
-    return answers
+def generate(theirs, prompts, max_tokens):
+    """transformers' answers, one prompt at a time."""
+    return [their_greedy(theirs, [prompt], max_tokens)[0] for prompt in prompts]
 
 
 def serve(model, prompts, max_tokens, tokenizer=None, **settings):
@@ -71,14 +47,7 @@ def num_preempted(engine):
     return sum(e.type == "PREEMPTED" for r in engine.trace.steps for e in r.events)
 
 
-LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=500.0,
-    factor=8.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_max_position_embeddings=32,
-)
+SMALL = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}
 TINY = {
     "llama": ("Llama", dict(num_key_value_heads=2, rope_parameters=LLAMA3)),
     "llama-tied-biases": ("Llama", dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
@@ -91,24 +60,7 @@ TINY = {
 def tiny(request, tmp_path_factory):
     """(our model, theirs): a random checkpoint that transformers has saved."""
     family, changes = TINY[request.param]
-    config = getattr(transformers, f"{family}Config")(
-        **dict(
-            vocab_size=96,
-            hidden_size=48,
-            intermediate_size=80,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=256,
-            eos_token_id=None,
-            bos_token_id=None,
-        )
-        | changes
-    )
-    torch.manual_seed(0)
-    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
-    for name, parameter in theirs.named_parameters():
-        parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    theirs = make(family, SMALL | changes)
     path = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(path)
     return load_model(path, device="cpu"), theirs
@@ -123,19 +75,12 @@ def test_tiny_checkpoints(tiny, block_size):
     prompts = [shared[:n] + torch.randint(96, (m,), generator=generator).tolist() for n, m in (
         (0, 1), (40, 3), (0, 30), (40, 7), (20, 2),
     )]  # fmt: skip
-    found, engine = serve(
-        ours,
-        prompts,
-        24,
-        block_size=block_size,
-        num_blocks=-(-112 // block_size),
-        max_num_batched_tokens=13,
-        max_num_seqs=5,
-        long_prefill_token_threshold=8,
-    )
+    limits = {"max_num_batched_tokens": 13, "max_num_seqs": 5, "long_prefill_token_threshold": 8}
+    pool = {"block_size": block_size, "num_blocks": -(-112 // block_size)}
+    found, engine = serve(ours, prompts, 24, **pool, **limits)
     assert num_preempted(engine) > 0
     assert engine.scheduler.kv.stats.hits > 0
-    assert found == [generate(theirs, prompt, 24) for prompt in prompts]
+    assert found == generate(theirs, prompts, 24)
 
 
 @pytest.mark.parametrize("part", range(4 if SOAK else 1))
@@ -166,7 +111,7 @@ def test_random_workloads(tiny, part):
             enable_prefix_caching=rng.random() < 0.7,
             fast=rng.choice([True, "torch", False]),
         )
-        assert found == [generate(theirs, prompt, max_tokens) for prompt in prompts], seed
+        assert found == generate(theirs, prompts, max_tokens), seed
         preempted += num_preempted(engine)
         count("differential workloads against transformers")
         count("tokens compared with transformers", sum(map(len, found)))
@@ -189,18 +134,10 @@ def test_shakespeare(shakespeare, block_size):
     """The embedded model, eight openings through one engine with a tight pool."""
     ours, theirs, tokenizer = shakespeare
     prompts = [tokenizer.encode(text) for text in PLAYS]
-    found, engine = serve(
-        ours,
-        prompts,
-        40,
-        tokenizer,
-        block_size=block_size,
-        num_blocks=-(-192 // block_size),
-        max_num_batched_tokens=12,
-        max_num_seqs=8,
-    )
+    settings = {"num_blocks": -(-192 // block_size), "max_num_batched_tokens": 12, "max_num_seqs": 8}
+    found, engine = serve(ours, prompts, 40, tokenizer, block_size=block_size, **settings)
     assert num_preempted(engine) > 0
-    assert found == [generate(theirs, prompt, 40) for prompt in prompts]
+    assert found == generate(theirs, prompts, 40)
 
 
 CHATS = [
@@ -229,7 +166,7 @@ def smollm2(smollm2_oracle):
         prompts.append(tokenizer.encode(text))
         prompts.append(tokenizer.encode_chat([{"role": "user", "content": question}]))
     theirs.generation_config.eos_token_id = list(tokenizer.eos_token_ids)
-    answers = generate_together(theirs, prompts, 12)
+    answers = their_greedy(theirs, prompts, 12)
     return load_model(path, device="cpu"), tokenizer, prompts, answers
 
 
@@ -238,16 +175,8 @@ def smollm2(smollm2_oracle):
 def test_smollm2(smollm2, block_size, budget):
     """Ten prompts of chat and plain text through one engine, chunked and preempted."""
     model, tokenizer, prompts, answers = smollm2
-    found, engine = serve(
-        model,
-        prompts,
-        12,
-        tokenizer,
-        block_size=block_size,
-        num_blocks=-(-80 // block_size),
-        max_num_batched_tokens=budget,
-        max_num_seqs=10,
-    )
+    settings = {"num_blocks": -(-80 // block_size), "max_num_batched_tokens": budget, "max_num_seqs": 10}
+    found, engine = serve(model, prompts, 12, tokenizer, block_size=block_size, **settings)
     assert num_preempted(engine) > 0
     assert found == answers
     assert "Paris" in tokenizer.decode(found[1])

@@ -147,25 +147,6 @@ def test_the_backend_returns_logits_of_ending_rows_only():
     assert torch.allclose(logits[1], dense_logits(model, b.prompt_token_ids)[-1], atol=1e-9)
 
 
-def test_a_learners_parts_are_called():
-    """write_kv and paged_attention can be replaced, and are then used in every layer."""
-    seen = []
-
-    def own_write(*args):
-        seen.append("write")
-        write_kv(*args)
-
-    def own_attention(*args):
-        seen.append("attend")
-        return paged_attention(*args)
-
-    kv, request = BlockManager(20, 4), make_request("a", [5, 6, 7])
-    backend = PagedBackend(tiny_model(), kv, write_kv=own_write, paged_attention=own_attention)
-    kv.admit(request)
-    backend.forward([row(request, 3)])
-    assert seen == ["write", "attend"] * 2
-
-
 def test_bfloat16_runs():
     """The pool takes the model's type; logits stay close to float64's."""
     exact, rough = tiny_model(), tiny_model(dtype="bfloat16")

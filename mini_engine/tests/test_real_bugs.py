@@ -1,4 +1,4 @@
-"""Cases that real engines got wrong, each by the number of its public issue; docs/real-bugs.md tells them.
+"""Cases that real engines got wrong, each by the number of its public issue; docs/real-bugs.md has them.
 
 A test fails if the engine here did the same.
 """
@@ -68,7 +68,7 @@ def test_those_that_run_take_slots():
 
 
 def test_what_can_never_finish_is_refused():
-    """nano-vLLM 274, 277, vLLM 1534, 39734: larger than the pool: refused by name, and others go on."""
+    """nano-vLLM 274, 277, vLLM 1534, 39734: larger than the pool: refused by name; others are served."""
     engine = SlotEngine(num_blocks=4, block_size=4).add(make_request("small", 2, 3))
     with pytest.raises(ValueError, match="'huge'.*pool holds 16"):
         engine.add(make_request("huge", 12, 12))
@@ -84,7 +84,7 @@ def test_decodes_go_on_while_prompts_come():
 
 
 def test_outputs_survive_preemption():
-    """sglang 20724: who streams never reads a token twice; logprobs and tokens stay of one length."""
+    """sglang 20724: a stream never has a token twice; logprobs and tokens stay of one length."""
     engine = SlotEngine(num_blocks=4, block_size=3).add(make_request("a", 5, 6), make_request("b", 5, 6))
     while not engine.preemptions:
         outputs = list(engine.requests["b"].output_token_ids)

@@ -114,18 +114,6 @@ def test_a_token_for_an_unfinished_chunk_is_refused(outputs):
         engine.scheduler.update(scheduled, {"a": [1]})
 
 
-def test_an_urgent_newcomer_jumps_the_queue_but_evicts_nobody():
-    """Priority orders the queue; a running request goes only when decodes run short."""
-    engine = SlotEngine(policy="priority", max_num_seqs=1)
-    engine.add(make_request("low", 4, 3, priority=5))
-    engine.step()
-    engine.add(make_request("mid", 4, 1, priority=3), make_request("high", 4, 1, priority=0))
-    order = []
-    while engine.scheduler.has_work:
-        order += [i for i in engine.step() if i not in order]
-    assert order == ["low", "high", "mid"] and engine.preemptions == []
-
-
 def test_the_head_of_the_queue_blocks():
     """A small request does not pass a large one that waits for memory."""
     engine = SlotEngine(num_blocks=6, block_size=4)
@@ -143,22 +131,6 @@ def test_a_waiter_with_computed_tokens_schedules_what_is_left():
     engine.add(make_request("a", prompt, 1)).run()
     engine.add(make_request("b", [*prompt, 2], 1), make_request("c", [0] * 9, 1))
     assert engine.step() == {"b": 1, "c": 7}
-
-
-def test_learners_parts_are_called():
-    """Scheduler uses the schedule_step and the clamp that it is given."""
-    seen = []
-
-    def own_clamp(num_new, budget, threshold):
-        seen.append("clamp")
-        return clamp(num_new, budget, threshold)
-
-    def own_step(*args, **kwargs):
-        seen.append("step")
-        return schedule_step(*args, **kwargs)
-
-    SlotEngine(schedule_step=own_step, clamp=own_clamp).add(make_request("a", 4, 1)).step()
-    assert seen == ["step", "clamp"]
 
 
 # -------------------------------------------------------------------- several tokens, and their end

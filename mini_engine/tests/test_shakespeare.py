@@ -10,6 +10,7 @@ import torch
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.config import read_config
 from mini_engine.loading.shakespeare import train as script
+from mini_engine.loading.shakespeare.plays import clean, load_plays
 from mini_engine.loading.tokenizer import load_tokenizer
 
 FOLDER = script.MODEL_FOLDER
@@ -33,7 +34,7 @@ SPEECH = (
 
 @pytest.fixture(scope="module")
 def plays():
-    return script.load_plays()
+    return load_plays()
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,7 @@ def test_every_character_is_a_token_and_comes_back(tokenizer, plays):
     ids = tokenizer.encode(SPEECH)
     assert len(ids) == len(SPEECH) and tokenizer.decode(ids) == SPEECH
     assert tokenizer.vocab_size <= 96
+    assert tokenizer.encode("<|endoftext|>") == [0] == list(tokenizer.eos_token_ids)
     assert tokenizer.decode(tokenizer.encode(plays["macbeth"])) == plays["macbeth"]
 
 
@@ -109,23 +111,17 @@ def test_what_the_plays_do_not_use_is_mapped(tokenizer, text, becomes):
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == becomes
 
 
-def test_the_end_of_a_text_is_its_own_token(tokenizer):
-    assert tokenizer.encode("<|endoftext|>") == [0] == list(tokenizer.eos_token_ids)
-
-
 # The text
 
 
 def test_clean_takes_the_markdown_off_and_nothing_else():
     markdown = (
-        "# Macbeth\n\n### SCENE I. A heath.\n\n_Thunder. Enter the\nthree Witches_\n\n\n"
-        "**First Witch**  \nWhen shall we three meet again  \nIn thunder\\--or in rain?\n\n"
-        "*Exit.*\n\n**ROSS**  \n_\\[Aside]_  \nAy."
+        "# Macbeth\n\n### SCENE I. A heath.\n\n_Enter the\nthree Witches_\n\n\n"
+        "**First Witch**  \nIn thunder\\--or in rain?\n\n*Exit.*\n\n**ROSS**  \n_\\[Aside]_  \nAy."
     )
-    assert script.clean(markdown) == (
-        "Macbeth\n\nSCENE I. A heath.\n\nThunder. Enter the\nthree Witches\n\n"
-        "First Witch:\nWhen shall we three meet again\nIn thunder--or in rain?\n\n"
-        "Exit.\n\nROSS:\n[Aside]\nAy.\n"
+    assert clean(markdown) == (
+        "Macbeth\n\nSCENE I. A heath.\n\nEnter the\nthree Witches\n\n"
+        "First Witch:\nIn thunder--or in rain?\n\nExit.\n\nROSS:\n[Aside]\nAy.\n"
     )
 
 
@@ -166,11 +162,7 @@ def test_an_epoch_of_micro_batches_visits_the_text_once():
     assert len(inputs.unique()) == len(inputs) == 7 * 256
     assert all((batch.diff() == 1).all() for step in steps for batch in step)
     again = list(script.micro_batches(ids, recipe))
-    assert all(
-        torch.equal(a, b)
-        for one, two in zip(steps, again, strict=True)
-        for a, b in zip(one, two, strict=True)
-    )
+    assert all(torch.equal(torch.stack(a), torch.stack(b)) for a, b in zip(steps, again, strict=True))
 
 
 def test_orthogonalize_brings_singular_values_near_one():
@@ -189,19 +181,16 @@ def test_a_short_training_run_lowers_the_loss_and_writes_a_model_that_loads(tmp_
     assert report["training_plays"] == ["a", "b"]
     first, *_, last = (float(line.split("loss ")[1].split()[0]) for line in lines)
     assert report["held_out_loss"] < last < first
-    assert report == json.loads((tmp_path / "model" / "TRAINING.json").read_text(encoding="utf-8")) | {
-        "recipe": report["recipe"]
-    }
+    written = json.loads((tmp_path / "model" / "TRAINING.json").read_text(encoding="utf-8"))
+    assert report == written | {"recipe": report["recipe"]}  # JSON has lists where it has tuples
     model, tokenizer = load_model(tmp_path / "model"), load_tokenizer(tmp_path / "model")
     assert model.config.vocab_size == tokenizer.vocab_size
     assert tokenizer.decode(tokenizer.encode(text)) == text
     # The record is of the stored weights, so it can be measured again; one thread gives the same model.
     ids = torch.tensor([0, *tokenizer.encode(plays["macbeth"])])
     assert script.evaluate(model.cpu().float(), ids) == pytest.approx(report["held_out_loss"], abs=1e-4)
-    assert (
-        script.run(tmp_path / "again", TINY, plays, 1, lines.append)["held_out_loss"]
-        == report["held_out_loss"]
-    )
+    again = script.run(tmp_path / "again", TINY, plays, 1, lines.append)
+    assert again["held_out_loss"] == report["held_out_loss"]
 
 
 def test_the_record_is_of_what_was_stored_not_of_what_was_trained(tmp_path, monkeypatch):

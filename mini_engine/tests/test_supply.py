@@ -1,4 +1,4 @@
-"""Nothing that is read runs: no checkpoint, template, trace or archive. SECURITY.md says so; this holds it.
+"""No file that is read can run code: no checkpoint, template, trace or archive, as SECURITY.md says.
 
 What a submission may do is in labs/kit/tests/test_grader_attacks.py, a page's scripts in test_player.py.
 """
@@ -31,13 +31,15 @@ CALLS = {"torch.load", "np.load", "numpy.load", "shutil.unpack_archive", "pandas
 RUNS = {"eval", "exec", "compile", "__import__"}
 
 
-def python_files(*rooms):
-    for room in rooms:
-        yield from (path for path in (ROOT / room).rglob("*.py") if "tests" not in path.parts)
+def found_in(folder):
+    """The findings of each file that has any, and the number of files."""
+    files = [path for path in (ROOT / folder).rglob("*.py") if "tests" not in path.parts]
+    found = {path.relative_to(ROOT).as_posix(): set(findings(path.read_text("utf-8"))) for path in files}
+    return {path: what for path, what in found.items() if what}, len(files)
 
 
 def findings(source):
-    """What in a module could run what it reads."""
+    """The calls and imports of a module that could run data."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] in LOADS_CODE)
@@ -61,21 +63,13 @@ def test_the_search_finds(source):
 
 
 def test_the_engine_never_runs_what_it_reads():
-    found = {
-        str(path.relative_to(ROOT)): list(findings(path.read_text("utf-8")))
-        for path in python_files("mini_engine")
-    }
-    assert {path: what for path, what in found.items() if what} == {}
-    assert len(found) > 80
+    found, number = found_in("mini_engine")
+    assert found == {} and number > 80
 
 
 def test_the_course_runs_solutions_in_known_places_only():
     """A learner's file at home; a submission in its sandbox only (inside.py and player.py)."""
-    found = {
-        path.relative_to(ROOT).as_posix(): set(findings(path.read_text("utf-8")))
-        for path in python_files("labs/kit")
-    }
-    assert {path: what for path, what in found.items() if what} == {
+    assert found_in("labs/kit")[0] == {
         "labs/kit/judge/loading.py": {"exec", "compile"},
         "labs/kit/grader/player.py": {"exec", "compile"},
         "labs/kit/grader/inside.py": {"__import__"},
@@ -103,9 +97,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_pickled_checkpoint_is_refused_with_what_to_do(folder, name):
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(pickle.dumps(Attack()))
-    with pytest.raises(
-        FileNotFoundError, match=f"{name}: a pickle can run code and is not read; .*safetensors"
-    ):
+    with pytest.raises(FileNotFoundError, match=f"{name}: a pickle can run code and is not .*safetensors"):
         load(folder)
     assert not Path(CANARY).exists()
     pickle.loads((folder / name).read_bytes())
@@ -117,9 +109,8 @@ def test_code_beside_a_checkpoint_is_not_looked_at(folder):
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_evil.Model", "AutoConfig": "modeling_evil.Model"}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"auto_map": {"AutoTokenizer": "modeling_evil.Model"}})
-    )
+    config = {"auto_map": {"AutoTokenizer": "modeling_evil.Model"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     load(folder)
     assert not Path(CANARY).exists()
 
@@ -164,15 +155,11 @@ def test_a_template_reaches_nothing_but_the_messages(template, tmp_path, monkeyp
 
 
 def test_a_trace_is_data(tmp_path, monkeypatch):
-    """Whatever a line says, it is parsed as JSON and compared with the types of its fields."""
+    """Any line is parsed as JSON and compared with the types of its fields."""
     monkeypatch.chdir(tmp_path)
-    for line in (
-        f"__import__('os').mkdir({CANARY!r})",
-        "!!python/object/apply:os.mkdir [x]",
-        pickle.dumps(Attack()),
-    ):
-        file = tmp_path / "t.jsonl"
-        file.write_bytes(line if isinstance(line, bytes) else line.encode())
+    file, code = tmp_path / "t.jsonl", f"__import__('os').mkdir({CANARY!r})"
+    for line in (code.encode(), b"!!python/object/apply:os.mkdir [x]", pickle.dumps(Attack())):
+        file.write_bytes(line)
         with pytest.raises(ValueError, match="line 1: not JSON"):
             read_trace(file)
     assert not Path(CANARY).exists()

@@ -22,17 +22,13 @@ TEXT = "Grüße, 世界! 👨‍👩‍👧 naïve — don't  stop 123\n\tdef f(
 SPECIAL = ["<|end|>", "<|user|>", "<|begin|>"]
 
 
-def byte_level(**changes) -> tokenizers.Tokenizer:
+def byte_level() -> tokenizers.Tokenizer:
     """256 byte tokens, and merges of English alone: every other character takes several tokens."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=292,
-        special_tokens=SPECIAL,
-        show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
+    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": SPECIAL}
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=292, show_progress=False, **alphabet)
     backend.train_from_iterator(["the quick brown fox don't stop returning " * 20], trainer)
     return backend
 
@@ -42,13 +38,11 @@ def byte_fallback() -> tokenizers.Tokenizer:
     vocab = {"<unk>": 0, "<|end|>": 1} | {f"<0x{i:02X}>": 2 + i for i in range(256)}
     vocab |= {token: 258 + i for i, token in enumerate(["▁", "a", "b", "c", "▁a", "▁ab", "ab"])}
     merges = [("▁", "a"), ("▁a", "b"), ("a", "b")]
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    bpe = tokenizers.models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    backend = tokenizers.Tokenizer(bpe)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence(list(steps))
     backend.add_special_tokens(["<|end|>"])
     return backend
 
@@ -90,7 +84,7 @@ def test_deltas_add_up_to_any_text_with_byte_fallback(text):
 
 @given(text=st.text(min_size=1), cut=st.integers(0, 200))
 def test_every_delta_is_a_prefix_that_stays(text, cut):
-    """Whoever streams never sees a character taken back."""
+    """A stream never takes a character back."""
     ids = BYTE_LEVEL.encode(text)
     detokenizer = Detokenizer(BYTE_LEVEL)
     so_far = "".join(detokenizer.feed(i) for i in ids[:cut])
@@ -114,22 +108,24 @@ def test_context_decides_about_the_leading_space():
     assert "".join(streamed(BYTE_FALLBACK, ids[1:], context=ids[:1])) == " ab"
 
 
-@pytest.mark.parametrize(
-    "stream",
-    [
-        BYTE_LEVEL.encode("the quick brown fox ") * 200,
-        BYTE_LEVEL.encode("世") * 700,
-        BYTE_LEVEL.encode("世")[:1] * 2000,  # a model that babbles bytes
-        BYTE_LEVEL.encode("<|end|>") * 2000,  # ignore_eos
-    ],
-    ids=["text", "characters of three tokens", "broken bytes", "special tokens"],
-)
-def test_a_token_costs_the_same_however_long_the_text_is(stream, monkeypatch):
+STREAMS = {
+    "text": BYTE_LEVEL.encode("the quick brown fox ") * 200,
+    "characters of three tokens": BYTE_LEVEL.encode("世") * 700,
+    "broken bytes": BYTE_LEVEL.encode("世")[:1] * 2000,
+    "special tokens": BYTE_LEVEL.encode("<|end|>") * 2000,  # ignore_eos
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_token_costs_the_same_however_long_the_text_is(name, monkeypatch):
     """Counted in tokens handed to the decoder, not in seconds."""
-    decoded, decode = [], Tokenizer.decode
-    monkeypatch.setattr(
-        Tokenizer, "decode", lambda self, ids, **kw: decoded.append(len(ids)) or decode(self, ids, **kw)
-    )
+    stream, decoded, decode = STREAMS[name], [], Tokenizer.decode
+
+    def counted(self, ids, **options):
+        decoded.append(len(ids))
+        return decode(self, ids, **options)
+
+    monkeypatch.setattr(Tokenizer, "decode", counted)
     text = "".join(streamed(BYTE_LEVEL, stream))
     assert max(decoded, default=0) < 20
     assert sum(decoded) < 60 * len(stream)
@@ -170,9 +166,8 @@ def test_eos_ids_come_from_the_generation_config_first(folder):
 def test_bos_is_added_only_where_the_model_s_own_tokenizer_does(folder):
     assert load_tokenizer(folder).encode("the")[0] != 2
     backend = byte_level()
-    backend.post_processor = processors.TemplateProcessing(
-        single=["<|begin|>", "$A"], special_tokens=[("<|begin|>", 2)]
-    )
+    special = [("<|begin|>", 2)]
+    backend.post_processor = processors.TemplateProcessing(["<|begin|>", "$A"], special_tokens=special)
     backend.save(str(folder / "tokenizer.json"))
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("the")[0] == 2
@@ -189,20 +184,9 @@ def test_training_time_truncation_and_padding_are_dropped(folder):
     assert len(tokenizer.encode("a")) == 1
 
 
-def test_folder_errors_name_the_file(folder):
+def test_more_tokens_than_the_config_has(folder):
     write(folder, "config.json", vocab_size=290)
-    with pytest.raises(
-        ValueError, match=r"tokenizer.json: token ids reach 291, but vocab_size in .*config.json is 290"
-    ):
-        load_tokenizer(folder)
-    (folder / "generation_config.json").write_text("{")
-    with pytest.raises(ValueError, match="generation_config.json: not valid JSON"):
-        load_tokenizer(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="tokenizer.json: not a tokenizer that can be read"):
-        load_tokenizer(folder)
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(FileNotFoundError, match="tokenizer.json: there is no such file"):
+    with pytest.raises(ValueError, match="tokenizer.json: token ids reach 291, but vocab_size in .* is 290"):
         load_tokenizer(folder)
 
 
@@ -241,9 +225,8 @@ def test_chat_template_equals_transformers(folder):
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     ours = load_tokenizer(folder)
     for prompt in (True, False):
-        assert ours.apply_chat_template(MESSAGES, prompt) == theirs.apply_chat_template(
-            MESSAGES, add_generation_prompt=prompt, tokenize=False
-        )
+        expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=prompt, tokenize=False)
+        assert ours.apply_chat_template(MESSAGES, prompt) == expected
 
 
 def test_chat_template_errors(folder):
@@ -297,29 +280,23 @@ def test_gguf_byte_level_roundtrip(pre, tmp_path):
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert ids[0] == 1 and ids[-1] == 0 and tokenizer.eos_token_ids == (0,)
     assert tokenizer.vocab_size == 292
-
-
-def test_gguf_default_split_encodes_as_the_tokenizer_it_was_made_from(tmp_path):
-    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "gpt-2"))
-    assert tokenizer.encode(TEXT * 3) == BYTE_LEVEL.encode(TEXT * 3)
+    if pre in ("gpt-2", "default"):  # the split of the tokenizer that it was made from
+        assert tokenizer.encode(TEXT * 3) == BYTE_LEVEL.encode(TEXT * 3)
 
 
 @pytest.mark.parametrize(
     "pre, pieces",
     [
-        ("gpt-2", ["don", "'t", " stop", " 1234", "  ", " x", "!!\n"]),
-        ("smollm", ["don", "'t", " stop", " ", "1", "2", "3", "4", "  ", " x", "!!\n"]),
+        ("gpt-2", ["don", "'t", " stop", " 1234", "  ", " x", "!!", "\n"]),
+        ("smollm", ["don", "'t", " stop", " ", "1", "2", "3", "4", "  ", " x", "!!", "\n"]),
         ("llama-bpe", ["don", "'t", " stop", " ", "123", "4", "  ", " x", "!!\n"]),
         ("qwen2", ["don", "'t", " stop", " ", "1", "2", "3", "4", "  ", " x", "!!\n"]),
     ],
 )
 def test_gguf_pre_tokenizer_cuts_text(pre, pieces, tmp_path):
-    """Where text is cut before merging, which decides about digits, spaces and punctuation. In
-    GPT-2 and SmolLM a line break stands apart from the punctuation before it."""
+    """Text is cut before merging, which decides about digits, spaces and punctuation."""
     tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), pre))
     cut = tokenizer._backend.pre_tokenizer.pre_tokenize_str("don't stop 1234   x!!\n")
-    if pre in ("gpt-2", "smollm"):
-        pieces = [*pieces[:-1], "!!", "\n"]
     assert [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in cut] == pieces
 
 
@@ -352,14 +329,10 @@ def test_gguf_bos(tmp_path):
 
 
 def test_gguf_chat_template_and_turn_end(tmp_path):
-    file = write_gguf(
-        tmp_path / "m.gguf", byte_level(), "qwen2", bos_token_id=2, eot_token_id=1, chat_template=TEMPLATE
-    )
-    tokenizer = load_tokenizer(file)
-    assert (
-        tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False)
-        == "<|begin|><|user|>hi<|user|>ho"
-    )
+    flags = {"bos_token_id": 2, "eot_token_id": 1, "chat_template": TEMPLATE}
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "qwen2", **flags))
+    text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False)
+    assert text == "<|begin|><|user|>hi<|user|>ho"
     assert tokenizer.eos_token_ids == (0, 1)
 
 
@@ -381,37 +354,16 @@ def test_gguf_sentencepiece_equals_transformers(tmp_path):
     scores = {"".join(pair): -1.0 - rank for rank, pair in enumerate(state["model"]["merges"])}
     file = write_gguf(tmp_path / "m.gguf", backend, scores=scores, bos_token_id=1, unk_token_id=0)
     ours = load_tokenizer(file)
-    theirs = transformers.LlamaTokenizer(
-        vocab=backend.get_vocab(), merges=[tuple(pair) for pair in state["model"]["merges"]]
-    )
-    for text in (
-        __doc__.strip(),
-        "the quick fox",
-        "stops  at the thing ",
-        TEXT,
-        "quickly, 世界\n",
-        " a leading space",
-    ):
+    merges = [tuple(pair) for pair in state["model"]["merges"]]
+    theirs = transformers.LlamaTokenizer(vocab=backend.get_vocab(), merges=merges)
+    quick = ["the quick fox", "stops  at the thing ", "quickly, 世界\n", " a leading space"]
+    for text in (__doc__.strip(), TEXT, *quick):
         if not text.startswith(" "):  # transformers swallows that space; SentencePiece does not
             assert ours.encode(text, False) == theirs.encode(text, add_special_tokens=False), text
         assert ours.encode(text)[0] == 1  # SentencePiece models open with BOS where the file is silent
         assert ours.decode(ours.encode(text)) == text
-    assert (
-        max(map(len, map(ours._backend.id_to_token, ours.encode("the quick brown fox")))) > 4
-    )  # merges did happen
-
-
-def test_gguf_errors_name_the_key(tmp_path):
-    with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.pre 'tekken' is not supported"):
-        load_tokenizer(write_gguf(tmp_path / "m.gguf", byte_level(), "tekken"))
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
-    writer.add_token_list(["a"])
-    writer.add_tokenizer_model("bert")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(ValueError, match="m.gguf: tokenizer.ggml.model 'bert' is not supported"):
-        load_tokenizer(tmp_path / "m.gguf")
+    pieces = map(ours._backend.id_to_token, ours.encode("the quick brown fox"))
+    assert max(map(len, pieces)) > 4  # merges did happen
 
 
 def test_no_torch_for_text():

@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
 
 
 def render(template: str, source: str, **variables: Any) -> str:
-    """The template's text. Raises ValueError naming `source` when it is broken or refuses the messages."""
+    """Return the template's text. Raises ValueError naming `source` if it is broken or refuses them."""
     try:
         return _compiled(template).render(variables)
     except Exception as error:  # a template is a program, and may fail in any way
@@ -23,7 +23,7 @@ def render(template: str, source: str, **variables: Any) -> str:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> jinja2.Template:
-    """Jinja as transformers sets it up, so that templates render the same."""
+    """Return the template in Jinja set up as in transformers, so that it renders the same."""
 
     def raise_exception(message: str) -> NoReturn:
         raise jinja2.TemplateError(message)

@@ -1,4 +1,4 @@
-"""The text of one request as it grows: whole characters, and never a stop string."""
+"""The text of one request as it grows, in whole characters and without its stop string."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from mini_engine.text.tokenizer import Tokenizer
 
 
 class OutputText:
-    """Never a part of a stop string: text that might be its beginning is held back until that is decided."""
+    """A request's text; the possible beginning of a stop string is held back until the next tokens decide."""
 
     def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...], prompt: Sequence[int] = ()):
         self.detokenizer = Detokenizer(tokenizer, prompt) if tokenizer else None
@@ -16,17 +16,17 @@ class OutputText:
         self._num_given = 0
 
     def feed(self, token_id: int) -> str | None:
-        """Take a token; the stop string that the text has now reached, or None."""
+        """Add a token; return the stop string that the text has now reached, or None."""
         return self.append(self.detokenizer.feed(token_id)) if self.detokenizer else None
 
     def flush(self) -> str | None:
-        """Decode what was waiting for the rest of a character; may complete a stop string too."""
+        """Add the text of an incomplete character; return the stop string that it completes, or None."""
         return self.append(self.detokenizer.flush()) if self.detokenizer else None
 
     def append(self, text: str) -> str | None:
-        """Take more text; the stop string that it has now reached, or None. The text ends before it.
+        """Add text, cut before the stop string that it reaches; return that, or None.
 
-        The one that begins first in the text counts; of two that begin at the same place, the shorter.
+        The stop string that begins first in the text counts; of two that begin at one place, the shorter.
         """
         self.text += text
         # A stop string may begin in what was decoded before, but not before what was given out.
@@ -38,7 +38,7 @@ class OutputText:
         return stop
 
     def take(self, finished: bool) -> str:
-        """What may be given out now and was not before."""
+        """Return the text that may be given out now and was not before."""
         doubts = (n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n]))
         end = len(self.text) - (0 if finished else max(doubts, default=0))
         given, self._num_given = self.text[self._num_given : end], max(end, self._num_given)

@@ -50,12 +50,12 @@ class Tokenizer:
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, in which special tokens are recognised.
+        """Return the token ids of `text`, in which special tokens are recognised.
 
-        `add_special_tokens` lets the tokenizer put its own around the text (a BOS, where the model
-        has been trained with one). Leave it off for chat text: the template has written them.
+        With `add_special_tokens` the tokenizer puts its own around the text (a BOS, where the model was
+        trained with one). Leave it off for chat text: the template has written them.
 
-        Raises ValueError for what is no text, or too much of it.
+        Raises ValueError for a value that is no text, and for too long a text.
         """
         check_text("the text", text)
         if self.max_characters is not None and len(text) > self.max_characters:
@@ -66,12 +66,12 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation: the chat template's text, with nothing added."""
+        """Return the token ids of a conversation: the chat template's text, with nothing added."""
         text = self.apply_chat_template(messages, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Bytes that make no character become U+FFFD."""
+        """Return the text of token ids. Bytes that make no character become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def save(self, folder: Path) -> None:
@@ -81,10 +81,9 @@ class Tokenizer:
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
-        """Messages as the text the model was trained on.
+        """Return messages as the text the model was trained on.
 
-        Raises ValueError for what are no messages, when the model has no chat template, or when its
-        template refuses them.
+        Raises ValueError for invalid messages, a model without a chat template, or a template that fails.
         """
         if self.chat_template is None:
             raise ValueError(f"{self._source} has no chat template; use a chat model, or give a plain prompt")

@@ -1,4 +1,4 @@
-"""Where a trace's times come from: computed, the same on every machine, or the wall's."""
+"""The times of a trace: computed, the same on every machine, or wall time."""
 
 from __future__ import annotations
 

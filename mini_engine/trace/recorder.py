@@ -1,6 +1,6 @@
-"""A scheduler that remembers: stands in front of any other and writes down what it decides.
+"""A scheduler that records: it stands in front of any other and writes down its decisions.
 
-It looks at public state before and after each call; the code under observation writes nothing.
+It reads public state before and after each call; the recorded scheduler writes nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _forwarded(name: str) -> Any:
 
 
 class Recorder:
-    """The same interface as the scheduler behind it, and `snapshot` and `close`, which give the trace.
+    """The same interface as the scheduler behind it, and `snapshot` and `close`, which return the trace.
 
-    keep       which steps (see TraceStore): True all, False none, a number the latest so many, a path a file
+    keep       the steps to keep (see TraceStore): True all, False none, a number the latest, a path a file
     consumers  take each record as it is finished, whatever is kept
-    config     of the header, if the scheduler cannot be asked for it
-    backend    of the steps: paged, padded, two-pass; nothing if no model computes them
-    parts      which are not the engine's own, and whose
-    requests   that the scheduler has already
+    config     the header's, if the scheduler does not have the settings
+    backend    paged, padded or two-pass; empty if no model computes the steps
+    parts      the parts that are not the engine's own, and their source
+    requests   the requests that the scheduler already has
     """
 
     kv: KVManager = _forwarded("kv")
@@ -97,7 +97,7 @@ class Recorder:
         self._events.append(arrived)
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
-        """`reason` is what the trace says; in the middle of a step the event is that step's."""
+        """The scheduler's `abort`, and a FINISHED event with this reason; in mid-step it is that step's."""
         found = self.scheduler.abort(request_id)
         if found:
             self._num_blocks_seen.pop(request_id, None)
@@ -111,7 +111,7 @@ class Recorder:
         request.finish_reason = "error"
 
     def schedule(self) -> dict[str, int]:
-        """The scheduler's `schedule`; what it decided begins the step's record."""
+        """The scheduler's `schedule`; its decisions begin the step's record."""
         kv, size, t = self.kv, self.kv.block_size, self.clock.now()
         before, free = list(self.running), kv.num_free_blocks
         # Only at the edge of a block can a request need one more.
@@ -141,13 +141,13 @@ class Recorder:
             num_cached_blocks=kv.num_cached_blocks,
             events=events,
         )
-        if error is not None:  # what it had done by then is written down; see take_back
+        if error is not None:  # the record has what was done by then; see take_back
             raise error
         return scheduled
 
     def take_back(self, before: list[Request]) -> None:
-        """The step that was decided while `before` ran is not computed. As far as the scheduler can take
-        it back, nothing of it stands in the trace; else it is a step that computed nothing."""
+        """Undo a step that was decided while `before` ran and is not computed. What the scheduler can
+        undo leaves the trace; what stands is recorded as a step that computed nothing."""
         self._recovery.take_back(before)
         record, self._record = self._record, None
         if record is None:
@@ -173,12 +173,12 @@ class Recorder:
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
-        """The scheduler's `update`, which completes the step's record. Raises RuntimeError when nothing was
-        scheduled before."""
+        """The scheduler's `update`, which completes the step's record. Raises RuntimeError without a
+        `schedule` before it."""
         if self._record is None:
             raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
         known: dict[str, int] = {}
-        if sum(map(len, sampled.values())) > len(sampled):  # of several tokens some may be dropped
+        if sum(map(len, sampled.values())) > len(sampled):  # some of several tokens may be dropped
             known = {request.request_id: len(request.output_token_ids) for request in self.running}
         finished = self.scheduler.update(scheduled, sampled, stopped)
         record, self._record = self._record, None
@@ -189,7 +189,7 @@ class Recorder:
             name = request.request_id
             self._num_blocks_seen.pop(name, None)
             record.events.append(Finished(name, request.finish_reason or ""))
-            if len(sampled.get(name, ())) > 1:  # what follows a stop was dropped
+            if len(sampled.get(name, ())) > 1:  # the tokens after a stop were dropped
                 record.new_tokens[name] = request.output_token_ids[known[name] :]
         self._finish(record)
         return finished
@@ -200,24 +200,24 @@ class Recorder:
             consumer.add(record)
 
     def snapshot(self) -> Trace:
-        """The trace so far, as far as it is kept. Changes nothing, and later steps do not change it."""
+        """Return the trace so far, as far as it is kept; later steps do not change it."""
         return self.store.trace(self.end or self._end("max_steps" if self.has_work else "drained"))
 
     def close(self, end: str, **details: Any) -> Trace:
-        """Say how the run ended (drained, stuck, max_steps or error), finish the file, and hand over the
-        trace. `details` are fields of End."""
+        """End the recording with drained, stuck, max_steps or error, finish the file, and return the trace.
+        `details` are fields of End."""
         self.end = self._end(end, **details)
         self.store.finish(self.end)
         return self.snapshot()
 
     def _end(self, end: str, **details: Any) -> End:
-        # What came after the last step, an abort for one, stands in the end.
+        # Events after the last step, such as an abort, belong to the end.
         return End(end, self.step, self.kv.num_free_blocks, events=list(self._events), **details)
 
-    # ------------------------------------------------------------------------- what a step is made of
+    # -------------------------------------------------------------------------- the fields of a step
 
     def _preemptions(self, gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
-        """Of the requests that ran before and are gone: for the first of the others that was short."""
+        """Return an event for each request that is gone; the cause is the first other that was short."""
         if not gone:
             return []
         short, total = first_short(needs, set(gone), free), sum(needs.values())
@@ -235,7 +235,7 @@ class Recorder:
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
-        """Why the front of the queue was not admitted in this step."""
+        """Return why the front of the queue was not admitted in this step."""
         kv, config = self.kv, self.header.config
         if not len(self.waiting):
             return Blocked("empty")
@@ -250,12 +250,12 @@ class Recorder:
             return Blocked("budget", request.request_id)
         if needs > kv.num_free_blocks:
             return Blocked("memory", request.request_id, needs, kv.num_free_blocks)
-        return Blocked("none", request.request_id)  # it could have been admitted: a bug of the scheduler
+        return Blocked("none", request.request_id)  # it could have been admitted: a bug in the scheduler
 
     def _new_blocks(
         self, scheduled: dict[str, int], at_edge: list[Request], admitted: list[Request]
     ) -> dict[str, list[int]]:
-        """Of the requests that can have got any; several tokens may go beyond the edge of a block, too."""
+        """Return the new blocks of each request. Computing several tokens can cross the edge of a block."""
         growing = [*at_edge, *admitted]
         several = {name for name, num_tokens in scheduled.items() if num_tokens > 1}
         if several.difference(request.request_id for request in growing):
@@ -271,15 +271,15 @@ class Recorder:
 
 
 def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:
-    """The running requests that are gone, and those that are new."""
-    if after[: len(before)] == before:  # as good as always
+    """Return the running requests that are gone, and those that are new."""
+    if after[: len(before)] == before:  # nearly always
         return [], after[len(before) :]
     were, are = set(before), set(after)
     return [r for r in before if r not in are], [r for r in after if r not in were]
 
 
 def first_short(needs: dict[Key, int], gone: set[Key], free: int) -> Key | None:
-    """The first surviving request that could not have grown with the blocks that were free."""
+    """Return the first surviving request that could not have grown with the blocks that were free."""
     for request, num_blocks in needs.items():
         free -= num_blocks
         if free < 0 and num_blocks and request not in gone:

@@ -1,1 +1,1 @@
-"""What authors and instructors run: `python -m labs check`, `generate`, `export`."""
+"""The authors' and instructors' tools: checks, the student edition, notebooks and pictures."""

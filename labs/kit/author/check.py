@@ -1,4 +1,4 @@
-"""What an author promises, enforced: `python -m labs check`.
+"""The author's promises, enforced: `python -m labs check`.
 
 For every lab: the starter fails every test, solution and engine pass, every known mistake is caught
 by the test it names and by no luck (no two mistakes behave alike), the files agree with one another.
@@ -28,7 +28,7 @@ ALTERNATIVES = LABS_DIR / "kit" / "tests" / "alternatives"
 
 @dataclass
 class Verdict:
-    """What check reports of one lab."""
+    """The report on one lab."""
 
     lab_id: str
     problems: list[str] = field(default_factory=list)
@@ -161,10 +161,15 @@ def wrong(lab: Lab) -> list[str]:
     return [*(f"mistake:{mistake.id}" for mistake in lab.mistakes), *parts]
 
 
-def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, list[str]]]:
-    """What fingerprints.json is to hold: of each task the known mistakes, by the digest of what they do."""
-    found: dict[str, dict[str, list[str]]] = {task.name: {} for task in lab.tasks}
-    by_scripts: dict[tuple[str, str], list[list[str]]] = {}
+def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, str]]:
+    """Return the ids that fingerprints.json has: of the known mistakes, by task and by digest."""
+    found: dict[str, dict[str, str]] = {task.name: {} for task in lab.tasks}
+    by_scripts: dict[tuple[str, str], list[Mistake]] = {}
+    by_id = {mistake.id: mistake for mistake in lab.mistakes}
+
+    def alike(a: Mistake, b: Mistake) -> bool:
+        return (a.title, a.hint.strip()) == (b.title, b.hint.strip())
+
     for mistake in lab.mistakes:
         touched = isolate.tasks_of(lab, mistake)
         for task in lab.tasks:
@@ -172,21 +177,20 @@ def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, di
             digest = fingerprint(task, outcomes.results.get(variant, ()))
             if task.name not in touched or not digest:
                 continue
-            name = [mistake.title, mistake.hint.strip(), mistake.caught_by]
-            other = found[task.name].setdefault(digest, name)
+            other = by_id[found[task.name].setdefault(digest, mistake.id)]
             for result in outcomes.results[variant]:
                 if result.test == matrix.RANDOM_SCRIPTS and not result.passed:
-                    by_scripts.setdefault((task.name, scripts_fingerprint(result.runs)), []).append(name)
-            alike = f"mistake {mistake.id} does what {other[0]!r} does in all tests of {task.name}"
-            verdict.require(other[:2] == name[:2], f"{alike}: give both one title and one hint")
+                    by_scripts.setdefault((task.name, scripts_fingerprint(result.runs)), []).append(mistake)
+            both = f"mistake {mistake.id} does what {other.title!r} does in all tests of {task.name}"
+            verdict.require(alike(other, mistake), f"{both}: give both one title and one hint")
     for (task_name, seen), those in by_scripts.items():
-        if all(one[:2] == those[0][:2] for one in those):  # else only a test tells them apart
-            found[task_name][seen] = those[0]
+        if all(alike(one, those[0]) for one in those):  # else only a test distinguishes them
+            found[task_name][seen] = those[0].id
     return {task: dict(sorted(digests.items())) for task, digests in found.items()}
 
 
 def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bool) -> None:
-    """fingerprints.json has the names of mistakes.toml, and the random scripts alone catch each mistake."""
+    """fingerprints.json has the ids of mistakes.toml, and the random scripts alone catch each mistake."""
     path, wanted = lab.file("fingerprints.json"), names(lab, outcomes, verdict)
     text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
     if write:

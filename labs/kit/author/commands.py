@@ -1,4 +1,4 @@
-"""What authors and instructors run with `python -m labs`: check, generate, export."""
+"""The commands of authors and instructors: `python -m labs check`, `generate`, `export`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.learner.commands import put_back
 
-SomeLabs = Annotated[list[str] | None, typer.Argument(help="lab-01 lab-02, or 1 2; all if none is named")]
+SomeLabs = Annotated[list[str] | None, typer.Argument(help="lab-01 lab-02, or 1 2. Without it, all labs.")]
 
 
 def chosen(labs: list[str] | None) -> list[str]:
@@ -17,12 +17,14 @@ def chosen(labs: list[str] | None) -> list[str]:
 
 def check(
     labs: SomeLabs = None,
-    strict: Annotated[bool, typer.Option("--strict", help="an edited starter is an error (for CI)")] = False,
-    write: Annotated[bool, typer.Option("--write", help="write fingerprints.json anew")] = False,
-    whole: Annotated[bool, typer.Option("--whole", help="run all tests on each known mistake")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Count an edited starter as an error (for CI).")
+    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write fingerprints.json.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Run all tests on each known mistake.")] = False,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", help="folder for outcomes; a lab that has not changed is not run again"),
+        typer.Option("--keep", help="Folder for outcomes. A lab that has not changed is not run again."),
     ] = None,
 ) -> None:
     """For authors: prove that starters fail, solutions pass, and every known mistake is caught."""
@@ -44,15 +46,15 @@ def check(
 
 
 def generate(labs: SomeLabs = None) -> None:
-    """For authors: write starter.py anew from solution.py. What was there is kept, as by reset."""
+    """For authors: generate starter.py from solution.py. An edited starter is kept as by reset."""
     for name in chosen(labs):
         put_back(find_lab(name))
 
 
 def export(
-    student: Annotated[Path, typer.Option("--student", help="the folder for the student edition")],
+    student: Annotated[Path, typer.Option("--student", help="The folder for the student edition.")],
 ) -> None:
-    """For instructors: write the course without solutions, or bring one that is handed out up to date."""
+    """For instructors: write the student edition, without solutions, or update one that was handed out."""
     from labs.kit.author.export import export as write
 
     for note in write(student):

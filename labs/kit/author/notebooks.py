@@ -1,4 +1,4 @@
-"""Run notebooks on the reference and save them with their outputs, and nothing of this machine in them.
+"""Run notebooks on the reference and save them with their outputs, without traces of this machine.
 
 `python -m labs.kit.author.notebooks FILE ...`
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def save(path: Path) -> None:
-    """Run a notebook where it lies, as the kernel `python3`. Raises nbclient's error of a cell that fails."""
+    """Run a notebook in its folder, with the kernel `python3`. Raise nbclient's error if a cell fails."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -20,7 +20,7 @@ def save(path: Path) -> None:
     NotebookClient(notebook, kernel_name="python3", resources=folder, **options).execute()
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
-            # The live panel: its id means nothing in another kernel, its text is kept.
+            # The live panel's id is of no use in another kernel; its text is kept.
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
     notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}

@@ -1,6 +1,6 @@
-"""Builds the labs' web pages: `python -m labs.kit.browser.build OUT` leaves a folder for any file server.
+"""Builds the labs' web pages: `python -m labs.kit.browser.build OUT` writes a folder for any file server.
 
-Python, editor, player and the student edition of the course lie in it; a page asks no other host.
+It contains Python, editor, player and the student edition of the course; a page loads from no other host.
 """
 
 import gzip
@@ -35,7 +35,7 @@ COURSE = (
     "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py",
     "mini_engine/show/__init__.py", "mini_engine/show/player/*",
 )  # fmt: skip
-# pytest colours what it shows, and needs no other of Pygments' five hundred languages.
+# pytest colours its output; of Pygments' five hundred languages it needs only these.
 PYGMENTS = re.compile(
     r"pygments/(lexers|formatters|styles)/(?!__init__|_mapping|python|terminal\.|default|diff)"
 )
@@ -45,13 +45,13 @@ CONCEPTS = {
     "lab-03": "08-preemption",
     "lab-06": "10-prefix-caching",
 }
-MOST = 12_000_000  # bytes, gzipped, that a first look at a lab's page loads
+MOST = 12_000_000  # bytes, gzipped, that the first visit of a lab's page may load
 
 
 def build(out: Path, book: str = "") -> None:
-    """Write the pages into `out`, which is made anew; `book` leads from there to the book, if it has one."""
+    """Write the pages into `out`, replacing earlier ones; `book` is the path from it to the book."""
     if out.exists() and any(out.iterdir()) and not (out / "app" / "course.zip").exists():
-        raise ValueError(f"{out} is not empty, and none of these sites; name a new folder")
+        raise ValueError(f"{out} is not empty, and not such a site; name a new folder")
     shutil.rmtree(out, ignore_errors=True)
     modules, app = npm(), out / "app"
     (app / "pyodide").mkdir(parents=True)
@@ -81,19 +81,21 @@ def build(out: Path, book: str = "") -> None:
 
 
 def filled(name: str, parts: dict[str, str]) -> str:
-    """A page of page/ with its parts in place."""
+    """Return a page of page/ with its parts filled in."""
     page = (HERE / "page" / name).read_text("utf-8")
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda match: parts[match[1]], page)
 
 
 def npm() -> Path:
-    """The pinned npm packages, installed once for each state of the lock file."""
+    """Return the folder of the pinned npm packages, installed once for each state of the lock file."""
     lock = (HERE / "package-lock.json").read_bytes()
     kept = ROOT / "out" / f"npm-{hashlib.sha256(lock).hexdigest()[:12]}"
     if kept.exists():
         return kept / "node_modules"
     kept.parent.mkdir(exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="npm-", dir=kept.parent))  # two may do this at the same time
+    folder = Path(
+        tempfile.mkdtemp(prefix="npm-", dir=kept.parent)
+    )  # two processes may do this at the same time
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, folder / name)
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
@@ -104,7 +106,7 @@ def npm() -> Path:
         raise ValueError("npm is not installed; Pyodide and the editor come with it") from None
     except subprocess.CalledProcessError as error:
         raise ValueError(f"npm ci could not install what the pages need: {error.stderr[-500:]}") from None
-    except OSError:  # the other was first
+    except OSError:  # the other process was first
         pass
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -112,7 +114,7 @@ def npm() -> Path:
 
 
 def bundle(modules: Path, target: Path) -> None:
-    """The editor and all that it imports as one module."""
+    """Write the editor and all its imports as one module."""
     source = HERE / "page" / "editor.js"
     options = ("--bundle", "--minify", "--format=esm", "--sourcefile=editor.js", "--legal-comments=none")
     line = [str(modules / ".bin" / "esbuild"), *options, f"--outfile={target.absolute()}"]
@@ -122,7 +124,7 @@ def bundle(modules: Path, target: Path) -> None:
 
 
 def pack(course: Path, target: Path) -> None:
-    """The student edition's part that judges these labs, and pytest, as one archive."""
+    """Write the part of the student edition that judges these labs, and pytest, as one archive."""
     files = {path.relative_to(course).as_posix(): path for pattern in COURSE for path in course.glob(pattern)}
     for lab_id in LABS:
         for path in [
@@ -140,7 +142,7 @@ def pack(course: Path, target: Path) -> None:
 
 
 def packages() -> Iterator[tuple[str, bytes]]:
-    """The files of pytest and what it needs, as they are installed here."""
+    """Yield the files of pytest and its dependencies, as installed here."""
     for package in PACKAGES:
         for file in distribution(package).files or ():
             name, path = file.as_posix(), Path(str(file.locate()))
@@ -150,7 +152,7 @@ def packages() -> Iterator[tuple[str, bytes]]:
 
 
 def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> None:
-    """One lab's page, its pictures, and the course's files that its texts name."""
+    """Write one lab's page, its pictures, and the course's files that its texts link."""
     folder = out / lab.id
     shutil.copytree(lab.path / "images", folder / "images", ignore=shutil.ignore_patterns("*.py"))
     named: set[str] = {f"labs/{lab.id}/test_lab.py"}
@@ -161,7 +163,8 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(course / name, target)
     other = "".join(
-        f'<a href="../{one.id}/"{" aria-current=page" if one is lab else ""}>{one.id}</a>' for one in labs
+        f'<a href="../{other.id}/"{" aria-current=page" if other is lab else ""}>{other.id}</a>'
+        for other in labs
     )
     back = ""
     if book:
@@ -188,14 +191,14 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
 
 
 def first_load(out: Path, lab_id: str) -> dict[str, int]:
-    """What a first look at a lab's page loads, and the bytes of each, gzipped as servers do."""
+    """Return the files that the first visit of a lab's page loads, with their gzipped bytes."""
     page = [*(out / lab_id).rglob("*"), *(path for path in (out / "app").rglob("*"))]
     return {path.relative_to(out).as_posix(): zipped(path) for path in page if path.is_file()}
 
 
 @cache
 def zipped(path: Path) -> int:
-    """Bytes of a file, gzipped as servers do."""
+    """Return the bytes of a file, gzipped as servers do."""
     return min(path.stat().st_size, len(gzip.compress(path.read_bytes(), 6)))
 
 

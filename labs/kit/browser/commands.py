@@ -1,4 +1,4 @@
-"""`python -m labs open`: the book and its pages, served on this machine."""
+"""`python -m labs open`: the book and the labs' pages, served on this machine."""
 
 import webbrowser
 from typing import Annotated
@@ -21,10 +21,10 @@ def open_site(
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(help="A page keeps your code for its port: stay with one.", min=1, max=65535)
+        int, typer.Option(help="Your code is kept for each port: use the same one again.", min=1, max=65535)
     ] = 8140,
 ) -> None:
-    """Open the book, or a lab to write in a web page, in your browser."""
+    """Open the book, or a lab's page, in your browser."""
     page = "docs/index.html"
     if lab_id:
         lab = find_lab(lab_id).id
@@ -37,7 +37,7 @@ def open_site(
         raise LabError(f"port {port} is taken; name another, as in --port 8141") from None
     address = f"http://localhost:{port}/{page}"
     with running:
-        say(f"{address} (Ctrl+C ends it)")
+        say(f"{address} (Ctrl+C stops the server)")
         try:
             webbrowser.open(address)
             running.serve_forever()

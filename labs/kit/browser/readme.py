@@ -1,4 +1,4 @@
-"""A lab's README.md or AFTER.md as a part of its page."""
+"""A lab's README.md or AFTER.md as HTML for its page."""
 
 import posixpath
 import re
@@ -9,23 +9,23 @@ from markdown_it.token import Token
 
 from labs.kit.judge.manifest import LABS_DIR, Lab
 
-# The commands that a text begins with, for those at a terminal.
+# The commands for a terminal at the beginning of a text.
 TERMINAL = re.compile(r"^```\w*\n(?:LAB_IMPL=starter.*\n)(?:.*\n)*?```\n", re.M)
 ROOT = LABS_DIR.parent
 markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def html_of(lab: Lab, name: str, course: Path, named: set[str], book: str) -> str:
-    """The text as HTML; `named` gains the course's files that it leads to, which are shown as plain text.
+    """Return the text as HTML; the course's files that it links, shown as plain text, are added to `named`.
 
-    Links to other texts lead into the book, where there is one: `book` is the way to it.
+    Links to other texts lead into the book, if there is one: `book` is the path to it.
     """
     text = lab.file(name).read_text(encoding="utf-8")
     tokens = markdown.parse(
         TERMINAL.sub("Write it in the editor. **Run the tests** judges it.\n", text, count=1)
     )
     for token in tokens:
-        if token.type in ("heading_open", "heading_close"):  # the page itself has the first
+        if token.type in ("heading_open", "heading_close"):  # the first level is the page's own
             token.tag = f"h{int(token.tag[1]) + 1}"
         open_links: list[Token] = []
         for child in token.children or ():
@@ -43,7 +43,7 @@ def html_of(lab: Lab, name: str, course: Path, named: set[str], book: str) -> st
 
 
 def lead(link: Token, lab: Lab, course: Path, named: set[str], book: str) -> None:
-    """A link leads to the page's own tab, to a file of the course, or out; else its text alone stays."""
+    """Make a link lead to a tab of the page, a file of the course or another host; else keep its text."""
     target = str(link.attrGet("href"))
     if target.startswith(("https:", "http:")):
         link.attrs = {"href": target, "target": "_blank", "rel": "noopener noreferrer"}

@@ -1,4 +1,4 @@
-"""Serves the built site on this machine, with the headers that its file `_headers` asks for."""
+"""Serves the built site on this machine, with the headers of its file `_headers`."""
 
 from fnmatch import fnmatch
 from functools import partial
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of one folder. Types are named here: a Windows registry may say that .js is plain text."""
+    """Serves one folder. It sets the types: a Windows registry may say that .js is plain text."""
 
     protocol_version = "HTTP/1.1"
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {
@@ -23,15 +23,15 @@ class Handler(SimpleHTTPRequestHandler):
         for pattern, name, value in rules(Path(self.directory)):
             if fnmatch(path, pattern):
                 self.send_header(name, value)
-        self.send_header("Cache-Control", "no-cache")  # what was built anew is shown
+        self.send_header("Cache-Control", "no-cache")  # a new build is shown
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a terminal full of requests helps nobody."""
+        """Print nothing."""
 
 
 def rules(site: Path) -> list[tuple[str, str, str]]:
-    """Path pattern, header and value of each rule in `_headers`."""
+    """Return path pattern, header and value of each rule in `_headers`."""
     found, pattern = [], ""
     file = site / "_headers"
     for line in file.read_text("utf-8").splitlines() if file.exists() else ():
@@ -44,5 +44,5 @@ def rules(site: Path) -> list[tuple[str, str, str]]:
 
 
 def server(site: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server that is not running yet, for this machine alone; OSError where the port is taken."""
+    """Return a server for this machine alone, not started. Raise OSError if the port is taken."""
     return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(site)))

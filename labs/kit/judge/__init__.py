@@ -1,1 +1,1 @@
-"""What judges: the pytest plugin, the guards, and what is shown of a failure."""
+"""The judge: the pytest plugin, the guards, and the report of a failure."""

@@ -1,6 +1,6 @@
-"""Where two runs part: the first step in which a trace departs from the reference, side by side.
+"""The comparison of two runs: the first step in which a trace departs from the reference, side by side.
 
-Decisions are compared (order included), and counts, events and tokens; never times or block ids.
+Decisions (order included), counts, events and tokens are compared; times and block ids are not.
 Logs of operations (labs 05 and 06) are compared whole.
 """
 
@@ -22,7 +22,7 @@ BAR = 24
 
 @dataclass(frozen=True)
 class Departure:
-    """The first step in which two traces differ; a row is None where a run had ended already."""
+    """The first step in which two traces differ; a step is None if that run had already ended."""
 
     index: int
     yours: Step | None
@@ -30,12 +30,12 @@ class Departure:
 
 
 def comparable(step: Step) -> dict[str, Any]:
-    """The part of a record in which two correct implementations must agree."""
+    """Return the part of a record in which two correct implementations must agree."""
     return step.to_json() if isinstance(step, OpStep) else decisions(step)
 
 
 def departure(trace: Run, reference: Run) -> Departure | None:
-    """The first step in which `trace` departs from the reference; None if it never does."""
+    """Return the first step in which `trace` departs from the reference; None if there is none."""
     for index in range(max(len(trace.steps), len(reference.steps))):
         yours, theirs = (t.steps[index] if index < len(t.steps) else None for t in (trace, reference))
         if yours is None or theirs is None or comparable(yours) != comparable(theirs):
@@ -44,8 +44,8 @@ def departure(trace: Run, reference: Run) -> Departure | None:
     return Departure(len(trace.steps), None, None) if ends[0] != ends[1] else None
 
 
-def first_apart(yours: Runs, reference: Runs) -> tuple[int, Departure] | None:
-    """The number of the first run in which some step differs, and where it does."""
+def first_departing(yours: Runs, reference: Runs) -> tuple[int, Departure] | None:
+    """Return the index of the first run in which a step differs, and that step."""
     for number, ((_, trace), (_, expected)) in enumerate(zip(yours, reference, strict=False)):
         found = departure(trace, expected)
         if found and found.index < max(len(trace.steps), len(expected.steps)):
@@ -54,18 +54,18 @@ def first_apart(yours: Runs, reference: Runs) -> tuple[int, Departure] | None:
 
 
 def fingerprint(trace: Run) -> str:
-    """Equal for two runs that made the same decisions and ended alike."""
-    # Of an error its type alone: what it says differs by Python, torch and platform.
+    """Return a text that is equal for two runs with the same decisions and the same end."""
+    # Only the type of an error: its message differs by Python, torch and platform.
     end = trace.end and [trace.end.end, (trace.end.error or "").partition(":")[0]]
     return json.dumps(_canonical([[comparable(step) for step in trace.steps], end]))
 
 
 def _canonical(value: Any) -> Any:
-    """As JSON can hold it, whatever a learner's code returned; of other objects the type alone."""
+    """Return a value that JSON can hold, whatever a learner's code returned; other objects by their type."""
     if isinstance(value, dict):
-        return {_key(key): _canonical(one) for key, one in value.items()}
+        return {_key(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(one) for one in value]
+        return [_canonical(item) for item in value]
     return value if isinstance(value, str | int | float | None) else f"<{type(value).__name__}>"
 
 
@@ -74,7 +74,7 @@ def _key(key: Any) -> str:
 
 
 def show(scenario: dict[str, Any], trace: Run, reference: Run, found: Departure, columns: int = 88) -> str:
-    """The departure as text for a terminal: both rows, with queues and budget as bars."""
+    """Return the departure as text for a terminal: both steps, with queues and budget as bars."""
     name = f" of scenario {scenario['name']!r}" if scenario.get("name") else ""
     yours, theirs = _row(trace, found.index), _row(reference, found.index)
     lines = [*_wrapped(f"step {found.index}{name} is the first that differs", columns), ""]
@@ -89,7 +89,7 @@ def _beside(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
     lines = [f"{'':{inset + 2}}{'yours':{width + 2}}reference"]
     for key, left, right in rows:
         mark = " " if left == right else ">"
-        if len(key) >= inset:  # too long for its column: a line of its own
+        if len(key) >= inset:  # too long for its column
             lines.append(f"{mark} {key}")
             key = ""
         for number, (a, b) in enumerate(_pair(left, right, width)):
@@ -98,12 +98,12 @@ def _beside(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
 
 
 def _below(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
-    """For a terminal that is too narrow for two columns."""
+    """One below the other, for a terminal that is too narrow for two columns."""
     lines = []
     for key, left, right in rows:
         both = [("", left)] if left == right else [("yours: ", left), ("reference: ", right)]
         lines.append(f"{' ' if left == right else '>'} {key}")
-        lines += [line for whose, text in both for line in _wrapped(f"    {whose}{text}", columns)]
+        lines += [line for name, text in both for line in _wrapped(f"    {name}{text}", columns)]
     return lines
 
 
@@ -113,7 +113,7 @@ def _wrapped(text: str, columns: int) -> list[str]:
 
 
 def _row(trace: Run, index: int) -> dict[str, str]:
-    """One step of one run, as labelled pieces of text."""
+    """Return one step of one run as labelled pieces of text."""
     if index >= len(trace.steps):
         end = trace.end or End("unfinished", index)
         return {"ended": end.error or ("all requests done" if end.end == "drained" else end.end)}
@@ -138,7 +138,7 @@ def _row(trace: Run, index: int) -> dict[str, str]:
 
 
 def _queues(trace: Trace, index: int) -> dict[str, str]:
-    """The running and the waiting requests of a step, folded from the records."""
+    """Return the running and the waiting requests of a step, folded from the records."""
     try:
         for record, views in replay(trace):
             if record is trace.steps[index]:
@@ -147,13 +147,13 @@ def _queues(trace: Trace, index: int) -> dict[str, str]:
                     "running": " ".join(view.request_id for view in there if view.running),
                     "waiting": " ".join(view.request_id for view in there if not view.running),
                 }
-    except ValueError:  # a run so wrong that its events do not add up
+    except ValueError:  # the events of a wrong run may contradict each other
         pass
     return {}
 
 
 def bar(value: int, limit: int) -> str:
-    """value/limit as a text bar; what is over the limit is marked by `!`."""
+    """Return value/limit as a text bar, marked with OVER above the limit."""
     filled = min(BAR - 8, round((BAR - 8) * value / limit)) if limit else 0
     over = " OVER" if value > limit else ""
     return f"[{'#' * filled}{'.' * (BAR - 8 - filled)}] {value}/{limit}{over}"
@@ -175,7 +175,7 @@ def _short(value: object) -> str:
 
 
 def _pair(left: str, right: str, width: int) -> Iterator[tuple[str, str]]:
-    """Two texts wrapped to columns, padded to the same number of lines."""
+    """Wrap two texts to columns of the same number of lines."""
     a, b = (wrap(text, width) or [""] for text in (left, right))
     height = max(len(a), len(b))
     return zip(a + [""] * (height - len(a)), b + [""] * (height - len(b)), strict=True)

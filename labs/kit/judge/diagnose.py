@@ -1,7 +1,7 @@
-"""What to show a learner whose test fails: where the trace departs from the reference's.
+"""The diagnosis of a failed test: the step in which its trace departs from the reference's.
 
-The failed test is run again on the reference, and what both did is compared. Neither code nor any
-tensor of the reference is ever shown.
+The failed test runs again on the reference, and the two runs are compared. No code and no tensor of the
+reference is ever shown.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from labs.kit.judge.manifest import Lab
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import describe
 
-PATIENCE = 5.0  # seconds for all that a failed test looks up
+PATIENCE = 5.0  # seconds for the diagnosis of one test
 KEPT_STATE = (
     "This test passes when it runs alone, and fails in the run of all tests. Look for state that is kept "
     "between calls: a variable of the module or the class, or a default argument that is changed."
@@ -27,7 +27,7 @@ KEPT_STATE = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a test did with one implementation: its recorded runs, and how it failed, if it did."""
+    """The recorded runs of a test on one implementation, and its failure, if any."""
 
     runs: compare.Runs
     failure: str = ""
@@ -43,20 +43,20 @@ def outcome(item: pytest.Function, implementation: object, seconds: float = 1.0)
             item.obj(**arguments | {"lab": implementation})
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # pytest's own Failed is none of Exception's kind
+    except BaseException as error:  # pytest's own Failed is no Exception
         failure = describe(error)
     return Outcome(tuple(RUNS), failure)
 
 
 def given(item: pytest.Function) -> dict[str, Any]:
-    """A test's arguments by name: its parameters, and its fixtures if it has been set up."""
+    """Return a test's arguments by name: its parameters, and its fixtures if it has been set up."""
     return (dict(item.callspec.params) if hasattr(item, "callspec") else {}) | item.funcargs
 
 
 def sections(
     item: pytest.Function, lab: Lab, error: BaseException, look_for_state: bool = False
 ) -> list[tuple[str, str]]:
-    """Titled texts for the report of a failed test; none when there is nothing to say."""
+    """Return titled texts for the report of a failed test."""
     yours, reference = Outcome(tuple(RUNS), describe(error)), Outcome(tuple(EXPECTED))
     found = []
     try:
@@ -71,20 +71,20 @@ def sections(
                 found.append(("look for state kept between calls", filled(KEPT_STATE)))
     except TimeUp:
         pass
-    except Exception as error:  # whatever the learner's run was like, the report of the test comes out
+    except Exception as error:  # no run may prevent the report of the test
         found.append(("no comparison with the reference", describe(error)))
     return found + [("step through it", line) for line in played(item, lab, yours, reference)]
 
 
 def ready(lab: Lab) -> None:
-    """Load what takes long before a clock starts: `import torch`, cut in two, cannot be done again."""
+    """Load slow modules before a clock starts: an interrupted `import torch` cannot be repeated."""
     if lab.uses_torch:
         importlib.import_module("torch")
     loading.load(lab.id, "solution")
 
 
 def on_reference(item: pytest.Function, lab: Lab) -> Outcome:
-    """What the test did with the reference; without runs if it failed, which is no reference then."""
+    """Return the test's outcome on the reference; without runs if it failed there too."""
     done = outcome(item, loading.load(lab.id, "solution"))
     return Outcome((), done.failure) if done.failure else done
 
@@ -92,7 +92,7 @@ def on_reference(item: pytest.Function, lab: Lab) -> Outcome:
 def played(
     item: pytest.Function, lab: Lab, yours: Outcome | None = None, reference: Outcome | None = None
 ) -> list[str]:
-    """The line that names the page of the test's run, which is written now; none without a run."""
+    """Write the page of the test's run. Return the line that names it, or nothing without a run."""
     yours = yours or Outcome(tuple(RUNS))
     if not yours.runs:
         return []
@@ -100,7 +100,7 @@ def played(
         try:
             ready(lab)
             reference = on_reference(item, lab)
-        except Exception:  # a solution.py that does not load: yours is shown alone
+        except Exception:  # solution.py does not load: the learner's run is shown alone
             reference = Outcome(())
     first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
     line = page.write(lab, yours.runs, reference.runs, may_write=first_worker)
@@ -109,16 +109,16 @@ def played(
 
 
 def departures(item: pytest.Function, yours: Outcome, reference: Outcome) -> list[str]:
-    """The first run of the test whose trace departs from the reference's, as text."""
-    apart = compare.first_apart(yours.runs, reference.runs)
-    if apart is None:
+    """Return the first departure of the test's runs from the reference's, as text."""
+    first = compare.first_departing(yours.runs, reference.runs)
+    if first is None:
         return []
-    number, found = apart
+    number, found = first
     columns = shutil.get_terminal_size().columns
     return [compare.show(*yours.runs[number], reference.runs[number][1], found, columns)]
 
 
 def filled(text: str, columns: int = 0) -> str:
-    """A paragraph in lines that fit the terminal; no word is broken."""
+    """Wrap a paragraph for the terminal; no word is broken."""
     width = columns or min(shutil.get_terminal_size().columns, 105)
     return fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)

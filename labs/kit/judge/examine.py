@@ -1,7 +1,7 @@
-"""A learner's starter.py, examined: `python -m labs.kit.judge.examine lab-01 OUT.jsonl [report]`.
+"""The examination of a starter.py: `python -m labs.kit.judge.examine lab-01 OUT.jsonl [report]`.
 
-All tests run on the whole file; then, where several tasks may be at fault, theirs run on each of them alone,
-in the reference; then, with `report`, the failure that says most runs once more, and its report is written.
+All tests run on the whole file. Where several tasks may be at fault, each runs its tests alone, in the
+reference. With `report`, the most informative failure runs once more, and its report is written.
 """
 
 import os
@@ -24,49 +24,46 @@ ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Examination(matrix.Matrix):
-    """Runs the whole file first, and then of each task alone what a verdict needs."""
+    """Runs the whole file first, and then single tasks as far as the verdict needs it."""
 
     def __init__(self, lab: Lab, unwritten: list[str], out: TextIO):
         super().__init__(lab, [], out)
         self.status = TaskStatus(lab, [], unwritten=unwritten)
-        self.wanted: dict[str, set[str]] = {}  # of a task that runs alone its tests
-        self.asked: dict[str, set[str]] = {}  # of each task the tests that it is to be judged by
-        self.served: dict[str, list[str]] = {}  # of a task that runs alone all that its run serves
+        self.wanted: dict[str, set[str]] = {}  # by task that runs alone: its tests
+        self.asked: dict[str, set[str]] = {}  # by task: the tests that judge it
+        self.served: dict[str, list[str]] = {}  # by task that runs alone: all tasks that its run judges
 
     def examine(self) -> bool:
-        """Run the whole file, then the tasks that must be told apart; False if pytest did not end well."""
+        """Run the whole file, then single tasks where needed. Return False if pytest did not end well."""
         if not self.run([YOURS], {}):
             return False
-        now, lab = self.status, self.lab
-        matrix.HURRY = any(result.said.startswith("TimeUp") for result in now.results)
-        written = [task for task in lab.tasks if task.name not in now.unwritten]
-        tests = {task.name: {result.test for result in now.of(task, now.results)} for task in written}
-        failed = {task.name: {result.test for result in now.failures(task)} for task in written}
+        status, lab = self.status, self.lab
+        matrix.HURRY = any(result.said.startswith("TimeUp") for result in status.results)
+        written = [task for task in lab.tasks if task.name not in status.unwritten]
+        tests = {task.name: {result.test for result in status.of(task, status.results)} for task in written}
+        failed = {task.name: {result.test for result in status.failures(task)} for task in written}
         suspects = [name for name in failed if failed[name]]
-        random_scripts.only = departing(
-            now
-        )  # what the whole file passes a task passes alone, unless it proves wrong
-        quick, ended = (
-            random_scripts.only is not None,
-            self.run_alone({name: failed[name] for name in suspects}),
-        )
+        # A script that the whole file passes, a task that is right passes alone too.
+        random_scripts.only = departing(status)
+        quick = random_scripts.only is not None
+        ended = self.run_alone({name: failed[name] for name in suspects})
         random_scripts.only = None
-        wrong = [name for name in suspects if any(not result.passed for result in now.alone.get(name, ()))]
-        if len(self.together(wrong)) == 1 and not now.unwritten:  # alone is as in the whole file
+        wrong = [name for name in suspects if any(not result.passed for result in status.alone.get(name, ()))]
+        if len(self.together(wrong)) == 1 and not status.unwritten:  # the whole file shows the same
             for name in wrong:
-                del now.alone[name]
+                del status.alone[name]
         elif wrong:
             again = {matrix.RANDOM_SCRIPTS} if quick else set()
             ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})
-        elif not now.unwritten:  # state that is kept, perhaps: it shows in a run of all tests
+        elif not status.unwritten:  # perhaps state is kept between calls: it shows in a run of all tests
             ended = ended and self.run_alone({name: tests[name] for name in suspects})
-        for name, results in now.alone.items():
+        for name, results in status.alone.items():
             for result in results:
                 self.write([f"{YOURS}@{name}", vars(result)])
         return ended
 
     def run_alone(self, wanted: dict[str, set[str]]) -> bool:
-        """These tests of these tasks; what was known of them gives way."""
+        """Run these tests of these tasks; their earlier results are replaced."""
         for name, tests in wanted.items():
             self.status.alone[name] = [r for r in self.status.alone.get(name, ()) if r.test not in tests]
         self.asked, self.served = wanted, {names[0]: names for names in self.together(wanted)}
@@ -74,7 +71,7 @@ class Examination(matrix.Matrix):
         return self.run([f"{YOURS}@{first}" for first in merged], merged)
 
     def together(self, names: Iterable[str]) -> list[list[str]]:
-        """Tasks that are judged in one and the same module: all methods of a class that is left whole."""
+        """Return groups of tasks that are judged in one module: all methods of a class that is left whole."""
         groups: dict[str, list[str]] = {}
         for name in names:
             owner = isolate.class_of(self.lab.task(name))
@@ -83,18 +80,18 @@ class Examination(matrix.Matrix):
 
     @cached_property
     def left_whole(self) -> set[str]:
-        """The classes that a task alone is judged with; none where the file does not load, or lacks one."""
+        """The classes that are judged as a whole; none if the file does not load, or lacks one."""
         module, reference = matrix.implementation(self.lab.id, YOURS), loading.load(self.lab.id, "solution")
         left = self.status.unwritten
         try:
             made = isolate.made(self.lab, reference)
-            return isolate.keeping_books_of_their_own(self.lab, module, made, left)
+            return isolate.with_other_attributes(self.lab, module, made, left)
         except (loading.LoadProblem, AttributeError, TypeError):
             return set()
 
     def run(self, variants: list[str], wanted: dict[str, set[str]]) -> bool:
         self.variants, self.wanted = variants, wanted
-        # 5: no test is left to run, where all that fail need what is not written.
+        # 5: no test is left to run, because all failures need tasks that are not written.
         return not variants or matrix.run_pytest(self.lab, self) in (0, 1, 5)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -110,7 +107,7 @@ class Examination(matrix.Matrix):
         if task := task_of(variant):
             for name in self.served[task]:
                 if result.test in self.asked[name]:
-                    self.status.alone[name].append(result)  # written down when all is known
+                    self.status.alone[name].append(result)  # written when all tasks are judged
         else:
             self.status.results.append(result)
             super().keep(variant, result)
@@ -121,7 +118,7 @@ def task_of(variant: str) -> str:
 
 
 def departing(status: TaskStatus) -> list[int] | None:
-    """The random scripts's scripts that depart in the whole file; None where that is not known."""
+    """Return the random scripts that depart in the whole file; None where that is not known."""
     runs = [
         result.runs for result in status.results if result.test == matrix.RANDOM_SCRIPTS and not result.passed
     ]
@@ -129,7 +126,7 @@ def departing(status: TaskStatus) -> list[int] | None:
 
 
 class Report:
-    """Runs one test on one variant, loaded anew, and keeps pytest's report of it."""
+    """Runs one test on one newly loaded variant, and keeps pytest's report of it."""
 
     def __init__(self, lab: Lab, test: str, variant: str):
         self.lab, self.test, self.variant = lab, test, variant
@@ -150,7 +147,7 @@ class Report:
 
 
 def report(status: TaskStatus) -> str:
-    """What a learner reads of the failure that says most; "" if nothing fails."""
+    """Return the report of the most informative failure; "" if nothing fails."""
     lab, task, result = status.lab, status.next_task, status.most_informative
     if task is None or result is None:
         return ""
@@ -177,7 +174,7 @@ def report(status: TaskStatus) -> str:
 
 
 def isolate_needed(status: TaskStatus, task: Task, whole: Result | None) -> bool:
-    """Whether the failure is to be shown on the task alone: in the whole file another task is in the way."""
+    """Return whether the failure is shown on the task alone, because another task hides it in the file."""
     if status.judged(task) == status.of(task, status.results):
         return False
     in_the_way = len(status.unwritten) + len([other for other in status.wrong if other is not task])
@@ -189,7 +186,7 @@ def main(lab_id: str, out: str, *options: str) -> None:
     with open(out, "w", encoding="utf-8") as file:
         try:
             unwritten = isolate.unwritten(lab, loading.read(lab, lab.file("starter.py")))
-        except loading.LoadProblem:  # every test will say so
+        except loading.LoadProblem:  # every test will report it
             unwritten = []
         examination = Examination(lab, unwritten, file)
         if ended := examination.examine():

@@ -1,8 +1,8 @@
-"""Ends what a learner's code would not end by itself: an endless loop, a flood of prints.
+"""Guards against code that does not end by itself: an endless loop, a flood of prints.
 
 The timer raises inside the thread (PyThreadState_SetAsyncExc), because SIGALRM does not exist on
 Windows. Both exceptions derive from BaseException, so that a broad `except` does not swallow them.
-A call inside C that never looks up ends with its process only; faulthandler sees to that.
+A call inside C that never returns to Python is ended with its process, by faulthandler.
 """
 
 import contextlib
@@ -22,32 +22,32 @@ from typing import Any, NoReturn, TextIO
 from labs.kit.toys.driver import PULSE
 
 FLOOD = 20_000  # characters printed in one step of a test
-BUSY = 4  # on a busy machine a block may take so many times its seconds
-PAUSE = 0.005  # seconds between two looks at the clock; what is longer was no computing
+BUSY = 4  # times its seconds that a block may take on a busy machine
+PAUSE = 0.005  # seconds between two looks at the clock; a longer time was not spent computing
 
-last_words = 2  # the file descriptor that a process's end is told on; pytest redirects 2 in a test
+last_words = 2  # the file descriptor for the traceback of a process that is ended; pytest redirects 2
 _no_limit = _armed = False
 _monitoring: Any = vars(sys).get("monitoring")
-# Where no thread can watch: of each open deadline when it is over, on the clock and in computing.
+# Where no thread can watch: the end of each open deadline, on the clock and in computing time.
 _ends: list[tuple[float, float]] = []
 _ticks, _over, _look_again = 0, False, 0.0
-scale = 1.0  # of all deadlines where no thread can watch; a test makes them short
-_looked, _worked = 0.0, 0.0  # when the clock was looked at last, and the seconds of computing until then
+scale = 1.0  # factor of all deadlines where no thread can watch; tests make them short
+_looked, _worked = 0.0, 0.0  # the last look at the clock, and the computing time until then
 
 
 class TimeUp(BaseException):
-    """The code did not come back in time."""
+    """The code did not end in time."""
 
 
 class PrintFlood(BaseException):
-    """The code printed more than anybody will read."""
+    """The code printed too much."""
 
 
 def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
     """Raise TimeUp in this thread if the block computes, or sleeps, for longer than `seconds`.
 
-    Processor time counts, so that a busy machine fails nobody. A block that not even TimeUp ends (a
-    call inside C that holds the interpreter) ends the process, and a traceback says where it was.
+    Processor time counts, so that nothing fails because the machine is busy. A block that not even TimeUp
+    ends (a call inside C that holds the interpreter) ends the process, and a traceback shows where it was.
     """
     if sys.platform == "emscripten":  # a browser's Python starts no thread
         return _looking_at_the_clock(seconds)
@@ -74,11 +74,11 @@ def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
                 wait = 0.1
                 continue
             with lock:
-                if block[0].gi_frame is None:  # TimeUp struck while the block began or ended: it is over
+                if block[0].gi_frame is None:  # TimeUp came while the block began or ended: it is over
                     return
                 if not done.is_set():
                     _raise_in(thread_id, TimeUp)
-                    if can_wake:  # from a sleep or a lock, to notice
+                    if can_wake:  # to interrupt a sleep or a lock
                         signal.pthread_kill(thread_id, signal.SIGURG)
             wait = 0.5  # a bare `except:` in the learner's loop caught it: again
 
@@ -87,12 +87,12 @@ def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
         try:
             yield
         finally:
-            while True:  # TimeUp may strike in these very lines
+            while True:  # TimeUp may come in these very lines
                 with contextlib.suppress(TimeUp):
                     with lock:
                         done.set()
-                    # One that was sent strikes here. It cannot be called back: after that Python 3.11 hangs
-                    # under any tracer or profiler, and debuggers are such.
+                    # A TimeUp that was sent arrives here. Cancelling it would make Python 3.11 hang under a
+                    # tracer or a profiler, and so in a debugger.
                     for _ in range(3):
                         pass
                     break
@@ -102,7 +102,7 @@ def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
 def _looking_at_the_clock(seconds: float) -> Iterator[None]:
     """deadline() without a thread: each call and each backward jump looks at the clock.
 
-    What stays inside C is ended from outside: the page ends its worker.
+    A block that stays inside C is ended from outside: the page ends its worker.
     """
     global _looked
     _looked = now = monotonic()
@@ -124,17 +124,17 @@ def _looking_at_the_clock(seconds: float) -> Iterator[None]:
 
 
 def _look(code: CodeType, *_: object) -> None:
-    """Raise TimeUp in the code that runs, if the first deadline is over.
+    """Raise TimeUp in the running code, if a deadline is over.
 
-    A learner's `except:` that catches it is struck again at its next jump; others have time to unwind. What
-    must end in good order (pytest's hooks, the guards here) is left alone.
+    A learner's `except:` that catches it gets another at its next jump; other code has time to unwind. Code
+    that must end in good order (pytest's hooks, the guards here) is not interrupted.
     """
     global _ticks, _over, _look_again, _looked, _worked
     _ticks += 1
-    if not _over and _ticks & 63:  # reading the clock costs more than a loop's turn
+    if not _over and _ticks & 63:  # reading the clock costs more than a loop's iteration
         return
     now, path = monotonic(), code.co_filename
-    # Looks follow each other closely, unless others had the processor, or C had it: that counts on the clock.
+    # A long time between two looks was another process's, or C's: it counts on the clock only.
     _worked += min(now - _looked, PAUSE)
     _looked = now
     _over = any(now >= end or _worked >= worked for end, worked in _ends)
@@ -147,7 +147,7 @@ def _look(code: CodeType, *_: object) -> None:
 
 
 def no_limit() -> None:
-    """Time stands still from here on: a learner sits in a debugger."""
+    """Switch all deadlines off from here on, for a debugger."""
     global _no_limit
     _no_limit = True
     faulthandler.cancel_dump_traceback_later()
@@ -158,7 +158,7 @@ def _raise_in(thread_id: int, error: type[BaseException]) -> None:
 
 
 def _can_wake() -> bool:
-    """Whether a signal reaches this thread in a sleep: SIGURG, which by default does nothing."""
+    """Return whether a signal can reach this thread in a sleep: SIGURG, which by default does nothing."""
     if not hasattr(signal, "pthread_kill") or threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGURG) == signal.SIG_DFL:
@@ -168,7 +168,7 @@ def _can_wake() -> bool:
 
 @contextlib.contextmanager
 def _last_resort(seconds: float) -> Iterator[None]:
-    """End the process when the block takes longer. An outer block's limit stands, a debugger has none."""
+    """End the process if the block takes longer. An outer block's limit stays; a debugger has none."""
     global _armed
     if _armed or _no_limit:
         yield
@@ -184,7 +184,7 @@ def _last_resort(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_alive() -> Iterator[None]:
-    """os._exit in the block raises SystemExit, as sys.exit does, instead of ending all without a word."""
+    """Make os._exit in the block raise SystemExit, as sys.exit does, instead of ending the process."""
     leave, process = os._exit, os.getpid()
 
     def refuse(code: int) -> NoReturn:
@@ -217,7 +217,7 @@ class _Limited(io.TextIOBase):
 
 @contextlib.contextmanager
 def limited_prints(silent: bool = False) -> Iterator[None]:
-    """Raise PrintFlood in a block that prints more than FLOOD characters, wherever to."""
+    """Raise PrintFlood in a block that prints more than FLOOD characters, on any stream."""
     room, names = [FLOOD, PULSE[0]], ("stdout", "stderr", "__stdout__", "__stderr__")
     streams = {name: getattr(sys, name) for name in names}
     for name, stream in streams.items():
@@ -229,4 +229,4 @@ def limited_prints(silent: bool = False) -> Iterator[None]:
             setattr(sys, name, stream)
 
 
-silence = partial(limited_prints, silent=True)  # throws away what the block prints, and still ends a flood
+silence = partial(limited_prints, silent=True)  # discards the block's output, and still ends a flood

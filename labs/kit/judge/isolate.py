@@ -1,7 +1,7 @@
-"""One task of a file among the reference's others: what fails then is the fault of this task alone.
+"""Isolation of one task: the reference's code stands for all others, so a failure is this task's own.
 
 The other tasks' functions and methods are replaced by the reference's, which run in the file's own module.
-A class that keeps other attributes than the reference's is left whole: no method of either fits the other.
+A class with other attributes than the reference's is left whole: their methods do not fit together.
 """
 
 import ast
@@ -18,7 +18,7 @@ from labs.kit.judge.pristine import pristine_source
 
 
 def isolated(lab: Lab, task: Task, source: str, path: Path) -> ModuleType:
-    """A module of `source` in which every task but `task` is the reference's."""
+    """Return a module of `source` in which every task but `task` is the reference's."""
     module = loading.execute(source, f"{lab.id}_{path.stem}".replace("-", "_"), path)
     reference = loading.load(lab.id, "solution")
     return filled_in(lab, [task], module, reference, unwritten(lab, source), made(lab, reference))
@@ -33,23 +33,24 @@ def filled_in(
     expected: Mapping[str, Sequence[str]],
     two_sets: bool = False,
 ) -> ModuleType:
-    """The module with every task but `tasks` from the reference.
+    """Replace every task of the module but `tasks` by the reference's, and return the module.
 
-    `left` are the tasks that it does not have, `expected` the attributes that the reference's classes make.
-    `two_sets` of helpers, of what is no task: the reference's code calls its own, all else the file's.
+    `left` are the tasks that the file lacks, `expected` the attributes that the reference's classes set. With
+    `two_sets` of helpers (functions that are not tasks) the reference's code calls its own helpers, and the
+    rest calls the file's.
     """
     for key, value in vars(reference).items():
-        module.__dict__.setdefault(key, value)  # imports, and what the reference defines for itself
+        module.__dict__.setdefault(key, value)  # imports, and helpers of the reference
     replaced, kept = {}, {name for task in tasks for name in (task.name, class_of(task))}
-    apart = keeping_books_of_their_own(lab, module, expected, left)
-    for name in dict.fromkeys(class_of(t) if class_of(t) in apart else t.name for t in lab.tasks):
+    whole = with_other_attributes(lab, module, expected, left)
+    for name in dict.fromkeys(class_of(t) if class_of(t) in whole else t.name for t in lab.tasks):
         if name not in kept:
             old, new = transplanted(reference, module, name)
             replaced[id(old)] = new
     if two_sets:
-        for name in helpers(lab, reference, apart):
+        for name in helpers(lab, reference, whole):
             by_caller(reference, module, name)
-    for function in defined_in(module):  # hash_block=hash_block, say, was bound before
+    for function in defined_in(module):  # a default such as hash_block=hash_block was bound before
         function.__defaults__ = tuple(replaced.get(id(v), v) for v in function.__defaults__ or ()) or None
         defaults = (function.__kwdefaults__ or {}).items()
         function.__kwdefaults__ = {key: replaced.get(id(value), value) for key, value in defaults}
@@ -73,18 +74,18 @@ def class_of(task: Task) -> str:
 
 
 def made(lab: Lab, reference: ModuleType) -> dict[str, list[str]]:
-    """By class that has tasks: the attributes that its __init__ makes."""
+    """Return, by class that has tasks, the attributes that its __init__ sets."""
     names = {class_of(task) for task in lab.tasks if "." in task.name}
     return {name: sorted(attributes(getattr(reference, name).__init__)) for name in names}
 
 
-def keeping_books_of_their_own(
+def with_other_attributes(
     lab: Lab,
     module: ModuleType | loading.Broken,
     expected: Mapping[str, Sequence[str]],
     left: Sequence[str],
 ) -> set[str]:
-    """The classes whose __init__ makes other attributes than the reference's does; `left` is not written."""
+    """Return the classes whose __init__ sets other attributes than the reference's; `left` is not written."""
     tasks, found = {task.name for task in lab.tasks}, set()
     for name, theirs in expected.items():
         yours = getattr(module, name)
@@ -97,7 +98,7 @@ def keeping_books_of_their_own(
 
 
 def attributes(member: Any) -> set[str]:
-    """The attributes that a method assigns to. They are read from its code: the source may be packed."""
+    """Return the attributes that a method assigns to, read from its code: the source may be packed."""
     names, codes = set(), [getattr(member, "__code__", None)]
     while codes:
         if isinstance(code := codes.pop(), CodeType):
@@ -107,20 +108,20 @@ def attributes(member: Any) -> set[str]:
 
 
 def transplanted(reference: ModuleType, module: ModuleType, name: str) -> tuple[Any, Any]:
-    """Put the reference's function, class or method of this name into the module; the old and the new."""
+    """Put the reference's function, class or method into the module. Return the old and the new one."""
     owner, donor = module, reference
     *outer, last = name.split(".")
-    for one in outer:
-        owner, donor = getattr(owner, one), getattr(donor, one)
+    for part in outer:
+        owner, donor = getattr(owner, part), getattr(donor, part)
     old, new = vars(owner).get(last), rebound(vars(donor)[last], module)
     setattr(owner, last, new)
     return old, new
 
 
 def helpers(lab: Lab, reference: ModuleType, whole: set[str]) -> list[str]:
-    """The reference's functions, and its classes' methods and properties, that are no task.
+    """Return the reference's functions, methods and properties that are not tasks.
 
-    `whole` are the classes of which the reference's methods are not beside the file's.
+    `whole` are the classes that are not mixed with the reference's.
     """
     tasks = {task.name for task in lab.tasks}
     classes = {class_of(task) for task in lab.tasks if "." in task.name} - whole
@@ -132,7 +133,7 @@ def helpers(lab: Lab, reference: ModuleType, whole: set[str]) -> list[str]:
 
 
 def by_caller(reference: ModuleType, module: ModuleType, name: str) -> None:
-    """Put a helper into the module that is the reference's for the reference's code."""
+    """Make a helper of the module call the reference's, where the reference's code calls it."""
     yours, theirs = transplanted(reference, module, name)
     *outer, last = name.split(".")
     owner = getattr(module, outer[0]) if outer else module
@@ -151,7 +152,7 @@ def either(yours: Any, theirs: Any) -> Callable[..., Any]:
 
 
 def rebound(value: Any, module: ModuleType) -> Any:
-    """A function, property or class whose code finds its global names in `module`."""
+    """Return a copy of a function, property or class whose code finds its global names in `module`."""
     if isinstance(value, FunctionType):
         copy = FunctionType(
             value.__code__, module.__dict__, value.__name__, value.__defaults__, value.__closure__
@@ -171,7 +172,7 @@ def rebound(value: Any, module: ModuleType) -> Any:
 
 
 def defined_in(module: ModuleType) -> list[FunctionType]:
-    """The functions and methods whose global names are the module's."""
+    """Return the functions and methods whose global names are the module's."""
     values = [*vars(module).values()]
     values += [part for value in values if isinstance(value, type) for part in vars(value).values()]
     values = [value.fget if isinstance(value, property) else value for value in values]
@@ -179,7 +180,7 @@ def defined_in(module: ModuleType) -> list[FunctionType]:
 
 
 def unwritten(lab: Lab, source: str) -> list[str]:
-    """The names of the tasks that are as they came, in a file that parses."""
+    """Return the names of the tasks that are unchanged in a file; none if it does not parse."""
     try:
         yours, pristine = functions(source), functions(pristine_source(lab))
     except SyntaxError:

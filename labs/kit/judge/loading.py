@@ -1,7 +1,7 @@
-"""Loads a lab's files by path, and builds what the `lab` fixture hands to the tests.
+"""Loads a lab's files by path, for the `lab` fixture of the tests.
 
-A starter that cannot be loaded becomes a `Broken` lab: it says why, in one sentence, as soon as a
-test touches it, so that collection never fails and the other labs go on.
+A starter that cannot be loaded becomes a `Broken` lab, which raises the reason as soon as a test uses it.
+So the collection never fails, and the other labs go on.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from mini_engine.renamed import modernized
 
 
 class LoadProblem(Exception):
-    """Why an implementation cannot be tested, in words for the learner."""
+    """The reason why an implementation cannot be tested, in words for the learner."""
 
 
 class Broken:
@@ -34,12 +34,11 @@ class Broken:
 
 
 def execute(source: str, module_name: str, path: Path | str) -> types.ModuleType:
-    """Run source as a module of its own, old names of the API modernized. dataclasses want it in
-    sys.modules."""
+    """Run source as a new module, with the new names of the API; dataclasses look for it in sys.modules."""
     source = modernized(source)
     module = types.ModuleType(module_name)
     module.__file__ = str(path)
-    module.__dict__["__source__"] = source  # for a test of how a file loads
+    module.__dict__["__source__"] = source  # for tests of the import itself
     sys.modules[module_name] = module
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
@@ -51,7 +50,7 @@ def execute(source: str, module_name: str, path: Path | str) -> types.ModuleType
 
 @cache
 def load(lab_id: str, name: str) -> types.ModuleType:
-    """A lab's file as a module: load("lab-01", "scenarios")."""
+    """Return a lab's file as a module: load("lab-01", "scenarios")."""
     lab = find_lab(lab_id)
     path = lab.file(f"{name}.py")
     if name == "solution" and not path.exists():  # the student edition has it packed
@@ -63,7 +62,7 @@ def load(lab_id: str, name: str) -> types.ModuleType:
 
 @cache
 def namespace(lab_id: str, impl: str) -> types.ModuleType | Broken:
-    """What is under test: the module of starter.py or solution.py, or the engine's own parts."""
+    """Return the implementation under test: starter.py, solution.py, or the engine's own parts."""
     lab = find_lab(lab_id)
     try:
         if impl == "engine":
@@ -74,12 +73,12 @@ def namespace(lab_id: str, impl: str) -> types.ModuleType | Broken:
 
 
 def pristine_starter(lab: Lab) -> types.ModuleType:
-    """The starter as generated, whatever the learner made of starter.py."""
+    """Return the starter as generated, whatever starter.py has become."""
     return execute(pristine_source(lab), _module_name(lab, "pristine"), lab.file("starter.py"))
 
 
 def fresh(lab: Lab) -> types.ModuleType | Broken:
-    """The learner's file, loaded once more: nothing that it remembers is in it."""
+    """Return the learner's file, loaded once more without any state."""
     try:
         return _starter(lab, "again")
     except LoadProblem as problem:
@@ -87,7 +86,7 @@ def fresh(lab: Lab) -> types.ModuleType | Broken:
 
 
 def mistaken(lab: Lab, mistake: Mistake) -> types.ModuleType:
-    """A wrong solution from the known mistakes, made in memory."""
+    """Return the solution with a known mistake in it, made in memory."""
     source = mistake.apply(lab.file("solution.py").read_text(encoding="utf-8"))
     return execute(source, _module_name(lab, f"mistake_{mistake.id}"), f"<{lab.id}: {mistake.id}>")
 
@@ -137,17 +136,17 @@ def _starter(lab: Lab, name: str = "starter") -> types.ModuleType:
 
 
 def line_in_starter(error: BaseException) -> int | None:
-    """The last line of a starter.py that an error came through."""
+    """Return the last line of a starter.py that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
     return next((f.lineno for f in reversed(frames) if Path(f.filename).name == "starter.py"), None)
 
 
 def read(lab: Lab, path: Path) -> str:
-    """The learner's file; a byte order mark, as some editors write it, is no part of it."""
+    """Return the text of the learner's file, without a byte order mark. Raise LoadProblem."""
     try:
         source = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        problem = f"is gone; get it back with: python -m labs reset {lab.id}"
+        problem = f"is missing; restore it with: python -m labs reset {lab.id}"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Reads lab.toml and mistakes.toml, and complains in words when something is missing from them, or wrong."""
+"""Reads lab.toml and mistakes.toml; anything missing or wrong in them is a LabError."""
 
 import ast
 import os
@@ -20,7 +20,7 @@ from mini_engine.renamed import modernized
 
 LABS_DIR = Path(__file__).resolve().parents[2]
 IMPLS = ("solution", "starter", "engine")
-# What a learner sees of a lab; all else that authors and judges need lies in its folder author/.
+# The files of a lab that a learner sees; what authors and judges need is in its folder author/.
 VISIBLE = ("README.md", "AFTER.md", "starter.py", "starter.new.py", "solution.py", "test_lab.py", "images")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Made = TypeVar("Made")
@@ -28,7 +28,7 @@ _parsing = Lock()
 
 
 class LabError(Exception):
-    """Something about a lab is wrong; the message is one clear sentence for whoever reads it."""
+    """Something about a lab is wrong; the message is one clear sentence."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A named wrong solution, made from solution.py by `find` and `replace`, by `edits` (pairs of these) or
+    """A known mistake, made from solution.py by `find` and `replace`, by `edits` (pairs of these), or
     by giving the function `task` another `body`."""
 
     id: str
@@ -57,11 +57,11 @@ class Mistake:
     body: str = ""
     find: str = ""
     replace: str = ""
-    keeps_state: bool = False  # between calls, so that what a test sees depends on the tests before it
-    missed_by_scripts: str = ""  # why the lab's random_scripts alone cannot catch it
+    keeps_state: bool = False  # between calls, so that a test's result depends on the tests before it
+    missed_by_scripts: str = ""  # why the random scripts alone cannot catch it
 
     def apply(self, source: str) -> str:
-        """The wrong solution's text. Raises LabError when a snippet does not occur exactly once."""
+        """Return the wrong solution's text. Raise LabError if a snippet does not occur exactly once."""
         for find, replace in (*self.edits, *([(self.find, self.replace)] if self.find else ())):
             if (times := source.count(find)) != 1:
                 once = "its snippet must occur exactly once in solution.py, but occurs"
@@ -72,7 +72,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab folder and what its lab.toml says."""
+    """One lab folder and its lab.toml."""
 
     id: str
     path: Path
@@ -86,11 +86,11 @@ class Lab:
     timeout: float = 10.0  # seconds a test may take
 
     def file(self, name: str) -> Path:
-        """Return where a file of the lab lies: beside the learner's, or in author/."""
+        """Return the path of a file of the lab: beside the learner's, or in author/."""
         return self.path / name if name in VISIBLE else self.path / "author" / name
 
     def task(self, name: str) -> Task:
-        """By name, or by a part of it that says which: `admit`, `next`. Raises LabError with the choices."""
+        """Find a task by its name or a unique part of it, as in `admit`. Raise LabError with the choices."""
         tasks = {task.name: task for task in self.tasks}
         name = modernized(f".{name}")[1:]
         if name in tasks:
@@ -105,18 +105,18 @@ class Lab:
 
     @cached_property
     def tests(self) -> dict[str, list[Task]]:
-        """Test name to the tasks that it judges."""
+        """The tasks that each test judges, by the test's name."""
         names = dict.fromkeys(test for task in self.tasks for test in task.tests)
         return {name: [task for task in self.tasks if name in task.tests] for name in names}
 
     @property
     def has_solution(self) -> bool:
-        """Whether this edition of the course shows it; that for students does not."""
+        """Whether this edition of the course has the solution; the student edition does not."""
         return self.file("solution.py").exists()
 
     @cached_property
     def uses_torch(self) -> bool:
-        """Whether its tests do."""
+        """Whether its tests use torch."""
         files = (self.file(name) for name in ("test_lab.py", "scenarios.py", "random_scripts.py"))
         texts = (file.read_text(encoding="utf-8") for file in files if file.exists())
         return any(re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) for text in texts)
@@ -136,7 +136,7 @@ def lab_ids() -> list[str]:
 
 
 def find_lab(lab_id: str) -> Lab:
-    """By id; `lab-1`, `01` and `1` are understood. Raises LabError naming the labs there are."""
+    """Find a lab by its id; `lab-1`, `01` and `1` are understood. Raise LabError with the ids of all labs."""
     name = lab_id.strip().lower().replace("\\", "/").removesuffix("/").removesuffix("/starter.py")
     match = re.fullmatch(r"(?:\./)?(?:labs/)?(?:lab)?[-_ ]?(\d{1,4})", name)
     name = f"lab-{int(match[1]):02}" if match else lab_id
@@ -155,7 +155,7 @@ def find_lab(lab_id: str) -> Lab:
     tasks = [changed(task, hints=[hint.strip() for hint in task.hints]) for task in tasks]
     ours = {"id": name, "path": path.parents[1], "tasks": tasks}
     if taken := [key for key in ("id", "path") if key in data]:
-        raise LabError(f"{path}: {taken[0]!r} is not said here: it is the folder's")
+        raise LabError(f"{path}: {taken[0]!r} must not be given: it is the folder's")
     lab = made(path, Lab, data | ours)
     if lab.timeout <= 0 or lab.minutes < 1:
         raise LabError(
@@ -165,10 +165,7 @@ def find_lab(lab_id: str) -> Lab:
 
 
 def impl_from_environment() -> str:
-    """LAB_IMPL, or solution (in the student edition starter).
-
-    Raises LabError for a value that is not one of the three.
-    """
+    """Return LAB_IMPL, by default solution, in the student edition starter. Raise LabError if wrong."""
     has_solutions = any(LABS_DIR.glob("lab-*/solution.py"))
     impl = os.environ.get("LAB_IMPL") or ("solution" if has_solutions else "starter")
     if impl not in IMPLS:
@@ -180,9 +177,9 @@ def impl_from_environment() -> str:
 
 
 def parsed(source: str) -> ast.Module:
-    """A file's syntax tree. Raises SyntaxError, whatever is wrong with the text.
+    """Return a file's syntax tree. Raise SyntaxError, whatever is wrong with the text.
 
-    One thread at a time: before Python 3.11.5 two that parse miscount how deep they are.
+    One thread at a time: before Python 3.11.5 two that parse miscount their depth.
     """
     with _parsing:
         try:
@@ -192,7 +189,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def functions(source: str) -> dict[str, Function]:
-    """Every function and method of a file, by qualified name, with its syntax tree."""
+    """Return every function and method of a file, by qualified name, with its syntax tree."""
     found: dict[str, Function] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
@@ -207,7 +204,7 @@ def functions(source: str) -> dict[str, Function]:
 
 
 def replace_body(source: str, name: str, body: str) -> str:
-    """The source with another body for one function; signature and docstring stay."""
+    """Return the source with another body for one function; signature and docstring stay."""
     node = functions(source).get(name)
     if node is None:
         raise LabError(f"there is no function {name!r} in the file")
@@ -225,7 +222,7 @@ def replace_body(source: str, name: str, body: str) -> str:
 
 
 def toml(path: Path) -> dict[str, Any]:
-    """What a TOML file says. Raises LabError for what is none, OSError where it cannot be read."""
+    """Return the content of a TOML file. Raise LabError if it is not TOML, OSError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -233,7 +230,7 @@ def toml(path: Path) -> dict[str, Any]:
 
 
 def tables(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """The tables [[key]] of a TOML file, of which there is at least one. Raises LabError."""
+    """Return the tables [[key]] of a TOML file. Raise LabError if there is none."""
     found = data.get(key)
     if not isinstance(found, list) or not found or not all(isinstance(entry, dict) for entry in found):
         raise LabError(f"{path}: it needs sections [[{key}]], one for each, but has {brief(found, 60)}")
@@ -241,8 +238,8 @@ def tables(path: Path, data: Mapping[str, Any], key: str) -> list[dict[str, Any]
 
 
 def made(path: Path, kind: type[Made], entry: Mapping[str, Any]) -> Made:
-    """What a table of a TOML file says, as a dataclass. Raises LabError for a key too many or too few, and
-    for a value of another type."""
+    """Return a table of a TOML file as a dataclass. Raise LabError for an unknown or missing key, and for a
+    value of another type."""
     # typing has no name for "any dataclass".
     hints, known = get_type_hints(kind), {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     named = next((entry[key] for key in ("name", "id", "title", "ask", "text") if entry.get(key)), "")
@@ -253,14 +250,14 @@ def made(path: Path, kind: type[Made], entry: Mapping[str, Any]) -> Made:
             raise LabError(f"{where}: {key!r} is missing")
     for key, value in entry.items():
         if key not in known:
-            raise LabError(f"{where}: {key!r} is not known here; there are {', '.join(known)}")
+            raise LabError(f"{where}: {key!r} is not known; there are {', '.join(known)}")
         if not fits(value, hints[key]):
             raise LabError(f"{where}: {key} must be {words(hints[key])}, but is {brief(value, 60)}")
     return kind(**entry)
 
 
 def fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a type as dataclasses name it: a plain one, or a sequence or mapping of such."""
+    """Return whether a value has a dataclass field's type: a plain one, or a sequence or mapping of such."""
     origin, inside = get_origin(wanted), get_args(wanted)
     if wanted is Any:
         return True
@@ -280,7 +277,7 @@ def fits(value: Any, wanted: Any) -> bool:
 
 
 def words(wanted: Any) -> str:
-    """A type, as one would say it."""
+    """Return a type in words."""
     plain = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     origin = get_origin(wanted)
     if origin in (abc.Sequence, tuple):

@@ -1,9 +1,9 @@
-"""Runs one lab's tests against many implementations in one pytest session, and writes down the outcomes.
+"""Runs one lab's tests on many implementations in one pytest session, and writes the outcomes to a file.
 
-`python -m labs.kit.judge.matrix lab-01 OUT.jsonl [variant ...]`: a process of its own, so that labs run side
-by side and nothing a wrong solution does reaches the caller. Variants are `starter` (pristine),
-`solution`, `engine`, `yours` (starter.py as it stands), `file:PATH`, `mistake:ID`, and `mistake:ID@TASK` and
-`yours@TASK`, of which only this task's code is used, in the reference.
+`python -m labs.kit.judge.matrix lab-01 OUT.jsonl [variant ...]` is a separate process, so that labs run in
+parallel and a wrong solution cannot harm the caller. Variants are `starter` (pristine), `solution`, `engine`,
+`yours` (starter.py as it is), `file:PATH` and `mistake:ID`. With `yours@TASK` and `mistake:ID@TASK` only this
+task's code is used, in the reference.
 """
 
 import json
@@ -32,16 +32,16 @@ from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
 
 RANDOM_SCRIPTS = "test_random_scripts"
-WHOLE = "--whole"  # among the variants: all tests are run on each mistake
-HURRY = False  # somebody waits, and some test did not end: no other gets as long
+WHOLE = "--whole"  # among the variants: run all tests on each mistake
+HURRY = False  # a learner waits, and a test did not end: the others get less time
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-_running: set[subprocess.Popen[bytes]] = set()  # what run_apart waits for, in any thread
+_running: set[subprocess.Popen[bytes]] = set()  # the processes that run_in_process waits for, in any thread
 
 
 @dataclass
 class Outcomes:
-    """All results of a lab, by variant; `trouble` is what pytest said when it could not even start."""
+    """All results of a lab, by variant; `trouble` says why the process ended early."""
 
     lab: Lab
     results: dict[str, list[Result]] = field(default_factory=dict)
@@ -51,42 +51,42 @@ class Outcomes:
     modules: list[str] = field(default_factory=list)  # the files of all that was imported
 
     def failed(self, variant: str) -> set[str]:
-        """The test functions that failed in at least one of their cases (not begun is not failed)."""
+        """Return the test functions that failed in at least one case (not begun is not failed)."""
         failures = [result for result in self.results.get(variant, ()) if not result.passed]
         return {result.function for result in failures if not result.said.startswith("NotBegun")}
 
     def fingerprint(self, variant: str) -> str:
-        """Equal for two variants that nothing tells apart."""
+        """Return a text that is equal for two variants with the same results."""
         return json.dumps([(r.test, r.said, r.runs) for r in self.results.get(variant, ())])
 
 
 def test_file(lab: Lab) -> str:
-    """For pytest, run in the course's folder; in an absolute path it would take a bracket for a parameter."""
+    """Return the path for pytest, relative: in an absolute path a bracket would be read as a parameter."""
     return f"labs/{lab.id}/test_lab.py"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without the learner's own wishes for pytest: they change what is run or shown."""
+    """Return this process's environment without the learner's pytest settings, which change the results."""
     return {k: v for k, v in os.environ.items() if k not in ("LAB_IMPL", "PYTEST_ADDOPTS")} | variables
 
 
 def run_matrix(lab: Lab, variants: list[str], out: Path | None = None) -> Outcomes:
-    """All the lab's tests on these variants, in a process of its own; `out` is where the rows are kept."""
-    return run_apart("labs.kit.judge.matrix", lab, variants, out)
+    """Run all the lab's tests on these variants, in a separate process; `out` keeps the rows."""
+    return run_in_process("labs.kit.judge.matrix", lab, variants, out)
 
 
-def run_apart(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
+def run_in_process(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
-        wide = environment(COLUMNS=str(shutil.get_terminal_size().columns))  # of what it has to report
+        wide = environment(COLUMNS=str(shutil.get_terminal_size().columns))  # for its report
         with subprocess.Popen(
             line, cwd=LABS_DIR.parent, env=wide, stdin=subprocess.DEVNULL, stdout=said, stderr=said
         ) as process:
             _running.add(process)
             try:
                 code = process.wait()
-            except BaseException:  # an interrupt ends it as well
+            except BaseException:  # on an interrupt too
                 process.kill()
                 raise
             finally:
@@ -96,7 +96,7 @@ def run_apart(module: str, lab: Lab, arguments: list[str], out: Path | None = No
 
 
 def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcomes:
-    """What a matrix wrote into `out`, or how it ended before its time."""
+    """Return what a matrix wrote into `out`, or why it ended early."""
     outcomes = Outcomes(lab)
     rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
     if rows and rows[-1] == "the end":
@@ -112,7 +112,7 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
 
 
 def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
-    """Why the process ended before its time, in words; `rows` end with the test that was begun."""
+    """Return why the process ended early; `rows` end with the test that was begun."""
     if not rows or not isinstance(rows[-1], dict) or "begun" not in rows[-1]:
         return f"{lab.id}: pytest could not run the tests:\n" + "\n".join(tail.splitlines()[-15:])
     begun = f"{lab.id}: {rows[-1]['begun']}"
@@ -121,12 +121,12 @@ def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
     if tail.startswith("Timeout (") or "\nTimeout (" in tail:
         place = re.search(r'starter\.py", line (\d+) in (\S+)', tail)
         where = f", in {place[2]} (starter.py, line {place[1]})" if place else ""
-        return f"{begun} does not end, and hangs so that nothing interrupts it{where}"
+        return f"{begun} does not end, and nothing interrupts it{where}"
     return f"{begun} ended the whole test process (exit code {code}); a crash?"
 
 
 def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """`work` of each item, two at a time; an interrupt ends what they run, and starts no more of them."""
+    """Return `work` of each item, two at a time; an interrupt ends their processes and starts no more."""
     with ThreadPoolExecutor(2) as pool:
         try:
             return list(pool.map(work, items))
@@ -137,7 +137,7 @@ def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[
             raise
 
 
-# -------------------------------------------------------------------- inside the process of its own
+# ------------------------------------------------------------------------ inside the separate process
 
 
 _lab = cache(find_lab)  # reading a hundred mistakes takes as long as a test
@@ -174,9 +174,9 @@ def _mistake(lab: Lab, name: str) -> Mistake:
 
 
 def tests_for(lab: Lab, name: str) -> set[str]:
-    """Return the tests that are run on a mistake, or its part in one task (ID@TASK): those of its tasks.
+    """Return the tests to run on a mistake, or on its part in one task (ID@TASK): those of its tasks.
 
-    Where it keeps state all are run, as for a learner: else its fingerprint would be another.
+    If it keeps state all tests run, as for a learner: otherwise its fingerprint would differ.
     """
     name, _, task = name.partition("@")
     if task:
@@ -187,7 +187,7 @@ def tests_for(lab: Lab, name: str) -> set[str]:
 
 
 class Matrix:
-    """The pytest plugin that multiplies the tests by the variants and writes down what they did."""
+    """The pytest plugin that runs each test on each variant and writes the results."""
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
         self.lab, self.out = lab, out
@@ -218,7 +218,7 @@ class Matrix:
         self.write({"begun": self.begun, "stopped": describe(excinfo.value) + where})
 
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport:
-        """Keep one line of each outcome; rendering thousands of tracebacks would take seconds."""
+        """Keep one line of each outcome: rendering thousands of tracebacks would take seconds."""
         failed = call.excinfo is not None
         if call.when == "call" or failed:
             result = result_of(item, self.lab, call, test_of(item))
@@ -232,13 +232,13 @@ class Matrix:
 
 
 def test_of(item: pytest.Item) -> str:
-    """A test's name with its own parameters, without the variant's."""
+    """Return a test's name with its own parameters, without the variant."""
     variant = variant_of(item)
     return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
 
 
 def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: str) -> Result:
-    """What a test did, in a form that can be compared."""
+    """Return a test's result in a form that can be compared."""
     said, runs = "", ""
     if call.excinfo:
         said = describe(call.excinfo.value)
@@ -256,12 +256,14 @@ def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: st
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 runs = kind(error)
-                said = said if isinstance(error, Exception) else describe(error)  # TimeUp: no name then
+                said = (
+                    said if isinstance(error, Exception) else describe(error)
+                )  # with TimeUp there is no fingerprint
     return Result(test, call.excinfo is None, said, runs, round(call.duration, 4))
 
 
 def variant_of(item: pytest.Item) -> str | None:
-    """The variant that a test runs on; None in an ordinary pytest run."""
+    """Return the variant that a test runs on; None in an ordinary pytest run."""
     callspec = getattr(item, "callspec", None)
     maker = callspec and callspec.params.get("lab")
     return maker.args[1] if maker else None
@@ -281,9 +283,9 @@ def main(lab_id: str, out: str, *variants: str) -> None:
         if code in (0, 1):
             modules = {str(vars(module).get("__file__")) for module in [*sys.modules.values()]}
             matrix.write({"modules": sorted(modules)})
-            matrix.write("the end")  # an exit code of 0 anybody can make
+            matrix.write("the end")  # an exit code of 0 alone proves nothing
     sys.stdout.flush()
-    os._exit(code)  # threads that a starter left running would keep us here
+    os._exit(code)  # do not wait for threads that a starter left running
 
 
 if __name__ == "__main__":

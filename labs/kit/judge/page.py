@@ -1,6 +1,6 @@
-"""Puts the run of a failed test into the player, beside the reference's: out/lab-NN.html.
+"""Writes the run of a failed test as a page of the player, beside the reference's: out/lab-NN.html.
 
-A pytest run's first failure of a lab gets the page; none that follows overwrites it.
+The page shows a lab's first failure in a pytest run; later ones do not overwrite it.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from labs.kit.toys.words import describe
 from mini_engine.trace import StepTrace
 
 SECONDS = 5.0
-_written: set[str] = set()  # labs whose page this process has made
-screen: Callable[[dict[str, Any]], None] | None = None  # where runs are played, in place of a page in a file
+_written: set[str] = set()  # labs whose page this process has written
+screen: Callable[[dict[str, Any]], None] | None = None  # shows runs in place of a file
 
 
 def path_of(lab: Lab) -> Path:
-    """Where a lab's page lies, in the course's folder."""
+    """Return the path of a lab's page."""
     return lab.path.parents[1] / "out" / f"{lab.id}.html"
 
 
 def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: bool = True) -> str:
-    """Write the page, and give the line that names it; "" where there is no step to play.
+    """Write the page. Return the line that names it, or "" if there is no step to play.
 
-    It opens at the step where the two part. Without a reference it shows yours alone, of which there is
-    one at least. Whatever the run was like, this raises nothing but KeyboardInterrupt.
+    It opens at the first step in which the two differ. Without a reference it shows the learner's run alone.
+    Whatever the run was like, this raises nothing but KeyboardInterrupt.
     """
     name = f"out/{path_of(lab).name}"
     try:
@@ -58,11 +58,13 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
 def _chosen(
     yours: compare.Runs, reference: compare.Runs
 ) -> tuple[compare.Run, compare.Run | None, dict[str, Any]]:
-    """The run to look at, the reference's, and where they part: the first pair that does, or the last."""
-    number, apart = compare.first_apart(yours, reference) or (len(yours) - 1, None)
-    rows = [row for row in (apart.yours, apart.reference) if row] if apart else []
-    told = [row.scheduled for row in rows if isinstance(row, StepTrace)]
-    names = [name for one in told for name in one if any(one.get(name) != other.get(name) for other in told)]
+    """Return the run to show, the reference's, and where they differ: the first such pair, or the last."""
+    number, parted = compare.first_departing(yours, reference) or (len(yours) - 1, None)
+    rows = [row for row in (parted.yours, parted.reference) if row] if parted else []
+    scheduled = [row.scheduled for row in rows if isinstance(row, StepTrace)]
+    names = [
+        name for row in scheduled for name in row if any(row.get(name) != r.get(name) for r in scheduled)
+    ]
     expected = reference[number][1] if number < len(reference) else None
     found = {"step": rows[0].step, "follow": names[0] if names else None} if rows else {}
     return yours[number][1], expected, found

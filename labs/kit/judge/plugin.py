@@ -1,26 +1,24 @@
-"""The pytest side of the labs: the `lab` fixture, LAB_IMPL, the guards, and kind failures.
+"""The labs' pytest plugin: the `lab` fixture, LAB_IMPL, the guards, and readable failures.
 
-conftest.py registers it. It touches only tests that lie in a lab's folder.
+conftest.py registers it. It concerns only tests in a lab's folder.
 """
 
+import copy
 import gc
-import inspect
 import os
 import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest._code.code import ExceptionRepr, ReprFileLocation, TerminalRepr
-from _pytest._io import TerminalWriter
 
 from labs.kit.judge import diagnose, guard, loading, matrix
+from labs.kit.judge.failures import NotBegun, a_few_words, claim, in_words, short_traceback
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
@@ -29,22 +27,17 @@ from labs.kit.judge.task_status import TaskStatus
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
-ENOUGH = 3  # tests of a lab that do not end; the others are not begun
-E_LINES, WIDEST = 12, 300  # of an error, in a report
+ENOUGH = 3  # tests of a lab that do not end; after that none is begun
+PRINTED_LINES = 20  # of what a failed test printed
 REPORTING = False  # a process that shows one failure to a learner, whole: examine.py
-SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # that a test had; of the session
+SECONDS, EXIT = pytest.StashKey[float](), pytest.StashKey[int]()  # a test's limit; the session's status
 timed_out: Counter[tuple[str, str | None]] = Counter()  # by lab and variant
 
-
-_fresh: Counter[str] = Counter()  # tests of a lab that were run again on a starter loaded anew
-
-
-class NotBegun(Exception):
-    """A test that is given up in advance."""
+_fresh: Counter[str] = Counter()  # tests of a lab that ran again on a newly loaded starter
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: a second thread costs more than it gives
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors are small: more threads are slower
     guard.last_words = os.dup(2)
     try:
         impl_from_environment()
@@ -53,16 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave the kit's own tests out of `LAB_IMPL=starter pytest labs`: they say nothing of a starter."""
+    """Leave the kit's own tests out of `LAB_IMPL=starter pytest labs`: they do not test a starter."""
     return True if collection_path == LABS_DIR / "kit" and impl_from_environment() == "starter" else None
 
 
 def lab_of(item: pytest.Item) -> Lab | None:
-    """The lab that a test belongs to, if any."""
+    """Return the lab that a test belongs to, if any."""
     return _lab_in(item.path.parent)
 
 
-@cache  # asked several times a test, and reading lab.toml takes as long as a test
+@cache  # called several times a test, and reading lab.toml takes as long as a test
 def _lab_in(folder: Path) -> Lab | None:
     is_lab = folder.parent == LABS_DIR and re.fullmatch(r"lab-\d+", folder.name)
     return find_lab(folder.name) if is_lab else None
@@ -71,20 +64,20 @@ def _lab_in(folder: Path) -> Lab | None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     labs = {lab.id for item in session.items if (lab := lab_of(item))}
     if labs:
-        gc.freeze()  # what start-up made lives to the end; collecting it again takes a tenth of the time
+        gc.freeze()  # collecting the objects of the start again takes a tenth of the time
         say_what_is_tested(session.config, sorted(labs))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    """Under `pytest -n 2` others collect, all of them the same."""
+    """Under `pytest -n 2` the workers collect, all the same tests."""
     labs = {match[1] for test in ids if (match := re.match(r"labs/(lab-\d+)/", test))}
     if labs and node.gateway.id == "gw0":
         say_what_is_tested(node.config, sorted(labs))
 
 
 def say_what_is_tested(config: pytest.Config, labs: list[str]) -> None:
-    """A green run on the reference must not pass for one's own."""
+    """Say which implementation is tested, so that a pass of the reference is not taken for one's own."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     folder = f"labs/{labs[0]}" if len(labs) == 1 else "labs"
     impl = impl_from_environment()
@@ -99,7 +92,7 @@ def say_what_is_tested(config: pytest.Config, labs: list[str]) -> None:
 
 
 def command(line: str, **variables: str) -> str:
-    """A shell line with environment variables, as this system's usual shell spells it."""
+    """Return a shell line with environment variables in the syntax of this system's usual shell."""
     if os.name == "nt":
         return "".join(f"$env:{name}='{value}'; " for name, value in variables.items()) + line
     return "".join(f"{name}={value} " for name, value in variables.items()) + line
@@ -107,7 +100,7 @@ def command(line: str, **variables: str) -> str:
 
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Any:
-    """The implementation under test, as LAB_IMPL says: its functions are attributes."""
+    """The implementation under test, chosen by LAB_IMPL: its functions are attributes."""
     if hasattr(request, "param"):  # labs/kit/judge/matrix.py runs many in one session
         return request.param()
     return loading.namespace(request.path.parent.name, impl_from_environment())
@@ -140,93 +133,62 @@ def pytest_enter_pdb() -> None:
     guard.no_limit()
 
 
-@dataclass
-class Kind(TerminalRepr):
-    """A failure in a few words, in place of a page of traceback."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
+    """Report a lab's test: a starter's failure in a few words, with its departure from the reference.
 
-    lines: list[str]
-
-    @property
-    def reprcrash(self) -> ReprFileLocation:
-        return ReprFileLocation("", 0, self.lines[0])
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
-
-    def toterminal(self, tw: TerminalWriter) -> None:
-        for line in self.lines:
-            tw.line(line)
-
-
-@dataclass
-class Claimed(TerminalRepr):
-    """What a test proves, then how it failed."""
-
-    claim: str
-    failure: ExceptionRepr
-
-    @property
-    def reprcrash(self) -> ReprFileLocation | None:
-        return self.failure.reprcrash
-
-    def __str__(self) -> str:
-        return f"{self.claim}\n{self.failure}"
-
-    def toterminal(self, tw: TerminalWriter) -> None:
-        tw.line(self.claim)
-        self.failure.toterminal(tw)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Function, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    None for what pytest reports itself: setup and teardown, skipped tests, failures of other implementations.
+    """
     lab = lab_of(item)
-    if lab is None or call.when != "call":
-        return (yield)
+    if lab is None or call.when != "call" or (matrix.variant_of(item) and not REPORTING):
+        return None
     if call.excinfo is None:
-        report = yield
+        report = pytest.TestReport.from_item_and_call(item, call)
         # pytest-xdist carries a report's own attributes over, as long as they are JSON.
         report.seen = [lab.id, vars(Result(item.name, True))]  # type: ignore[attr-defined]
         return report
-    error = call.excinfo.value
+    error, is_learners = call.excinfo.value, impl_from_environment() == "starter"
     words = in_words(lab, error, item.stash.get(SECONDS, None))
-    learner_s = impl_from_environment() == "starter" and (REPORTING or matrix.variant_of(item) is None)
-    explained = learner_s and not words
-    if learner_s and isinstance(error, TimeUp | PrintFlood):
+    if isinstance(error, pytest.skip.Exception) or not (words or is_learners):
+        return None
+    if is_learners and isinstance(error, TimeUp | PrintFlood):
         words = [claim(item), *words, *diagnose.played(item, lab)]
-    if words:
-        # In place of pytest's own, which takes its time.
-        item.repr_failure = lambda *_: Kind(words)  # type: ignore[method-assign]
-    elif explained:
-        said = call.excinfo
-        item.repr_failure = lambda *_: Claimed(claim(item), rendered(lab, said))  # type: ignore[method-assign]
-    result = matrix.result_of(item, lab, call, item.name) if learner_s else None
-    report = yield
-    if learner_s and not REPORTING and result:
+    result = matrix.result_of(item, lab, call, item.name)
+    report = pytest.TestReport.from_item_and_call(item, without_error(call))  # rendering it takes long
+    report.outcome = "failed"
+    report.longrepr = (
+        a_few_words(words) if words else short_traceback(item, lab, call.excinfo, whole=REPORTING)
+    )
+    if is_learners and not REPORTING:
         report.seen = [lab.id, vars(result)]  # type: ignore[attr-defined]
-    if words:
-        report.sections = []
-        if isinstance(error, NotBegun | loading.LoadProblem):
-            report.once = ["not begun", *words]  # type: ignore[attr-defined]
-        elif NOT_WRITTEN.match(words[0]):
-            report.once = ["not written", *words]  # type: ignore[attr-defined]
-    elif explained and report.failed:
-        printed = [(name, _tail(text)) for name, text in report.sections]
+    if not words:
+        printed = [(name, "\n".join(text.splitlines()[-PRINTED_LINES:])) for name, text in report.sections]
         _fresh[lab.id] += 1
         look_for_state = not REPORTING and _fresh[lab.id] <= ENOUGH
         report.sections = [*diagnose.sections(item, lab, error, look_for_state), *printed]
+        return report
+    report.sections = []
+    if isinstance(error, NotBegun | loading.LoadProblem):
+        report.once = ["not begun", *words]  # type: ignore[attr-defined]
+    elif NOT_WRITTEN.match(words[0]):
+        report.once = ["not written", *words]  # type: ignore[attr-defined]
     return report
 
 
+def without_error(call: pytest.CallInfo[None]) -> pytest.CallInfo[None]:
+    passed = copy.copy(call)
+    passed.excinfo = None
+    return passed
+
+
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    """What many tests fail alike is counted, and said once, at the end."""
+    """Count failures that many tests share; the summary reports them once."""
     once = getattr(report, "once", None)
     return (once[0], "F", once[0].upper()) if once and report.failed else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Each reason for which tests could say nothing, once; and the known mistakes that this run shows."""
+    """Report each shared failure once, and the known mistakes that this run shows."""
     write, stats = terminalreporter.write_line, terminalreporter.stats
     for category in ("not written", "not begun"):
         said = Counter(tuple(report.once[1:]) for report in stats.get(category, ()))
@@ -247,53 +209,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if name := status.name(task):
                 write(diagnose.filled(f"{lab_id} {task.name} looks like: {name.title}. {name.hint.strip()}"))
         if any(not result.passed for result in results):
-            write(f"the failure that says most: python -m labs test {lab_id}")
-
-
-def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> list[str]:
-    """The failures that need no traceback, as at most two lines; [] for all others."""
-    reason: BaseException | None = error
-    while reason is not None:  # also behind what `pytest.raises(RuntimeError)`, of which it is a kind, led to
-        kind = isinstance(reason, NotImplementedError | AssertionError)
-        if kind and (found := NOT_WRITTEN.search(str(reason))):
-            return [found[0], f"write it in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}"]
-        reason = reason.__context__
-    if isinstance(error, loading.LoadProblem | NotBegun):
-        return [str(error)]
-    if isinstance(error, TimeUp):
-        line = loading.line_in_starter(error)
-        where = f" It was in starter.py, line {line}." if line else ""
-        return [f"{lab.id}: no answer within {seconds or lab.timeout:g} s: a loop that never ends?{where}"]
-    if isinstance(error, PrintFlood):
-        return [f"{lab.id}: {error} in one step; print less, for example a line a step"]
-    return []
-
-
-def rendered(lab: Lab, excinfo: pytest.ExceptionInfo[BaseException]) -> ExceptionRepr:
-    """pytest's short traceback, of the lab's own files only, and cut where a message is long."""
-    ours = excinfo.traceback.filter(lambda entry: lab.path in Path(entry.path).parents)
-    excinfo.traceback = ours or excinfo.traceback
-    shown = excinfo.getrepr(style="short", chain=False)
-    for entry in shown.reprtraceback.reprentries[-1:]:
-        code = [line for line in entry.lines if not line.startswith("E ")]
-        said = [line if len(line) <= WIDEST else line[:WIDEST] + " ..." for line in entry.lines[len(code) :]]
-        lines = len(said) if REPORTING else E_LINES
-        entry.lines = [*code, *said[:lines], *(["E   ..."] if len(said) > lines else [])]
-    if (
-        shown.reprcrash
-    ):  # the summary line, which pytest cuts to the terminal's width, but not where CI is set
-        shown.reprcrash.message = shown.reprcrash.message.split("\n")[0][:WIDEST]
-    return shown
-
-
-def claim(item: pytest.Function) -> str:
-    """The first line of a test's docstring."""
-    return (inspect.getdoc(item.function) or item.name).splitlines()[0]
-
-
-def _tail(text: str, lines: int = 20) -> str:
-    kept = text.splitlines()[-lines:]
-    return "\n".join(kept)
+            write(f"the most informative failure: python -m labs test {lab_id}")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -306,6 +222,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del sys.modules[name]
     left = [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]
     if left and impl_from_environment() == "starter":
-        print(f"threads are still running ({brief(left[0].name)}); the tests are over, they are left behind")
+        print(f"threads are still running ({brief(left[0].name)}); the tests are over, and they are ended")
         sys.stdout.flush()
         os._exit(config.stash[EXIT])

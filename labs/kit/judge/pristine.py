@@ -1,6 +1,6 @@
-"""Makes starter.py from solution.py: the bodies of the tasks go, all else stays.
+"""Makes starter.py from solution.py: the bodies of the tasks are removed, all else stays.
 
-Docstrings and given functions are kept as they are; imports that only the tasks needed go.
+Docstrings and given functions are kept; imports that only the tasks needed are removed.
 """
 
 import ast
@@ -18,7 +18,7 @@ Check with: LAB_IMPL=starter pytest labs/{id}     Stuck? python -m labs hint {id
 
 
 def starter_source(lab: Lab) -> str:
-    """The pristine starter of a lab, as text."""
+    """Return the pristine starter of a lab, generated from solution.py."""
     source = lab.file("solution.py").read_text(encoding="utf-8")
     for task in lab.tasks:
         names = [name for name in functions(source) if f"{name}.".startswith(f"{task.name}.")]
@@ -36,13 +36,13 @@ def starter_source(lab: Lab) -> str:
 
 
 def pristine_source(lab: Lab) -> str:
-    """The pristine starter; the student edition, which has no solution, carries it as a file."""
+    """Return the pristine starter; the student edition, which has no solution, has it as a file."""
     kept = LABS_DIR / "kit" / "pristine" / f"{lab.id}.py"
     return kept.read_text(encoding="utf-8") if kept.exists() else starter_source(lab)
 
 
 def interface(source: str) -> dict[str, str]:
-    """Every public function and method with its signature, to compare two files."""
+    """Return every public function and method with its signature, to compare two files."""
     return {
         name: f"({ast.unparse(node.args)})"
         for name, node in functions(source).items()

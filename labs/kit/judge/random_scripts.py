@@ -25,7 +25,7 @@ from labs.kit.toys.words import describe, kind
 from mini_engine.trace import End
 
 TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
-quick = False  # nobody reads the story, so that no script need be cut
+quick = False  # the story is not read, so no script need be cut
 only: list[int] | None = None  # the scripts to play, where all others are known to pass
 WIDTH = 100  # of a line that shows a call
 
@@ -119,7 +119,7 @@ ENCODER = json.JSONEncoder(default=lambda other: f"<{type(other).__name__}>")
 
 
 def text(value: Any) -> str:
-    """As JSON; what JSON does not know becomes the name of its type."""
+    """Return a value as JSON; what JSON does not know becomes the name of its type."""
     return ENCODER.encode(value)
 
 
@@ -219,7 +219,7 @@ def rounded(value: Any) -> Any:
 
 
 def as_log(script: Script, steps: list[Step]) -> OpLog:
-    """As the player shows it: an operation a step, with what could be seen after it."""
+    """Return the log that the player shows: an operation a step, with what could be seen after it."""
     log = OpLog(OpHeader(script["config"]))
     for number, step in enumerate(steps):
         seen = dict(step.seen)

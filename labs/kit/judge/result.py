@@ -1,11 +1,11 @@
-"""What one test did with one implementation."""
+"""The result of one test on one implementation."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Result:
-    """What one test did with one variant. `said` is its failure in one line, `runs` what it traced."""
+    """The result of one test on one variant: `said` is the error in one line, `runs` the traces' digest."""
 
     test: str  # the node's name, with its parameters
     passed: bool

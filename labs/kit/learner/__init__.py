@@ -1,1 +1,1 @@
-"""What a learner runs: `python -m labs status`, `test`, `hint`, `demo`, and what the notebooks import."""
+"""The learner's commands: `python -m labs status`, `test`, `hint`, `demo`; and what the notebooks import."""

@@ -1,7 +1,7 @@
 """The learner's own starter files as parts of the real engine: `python -m labs demo lab-01,lab-03`.
 
-Where two labs provide the same part, the later lab wins. Whatever goes wrong inside a part ends the
-run in one sentence that names the lab, the step and the request.
+Where two labs provide the same part, the later lab's is used. An error inside a part ends the run with one
+sentence that names the lab, the step and the request.
 """
 
 import os
@@ -29,18 +29,18 @@ SECONDS_A_STEP = 30
 
 
 def _fused(module: ModuleType) -> type[PaddedBackend]:
-    """lab-04: a rectangle a step. Its fused_step calls its three other functions by itself."""
+    """Return lab-04's backend. Its fused_step calls the lab's other three functions itself."""
     return type("FusedBackend", (PaddedBackend,), {"fused_step": staticmethod(module.fused_step)})
 
 
 def _paged(module: ModuleType) -> Callable[..., PagedBackend]:
-    """lab-05: what writes the pool, and what reads it."""
+    """Return lab-05's backend: its functions write the pool and read it."""
     functions = {"write_kv": module.write_kv, "paged_attention": module.paged_attention}
     return lambda model, kv, next_chunk: PagedBackend(model, kv, next_chunk, **functions)
 
 
 class _NoSharing:
-    """What lab-05's manager leaves to lab-06: nothing is cached, and it does not check itself."""
+    """The attributes that lab-05's manager lacks: nothing is cached, and it does not check itself."""
 
     enable_prefix_caching = False
     num_cached_blocks = 0
@@ -56,7 +56,7 @@ def _unshared(module: ModuleType) -> Callable[..., Any]:
     )
 
 
-# lab: the parts of the engine that its tasks make, and what makes each out of the lab's module.
+# By lab: the parts of the engine that its tasks are, and how each is made from the lab's module.
 PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
     "lab-01": {"schedule_step": lambda module: module.schedule_step},
     "lab-02": {"clamp": lambda module: module.clamp, "next_chunk": lambda module: module.next_chunk},
@@ -71,16 +71,15 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
     },
 }
 
-
-# A task that is no part of the engine is not in the table, which one might wonder about.
+# Tasks that are no part of the engine.
 UNCALLED = {"lab-02": "lab-02's prefill_budget: no part of this engine calls it"}
 
 
 @dataclass
 class LearnerParts:
-    """Parts of an engine, some of them the learner's; `names` says of each which lab it is from.
+    """Parts of an engine, some of them the learner's; `names` is the lab of each of these.
 
-    `unused` says, a line each, which parts or labs are not in it, and why.
+    `unused` has a line for each part or lab that is not used, with the reason.
     """
 
     parts: Parts
@@ -92,14 +91,14 @@ class LearnerParts:
     def from_labs(cls, labs: str, impl: str = "starter") -> "LearnerParts":
         """Read "lab-01,lab-03", or "auto" for every lab whose tests pass.
 
-        Raises ValueError for a lab that does not exist, and for a starter that cannot be loaded.
+        Raise ValueError for a lab that does not exist, and for a starter that cannot be loaded.
         """
         unused: list[str] = []
         try:
             if labs == "auto":
-                status = all_progress()
-                chosen = [one.lab.id for one in status if one.is_done]
-                unused = [why_not(one) for one in status if not one.is_done]
+                labs_status = all_progress()
+                chosen = [status.lab.id for status in labs_status if status.is_done]
+                unused = [why_unused(status) for status in labs_status if not status.is_done]
             else:
                 chosen = sorted({find_lab(lab_id).id for lab_id in labs.split(",")})
         except LabError as error:
@@ -112,7 +111,7 @@ class LearnerParts:
                 raise ValueError(str(module._problem))
             for part, build in PROVIDES[lab_id].items():
                 if part in names:
-                    unused.append(f"{names[part]}'s {part}: {lab_id}'s takes its place")
+                    unused.append(f"{names[part]}'s {part}: {lab_id}'s is used instead")
                 replaced[part], names[part] = build(module), lab_id
             if lab_id in UNCALLED:
                 unused.append(UNCALLED[lab_id])
@@ -126,7 +125,7 @@ class LearnerParts:
         return cls(Parts(**replaced), names, sorted(unused), impl)
 
     def only(self, lab_id: str) -> "LearnerParts":
-        """The parts of one of its labs, and the engine's own for the rest."""
+        """Return the parts of one of its labs, with the engine's own for the rest."""
         return LearnerParts.from_labs(lab_id, self.impl)
 
     @property
@@ -145,7 +144,7 @@ class LearnerParts:
         ]
 
     def check(self, engine: Engine) -> None:
-        """After a step: what must hold for parts of any author. Raises RuntimeError in words."""
+        """Check after a step what must hold for any parts. Raise RuntimeError with the part at fault."""
         config, record = engine.config.scheduler_args(), cast(Recorder, engine.scheduler).steps[-1]
         for value, limit, what in (
             (record.num_batched_tokens, config["max_num_batched_tokens"], "tokens scheduled"),
@@ -162,18 +161,18 @@ class LearnerParts:
             raise self._broken("BlockManager", str(error)) from None
 
     def _broken(self, part: str, what: str) -> RuntimeError:
-        # The step loop lives in two labs: the one that provides the whole Scheduler may do it itself.
+        # Two labs have the step loop: the one that provides the whole Scheduler may contain it.
         owner = self.names.get(part) or self.names.get("Scheduler") or self.names.get("BlockManager")
         return RuntimeError(f"{owner or 'the engine'}: {part} {what}")
 
     def explain(self, error: BaseException, step: int | None = None) -> RuntimeError:
-        """The error in one sentence: whose part, in which step, at which line, with which request."""
+        """Return the error as one sentence with the lab, the step, the line and the request."""
         where = "" if step is None else f" in step {step}"
         late = isinstance(error, TimeUp) and f"no answer within {SECONDS_A_STEP:g} s: a loop that never ends?"
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
             path = frame.f_code.co_filename
             if isinstance(error, NoWorkError) and frame.f_code.co_name == "step":
-                continue  # whatever called it did so too often
+                continue  # the caller is at fault, not this part
             if os.path.basename(path) == "starter.py":
                 if isinstance(error, NotImplementedError):
                     return RuntimeError(str(error))
@@ -196,17 +195,17 @@ def _timed(step: Callable[[Engine], list[Delta]]) -> Callable[[Engine], list[Del
     return timed_step
 
 
-def why_not(now: Progress) -> str:
-    """Why a lab's parts are not in the engine: its tests do not pass."""
-    lab, unwritten = now.lab, [task.name for task in now.lab.tasks if task.name in now.unwritten]
-    if now.problem:
-        return now.problem
+def why_unused(status: Progress) -> str:
+    """Return why a lab's parts are not used: which tests do not pass."""
+    lab, unwritten = status.lab, [t.name for t in status.lab.tasks if t.name in status.unwritten]
+    if status.problem:
+        return status.problem
     if len(unwritten) == len(lab.tasks):
         return f"{lab.id}: not written yet"
     if unwritten:
         more = f" and {len(unwritten) - 1} more of its tasks are" if len(unwritten) > 1 else " is"
         return f"{lab.id}: {unwritten[0]}{more} not written yet"
-    failed = list(dict.fromkeys(result.function for result in now.results if not result.passed))
-    first = now.most_informative.function if now.most_informative else failed[0]
+    failed = list(dict.fromkeys(result.function for result in status.results if not result.passed))
+    first = status.most_informative.function if status.most_informative else failed[0]
     more = f", and {count(len(failed) - 1, 'more test')}" if len(failed) > 1 else ""
     return f"{lab.id}: {first} fails{more}"

@@ -1,6 +1,6 @@
-"""How far a learner is: derived from running the tests on starter.py, cached by the files' hash.
+"""A learner's progress: the results of the tests on starter.py, cached by a hash of all files involved.
 
-What is kept between calls (results, hints shown, backups) lies in labs/.state, which git ignores.
+Results, hints shown and backups are kept in labs/.state, which git ignores.
 """
 
 import contextlib
@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import threading
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +18,8 @@ from labs.kit.judge import isolate, matrix, page
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import TaskStatus
+from labs.kit.judge.task_status import TaskStatus, load_problem
+from mini_engine.trace.file import write_whole
 
 STATE = LABS_DIR / ".state"
 _writing = threading.Lock()
@@ -27,7 +27,7 @@ _writing = threading.Lock()
 
 @dataclass
 class Progress(TaskStatus):
-    """How a lab's starter.py stands; `problem` says why there are no results, `report` shows a failure."""
+    """The status of a lab's starter.py; `problem` says why there are no results, `report` shows a failure."""
 
     problem: str = ""
     started: bool = True
@@ -35,45 +35,42 @@ class Progress(TaskStatus):
 
 
 def progress(lab: Lab, report: bool = False) -> Progress:
-    """Run the learner's starter through the lab's tests, or remember what it did last time.
+    """Return the results of the lab's tests on starter.py, from the cache if no file has changed.
 
-    With `report` the failure that says most is run once more, and reported; that writes out/lab-NN.html.
+    With `report` the most informative failure is run again and reported; that writes out/lab-NN.html.
     """
     text = starter_text(lab)
     if text == pristine_source(lab):
         return Progress(lab, [], unwritten=[task.name for task in lab.tasks], started=False)
     unwritten, key = isolate.unwritten(lab, text), digest(lab)
     kept = read_state("results.json").get(lab.id, {})
-    columns = shutil.get_terminal_size().columns  # of what it says, as it was kept
+    columns = shutil.get_terminal_size().columns  # of the report, as it was kept
     if kept.get("key") == key and (not report or (kept["report"] and kept.get("columns") == columns)):
         by_task = {task: [Result(**row) for row in rows] for task, rows in kept["alone"].items()}
         results = [Result(**row) for row in kept["results"]]
         return Progress(lab, results, by_task, unwritten, kept["problem"], report=kept["report"])
     with contextlib.suppress(OSError):
-        page.path_of(lab).unlink()  # of another starter
-    outcomes = matrix.run_apart("labs.kit.judge.examine", lab, ["report"] if report else [])
-    if outcomes.trouble:  # not kept: it may have come from outside
+        page.path_of(lab).unlink()  # it shows another starter
+    outcomes = matrix.run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
+    if outcomes.trouble:  # not kept: the cause may lie outside
         return Progress(lab, [], unwritten=unwritten, problem=outcomes.trouble)
     results = outcomes.results.get("yours", [])
     if missing := sorted(set(lab.tests) - {result.function for result in results}):
         problem = f"{lab.id}: test_lab.py no longer has {', '.join(missing)}; put it back"
         return Progress(lab, results, unwritten=unwritten, problem=problem)
-    said, problem = {result.said for result in results}, ""
-    if len(said) == 1 and next(iter(said)).startswith("LoadProblem: "):
-        problem = said.pop().removeprefix("LoadProblem: ")
+    problem = load_problem(results)
     alone = {k.partition("@")[2]: v for k, v in outcomes.results.items() if k != "yours"}
-    now = Progress(lab, results, alone, unwritten, problem, report=outcomes.report)
     entry = {
         "key": key,
         "problem": problem,
-        "report": now.report,
+        "report": outcomes.report,
         "columns": columns,
         "results": [vars(result) for result in results],
         "alone": {task: [vars(result) for result in rows] for task, rows in alone.items()},
     }
-    with _writing, contextlib.suppress(OSError):  # without a place to keep it, it is found out again
+    with _writing, contextlib.suppress(OSError):  # without a place to keep them, the tests run again
         write_state("results.json", read_state("results.json") | {lab.id: entry})
-    return now
+    return Progress(lab, results, alone, unwritten, problem, report=outcomes.report)
 
 
 def all_progress() -> list[Progress]:
@@ -81,12 +78,13 @@ def all_progress() -> list[Progress]:
 
 
 def first_open() -> Progress | None:
-    """The first lab that is not done, which is the one to go on with."""
-    return next((p for p in map(lambda i: progress(find_lab(i)), lab_ids()) if not p.is_done), None)
+    """Return the first lab that is not done, if any."""
+    labs = (progress(find_lab(lab_id)) for lab_id in lab_ids())
+    return next((status for status in labs if not status.is_done), None)
 
 
 def digest(lab: Lab) -> str:
-    """Changes with everything that a result can depend on."""
+    """Return a hash of everything that a result can depend on."""
     root = LABS_DIR.parent
     files = [*lab.path.glob("*.py"), *lab.path.glob("author/*.py"), lab.file("lab.toml")]
     for room in ("labs/kit", "mini_engine"):
@@ -100,14 +98,14 @@ def digest(lab: Lab) -> str:
 
 
 def last_hint(lab: Lab, task: Task) -> int:
-    """The number of the last hint that was shown for a task; 0 if none was."""
+    """Return the number of the last hint that was shown for a task; 0 if none was."""
     return int(read_state("hints.json").get(f"{lab.id} {task.name}", 0))
 
 
 def next_hint(lab: Lab, task: Task) -> int:
-    """The number of the next hint that was not shown yet, which counts as shown; the last again at the end.
+    """Return the number of the next hint, which counts as shown from now on; after the last one, the last.
 
-    Raises OSError where labs/.state, which remembers that, cannot be written.
+    Raise OSError if labs/.state, where that is kept, cannot be written.
     """
     number = min(last_hint(lab, task) + 1, len(task.hints))
     write_state("hints.json", read_state("hints.json") | {f"{lab.id} {task.name}": number})
@@ -115,7 +113,7 @@ def next_hint(lab: Lab, task: Task) -> int:
 
 
 def reset(lab: Lab) -> Path | None:
-    """Put the pristine starter back; where the learner's file went, if it held anything."""
+    """Restore the pristine starter. Return the backup of the learner's file, if it had been edited."""
     path, backup = lab.file("starter.py"), None
     pristine = pristine_source(lab)
     new = path.with_name(f"starter.py.{os.getpid()}.part")
@@ -123,13 +121,13 @@ def reset(lab: Lab) -> Path | None:
     if os.path.lexists(path) and starter_text(lab) != pristine:
         backup = STATE / "backups" / f"{lab.id}-{datetime.now():%Y%m%d-%H%M%S-%f}.py"
         backup.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, backup)  # a folder too, or a file that nobody can read
+        shutil.move(path, backup)  # works for a folder and an unreadable file too
     new.replace(path)
     return backup
 
 
 def starter_text(lab: Lab) -> str:
-    """The learner's file as text, whatever is in it; "" if it cannot be read."""
+    """Return the learner's file as text, whatever is in it; "" if it cannot be read."""
     try:
         return lab.file("starter.py").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -139,12 +137,10 @@ def starter_text(lab: Lab) -> str:
 def read_state(name: str) -> dict[str, Any]:
     try:
         return dict(json.loads((STATE / name).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # not there yet, or spoilt: it can be found out again
+    except (OSError, ValueError, TypeError):  # not there yet, or damaged: the tests run again
         return {}
 
 
 def write_state(name: str, content: dict[str, Any]) -> None:
     STATE.mkdir(exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=STATE, suffix=".part", delete=False) as part:
-        json.dump(content, part)
-    os.replace(part.name, STATE / name)
+    write_whole(STATE / name, json.dumps(content))

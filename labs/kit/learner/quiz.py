@@ -1,4 +1,4 @@
-"""`python -m labs quiz`: the book's questions on a terminal. A wrong answer says why, and may be mended."""
+"""`python -m labs quiz`: the book's questions on a terminal. A wrong answer is explained and asked again."""
 
 import random
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Topic:
 
 @cache
 def topics() -> dict[str, Topic]:
-    """The topics of docs/quizzes.toml, in reading order. Raises LabError where it is missing, or wrong."""
+    """Return the topics of docs/quizzes.toml in reading order. Raise LabError if it is missing or wrong."""
     try:
         entries = toml(FILE)
     except OSError as error:
@@ -47,17 +47,17 @@ def topics() -> dict[str, Topic]:
 
 def _topic(name: str, entry: Any) -> Topic:
     if not isinstance(entry, dict):
-        raise LabError(f"{FILE}: {name!r} is no section; a topic is [{name}]")
+        raise LabError(f"{FILE}: {name!r} is not a section; a topic is [{name}]")
     questions = tuple(map(_question, tables(FILE, entry, "question")))
-    said = {key: value for key, value in entry.items() if key != "question"}
-    return made(FILE, Topic, said | {"name": name, "questions": questions})
+    own = {key: value for key, value in entry.items() if key != "question"}
+    return made(FILE, Topic, own | {"name": name, "questions": questions})
 
 
 def _question(entry: dict[str, Any]) -> Question:
-    """Answers in an order that has nothing to do with which is right, the same in every build."""
+    """The answers are in an order that does not depend on which is right, the same in every build."""
     answers = [made(FILE, Answer, answer) for answer in tables(FILE, entry, "answer")]
-    said = {key: value for key, value in entry.items() if key != "answer"}
-    question = made(FILE, Question, said | {"answers": tuple(answers)})
+    own = {key: value for key, value in entry.items() if key != "answer"}
+    question = made(FILE, Question, own | {"answers": tuple(answers)})
     if not any(answer.right for answer in answers) or len(answers) > len(LETTERS):
         raise LabError(f"{FILE}: {question.ask!r} needs a right answer, and {len(LETTERS)} answers at most")
     answers.sort(key=lambda answer: crc32((question.ask + answer.text).encode()))
@@ -65,7 +65,7 @@ def _question(entry: dict[str, Any]) -> Question:
 
 
 def find_topic(name: str) -> Topic:
-    """A topic by its name. Raises LabError naming all of them."""
+    """Return a topic by its name. Raise LabError with the names of all topics."""
     if name not in topics():
         raise LabError(f"no quiz is called {name!r}; the topics are {', '.join(topics())}")
     return topics()[name]
@@ -75,22 +75,22 @@ def list_topics() -> None:
     for topic in topics().values():
         say(f"{topic.name:<11}{len(topic.questions)}  {topic.title}")
     say()
-    say("python -m labs quiz NAME asks them; q ends")
+    say("python -m labs quiz NAME asks the questions of a topic; q ends")
 
 
 def ask(topic: Topic, read: Callable[[str], str] = input) -> tuple[int, int]:
-    """Ask a topic's questions; how many were right at the first try, and how many were answered.
+    """Ask a topic's questions. Return how many were right at the first try, and how many were answered.
 
-    Answers stand in an order drawn anew each time, so that nobody learns letters.
+    The answers are shuffled each time, so that no one learns letters.
     """
     right = asked = 0
-    say(f"{topic.title}: {len(topic.questions)} questions. A letter answers, q ends.")
+    say(f"{topic.title}: {len(topic.questions)} questions. Answer with a letter; q ends.")
     for number, question in enumerate(topic.questions, 1):
         answers = random.sample(question.answers, len(question.answers))
         say()
-        _tell(f"{number}. {question.ask}")
+        _print(f"{number}. {question.ask}")
         for letter, answer in zip(LETTERS, answers, strict=False):
-            _tell(f"   {letter}) {answer.text}", 3)
+            _print(f"   {letter}) {answer.text}", 3)
         first = _until_right(answers, read)
         if first is None:
             break
@@ -101,24 +101,24 @@ def ask(topic: Topic, read: Callable[[str], str] = input) -> tuple[int, int]:
 
 
 def _until_right(answers: list[Answer], read: Callable[[str], str]) -> bool | None:
-    """True if the first answer was right, False if a later one was, None to stop."""
+    """Return True if the first answer was right, False if a later one was, None to stop."""
     tries, letters = 0, LETTERS[: len(answers)]
     while True:
         try:
-            said = read("> ").strip().lower()
+            letter = read("> ").strip().lower()
         except EOFError:
             return None
-        if said == "q":
+        if letter == "q":
             return None
-        if len(said) != 1 or said not in letters:
-            say(f"a letter, please: {', '.join(letters)}, or q to end")
+        if len(letter) != 1 or letter not in letters:
+            say(f"type a letter: {', '.join(letters)}, or q to end")
             continue
-        answer = answers[letters.index(said)]
-        _tell(("Right. " if answer.right else "Not so. ") + answer.why)
+        answer = answers[letters.index(letter)]
+        _print(("Right. " if answer.right else "Not so. ") + answer.why)
         if answer.right:
             return tries == 0
         tries += 1
 
 
-def _tell(text: str, hang: int = 0) -> None:
+def _print(text: str, hang: int = 0) -> None:
     say(filled(text.replace("`", ""), WIDEST, hang=hang))

@@ -1,6 +1,6 @@
-"""What a learner reads on a terminal: filled to its width, and never broken inside a word.
+"""Text for a terminal: filled to its width, and never broken inside a word.
 
-In a pipe, and on stderr where that is one, a line stays a line, for whatever reads it there.
+In a pipe a line stays one line.
 """
 
 import re
@@ -15,19 +15,19 @@ from typer.core import TyperCommand, TyperGroup
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-WIDEST = 100  # of what is read as a text, however wide the terminal is
-NARROWEST = 24  # beside another column; what has less room goes below it
+WIDEST = 100  # columns of prose, however wide the terminal is
+NARROWEST = 24  # columns beside another column; with less room the text goes below it
 COMMAND = re.compile(r"python -m labs( [a-z]+( (lab-\d\d|--?[a-z]+|auto\b))*)?")
 GLUE = "\0"
 
 
 def width() -> int:
-    """Columns of the terminal; in a pipe there is no end to a line."""
+    """Return the columns of the terminal; a pipe is as good as endless."""
     return shutil.get_terminal_size(fallback=(10_000, 24)).columns
 
 
 def filled(text: str, most: int = 10_000, hang: int = 0) -> str:
-    """Every line of the text on as many as it takes; what goes on below is `hang` columns further in."""
+    """Wrap every line of the text; continuation lines are indented by `hang` more columns."""
     lines = []
     for line in text.splitlines():
         inset = " " * (len(line) - len(line.lstrip()) + hang)
@@ -36,13 +36,13 @@ def filled(text: str, most: int = 10_000, hang: int = 0) -> str:
 
 
 def paragraphs(text: str) -> str:
-    """A text whose line ends mean nothing, but for an empty line."""
+    """Wrap a text in which only an empty line ends a paragraph."""
     parts = (" ".join(part.split()) for part in text.strip().split("\n\n"))
     return "\n\n".join(filled(part, WIDEST) for part in parts)
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    """A name and what it means on each row; where a terminal is too narrow for that, one below the other."""
+    """Format rows of a name and its meaning; in a narrow terminal the meaning goes below the name."""
     beside, most = 4 + max(len(name) for name, _ in rows), min(width(), WIDEST)
     lines = []
     for name, text in rows:
@@ -54,7 +54,7 @@ def pairs(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table's rows, each cell as wide as the widest of its column."""
+    """Return a table's rows, each cell as wide as the widest of its column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
@@ -64,12 +64,12 @@ def say(text: str = "") -> None:
 
 
 def complain(text: str) -> None:
-    """On stderr."""
+    """Print on stderr."""
     typer.echo(filled(text) if sys.stderr.isatty() else text, err=True)
 
 
 def _fill(line: str, inset: str, most: int) -> list[str]:
-    # A hyphen is no place to break either: lab-01 and --spoil are words. A command is better copied whole.
+    # No break at a hyphen: lab-01 and --spoil are words. A command stays on one line, to be copied.
     room = most - len(inset)
     line = COMMAND.sub(lambda found: found[0].replace(" ", GLUE) if len(found[0]) <= room else found[0], line)
     lines = textwrap.wrap(line, most, subsequent_indent=inset, break_long_words=False, break_on_hyphens=False)
@@ -80,14 +80,14 @@ def _fill(line: str, inset: str, most: int) -> list[str]:
 
 
 class Command(TyperCommand):
-    """A command whose --help is plain text, for any width."""
+    """A command whose --help is plain text for any width."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(_help(self, ctx))
 
 
 class Group(TyperGroup):
-    """The commands together."""
+    """The group of all commands."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -97,7 +97,7 @@ class Group(TyperGroup):
 
 
 class App(typer.Typer):
-    """typer's, with these two."""
+    """A typer application with plain help texts."""
 
     def __init__(self, **settings: Any):
         super().__init__(cls=Group, **settings)

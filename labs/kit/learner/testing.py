@@ -1,4 +1,4 @@
-"""What `python -m labs test` shows: how each task stands, and the one failure that says most."""
+"""`python -m labs test`: the state of each task, and the most informative failure."""
 
 import sys
 import webbrowser
@@ -15,47 +15,46 @@ from labs.kit.learner.progress import first_open, progress, starter_text
 from labs.kit.learner.screen import filled, say
 from mini_engine.renamed import old_names
 
-STYLES = {"E ": "red", "> ": "red"}  # what failed, and the rows that differ
+STYLES = {"E ": "red", "> ": "red"}  # the error, and the rows that differ
 
 
 def testing() -> AbstractContextManager[object]:
-    """A sign of life on a terminal while tests run: all labs together may take a minute."""
+    """Show on a terminal that tests are running: all labs together may take a minute."""
     return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
 
 
 def show_test(lab_id: str | None, open_page: bool = False) -> bool:
-    """Print how far a lab is and the failure that says most; True when there is none."""
+    """Print the state of a lab and its most informative failure; return True if nothing fails."""
     with testing():
         opened = None if lab_id else first_open()
         if not lab_id and not opened:
             say("all labs are done")
             return True
         lab = opened.lab if opened else find_lab(str(lab_id))
-        now = progress(lab, report=True)
-    if not now.started:
+        status = progress(lab, report=True)
+    if not status.started:
         say(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
         say(f"a hint: python -m labs hint {lab.id}")
         return False
-    if now.problem:
-        say(now.problem)
+    if status.problem:
+        say(status.problem)
         return False
-    if old := old_names(starter_text(lab)):
-        now_called = ", ".join(f"{name} is now {new}" for name, new in old.items())
-        say(f"old names, which work for one more release: {now_called}")
+    for old, new in old_names(starter_text(lab)).items():
+        say(f"{lab.id}: {old} is now called {new}; the old name works for one more release")
     for task in lab.tasks:
-        typer.echo(filled(f"{lab.id} {task.name}: {now.stands(task)}", hang=2))
-    if now.is_done:
+        typer.echo(filled(f"{lab.id} {task.name}: {status.describe(task)}", hang=2))
+    if status.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if lab.has_solution else ""
-        say(f"{lab.id} is done: {now.points} points.{reference}")
+        say(f"{lab.id} is done: {status.points} points.{reference}")
         return True
-    if not now.report:
-        following = now.next_task or lab.tasks[0]
-        say(f"next: {following.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}")
+    if not status.report:
+        task = status.next_task or lab.tasks[0]
+        say(f"next: {task.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}")
         return False
     say()
-    say("the failure that says most:")
+    say("the most informative failure:")
     console = Console(highlight=False, soft_wrap=True)
-    for number, line in enumerate(now.report.splitlines()):
+    for number, line in enumerate(status.report.splitlines()):
         hang = 4 if line.startswith((" ", "E")) else 0
         style = "bold" if number == 0 or line.startswith("--- ") else STYLES.get(line[:2], "")
         console.print(Text(filled(line, hang=hang), style))
@@ -65,7 +64,7 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
 
 
 def show_page(lab: Lab, path: Path, open_page: bool) -> None:
-    """Say how to see the failing run in the player, or open it there."""
+    """Print how to see the failing run in the player, or open it there."""
     if not open_page:
         say(f"see your run in the player: python -m labs test {lab.id} --open")
     elif not webbrowser.open(path.as_uri()):

@@ -1,4 +1,4 @@
-"""Where the texts of a run on a learner's parts depart from those of a run on the engine's own."""
+"""The comparison of the texts of a run on a learner's parts with those of a run on the engine's own."""
 
 import copy
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from mini_engine.model import CausalLM
 from mini_engine.show.demo import Answer, demo_engine, serve
 from mini_engine.text.tokenizer import Tokenizer
 
-EXACT = 1_000_000_000  # parameters up to which a second look in float64 is worth its time
+EXACT = 1_000_000_000  # parameters up to which a second run in float64 is quick enough
 Answers = Mapping[str, Answer]
 
 
 @dataclass(frozen=True)
 class Departure:
-    """The request whose answer departs first, and at which of its tokens (from 1)."""
+    """The request whose answer departs first, and the token at which it does (from 1)."""
 
     request_id: str
     token: int
@@ -26,9 +26,9 @@ class Departure:
     num_others: int  # answers that differ, too
 
     def lines(self) -> list[str]:
-        """What is shown of it."""
+        """Return the departure in words."""
         texts = self.yours.text, self.expected.text
-        head = f"The answer of {self.request_id} is not the one that the engine's own parts give"
+        head = f"The answer of {self.request_id} is not that of the engine's own parts"
         if texts[0] == texts[1]:
             lines = [f"{head}: the text is the same, but {self._otherwise()}"]
         else:
@@ -37,8 +37,8 @@ class Departure:
             names = ("yours:", "the engine's:")
             lines += [f"  {name:<14}{_around(text, same)}" for name, text in zip(names, texts, strict=True)]
         if self.num_others:
-            more = "answer is another" if self.num_others == 1 else "answers are others"
-            lines.append(f"{self.num_others} more {more}, too.")
+            more = "answer differs" if self.num_others == 1 else "answers differ"
+            lines.append(f"{self.num_others} more {more}.")
         return lines
 
     def _otherwise(self) -> str:
@@ -51,12 +51,12 @@ class Departure:
 
 
 def first_departure(yours: Answers, expected: Answers) -> Departure | None:
-    """Of the answers that differ the one that does so in the earliest step of the engine's own run."""
+    """Return the answer that differs in the earliest step of the engine's own run, if any does."""
     found: list[tuple[int, int, str, int]] = []
     for request_id, answer in expected.items():
         mine = yours.get(request_id, Answer(answer.prompt))
         pieces = zip_longest(mine.pieces, answer.pieces)
-        token = next((i for i, (one, other) in enumerate(pieces) if one != other), len(answer.pieces))
+        token = next((i for i, (given, wanted) in enumerate(pieces) if given != wanted), len(answer.pieces))
         if mine.pieces != answer.pieces or mine.finish_reason != answer.finish_reason:
             step = (answer.steps or [0])[min(token, len(answer.steps) - 1)]
             found.append((step, len(found), request_id, token))
@@ -74,15 +74,18 @@ def compared(
     tokenizer: Tokenizer,
     temperature: float | None = None,
 ) -> tuple[bool, list[str]]:
-    """Whether the answers are right, which a learner's parts gave, and what to say of them."""
+    """Return whether the answers of a learner's parts are right, and the lines that say so."""
     departure = first_departure(answers, answered(None, model, tokenizer, temperature))
     if departure is None:
-        return True, ["All answers are those that the engine's own parts give."]
+        return True, ["All answers are those of the engine's own parts."]
     lines = departure.lines()
     if sum(weight.numel() for weight in model.parameters()) <= EXACT:
         exact = copy.deepcopy(model).double()
         if not departs(learner, exact, tokenizer, temperature):
-            return True, [*lines, f"In float64 all are the same: this is rounding in {model.dtype}."]
+            return True, [
+                *lines,
+                f"In float64 all answers are the same: the difference is rounding in {model.dtype}.",
+            ]
         model = exact
     return False, [*lines, *_culprit(learner, model, tokenizer, temperature)]
 
@@ -90,7 +93,7 @@ def compared(
 def answered(
     learner: LearnerParts | None, model: CausalLM, tokenizer: Tokenizer, temperature: float | None
 ) -> Answers:
-    """The demo's answers, on a learner's parts or the engine's own, with nothing to be seen."""
+    """Return the demo's answers on a learner's parts or the engine's own, without printing anything."""
     settings = learner.engine_args if learner else {}
     engine, workload = demo_engine(model, tokenizer, **settings | {"record": False})
     *_, answers = serve(engine, workload, temperature)
@@ -98,7 +101,7 @@ def answered(
 
 
 def departs(learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None) -> bool:
-    """Whether an answer on these parts is another than on the engine's own, or the run ends in an error."""
+    """Return whether an answer on these parts differs from the engine's own, or the run ends in an error."""
     expected = answered(None, model, tokenizer, temperature)
     try:
         return first_departure(answered(learner, model, tokenizer, temperature), expected) is not None
@@ -111,18 +114,18 @@ def departs(learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temper
 def _culprit(
     learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None
 ) -> list[str]:
-    """The lab whose parts do it by themselves, if there is one."""
+    """Name the lab whose parts alone cause the departure, if there is one."""
     labs = sorted(set(learner.names.values()))
-    alone = (lab_id for lab_id in labs if departs(learner.only(lab_id), model, tokenizer, temperature))
-    lab_id = labs[0] if len(labs) == 1 else next(alone, None)
+    causes = (lab_id for lab_id in labs if departs(learner.only(lab_id), model, tokenizer, temperature))
+    lab_id = labs[0] if len(labs) == 1 else next(causes, None)
     if lab_id is None:
-        return [f"No lab's parts do that alone, only those of {', '.join(labs)} together."]
-    by_itself = f"The parts of {lab_id} do that by themselves. " if len(labs) > 1 else ""
-    return [f"{by_itself}What the tests say of them:", f"  python -m labs test {lab_id}"]
+        return [f"No lab's parts cause it alone, only those of {', '.join(labs)} together."]
+    alone = f"The parts of {lab_id} alone cause it. " if len(labs) > 1 else ""
+    return [f"{alone}Test them:", f"  python -m labs test {lab_id}"]
 
 
 def _around(text: str, place: int) -> str:
-    """A text's characters around a place, on what is left of one line."""
+    """Return a text's characters around a place, as many as fit on the line."""
     room = max(20, min(width(), 100) - 18)
     start = max(0, place - room // 2)
     shown = text[start : start + room].replace("\n", "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}")

@@ -1,4 +1,4 @@
-"""A course of one's own to break: a copy of lab-01 (and of it as lab-02) beside the kit, in a folder."""
+"""A copy of the course to break: the kit with lab-01, and with it as lab-02, in a folder."""
 
 import os
 import shutil
@@ -24,12 +24,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+UNPAID = ("        budget -= num_tokens\n\n    return", "\n    return")  # of the solution, and what breaks it
+
+
 class Course:
-    """A copy of the course with lab-01 in it, and ways to use it like a learner."""
+    """A copy of the course with lab-01 in it, used as a learner uses it; `variables` are its environment."""
 
     def __init__(self, root: Path):
-        self.root = root
-        self.labs = root / "labs"
+        self.root, self.labs = root, root / "labs"
+        self.variables = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
         # What Python has compiled comes along; what pytest has, names the files that it was made from.
         ignored = shutil.ignore_patterns("lab-*", ".state", "*-pytest-*.pyc", "tests", "pristine")
         shutil.copytree(ROOT / "labs", self.labs, ignore=ignored)
@@ -44,7 +47,8 @@ class Course:
         test_file.write_text(test_file.read_text("utf-8").replace('"lab-01"', f'"{lab_id}"'), "utf-8")
 
     def file(self, name: str, lab_id: str = "lab-01") -> Path:
-        return self.labs / lab_id / name if name in manifest.VISIBLE else self.labs / lab_id / "author" / name
+        beside = name in manifest.VISIBLE or name.startswith("../")
+        return self.labs / lab_id / name if beside else self.labs / lab_id / "author" / name
 
     def edit(self, name: str, old: str, new: str, lab_id: str = "lab-01") -> None:
         path = self.file(name, lab_id)
@@ -67,11 +71,10 @@ class Course:
 
     def environment(self) -> dict[str, str]:
         """This process's, with the copied labs in front of the real ones."""
-        kept = {k: v for k, v in os.environ.items() if k != "LAB_IMPL"}
-        return kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
+        return {k: v for k, v in os.environ.items() if k != "LAB_IMPL"} | self.variables
 
     def command(self, *line: str, stdin: str = "") -> subprocess.CompletedProcess:
-        """`python -m labs LINE` in this process, which spares its start. Labs, once loaded, stay."""
+        """`python -m labs LINE` in this process, which is quicker. Labs that are loaded stay loaded."""
         out, err = (TextIOWrapper(BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self.environment().items():
@@ -106,7 +109,7 @@ class Course:
 
 @pytest.fixture(scope="session")
 def kept(tmp_path_factory) -> Path:
-    """Where `labs check` keeps what tests did with every mistake: found out once, by make test beforehand."""
+    """The folder where `labs check` keeps the outcomes of all mistakes, made once by make test."""
     return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept")).absolute()
 
 
@@ -117,7 +120,7 @@ def course(tmp_path) -> Course:
 
 @pytest.fixture
 def copied_lab(course, monkeypatch):
-    """lab-01 of the copied course as a Lab of this process, read anew with every call."""
+    """lab-01 of the copied course as a Lab of this process, read again with every call."""
     monkeypatch.setattr(manifest, "LABS_DIR", course.labs)
     return lambda: manifest.find_lab("lab-01")
 
@@ -189,7 +192,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def serious():
-    """What axe-core finds in a page or frame that is serious, or worse."""
+    """Find the serious and critical violations that axe-core reports in a page or frame."""
     from labs.kit.browser.build import npm
 
     try:

@@ -1,4 +1,4 @@
-"""What some tests need, and a user's machine may lack."""
+"""Marks for tests that need what a user's machine may lack."""
 
 import subprocess
 import sys

@@ -10,7 +10,7 @@ from labs.kit.judge.manifest import LABS_DIR, find_lab, functions, lab_ids
 
 @pytest.fixture(scope="module")
 def verdicts(kept):
-    """What check says of each lab."""
+    """Return what check says of each lab."""
     return {verdict.lab_id: verdict for verdict in check.check_labs(lab_ids(), keep=kept)}
 
 

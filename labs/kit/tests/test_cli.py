@@ -1,11 +1,8 @@
-"""`python -m labs` as a learner uses it, in a course of their own."""
+"""`python -m labs` as a learner uses it."""
 
 import contextlib
 import errno
-import importlib
-import inspect
 import json
-import operator
 import os
 import re
 import shutil
@@ -15,11 +12,12 @@ import time
 
 import pytest
 
-from labs.kit.author.export import export
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.learner import commands, progress
+from labs.kit.learner.hints import short_names
+from labs.kit.tests.conftest import UNPAID
 
 TESTS = len(find_lab("lab-01").tests)
 
@@ -31,7 +29,7 @@ def labs(course, *line, stdin=""):
 
 
 def passed(board: str) -> int:
-    """How many of lab-01's tests the board says pass."""
+    """The number of lab-01's tests that pass, from the board."""
     return int(re.search(rf"lab-01 .* (\d+)/{TESTS} ", board)[1])
 
 
@@ -69,9 +67,8 @@ def test_a_lab_is_tested_again_when_one_that_it_builds_on_has_changed(course, co
     assert progress.digest(find_lab("lab-02")) != before
 
 
-def test_status_in_a_narrow_terminal_keeps_every_letter(course, monkeypatch):
-    wide = course.environment()
-    monkeypatch.setattr(course, "environment", lambda: wide | {"COLUMNS": "40", "TERM": "dumb"})
+def test_status_in_a_narrow_terminal_keeps_every_letter(course):
+    course.variables |= {"COLUMNS": "40", "TERM": "dumb"}
     lines = labs(course, "status").stdout.splitlines()
     table = lines[: next(i for i, line in enumerate(lines) if line.startswith("next:"))]
     assert max(map(len, table)) <= 40 and "\u2026" not in "".join(table)
@@ -87,7 +84,7 @@ def test_status_goes_on_past_a_broken_lab(course):
 
 
 def test_test_shows_the_first_failure_only(course):
-    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    course.solve(*UNPAID)
     result = labs(course, "test")
     assert result.returncode == 1
     assert re.search(rf"lab-01 schedule_step: [1-9]\d* of {TESTS} tests pass", result.stdout)
@@ -108,7 +105,7 @@ def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
     assert "player" in text and "no comparison" not in text
     course.file("starter.py").write_text("x = (\n", "utf-8")
     assert "player" not in labs(course, "test").stdout
-    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    course.solve(*UNPAID)
     assert "see your run in the player: python -m labs test lab-01 --open\n" in labs(course, "test").stdout
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>") and not opened.exists()
     labs(course, "test", "--open")
@@ -135,7 +132,7 @@ def test_demo_runs_the_engine_on_the_labs_that_pass(course):
     loading = "loading shakespeare and every lab that passes its tests\n"
     assert result.stderr == f"{loading}comparing with the engine's own parts\n"
     assert re.search(r"not used:\n  lab-02: test_\w+ fails, and \d+ more tests\n", result.stdout)
-    assert result.stdout.endswith("All answers are those that the engine's own parts give.\n")
+    assert result.stdout.endswith("All answers are those of the engine's own parts.\n")
     assert re.search("schedule_step +│ lab-01, yours", result.stdout)
     assert re.search("clamp +│ the engine's own", result.stdout)
     header = (course.root / "seen" / "trace.jsonl").read_text("utf-8").splitlines()[0]
@@ -187,54 +184,33 @@ def test_a_hint_is_for_the_task_that_is_next(two):
 def test_with_all_done_there_is_no_hint_unless_one_is_named(course):
     course.solve()
     assert labs(course, "hint").stdout == "all labs are done: no task is left for a hint\n"
-    assert "lab-01 is done; the hints are still there:" in labs(course, "hint", "1").stdout
+    assert "lab-01 is done; its hints can still be read:" in labs(course, "hint", "1").stdout
     assert "hint 1 of 3" in labs(course, "hint", "1", "schedule_step").stdout
 
 
 def test_a_task_may_be_named_by_a_part_of_it():
-    found = [
-        ("lab-06", "admit"),
-        ("lab-06", "ADMIT()"),
-        ("lab-07", "next"),
-        ("lab-05", "init"),
-        ("lab-07", "take"),
-    ]
-    assert [find_lab(lab_id).task(name).name for lab_id, name in found] == [
-        "BlockManager.admit",
-        "BlockManager.admit",
-        "Stream.__next__",
-        "BlockManager.__init__",
-        "OutputText.take",
-    ]
+    for lab_id, short, name in (
+        ("lab-06", "admit", "BlockManager.admit"), ("lab-06", "ADMIT()", "BlockManager.admit"),
+        ("lab-07", "next", "Stream.__next__"), ("lab-05", "init", "BlockManager.__init__"),
+        ("lab-07", "take", "OutputText.take"),
+    ):  # fmt: skip
+        assert find_lab(lab_id).task(short).name == name
     for lab in map(find_lab, lab_ids()):
-        assert [lab.task(name) for name in commands.names(lab)] == lab.tasks
+        assert [lab.task(name) for name in short_names(lab)] == lab.tasks
     with pytest.raises(LabError, match="'stream' may be Stream.__next__ or Stream.close; which one?"):
         find_lab("lab-07").task("stream")
-    with pytest.raises(LabError, match="has no task 'admiss'; its tasks are hash_block, BlockManager.find"):
+    with pytest.raises(LabError, match="has no task 'admiss'; its tasks are hash_block, BlockManager.get"):
         find_lab("lab-06").task("admiss")
 
 
 # What is said with these does not depend on the width, but for where its lines end.
-SAID = [
-    line.split()
-    for line in (
-        "--help",
-        "hint --help",
-        "demo --help",
-        "hint 2 clamp",
-        "hint 2 next_chunk",
-        "hint 2 --again 1",
-        "reset 1 --yes",
-    )
-]
+LINES = "--help, hint --help, demo --help, hint 2 clamp, hint 2 next_chunk, hint 2 --again 1, reset 1 --yes"
 
 
-@pytest.mark.parametrize("line", SAID, ids=" ".join)
-def test_no_word_is_broken_at_any_width(two, monkeypatch, line):
-    wide = two.environment()
-
+@pytest.mark.parametrize("line", [line.split() for line in LINES.split(", ")], ids=" ".join)
+def test_no_word_is_broken_at_any_width(two, line):
     def said(width):
-        monkeypatch.setattr(two, "environment", lambda: wide | {"COLUMNS": str(width)})
+        two.variables["COLUMNS"] = str(width)
         (two.labs / ".state" / "hints.json").unlink(missing_ok=True)
         if "--again" in line:
             labs(two, "hint", "2", "clamp")
@@ -247,12 +223,11 @@ def test_no_word_is_broken_at_any_width(two, monkeypatch, line):
         assert max(map(len, text.splitlines())) <= columns, columns
 
 
-def test_a_failure_is_shown_at_any_width(course, monkeypatch):
-    wide = course.environment()
-    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+def test_a_failure_is_shown_at_any_width(course):
+    course.solve(*UNPAID)
 
     def said(width):
-        monkeypatch.setattr(course, "environment", lambda: wide | {"COLUMNS": str(width)})
+        course.variables["COLUMNS"] = str(width)
         return labs(course, "test").stdout
 
     words = {*said(120).split()} - {"yours", "reference"}
@@ -278,9 +253,8 @@ def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
     assert sum(line.split().count("?") for line in commands.board(status)) == 1
 
 
-def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course, monkeypatch):
-    narrow = course.environment() | {"COLUMNS": "50"}
-    monkeypatch.setattr(course, "environment", lambda: narrow)
+def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course):
+    course.variables["COLUMNS"] = "50"
     course.edit("lab.toml", 'hints = [\n    """\n', 'hints = [\n    """\n' + "word\n" * 30)
     texts = [labs(course, "hint", "lab-01").stdout.split("\n\n")[1].splitlines() for _ in range(3)]
     assert max(len(line) for text in texts for line in text) <= 50
@@ -290,44 +264,19 @@ def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course, monk
     assert len(kept) >= 3 and set(kept) <= set(texts[2])
 
 
-@pytest.mark.parametrize(
-    "line, words",
-    [
-        (["hint", "lab-77"], "there is no lab 'lab-77'; there are lab-01"),
-        (["hint", "lab-01", "clump"], "lab-01 has no task 'clump'; its tasks are schedule_step"),
-        (["test", "nonsense"], "there is no lab 'nonsense'"),
-        (["check", "1", "7" * 5000], "there is no lab '7777"),
-        (["generate", "lab-77"], "there is no lab 'lab-77'"),
-        (["reset", "../lab-01"], "there is no lab '../lab-01'"),
-        (["demo", "lab-99"], "there is no lab 'lab-99'"),
-        (["demo", ""], "there is no lab ''"),
-        (["demo", "1,lab-77"], "there is no lab 'lab-77'"),
-    ],
-)
-def test_bad_arguments_are_one_line(course, line, words):
-    result = labs(course, *line)
-    assert result.returncode == 2
-    assert words in result.stderr and len(result.stderr.strip().splitlines()) == 1
+KILLED = f"ended the whole test process (exit code {9 if os.name == 'nt' else -9})"
+ENDS = {
+    "killed": ("import os\nos.kill(os.getpid(), 9)", f"test_nobody_there {KILLED}"),
+    "interrupt": (
+        "raise KeyboardInterrupt", "test_nobody_there was stopped by KeyboardInterrupt in starter.py, line 4",
+    ),
+    "hang": (
+        "from itertools import count\nsum(count())", "nothing interrupts it, in schedule_step (starter.py, l",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "body, words",
-    [
-        (
-            "import os\nos.kill(os.getpid(), 9)",
-            f"test_nobody_there ended the whole test process (exit code {9 if os.name == 'nt' else -9})",
-        ),
-        (
-            "raise KeyboardInterrupt",
-            "test_nobody_there was stopped by KeyboardInterrupt in starter.py, line 4",
-        ),
-        (
-            "from itertools import count\nsum(count())",
-            "nothing interrupts it, in schedule_step (starter.py, l",
-        ),
-    ],
-    ids=["killed", "interrupt", "hang"],
-)
+@pytest.mark.parametrize("body, words", ENDS.values(), ids=ENDS)
 def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, words):
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
     course.edit("../kit/judge/guard.py", "BUSY * seconds + 5", "BUSY * seconds")
@@ -340,22 +289,17 @@ def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, word
 
 def test_the_environment_of_a_learner_does_not_change_the_count(course, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
-    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    course.solve(*UNPAID)
     with_x = passed(course.run("labs", "status", impl="starter").stdout)
     monkeypatch.delenv("PYTEST_ADDOPTS")
     course.edit("starter.py", "    return scheduled", "    return scheduled  # not from the cache")
     assert with_x == passed(labs(course, "status").stdout) > TESTS / 2
 
 
-def test_nor_what_is_shown(course, monkeypatch):
+def test_nor_what_is_shown_and_a_path_may_have_brackets_and_spaces(course, monkeypatch):
     monkeypatch.setenv("PYTEST_ADDOPTS", "--lf")  # no option without the plugin that is left out
-    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
-    assert "where your run departs from the reference" in labs(course, "test").stdout
-
-
-def test_brackets_and_spaces_in_the_path(course):
     course = type(course)(course.root / "the [new] k\u00f6urse")
-    course.solve("        budget -= num_tokens\n\n    return", "\n    return")
+    course.solve(*UNPAID)
     text = labs(course, "test").stdout
     assert f" of {TESTS} tests pass" in text and "where your run departs from the reference" in text
 
@@ -386,7 +330,7 @@ def test_a_folder_in_place_of_the_starter(course):
 
 
 def test_without_a_place_to_remember(course):
-    """labs/.state cannot be made: results are found out anew, and what must be kept says so."""
+    """labs/.state cannot be made: the tests run again, and commands that must keep something fail."""
     (course.labs / ".state").write_text("in the way")
     course.write("return {}")
     mine = course.file("starter.py").read_text("utf-8")
@@ -398,27 +342,19 @@ def test_without_a_place_to_remember(course):
     assert course.file("starter.py").read_text("utf-8") == mine
 
 
-def test_reset_asks_keeps_a_backup_and_puts_the_starter_back(course):
+@pytest.mark.parametrize("command", ["reset", "generate"])
+def test_the_starter_is_restored_with_a_backup(course, command):
     pristine = course.file("starter.py").read_text("utf-8")
     course.write("return {'mine': 1}")
     mine = course.file("starter.py").read_text("utf-8")
-    assert labs(course, "reset", "lab-01", stdin="n\n").returncode == 1
-    assert course.file("starter.py").read_text("utf-8") == mine
-    assert labs(course, "reset", "lab-01", stdin="y\n").returncode == 0
+    if command == "reset":
+        assert labs(course, "reset", "lab-01", stdin="n\n").returncode == 1
+        assert course.file("starter.py").read_text("utf-8") == mine
+    assert "kept in" in labs(course, command, "lab-01", stdin="y\n").stdout
     assert course.file("starter.py").read_text("utf-8") == pristine
     (backup,) = (course.labs / ".state" / "backups").iterdir()
     assert backup.read_text("utf-8") == mine
-    assert "kept in" not in labs(course, "reset", "lab-01", "--yes").stdout  # nothing to keep
-
-
-def test_generate_loses_nobodys_work(course):
-    pristine = course.file("starter.py").read_text("utf-8")
-    course.write("return {'mine': 1}")
-    mine = course.file("starter.py").read_text("utf-8")
-    assert "kept in" in labs(course, "generate", "1").stdout
-    assert course.file("starter.py").read_text("utf-8") == pristine
-    (backup,) = (course.labs / ".state" / "backups").iterdir()
-    assert backup.read_text("utf-8") == mine
+    assert "kept in" not in labs(course, command, "lab-01", stdin="y\n").stdout  # nothing to keep
 
 
 def test_solution_is_shown_once_yours_passes(course):
@@ -431,9 +367,8 @@ def test_solution_is_shown_once_yours_passes(course):
     assert "kv.admit" in labs(course, "solution", "lab-01").stdout
 
 
-def test_solution_on_a_narrow_terminal_is_whole_and_in_no_colour(course, monkeypatch):
-    wide = course.environment()
-    monkeypatch.setattr(course, "environment", lambda: wide | {"COLUMNS": "40", "FORCE_COLOR": "1"})
+def test_solution_on_a_narrow_terminal_is_whole_and_in_no_colour(course):
+    course.variables |= {"COLUMNS": "40", "FORCE_COLOR": "1"}
     source = course.file("solution.py").read_text("utf-8")
     assert labs(course, "solution", "lab-01", "--spoil").stdout == source
 
@@ -483,101 +418,10 @@ def test_watch_tests_on_save_and_obeys_keys(course):
         read_until("watching")
         process.stdin.write("h\n")
         process.stdin.flush()
-        read_until("lab-01 is done; the hints are still there")
+        read_until("lab-01 is done; its hints can still be read")
         process.stdin.write("q\n")
         process.stdin.flush()
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
-
-
-# ------------------------------------------------------------------------------ the student edition
-
-
-@pytest.fixture(scope="module")
-def edition(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("edition") / "course"
-    assert export(folder) == []
-    return folder
-
-
-def python(folder, *line, **variables):
-    own = {
-        k: v for k, v in os.environ.items() if k != "LAB_IMPL"
-    } | variables  # this run's, not the students'
-    command = [sys.executable, "-m", *line]
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, errors="replace")
-
-
-def test_student_edition_has_no_solutions_mistakes_or_twins(edition):
-    names = [path.relative_to(edition).as_posix() for path in edition.rglob("*")]
-    assert not [
-        name for name in names if "solution" in name or "mistakes.toml" in name or "/alternatives" in name
-    ]
-    assert {f"labs/{lab_id}/starter.py" for lab_id in lab_ids()} <= set(names)
-    scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
-    assert "sealed" in scheduler and "kv.admit" not in scheduler
-    assert "README.md" in names and "labs/lab-01/test_lab.py" in names
-    authors = ("/tests", "/author", "train.py", "player.py", "architecture.py", ".github", ".ci")
-    assert not [name for name in names if any(word in name for word in authors)]
-
-
-def test_no_twin_can_be_read_in_a_student_edition(edition):
-    """However the engine's modules are cut: the last lines of each twin are in no file of the engine."""
-    texts = [path.read_text("utf-8") for path in (edition / "mini_engine").rglob("*.py")]
-    for task in (task for lab_id in lab_ids() for task in find_lab(lab_id).tasks):
-        module, _, part = task.engine.partition(":")
-        twin = operator.attrgetter(part)(importlib.import_module(module))
-        code = inspect.getsource(twin.fget if isinstance(twin, property) else twin)
-        end = "".join(code.splitlines(keepends=True)[-3:])
-        assert not [text for text in texts if end in text], task.engine
-
-
-def test_student_edition_works(edition):
-    result = python(edition, "pytest", "labs/lab-01", "-k", "budget_caps", "-p", "no:cacheprovider")
-    assert "testing starter.py, your own" in result.stdout
-    assert "lab-01: schedule_step is not written yet" in result.stdout
-    code = "import mini_engine.scheduler as s; print(s.clamp(9, 4, 0), s.__file__)"
-    engine = subprocess.run([sys.executable, "-c", code], cwd=edition, capture_output=True, text=True)
-    assert engine.stdout.startswith("4 ") and str(edition) in engine.stdout
-    assert "No such command 'check'" in python(edition, "labs", "check").stderr
-    engine = python(edition, "pytest", "labs/lab-03", "-p", "no:cacheprovider", LAB_IMPL="engine")
-    assert engine.returncode == 0, engine.stdout
-    refused = python(edition, "labs", "solution", "lab-01", "--spoil")
-    assert "comes without solutions" in refused.stderr
-    hints = [python(edition, "labs", "hint", "lab-01").stdout for _ in range(3)]
-    assert "that was the last one" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
-
-
-def test_a_failing_run_is_played_beside_the_engine_s_in_a_student_edition(edition):
-    starter, lab = edition / "labs" / "lab-01" / "starter.py", find_lab("lab-01")
-    pristine = starter.read_text("utf-8")
-    mistake = next(mistake for mistake in lab.mistakes if mistake.id == "skip-past-the-head")
-    starter.write_text(mistake.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
-    said = python(edition, "labs", "test", "lab-01").stdout
-    starter.write_text(pristine, "utf-8")
-    assert "out/lab-01.html in a browser: yours beside the reference" in said
-    assert "looks like" in said and mistake.title in said  # by its fingerprint: mistakes.toml is not there
-    assert (edition / "out" / "lab-01.html").is_file()
-
-
-def test_an_update_keeps_edited_starters(edition):
-    mine, untouched = (edition / "labs" / lab_id / "starter.py" for lab_id in lab_ids()[:2])
-    mine.write_text("mine = 1\n", "utf-8")
-    before = untouched.read_text("utf-8")
-    assert export(edition) == []  # the course has not changed
-    assert mine.read_text("utf-8") == "mine = 1\n"
-    kept = edition / "labs" / "kit" / "pristine" / "lab-01.py"
-    kept.write_text("what was handed out last year\n", "utf-8")
-    (note,) = export(edition)
-    assert "starter.new.py" in note
-    assert mine.read_text("utf-8") == "mine = 1\n"
-    assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")
-    assert untouched.read_text("utf-8") == before
-
-
-def test_export_refuses_a_folder_of_something_else(tmp_path):
-    (tmp_path / "thesis.txt").write_text("important")
-    with pytest.raises(LabError, match="not empty, and not an exported course"):
-        export(tmp_path)

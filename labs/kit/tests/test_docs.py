@@ -127,20 +127,20 @@ def test_an_error_of_the_gallery_has_a_cause_and_a_fix():
         assert "**Cause.**" in section and "**Fix.**" in section, section
 
 
-MISTAKES = script("images/real_bugs")
+BUGS = script("images/real_bugs")
 
 
-@pytest.mark.parametrize("case", MISTAKES.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", BUGS.CASES, ids=lambda case: case.name)
 def test_a_real_bug_departs_as_its_page_shows(case):
     page = (DOCS / "real-bugs.md").read_text("utf-8")
     if case.name in ("found-too-early", "old-name"):
         assert "```text\n" + case.text() + "\n```" in page
     else:
         assert case.text() in page
-    assert f"<!-- {{play}} mistake-{case.name} -->" in page
+    assert f"<!-- {{play}} bug-{case.name} -->" in page
     if case.picture:
-        assert f"(images/mistakes/{case.name}.png)" in page
-        assert (DOCS / "images" / "mistakes" / f"{case.name}.png").is_file()
+        assert f"(images/bugs/{case.name}.png)" in page
+        assert (DOCS / "images" / "bugs" / f"{case.name}.png").is_file()
     if case.caught_by:
         assert f"`{case.caught_by}`" in page
         assert f"def {case.caught_by}(" in (LABS_DIR / case.lab / "test_lab.py").read_text("utf-8")
@@ -321,7 +321,7 @@ NOT_RUN = {
     "the reader's files": r".*\b(FILE|DIR|REPORT|lab-NN|RUN\.jsonl|yours\.jsonl|out/simulated\.jsonl)\b",
     "does not end": r"mini-engine (trace play|chat)|jupyter|python -m labs (watch|open|test.* --open)",
     "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)",
-    "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.fast))",
+    "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.bench))",
     "runs before the others, in `desk`": r"mini-engine demo",
     "a name in a sentence": r"mini-engine trace$|mini-engine trace fit RUN",
     "the reader's own lab; test_cli has a copy": r"pytest"
@@ -421,7 +421,7 @@ def test_a_run_is_in_its_page_with_a_picture_that_stands_without_a_script(site):
         assert f'src="../../_static/runs/{name}.svg"' in text
         assert (site / "_static" / "runs" / f"{name}.svg").read_text("utf-8").startswith("<svg")
     mistakes = (site / "docs" / "real-bugs.html").read_text("utf-8")
-    assert mistakes.count('<script type="application/json">') == len(MISTAKES.CASES)
+    assert mistakes.count('<script type="application/json">') == len(BUGS.CASES)
 
 
 def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site):
@@ -442,7 +442,7 @@ def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site
         page.goto((site / "docs" / "real-bugs.html").as_uri())
         page.get_by_role("button", name="Play it").nth(5).click()
         assert page.locator("iframe").count() == 1
-        player.get_by_role("heading", name="with the mistake").wait_for()
+        player.get_by_role("heading", name="with the bug").wait_for()
         page.goto((site / "docs" / "index.html").as_uri())
         assert player.locator("#play").inner_text() == "Pause"
         # No wait_for_function: it evaluates text, which the page's policy forbids.

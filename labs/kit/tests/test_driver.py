@@ -48,13 +48,9 @@ def test_a_run_drains_and_gives_back_its_memory():
     trace = run()
     assert_drained(trace)
     assert {name: len(text) for name, text in texts(trace).items()} == {"a": 3, "b": 4, "c": 2}
-    assert trace.end.num_free_blocks == 32
-
-
-def test_late_arrivals_are_waited_for():
-    trace = run()
     queued = {e.id: r.step for r in trace.steps for e in r.events if e.type == "QUEUED"}
-    assert queued == {"a": 0, "b": 1, "c": 9}
+    assert queued == {"a": 0, "b": 1, "c": 9}, "late arrivals are waited for"
+    assert trace.end.num_free_blocks == 32
 
 
 def test_waiting_for_a_late_arrival_is_not_being_stuck():
@@ -86,11 +82,14 @@ def test_no_progress_ends_as_stuck_and_names_who_is_left():
         assert_drained(trace)
 
 
-def test_step_limit():
-    trace = run(max_steps=3)
+def test_a_step_limit_ends_a_run_and_the_run_departs_there():
+    trace, reference = run(max_steps=3), run()
     assert (trace.end.end, len(trace.steps)) == ("max_steps", 3)
     with pytest.raises(AssertionError, match="max_steps"):
         assert_drained(trace)
+    found = compare.departure(trace, reference)
+    assert (found.index, found.yours) == (3, None)
+    assert "max_steps" in compare.show(scenario(), trace, reference, found)
 
 
 def test_errors_are_raised_for_a_test_and_kept_for_a_grader():
@@ -124,23 +123,20 @@ def test_referee_refuses_what_no_engine_could_run(scheduled, words):
         run(step)
 
 
-def test_referee_refuses_a_request_in_two_places():
+@pytest.mark.parametrize(
+    "move, words",
+    [
+        (lambda waiting, running: running.append(waiting.peek()), "a is in waiting and in running at once"),
+        (lambda waiting, running: running.extend([waiting.pop()] * 2), r"is in running twice: \['a', 'a'\]"),
+    ],
+)
+def test_referee_refuses_a_request_that_is_there_twice(move, words):
     def step(waiting, running, kv, **settings):
         kv.admit(waiting.peek())
-        running.append(waiting.peek())
+        move(waiting, running)
         return {"a": 4}
 
-    with pytest.raises(ScheduleError, match="a is in waiting and in running at once"):
-        run(step)
-
-
-def test_referee_refuses_a_request_that_runs_twice():
-    def step(waiting, running, kv, **settings):
-        kv.admit(waiting.peek())
-        running += [waiting.pop()] * 2
-        return {"a": 4}
-
-    with pytest.raises(ScheduleError, match=r"a request is in running twice: \['a', 'a'\]"):
+    with pytest.raises(ScheduleError, match=words):
         run(step)
 
 
@@ -205,14 +201,10 @@ def test_fake_kv_changes_nothing_when_it_says_no():
     kv.check()
 
 
-def test_a_hit_leaves_a_token_to_compute():
+def test_fake_kv_leaves_a_token_to_compute_and_waives_the_watermark_for_one_alone():
     request = make_request("r", 6)
-    assert FakeKV(10, cached={"r": 6}).admit(request)
+    assert FakeKV(10, watermark=8, cached={"r": 6}).admit(request)
     assert request.num_computed_tokens == 5
-
-
-def test_watermark_is_waived_when_nothing_runs():
-    assert FakeKV(10, watermark=8).admit(make_request("alone", 9))
 
 
 def ops(kv):
@@ -284,10 +276,3 @@ def test_unequal_tensors_are_reported_in_words(actual, words):
     assert_close(expected.clone(), expected, "logits")
     with pytest.raises(AssertionError, match=words):
         assert_close(torch.tensor(actual), expected, "logits")
-
-
-def test_a_run_that_ends_early_departs_where_it_ends():
-    trace, reference = run(max_steps=3), run()
-    found = compare.departure(trace, reference)
-    assert (found.index, found.yours) == (3, None)
-    assert "max_steps" in compare.show(scenario(), trace, reference, found)

@@ -1,16 +1,21 @@
-"""What the student edition says is so there, and nothing is named that it has not."""
+"""The student edition: its texts hold, it names nothing that it lacks, and it is brought up to date."""
 
 import ast
+import importlib
+import inspect
+import operator
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from labs.kit.author.export import OWN, ROOT, export
-from labs.kit.judge.manifest import find_lab, functions, lab_ids
+from labs.kit.author.export import FIRST_EDITION, LIST, ROOT, STUDENT_FILES, export
+from labs.kit.judge.manifest import LabError, find_lab, functions, lab_ids
+from labs.kit.judge.task_status import known
 
 # What only the course's own edition has; `labs/kit`'s code knows both editions, and says neither's names.
 ABSENT = re.compile(
@@ -29,9 +34,9 @@ def edition(tmp_path_factory):
 
 
 def python(folder, *line, **variables):
-    """A command of the edition, with none of this run's wishes."""
+    """Run `python -m LINE` in the edition, or `python -c CODE`, without this run's own settings."""
     own = {k: v for k, v in os.environ.items() if k not in ("LAB_IMPL", "PYTEST_ADDOPTS")} | variables
-    command = [sys.executable, "-m", *line]
+    command = [sys.executable, *line] if line[0] == "-c" else [sys.executable, "-m", *line]
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, encoding="utf-8")
 
 
@@ -74,7 +79,7 @@ def test_links_of_its_pages_lead_to_files(edition):
 
 def test_its_readme_has_the_map_of_the_course(edition):
     ours, theirs = ((folder / "README.md").read_text("utf-8") for folder in (ROOT, edition))
-    assert theirs == (OWN / "README.md").read_text("utf-8") and theirs != ours
+    assert theirs == (STUDENT_FILES / "README.md").read_text("utf-8") and theirs != ours
     rows = [line for line in ours.splitlines() if line.startswith("|") and "notebooks/" in line]
     assert len(rows) == len(lab_ids()) + 1
     assert all(row in theirs for row in rows)
@@ -95,20 +100,20 @@ def test_models_and_references_run_and_cannot_be_read(edition):
         for name in ("solution", "oracle"):
             if lab.file(f"{name}.py").exists():
                 code = f"from labs.kit import load; print(load({lab.id!r}, {name!r}).{lab.tasks[0].name})"
-                told = subprocess.run(
-                    [sys.executable, "-c", code], cwd=edition, capture_output=True, text=True
-                )
-                assert told.stdout.startswith("<function"), told.stderr
+                loaded = python(edition, "-c", code)
+                assert loaded.stdout.startswith("<function"), loaded.stderr
         oracle = edition / "labs" / lab.id / "author" / "oracle.py"
         assert not oracle.exists() or "_PACKED" in oracle.read_text("utf-8")
 
 
 def test_what_judges_comes_along(edition):
     for lab in map(find_lab, lab_ids()):
-        for name in ("fingerprints.json", "random_scripts.py", "AFTER.md", "test_lab.py", "lab.toml"):
+        for name in ("random_scripts.py", "AFTER.md", "test_lab.py", "lab.toml"):
             if lab.file(name).exists():
                 kept = (edition / lab.file(name).relative_to(ROOT)).read_bytes()
                 assert kept == lab.file(name).read_bytes(), f"{lab.id}/{name}"
+        of_students = replace(lab, path=edition / "labs" / lab.id)
+        assert not of_students.mistakes and known(of_students) == known(lab) != {}
         assert {path.name for path in lab.file("images").iterdir()} == {
             path.name for path in (edition / "labs" / lab.id / "images").iterdir()
         }
@@ -126,3 +131,123 @@ def test_every_lab_passes_there_on_the_engine_s_parts(edition):
     result = python(edition, "pytest", "labs", "-p", "no:cacheprovider", LAB_IMPL="engine")
     assert result.returncode == 0, result.stdout[-3000:]
     assert "testing mini_engine's own parts" in result.stdout
+
+
+def test_it_has_no_solutions_mistakes_or_tools_of_authors(edition):
+    names = {path.relative_to(edition).as_posix() for path in edition.rglob("*")}
+    absent = ("solution", "mistakes.toml", "/tests", "kit/author", "train.py", "player.py", "architecture.py")
+    assert not [name for name in names if any(word in name for word in (*absent, ".github", ".ci"))]
+    wanted = {f"labs/{lab_id}/{name}" for lab_id in lab_ids() for name in ("starter.py", "test_lab.py")}
+    assert {"README.md", *wanted} <= names
+    scheduler = (edition / "mini_engine" / "scheduler.py").read_text("utf-8")
+    assert "sealed" in scheduler and "kv.admit" not in scheduler
+
+
+def test_no_twin_can_be_read(edition):
+    """However the engine's modules are cut: the last lines of each twin are in no file of the engine."""
+    texts = [path.read_text("utf-8") for path in (edition / "mini_engine").rglob("*.py")]
+    for task in (task for lab_id in lab_ids() for task in find_lab(lab_id).tasks):
+        module, _, part = task.engine.partition(":")
+        twin = operator.attrgetter(part)(importlib.import_module(module))
+        code = inspect.getsource(twin.fget if isinstance(twin, property) else twin)
+        end = "".join(code.splitlines(keepends=True)[-3:])
+        assert not [text for text in texts if end in text], task.engine
+
+
+def test_its_commands_run(edition):
+    result = python(edition, "pytest", "labs/lab-01", "-k", "budget_caps", "-p", "no:cacheprovider")
+    assert "testing starter.py, your own" in result.stdout
+    assert "lab-01: schedule_step is not written yet" in result.stdout
+    engine = python(
+        edition, "-c", "import mini_engine.scheduler as s; print(s.clamp(9, 4, 0), s.__file__)"
+    ).stdout
+    assert engine.startswith("4 ") and str(edition) in engine
+    assert "No such command 'check'" in python(edition, "labs", "check").stderr
+    refused = python(edition, "labs", "solution", "lab-01", "--spoil")
+    assert "comes without solutions" in refused.stderr
+    hints = [python(edition, "labs", "hint", "lab-01").stdout for _ in range(3)]
+    assert "that was the last hint" in hints[-1] and "solution" not in hints[-1].splitlines()[-1]
+
+
+def test_a_failing_run_is_played_beside_the_engine_s(edition):
+    starter, lab = edition / "labs" / "lab-01" / "starter.py", find_lab("lab-01")
+    pristine = starter.read_text("utf-8")
+    mistake = next(mistake for mistake in lab.mistakes if mistake.id == "skip-past-the-head")
+    starter.write_text(mistake.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
+    shown = python(edition, "labs", "test", "lab-01").stdout
+    starter.write_text(pristine, "utf-8")
+    assert "out/lab-01.html in a browser: yours beside the reference" in shown
+    assert "looks like" in shown and mistake.title in shown  # by its fingerprint: mistakes.toml is not there
+    assert (edition / "out" / "lab-01.html").is_file()
+
+
+# ------------------------------------------------------------------------------------------- an update
+
+
+@pytest.fixture
+def earlier(edition, tmp_path):
+    """An edition as it was handed out last year: without a list of files, with what has gone since."""
+    shutil.copytree(edition, tmp_path / "course")
+    (tmp_path / "course" / LIST).unlink()
+    for name in FIRST_EDITION.read_text("utf-8").splitlines():
+        path = tmp_path / "course" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text("of the course as it was\n", "utf-8")
+    return tmp_path / "course"
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_update_clears_what_the_course_no_longer_has_and_keeps_what_it_never_wrote(earlier, tmp_path):
+    own = {"labs/lab-01/notes.py", "labs/lab-01/out/run.jsonl", "labs/.state/hints.json", "mine.txt"}
+    for name in own:
+        (earlier / name).parent.mkdir(exist_ok=True)
+        (earlier / name).write_text("mine", "utf-8")
+    assert {"labs/lab-01/storm.py", "mini_engine/turn.py", "labs/kit/toys/storms.py"} <= files(earlier)
+    assert export(earlier) == [] and export(tmp_path / "new") == []
+    by_runs = {name for name in files(earlier) if re.search(r"^out/|^labs/\.state/|\.pyc$", name)} - own
+    assert files(earlier) - by_runs == files(tmp_path / "new") | own
+
+
+def test_files_of_an_edition_with_a_list_are_cleared_by_that(edition, tmp_path):
+    """And their folders, unless something else is in them; no path leads out of the edition."""
+    shutil.copytree(edition, tmp_path / "course")
+    gone, kept, outside = ("course/docs/old/page.md", "course/docs/left/page.md", "outside.txt")
+    for name in (gone, kept, "course/docs/left/mine.txt", outside):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    with (tmp_path / "course" / LIST).open("a") as file:
+        file.write("docs/old/page.md\ndocs/left/page.md\n../outside.txt\nlabs/lab-01/starter.py\n")
+    assert export(tmp_path / "course") == []
+    assert not (tmp_path / "course/docs/old").exists() and (tmp_path / outside).exists()
+    assert [path.name for path in (tmp_path / "course/docs/left").iterdir()] == ["mine.txt"]
+    assert (tmp_path / "course/labs/lab-01/starter.py").exists()
+
+
+def test_an_update_keeps_edited_starters_and_says_what_was_renamed(earlier):
+    mine, untouched = (earlier / "labs" / lab_id / "starter.py" for lab_id in lab_ids()[:2])
+    mine.write_text("mine = 1\n", "utf-8")
+    before = untouched.read_text("utf-8")
+    assert export(earlier) == []  # the course has not changed
+    assert mine.read_text("utf-8") == "mine = 1\n"
+    kept = earlier / "labs" / "kit" / "pristine" / "lab-01.py"
+    kept.write_text("what was handed out last year\n", "utf-8")
+    mine.write_text("def publish(kv):\n    kv.find_prefix(1)\n", "utf-8")
+    changed, *lines = export(earlier)
+    assert changed == "lab-01: the starter has changed; the edited one is kept, starter.new.py is beside it"
+    assert lines == [
+        "lab-01: publish is now called cache_blocks; the old name works for one more release",
+        "lab-01: find_prefix is now called get_computed_blocks; the old name works for one more release",
+    ]
+    assert mine.read_text("utf-8").startswith("def publish")
+    assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")
+    assert untouched.read_text("utf-8") == before
+
+
+def test_export_refuses_a_folder_of_something_else(tmp_path):
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(LabError, match="not empty, and not an exported course"):
+        export(tmp_path)

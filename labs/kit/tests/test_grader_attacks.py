@@ -1,18 +1,22 @@
-"""No submission gains by an attack: its tasks earn what its honest code earns, and the next is unaffected."""
+"""No submission gains by an attack: it earns what its honest code earns, and the next one is unaffected."""
 
 # ruff: noqa: E501  an attack in a line each
 
+import ast
 import os
 import textwrap
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from labs.kit.grader import grading, sandbox
-from labs.kit.grader.grading import Settings, Submission, box, grade
+from labs.kit.grader.grading import box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
-from labs.kit.judge.manifest import find_lab
+from labs.kit.grader.submission import Settings, Submission
+from labs.kit.judge import random_scripts
+from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.tests import marks
 
 pytestmark = marks.namespaces
@@ -21,7 +25,7 @@ LAB = find_lab("lab-01")
 SOLUTION = LAB.file("solution.py").read_text("utf-8")
 SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=3.0)
 
-# Instead of a solution: a function that does something else, and honest code nowhere in the file.
+# In place of a solution: the body of a function that does something else.
 DISHONEST = {
     "leaves with 0": "import os\nos._exit(0)",
     "leaves with sys.exit": "import sys\nsys.exit(0)",
@@ -29,7 +33,7 @@ DISHONEST = {
     "xfails": "import pytest\npytest.xfail('as expected')",
     "ends pytest": "import pytest\npytest.exit('all passed', 0)",
     "equals everything": "return type('Any', (dict,), {'__eq__': lambda *_: True, '__hash__': None})()",
-    "looks for the model": "import gc\nmodels = [o for o in gc.get_objects() if getattr(o, '__name__', '') == 'schedule_step']\n"
+    "looks for the oracle": "import gc\nmodels = [o for o in gc.get_objects() if getattr(o, '__name__', '') == 'schedule_step']\n"
     "others = [m for m in models if m.__code__.co_filename != 'starter.py']\n"
     "return others[0](waiting, running, kv, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)",
     "reads its caller's frames": "import sys\nframe = sys._getframe()\nwhile frame:\n    for value in frame.f_locals.values():\n"
@@ -38,7 +42,7 @@ DISHONEST = {
     "schedule_step = runpy.run_path('/course/labs/lab-01/solution.py')['schedule_step']\n"
     "return schedule_step(waiting, running, kv)",
     "imports the solution by the kit": "from labs.kit import load\nreturn load('lab-01', 'solution').schedule_step(waiting, running, kv)",
-    "imports the model": "from labs.kit import load\nreturn load('lab-01', 'model').schedule_step(waiting, running, kv,"
+    "imports the oracle": "from labs.kit import load\nreturn load('lab-01', 'oracle').schedule_step(waiting, running, kv,"
     " max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)",
     "sets LAB_IMPL": "import os\nos.environ['LAB_IMPL'] = 'solution'\nfrom labs.kit.judge.loading import namespace\n"
     "return namespace('lab-01', 'engine').schedule_step(waiting, running, kv)",
@@ -68,18 +72,18 @@ DISHONEST = {
     "floods stdout": "import os\nfor _ in range(10_000):\n    print('x' * 10_000)\nreturn {}",
     "a daemon that holds on": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(60)\n    os._exit(0)\nreturn {}",
     "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nreturn {}",
-    "kills all": "import os, signal\nos.kill(-1, signal.SIGKILL)\nreturn {}",
+    "kills every process": "import os, signal\nos.kill(-1, signal.SIGKILL)\nreturn {}",
     "connects outside": "import socket\nsocket.create_connection(('1.1.1.1', 53), 1)\nreturn {}",
     "raises with a secret": "import os\nraise RuntimeError(str(dict(os.environ)) + open('/proc/self/maps').read())",
     "recurses": "def deeper(n):\n    return deeper(n + 1) + 1\nreturn deeper(0)",
     "recurses in C": "import sys\nsys.setrecursionlimit(10 ** 9)\nx = []\nfor _ in range(10 ** 6):\n    x = [x]\nreturn {repr(x): 1}",
     "a segfault": "import ctypes\nctypes.string_at(0)",
     "overwrites the score": "import builtins, json\njson.dumps = lambda *_, **__: '[]'\nreturn {}",
-    "patches the play": "from labs.kit.judge import random_scripts\nstorm.steps = lambda *_: iter(())\nreturn {}",
+    "patches the play": "from labs.kit.judge import random_scripts\nrandom_scripts.played = lambda *_: iter(())\nreturn {}",
     "closes everything": "import os\nos.closerange(0, 256)\nreturn {}",
 }
 
-# Beside honest code, in the same file: it must earn all that the honest code earns, and harm nobody.
+# Beside honest code, which must earn all its points, and affect no other submission.
 BESIDE = {
     "monkeypatches time and random": "import time, random\ntime.monotonic = lambda: 0.0\ntime.time = lambda: 0.0\nrandom.random = lambda: 0.5",
     "prints at import": "print('x' * 1000)",
@@ -88,7 +92,7 @@ BESIDE = {
     "binds LAB_IMPL": "import os\nos.environ['LAB_IMPL'] = 'starter'",
 }
 
-# At import, with honest code behind it that is never reached.
+# At import, before honest code that is never reached.
 AT_IMPORT = {
     "leaves at import": "import os\nos._exit(0)",
     "leaves at exit": "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit",
@@ -115,18 +119,18 @@ def schedule_step(waiting, running, kv, *, max_num_batched_tokens=8, max_num_seq
 
 @pytest.fixture(autouse=True)
 def unharmed():
-    """After each attack the next submission earns all, and no process of the attack is left."""
+    """Check after each attack that the next submission earns all points, and no process is left."""
     yield
     honest = graded(SOLUTION)
     assert honest.earned == 100, [case.said for case in honest.cases if not case.passed][:1]
     end = time.monotonic() + 3
-    while (left := of_the_sandbox()) and time.monotonic() < end:
+    while (left := sandboxed()) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left, f"processes are left: {left}"
 
 
-def of_the_sandbox() -> list[str]:
-    """Processes below the sandbox's server, which has none between two batches: bwrap, its init, the server."""
+def sandboxed() -> list[str]:
+    """Return the processes below the sandbox's server (bwrap, init, server), which has none between batches."""
     children: dict[int, list[int]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -141,44 +145,43 @@ def of_the_sandbox() -> list[str]:
 
 
 @pytest.mark.parametrize("attack", DISHONEST)
-def test_instead_of_honest_code_it_earns_nothing(attack):
+def test_an_attack_in_place_of_honest_code_earns_nothing(attack):
     lab = graded(dishonest(DISHONEST[attack]))
     assert lab.earned == 0 and lab.tasks[0].state == WRONG
     assert not any(case.passed for case in lab.cases if case.hidden)
 
 
 @pytest.mark.parametrize("attack", BESIDE)
-def test_beside_honest_code_it_changes_nothing(attack):
+def test_an_attack_beside_honest_code_changes_nothing(attack):
     lab = graded(SOLUTION + "\n" + BESIDE[attack] + "\n")
     assert lab.earned == 100 and lab.tasks[0].state == RIGHT, lab.problem
 
 
 @pytest.mark.parametrize("attack", AT_IMPORT)
-def test_a_file_that_does_not_load_earns_nothing(attack):
+def test_an_attack_at_import_earns_nothing(attack):
     lab = graded(AT_IMPORT[attack] + "\n" + SOLUTION)
     assert lab.earned == 0 and lab.problem
 
 
-def test_answers_to_the_public_cases_do_not_help():
-    """A table of all public answers earns nothing: the hidden cases are others."""
-    from labs.kit.judge import random_scripts
-
-    answers = {}
+def test_code_that_is_right_in_the_public_cases_alone_earns_nothing():
+    key = (
+        "repr([(r.request_id, r.num_computed_tokens) for r in running] + [len(waiting), kv.num_free_blocks])"
+    )
+    wrapped = f"{SOLUTION}\nhonest, known = schedule_step, set()\n"
+    wrapped += f"def schedule_step(waiting, running, kv, **options):\n    key = {key}\n"
+    call = "    return honest(waiting, running, kv, **options)"
+    module = types.ModuleType("noting")
+    exec(f"{wrapped}    known.add(key)\n{call}\n", module.__dict__)
     for number in range(random_scripts.count("lab-01")):
-        for step in random_scripts.expected("lab-01", number):
-            if step.call[0] == "step":
-                answers.setdefault(repr(step.call), []).append(step.seen.get("returned"))
-    table = {call: dict(rows[0]) for call, rows in answers.items() if isinstance(rows[0], list)}
-    lab = graded(dishonest(f"table = {table!r}\nreturn next(iter(table.values()))"))
-    assert lab.earned == 0
+        random_scripts.run("lab-01", module, random_scripts.drawn("lab-01", number))
+    lab = graded(wrapped.replace("set()", repr(module.known)) + f"{call} if key in known else {{}}\n")
+    assert {case.hidden for case in lab.cases if not case.passed} == {True} and lab.earned == 0
 
 
 def test_nothing_is_carried_from_one_submission_to_the_next():
     """Neither by a file, nor by a module that both import, nor by the environment."""
-    graded(
-        "import json, os\njson.left = 1\nos.environ['LEFT'] = '1'\nopen('/scratch/left', 'w').close()\n"
-        + SOLUTION
-    )
+    leaving = "import json, os\njson.left = 1\nos.environ['LEFT'] = '1'\nopen('/scratch/left', 'w').close()\n"
+    assert graded(leaving + SOLUTION).earned == 100
     looking = "import json, os\nassert not hasattr(json, 'left') and 'LEFT' not in os.environ\nassert not os.listdir('/scratch')\n"
     assert graded(looking + SOLUTION).earned == 100
 
@@ -201,8 +204,18 @@ def test_inside_there_is(fact):
     assert lab.earned == 100, lab.problem
 
 
-def test_the_empty_folder_hides_no_interpreter(monkeypatch, tmp_path):
-    """A course that lies in /tmp, say, with its environment."""
+def test_the_engines_answers_are_stubs_inside(tmp_path):
+    for lab in map(find_lab, lab_ids()):
+        course = sandbox.course_for(lab, tmp_path / lab.id)
+        for module, names in sandbox.twins(lab).items():
+            found = functions((course / f"{module.replace('.', '/')}.py").read_text("utf-8"))
+            for name in names:
+                parts = [ast.unparse(node) for key, node in found.items() if f"{key}.".startswith(f"{name}.")]
+                assert parts and all("not available here" in part for part in parts), name
+
+
+def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):
+    """Also with a virtual environment below /tmp."""
     monkeypatch.setattr(sandbox.sys, "prefix", str(tmp_path))
     line = sandbox.surroundings()
     empty = [Path(line[at + 1]) for at, word in enumerate(line) if word == "--tmpfs"]
@@ -237,23 +250,19 @@ def test_odd_files(data, state):
     assert lab.earned == (100 if state == RIGHT else 0)
 
 
-def test_not_utf_8_is_said():
-    assert graded("# Gr\u00fc\u00dfe\n".encode("latin-1")).problem == "the file is not UTF-8 text"
-
-
 def test_without_namespaces_nothing_is_graded(monkeypatch):
     monkeypatch.setattr(grading, "isolation", lambda: "limits")
     with pytest.raises(grading.WeakIsolation):
         graded(SOLUTION)
 
 
-def test_where_it_is_allowed_limits_must_do(monkeypatch):
-    """Without namespaces a loop ends, honest code earns all, and the grade says how it was made."""
+def test_weak_isolation_still_has_limits(monkeypatch):
+    """Without namespaces a loop ends, honest code earns all points, and the grade names the isolation."""
     monkeypatch.setattr(grading, "isolation", lambda: "limits")
     monkeypatch.setattr(grading, "_boxes", {})
     weak = Settings(("lab-01",), "a seed", hidden=8, seconds=2.0, weak=True)
     found = grade(Submission("ada", {"lab-01": SOLUTION.encode()}), weak)
     assert (found.isolation, found.earned) == ("limits", 100)
     assert graded(dishonest("while True:\n    pass"), weak).earned == 0
-    assert graded(dishonest(DISHONEST["imports the model"]), weak).earned == 0
+    assert graded(dishonest(DISHONEST["imports the oracle"]), weak).earned == 0
     grading._boxes.popitem()[1].stop()

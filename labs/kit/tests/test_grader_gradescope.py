@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from labs.kit.author import export
-from labs.kit.grader import gradescope, measure
+from labs.kit.grader import gradescope
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
 from labs.kit.tests import marks
@@ -256,13 +256,3 @@ def test_its_links_lead_to_files_and_its_case_is_the_one_there():
 def test_students_get_neither_the_guide_nor_its_examples():
     for path in ("docs/instructors.md", "docs/examples", "labs/kit/grader"):
         assert (ROOT / path).exists() and export._is_left_out(ROOT / path)
-
-
-def test_a_class_to_measure_is_made_of_right_and_wrong_files(tmp_path):
-    for number in range(3):
-        measure.hand_in(tmp_path / str(number), number)
-    for lab in map(find_lab, lab_ids()):
-        reference = lab.file("solution.py").read_text("utf-8")
-        texts = [(tmp_path / str(n) / lab.id / "starter.py").read_text("utf-8") for n in range(3)]
-        assert texts.count(reference) == 1 and len(set(texts)) == 3
-    assert measure.peak_of(os.getpid()) > 10_000 or sys.platform != "linux"

@@ -7,8 +7,9 @@ import pytest
 
 from labs.kit.author.check import imports
 from labs.kit.grader import blame
-from labs.kit.grader.grading import Settings, Submission, grade, replayed
+from labs.kit.grader.grading import grade, replayed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
+from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
@@ -90,7 +91,9 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     lab, right = find_lab("lab-02"), "    return budget - sum("
     solution = lab.file("solution.py").read_text("utf-8")
     common = next(
-        mistake for mistake in lab.mistakes if mistake.title == "the threshold is never reached"
+        mistake
+        for mistake in lab.mistakes
+        if mistake.title == "a long prompt gets one token less than the threshold"
     ).apply
     rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
     alone, found = graded("lab-02", rare), graded("lab-02", common(rare))
@@ -98,7 +101,7 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     assert len(passed) < len(alone.cases)
     assert next(case.name for case in found.cases if not case.passed) in passed
     assert [task.state for task in found.tasks] == [WRONG, WAITS, WRONG]
-    assert found.tasks[0].name == "the threshold is never reached"
+    assert found.tasks[0].name == "a long prompt gets one token less than the threshold"
 
 
 def test_a_mistake_that_two_tasks_make_together_costs_both():

@@ -1,4 +1,4 @@
-"""A class is graded once, wherever and in whatever order, and whatever happens to the workers meanwhile."""
+"""A class is graded once, by any workers in any order, whatever happens to them meanwhile."""
 
 import os
 import signal
@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import commands, grading, pool, regrade
-from labs.kit.grader.grading import Settings, Submission
+from labs.kit.grader import grading, pool, regrade, similarity, store, workers
+from labs.kit.grader import run as commands
 from labs.kit.grader.pool import FAILED, GRADED, KEPT
 from labs.kit.grader.results import Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import WeakIsolation
+from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LABS_DIR, find_lab
 from labs.kit.tests import marks
 
@@ -29,8 +30,12 @@ def submission(student: str, source: bytes = b"1") -> Submission:
     return Submission(student, {"lab-01": source})
 
 
+def klass(source: bytes = b"1") -> list[Submission]:
+    return [submission(name, source) for name in NAMES]
+
+
 def points(submission: Submission, settings: Settings) -> Grade:
-    """A grader for tests: a file has the points that it says."""
+    """A grader for tests: a file contains its points."""
     earned = float(submission.files["lab-01"].split()[0])
     labs = [LabGrade("lab-01", [TaskGrade("schedule_step", 100, earned, "right")])]
     digest = grading.digest(submission, settings)
@@ -38,14 +43,14 @@ def points(submission: Submission, settings: Settings) -> Grade:
 
 
 def marked(folder: str, name: str) -> int:
-    """How often this was called, in all processes."""
+    """Return how often this was called, in all processes."""
     with open(Path(folder) / name, "a") as file:
         file.write("x")
     return os.path.getsize(Path(folder) / name)
 
 
 def ends_once(submission: Submission, settings: Settings) -> Grade:
-    """Its process ends under it, the first time that it grades s3."""
+    """End the process, the first time that s3 is graded."""
     words = submission.files["lab-01"].decode().split()
     if submission.student == "s3" and marked(words[1], "s3") == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -65,9 +70,9 @@ def slow(submission: Submission, settings: Settings) -> Grade:
 
 
 class Here:
-    """A pool without processes, which answers the latest first."""
+    """A pool without processes."""
 
-    lost = (pool.BrokenExecutor, pool.CancelledError)
+    lost = workers.Local.lost
 
     def __init__(self, width=3):
         self.most, self.out = width, 0
@@ -89,13 +94,13 @@ class Here:
 
 @pytest.fixture
 def local():
-    made = pool.Local(2)
+    made = workers.Local(2)
     yield made
     made.stop()
 
 
-def run(report, submissions, workers, grade=points, settings=SETTINGS, **more):
-    outcomes = pool.grade_class(submissions, settings, report, workers, grading=grade, **more)
+def run(report, submissions, pool_, grade=points, settings=SETTINGS, **more):
+    outcomes = pool.grade_class(submissions, settings, report / "grades", pool_, grading=grade, **more)
     return {one.student: one for one in outcomes}
 
 
@@ -107,13 +112,32 @@ def stored(report):
     return {path.name: path.read_bytes() for path in (report / "grades").iterdir()}
 
 
-# ------------------------------------------------------------------------------------ the same, whoever works
+def grades(report, *students):
+    return store.Grades(report / "grades", students)
 
 
-def test_jobs_and_order_change_no_byte(tmp_path, local):
-    run(tmp_path / "a", map(submission, NAMES), Here(1))
-    run(tmp_path / "b", map(submission, reversed(NAMES)), Here(7))
-    assert states(run(tmp_path / "c", map(submission, NAMES), local)) == dict.fromkeys(NAMES, GRADED)
+# --------------------------------------------------------------------------------- the same from any workers
+
+
+@pytest.fixture(params=["processes", "a cluster"])
+def any_workers(request):
+    if request.param == "processes":
+        yield request.getfixturevalue("local")
+        return
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with distributed.LocalCluster(**settings) as cluster:
+        made = workers.Cluster(cluster.scheduler_address)
+        yield made
+        made.stop()
+
+
+def test_any_workers_give_the_same_grades_and_repeat_those_of_a_lost_worker(tmp_path, any_workers):
+    handed_in = klass(f"1 {tmp_path}".encode())
+    outcomes = run(tmp_path / "a", handed_in, any_workers, ends_once)
+    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) and (tmp_path / "s3").read_text() == "xx"
+    run(tmp_path / "b", handed_in, Here(1))
+    run(tmp_path / "c", reversed(handed_in), Here(7))
     assert stored(tmp_path / "a") == stored(tmp_path / "b") == stored(tmp_path / "c")
     assert sorted(stored(tmp_path / "a")) == [f"{name}.json" for name in NAMES]
 
@@ -122,11 +146,11 @@ def test_what_is_there_is_not_graded_again(tmp_path):
     def never(submission, settings):
         raise AssertionError("graded again")
 
-    run(tmp_path, map(submission, NAMES), Here())
+    run(tmp_path, klass(), Here())
     before = stored(tmp_path)
-    assert states(run(tmp_path, map(submission, NAMES), Here(), never)) == dict.fromkeys(NAMES, KEPT)
+    assert states(run(tmp_path, klass(), Here(), never)) == dict.fromkeys(NAMES, KEPT)
     assert stored(tmp_path) == before
-    changed = [submission(name, b"2" if name == "s5" else b"1") for name in NAMES]
+    changed = [submission("s5", b"2") if one.student == "s5" else one for one in klass()]
     after = states(run(tmp_path, changed, Here()))
     assert [name for name in NAMES if after[name] == GRADED] == ["s5"]
     other = run(tmp_path, changed, Here(), settings=replace(SETTINGS, seed="other"))
@@ -146,44 +170,33 @@ def test_lateness_is_counted_anew_for_what_is_kept(tmp_path):
     run(tmp_path, [submission("s0", b"50")], Here())
     late = run(tmp_path, [submission("s0", b"50")], Here(), finish=lambda grade: replace(grade, withheld=7.0))
     assert states(late) == {"s0": KEPT}
-    (grade,) = pool.Grades(tmp_path, ["s0"])
+    (grade,) = grades(tmp_path, "s0")
     assert grade.earned == 43
 
 
 # --------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_lost_workers_submissions_are_done_again(tmp_path, local):
-    source = f"1 {tmp_path}".encode()
-    outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), local, ends_once)
-    assert states(outcomes) == dict.fromkeys(NAMES, GRADED)
-    assert (tmp_path / "s3").read_text() == "xx"
-
-
 def test_what_ends_its_worker_each_time_is_not_graded_and_costs_no_other(tmp_path, local):
-    run(tmp_path, map(submission, NAMES), Here())
-    outcomes = run(tmp_path, (submission(name, b"2") for name in NAMES), local, ends_always)
+    run(tmp_path, klass(), Here())
+    outcomes = run(tmp_path, klass(b"2"), local, ends_always)
     assert states(outcomes) == dict.fromkeys(NAMES, GRADED) | {"s3": FAILED}
     assert "lost 3 times" in outcomes["s3"].why
     assert "s3.json" not in stored(tmp_path)  # nor the one of another submission, from before
 
 
-def test_an_error_of_the_grader_is_no_grade(tmp_path):
+def test_an_error_of_the_grader_gives_no_grade(tmp_path):
     def broken(submission, settings):
         if submission.student == "s3":
             raise ZeroDivisionError("a mistake\nof the grader")
-        return points(submission, settings)
+        digest = {"digest": "of another course"} if submission.student == "s4" else {}
+        return replace(points(submission, settings), **digest)
 
-    outcomes = run(tmp_path, map(submission, NAMES), Here(), broken)
-    assert outcomes["s3"].why == "ZeroDivisionError: a mistake" and "s3.json" not in stored(tmp_path)
-    assert sum(one.state == GRADED for one in outcomes.values()) == len(NAMES) - 1
-
-
-def test_a_worker_with_another_course_is_not_believed(tmp_path):
-    def another(submission, settings):
-        return replace(points(submission, settings), digest="of another course")
-
-    assert states(run(tmp_path, [submission("s0")], Here(), another)) == {"s0": FAILED}
+    outcomes = run(tmp_path, klass(), Here(), broken)
+    assert outcomes["s3"].why == "ZeroDivisionError: a mistake"
+    assert "another version of the course" in outcomes["s4"].why
+    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) | {"s3": FAILED, "s4": FAILED}
+    assert stored(tmp_path).keys() == {f"{name}.json" for name in NAMES} - {"s3.json", "s4.json"}
 
 
 def test_weak_isolation_ends_the_run(tmp_path):
@@ -191,32 +204,16 @@ def test_weak_isolation_ends_the_run(tmp_path):
         raise WeakIsolation("no namespaces")
 
     with pytest.raises(WeakIsolation):
-        run(tmp_path, map(submission, NAMES), Here(), weak)
-
-
-# --------------------------------------------------------------------------------------------------- memory
-
-
-def test_submissions_are_read_when_there_is_room_for_them(tmp_path):
-    read, done = [], 0
-
-    def coming():
-        for n in range(50):
-            read.append(n)
-            yield submission(f"s{n}")
-
-    for _ in pool.grade_class(coming(), SETTINGS, tmp_path, Here(3), grading=points):
-        done += 1
-        assert len(read) - done <= 3
+        run(tmp_path, klass(), Here(), weak)
 
 
 def test_memory_does_not_grow_with_the_class(tmp_path):
     def most(count):
         tracemalloc.start()
         coming = (submission(f"s{n}", b"1 " + bytes(500_000)) for n in range(count))
-        for _ in pool.grade_class(coming, SETTINGS, tmp_path / str(count), Here(3), grading=points):
+        for _ in pool.grade_class(coming, SETTINGS, tmp_path / str(count), Here(), grading=points):
             pass
-        for _ in pool.Grades(tmp_path / str(count), (f"s{n}" for n in range(count))):
+        for _ in store.Grades(tmp_path / str(count), (f"s{n}" for n in range(count))):
             pass
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -231,13 +228,11 @@ def test_memory_does_not_grow_with_the_class(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
-from labs.kit.grader import pool
 from labs.kit.tests import test_grader_pool as tests
 report, marks = map(Path, sys.argv[1:])
-workers = pool.Local(2)
-print(workers.scratch, flush=True)
-coming = (tests.submission(name, f"1 {marks}".encode()) for name in tests.NAMES)
-print(tests.run(report, coming, workers, tests.slow))
+pool = tests.workers.Local(2)
+print(pool.scratch, flush=True)
+print(tests.run(report, tests.klass(f"1 {marks}".encode()), pool, tests.slow))
 """
 
 
@@ -249,15 +244,15 @@ def test_kill_9_leaves_no_worker_and_the_same_command_goes_on(tmp_path, local):
         scratch = Path(grader.stdout.readline().strip())
         wait_for(lambda: list((tmp_path / "r").glob("grades/s*.json")))
         grader.kill()
-    workers = [int(path.name) for path in marks.iterdir()]
-    assert workers
-    wait_for(lambda: not any(map(alive, workers)) and not scratch.exists())
+    pids = [int(path.name) for path in marks.iterdir()]
+    assert pids
+    wait_for(lambda: not any(map(alive, pids)) and not scratch.exists())
     before = stored(tmp_path / "r")
     source = f"1 {marks}".encode()
-    outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), local)
+    outcomes = run(tmp_path / "r", klass(source), local)
     kept = {f"{name}.json" for name, one in outcomes.items() if one.state == KEPT}
     assert kept == {name for name in before if name.startswith("s")} and 0 < len(kept) < len(NAMES)
-    run(tmp_path / "whole", (submission(name, source) for name in NAMES), Here())
+    run(tmp_path / "whole", klass(source), Here())
     assert stored(tmp_path / "r") == stored(tmp_path / "whole")
 
 
@@ -275,43 +270,15 @@ def alive(pid):
         return False
 
 
-# ------------------------------------------------------------------------------------------------- a cluster
-
-
-@pytest.fixture
-def cluster():
-    distributed = pytest.importorskip("distributed")
-    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
-    with distributed.LocalCluster(**settings) as made:
-        yield made
-
-
-def test_a_cluster_grades_the_same_and_does_a_lost_workers_submissions_again(tmp_path, cluster):
-    workers = pool.Cluster(cluster.scheduler_address)
-    try:
-        source = f"1 {tmp_path}".encode()
-        outcomes = run(tmp_path / "r", (submission(name, source) for name in NAMES), workers, ends_once)
-    finally:
-        workers.stop()
-    assert states(outcomes) == dict.fromkeys(NAMES, GRADED) and (tmp_path / "s3").read_text() == "xx"
-    run(tmp_path / "here", (submission(name, source) for name in NAMES), Here())
-    assert stored(tmp_path / "r") == stored(tmp_path / "here")
-
-
 # ------------------------------------------------------------------------------------------ against a report
 
 
-def test_regrade_says_what_changed(tmp_path):
+def test_regrade_prints_what_changed(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     run(old, [submission("ann", b"10"), submission("bob", b"20"), submission("cy", b"1")], Here())
-    other = replace(SETTINGS, seed="other")
-    run(
-        new,
-        [submission("ann", b"10"), submission("bob", b"30"), submission("di", b"5")],
-        Here(),
-        settings=other,
-    )
-    assert list(regrade.changes(old, pool.Grades(new, ["ann", "bob", "di"]))) == [
+    later = [submission("ann", b"10"), submission("bob", b"30"), submission("di", b"5")]
+    run(new, later, Here(), settings=replace(SETTINGS, seed="other"))
+    assert list(regrade.changes(old, grades(new, "ann", "bob", "di"))) == [
         "bob: 20 -> 30 points",
         "    lab-01 schedule_step: right, 20 of 100 -> right, 30 of 100",
         "di: new, 5 points",
@@ -340,43 +307,39 @@ def test_the_command_grades_goes_on_and_replays(tmp_path):
     first = labs(*line, tmp_path / "a", "--jobs", "2")
     assert first.returncode == 0, first.stderr
     assert "3 graded; mean 33.3 of 100 points; isolation: namespaces; seed s" in first.stdout
-    again = labs(
-        "grade", tmp_path / "class", "--labs", "1", "--out", tmp_path / "a", "--regrade", tmp_path / "a"
-    )
+    again = labs(*line[:4], "--out", tmp_path / "a", "--regrade", tmp_path / "a")
     assert "3 graded (3 of them before)" in again.stdout and "0 changed, 3 the same" in again.stdout
     assert labs(*line, tmp_path / "b", "--jobs", "1").returncode == 0
     assert stored(tmp_path / "a") == stored(tmp_path / "b")
-    cases = {one.student: one.labs[0].cases for one in pool.Grades(tmp_path / "a", ["ann", "bob"])}
+    cases = {one.student: one.labs[0].cases for one in grades(tmp_path / "a", "ann", "bob")}
     wrong = next(case for case in cases["bob"] if not case.passed and case.hidden)
     replayed = labs("replay", tmp_path / "a", "bob", "1", wrong.name)
     assert replayed.returncode == 1 and "but should be" in replayed.stdout, replayed.stderr
-    assert (
-        f"ann, lab-01, {wrong.name}: passes" in labs("replay", tmp_path / "a", "ann", "1", wrong.name).stdout
-    )
+    right = labs("replay", tmp_path / "a", "ann", "1", wrong.name)
+    assert f"ann, lab-01, {wrong.name}: passes" in right.stdout
 
 
-def test_who_is_not_graded_is_said_and_written_down(tmp_path, capsys):
+def test_submissions_that_were_not_graded_are_printed_and_written_down(tmp_path, capsys):
     run(tmp_path, [submission("ann", b"10"), submission("bob", b"30")], Here())
     outcomes = [pool.Outcome("ann", GRADED), pool.Outcome("bob", KEPT), pool.Outcome("cy", FAILED, "why")]
-    grades = pool.Grades(tmp_path, ["ann", "bob"])
-    assert commands.summary(outcomes, grades, SETTINGS, tmp_path) == 1
-    said = capsys.readouterr()
-    assert said.err == "cy: NOT GRADED, and in no table: why\n" == (tmp_path / "not-graded.txt").read_text()
-    assert said.out.startswith("2 graded (1 of them before); 1 NOT GRADED; mean 20.0 of 100 points;")
-    assert commands.summary(outcomes[:2], grades, SETTINGS, tmp_path) == 0
+    two = grades(tmp_path, "ann", "bob")
+    assert commands.summary(outcomes, two, SETTINGS, tmp_path) == 1
+    printed = capsys.readouterr()
+    assert (
+        printed.err == "cy: NOT GRADED, and in no table: why\n" == (tmp_path / "not-graded.txt").read_text()
+    )
+    assert printed.out.startswith("2 graded (1 of them before); 1 NOT GRADED; mean 20.0 of 100 points;")
+    assert commands.summary(outcomes[:2], two, SETTINGS, tmp_path) == 0
     assert not (tmp_path / "not-graded.txt").exists()
 
 
-@pytest.mark.parametrize(
-    "line, why",
-    [
-        (["grade", "none", "--out", "r"], "is no folder"),
-        (["grade", ".", "--out", "./r"], "outside of the folder of submissions"),
-        (["grade", "none", "--out", "r", "--labs", "99"], "there is no lab"),
-        (["grade", "none", "--out", "r", "--hidden", "none"], "has no cases for"),
-        (["replay", "none", "ann", "1", "public 1"], "is no report"),
-    ],
-)
-def test_what_is_asked_wrongly_is_said_in_a_line(course, line, why):
-    done = course.command(*line)
-    assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
+def test_similar_files_are_reported_and_never_imported(tmp_path):
+    """Not even one of a student whose name is that of a module."""
+    source = f"open({str(tmp_path / 'imported')!r}, 'w')\nx = [{', '.join(map(str, range(300)))}]\n".encode()
+    alike = [Submission(name, {"lab-01": source}) for name in ("json", "copydetect")]
+    assert list(similarity.compare(alike, ["lab-01", "lab-02"], tmp_path / "report")) == [
+        "lab-01: similarity/lab-01.html",
+        "lab-02: fewer than two files, so there is nothing to compare",
+    ]
+    html = (tmp_path / "report/similarity/lab-01.html").read_text("utf-8")
+    assert "json.py" in html and "copydetect.py" in html and not (tmp_path / "imported").exists()

@@ -1,4 +1,4 @@
-"""The guards end what does not end by itself, and touch nothing else."""
+"""The guards end code that does not end, and nothing else."""
 
 import contextlib
 import signal
@@ -14,23 +14,33 @@ from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, deadline, limited_pr
 from labs.kit.toys.words import brief, describe
 
 
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def compute(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
 def test_endless_loop_is_ended():
     with pytest.raises(TimeUp), deadline(0.05):
         while True:
             pass
 
 
-def test_a_loop_that_swallows_everything_is_told_again():
-    told = 0
+def test_a_loop_that_swallows_everything_is_interrupted_again():
+    raised = 0
     with deadline(0.05):
-        while told < 2:
+        while raised < 2:
             try:
                 while True:
                     pass
             except BaseException as error:
                 assert isinstance(error, TimeUp)
-                told += 1
-    assert told == 2
+                raised += 1
+    assert raised == 2
 
 
 def test_a_clock_that_the_code_replaced_does_not_help_it(monkeypatch):
@@ -56,9 +66,7 @@ def test_computing_now_and_then_buys_no_time(monkeypatch):
     began = time.process_time()
     with pytest.raises(TimeUp), deadline(0.2):
         while True:
-            end = time.process_time() + 0.001
-            while time.process_time() < end:
-                pass
+            compute(0.001)
             time.sleep(0.009)
     assert time.process_time() - began < 0.15
 
@@ -68,7 +76,7 @@ def test_a_call_that_nothing_interrupts_ends_with_its_process():
         "from itertools import count\nfrom labs.kit.judge import guard\n"
         "guard.BUSY = -90\nwith guard.deadline(0.05):\n    sum(count())"  # for 0.5 s in all
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = python(code)
     assert ended.returncode == 1
     assert 'File "<string>", line 5' in ended.stderr
 
@@ -80,20 +88,20 @@ def test_a_last_resort_is_called_off():
         "with guard.deadline(0.05):\n    pass\n"
         "time.sleep(1)\nprint('alive')"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = python(code)
     assert (ended.returncode, ended.stdout) == (0, "alive\n")
 
 
 @pytest.mark.parametrize("tracer", ["settrace", "setprofile"])
 def test_a_deadline_ends_under_a_debugger_or_a_profiler(tracer):
-    """A tracer sees every call in it, in time and too late, and it goes on behind."""
+    """A tracer sees every call in the block, in time or too late, and the code after it runs."""
     code = (
         f"import sys\nfrom labs.kit.judge.guard import TimeUp, deadline\nsys.{tracer}(lambda *seen: None)\n"
         "for _ in range(3):\n    with deadline(5):\n        pass\n"
         "try:\n    with deadline(0.05):\n        while True:\n            pass\n"
         "except TimeUp:\n    print('ended')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = python(code)
     assert (ended.returncode, ended.stdout) == (0, "ended\n"), ended.stderr
 
 
@@ -101,9 +109,7 @@ def test_a_quick_block_is_left_alone_and_nothing_strikes_later():
     for _ in range(50):
         with deadline(0.02):
             pass
-    end = time.process_time() + 0.1
-    while time.process_time() < end:
-        pass
+    compute(0.1)
 
 
 def test_a_deadline_that_is_struck_as_it_begins_is_over(monkeypatch):
@@ -115,9 +121,7 @@ def test_a_deadline_that_is_struck_as_it_begins_is_over(monkeypatch):
     monkeypatch.setattr(guard, "_last_resort", struck)
     with pytest.raises(TimeUp), deadline(0.02):
         pass
-    end = time.process_time() + 0.8
-    while time.process_time() < end:
-        pass
+    compute(0.8)
 
 
 def test_deadlines_nest():
@@ -141,7 +145,7 @@ class Mute(Exception):
     __repr__ = __str__
 
 
-def test_what_cannot_be_told_or_is_too_long_is_told_shortly():
+def test_an_error_without_or_with_endless_text_is_described_shortly():
     assert describe(Mute()) == "Mute: (Mute, whose text cannot be had)"
     assert describe(ValueError("x" * 10**6)).endswith("x...")
     assert describe(ValueError("one\ntwo")) == "ValueError: one"

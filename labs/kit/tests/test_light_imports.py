@@ -1,4 +1,4 @@
-"""What runs in a browser, or answers within a second, imports no torch: every module of these rooms."""
+"""No module of these packages imports torch: they run in a browser, or answer within a second."""
 
 import subprocess
 import sys

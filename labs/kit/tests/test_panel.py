@@ -1,4 +1,4 @@
-"""The panel: every control reaches the run, the learner's code is read anew, and whatever it does is said."""
+"""The panel: every control reaches the run, the learner's code is read again, its errors are reported."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def test_settings_that_cannot_work_are_said_and_the_panel_goes_on(tight):
 
 
 def test_the_place_is_kept_when_a_setting_changes(tight):
-    """The step as it was; or the end, for whoever is there."""
+    """The step stays as it was; at the end it stays at the end."""
     panel = Panel(tight)
     panel.widget()
     assert panel.player.step == 0
@@ -98,24 +98,24 @@ def panel(copied_lab):
 
 
 def test_the_switch_says_whose_code_runs(panel, course):
-    """starter.py is read anew each time, without a new kernel."""
-    assert panel.whose.value == "engine" and played(panel) == ["the reference"]  # nothing is written yet
-    panel.whose.value = "solution"
-    assert said(panel) == "The run of solution.py is the reference&#x27;s in every step."
-    panel.whose.value = "starter"
+    """starter.py is read again each time, without a new kernel."""
+    assert panel.switch.value == "engine" and played(panel) == ["the reference"]  # nothing is written yet
+    panel.switch.value = "solution"
+    assert said(panel) == "The run of solution.py is the same as the reference&#x27;s in every step."
+    panel.switch.value = "starter"
     assert "schedule_step is not written yet" in said(panel) and played(panel) == ["the reference"]
     course.solve(LIMIT, LIMIT.replace("<", "<="))
     panel.again.click()
-    assert said(panel) == "The runs of your starter.py and of the reference part in step 1."
+    assert said(panel) == "The runs of your starter.py and of the reference differ from step 1 on."
     assert played(panel) == ["your starter.py", "the reference"] and panel.player.step == 1
     panel.controls["max_num_seqs"].value = 11  # more than come
     assert played(panel) == ["your starter.py, as the reference"]
     course.solve()
     panel.controls["max_num_seqs"].value = 4
-    assert said(panel) == "The run of your starter.py is the reference&#x27;s in every step."
+    assert said(panel) == "The run of your starter.py is the same as the reference&#x27;s in every step."
     made = Panel(panel.scenario, "lab-01")
     made.widget()
-    assert made.whose.value == "starter"  # what is written is what one wants to see
+    assert made.switch.value == "starter"  # what is written is what one wants to see
 
 
 @pytest.mark.parametrize(
@@ -128,14 +128,14 @@ def test_the_switch_says_whose_code_runs(panel, course):
         ("print('x' * 10**6); return {}", "more than 20000 characters were printed"),
         ("return 5", "the schedule must be a dict"),
         ("return {'nobody': 3}", "is scheduled but not in running"),
-        ("return {}", "part in step 0"),
+        ("return {}", "differ from step 0 on"),
         ("syntax error", "starter.py does not parse"),
     ],
 )
 def test_a_starter_that_goes_wrong_says_so_in_words(panel, course, body, words):
     """Unwritten, raising, endless, loud, or no Python at all: the panel says it, and the reference plays."""
     course.write(body)
-    panel.whose.value = "starter"
+    panel.switch.value = "starter"
     assert words in said(panel) and "the reference" in played(panel)[-1]
     course.solve()
     panel.again.click()
@@ -144,7 +144,7 @@ def test_a_starter_that_goes_wrong_says_so_in_words(panel, course, body, words):
 
 def test_a_run_that_stops_halfway_is_shown_as_far_as_it_went(panel, course):
     course.solve("scheduled = {}", "scheduled = {}\n    assert len(running) < 4 or not waiting, 'no idea'")
-    panel.whose.value = "starter"
+    panel.switch.value = "starter"
     assert "AssertionError: no idea (starter.py, line" in said(panel)
     yours, reference = panel.player.payload["traces"]
     assert 0 < len(yours["steps"]) < len(reference["steps"]) and yours["end"]["end"] == "error"
@@ -160,9 +160,9 @@ def test_it_serves_every_lab(lab_id):
         entry = next(entry for entry in scenarios.SCENARIOS if "requests" in entry)
     panel = Panel(entry, lab_id)
     panel.widget()
-    panel.whose.value = "solution"
+    panel.switch.value = "solution"
     panel.controls["max_num_batched_tokens"].value += 3
-    assert said(panel) == "The run of solution.py is the reference&#x27;s in every step."
+    assert said(panel) == "The run of solution.py is the same as the reference&#x27;s in every step."
 
 
 def test_on_paper_it_is_a_picture(tight, monkeypatch):
@@ -255,12 +255,12 @@ def test_the_panel_in_jupyterlab(jupyter, course):
         status.filter(has_text="schedule_step is not written yet").wait_for()
         course.solve(LIMIT, LIMIT.replace("<", "<="))
         page.get_by_role("button", name="Run again").click()
-        status.filter(has_text="part in step 1").wait_for()
+        status.filter(has_text="differ from step 1 on").wait_for()
         page.locator("#difference-summary").filter(has_text="from equal state").wait_for()
         assert page.locator(".pane .name").all_text_contents() == ["your starter.py", "the reference"]
         course.solve()
         page.get_by_role("button", name="Run again").click()
-        status.filter(has_text="is the reference's in every step").wait_for()
+        status.filter(has_text="is the same as the reference's in every step").wait_for()
         for button, step in (("Step", 2), ("Step", 3), ("Back", 2), ("To the end", 8)):
             page.locator(".buttons").get_by_text(button, exact=True).click()
             assert readout.text_content() == f"Step {step} of 8"

@@ -11,7 +11,7 @@ from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.result import Result
 from labs.kit.learner import texts
 from labs.kit.learner.commands import app
-from labs.kit.learner.parts import LearnerParts, why_not
+from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
@@ -53,29 +53,27 @@ def test_solutions_give_the_engine_s_own_tokens(model, labs):
     assert serve(model, learner.check, **learner.engine_args) == serve(model)
 
 
-def test_the_table_says_whose_each_part_is():
-    learner = LearnerParts.from_labs("lab-01,lab-05,lab-06", impl="solution")
-    whose = dict(learner.table())
-    assert whose["schedule_step"] == "lab-01, yours"
-    assert whose["BlockManager"] == "lab-06, yours", "the later lab wins"
-    assert whose["Scheduler"] == "the engine's own"
+TABLES = {
+    "lab-01,lab-05,lab-06": {"schedule_step": "lab-01", "BlockManager": "lab-06", "Scheduler": ""},
+    "lab-02,lab-04": {"attend_backend": "lab-04", "next_chunk": ""},  # lab-04 calls the engine's
+    "2,4,5": {"attend_backend": "lab-05", "next_chunk": "lab-02"},
+}
 
 
-def test_the_table_names_no_part_that_nothing_calls():
-    """lab-04's fused_step cuts with the engine's next_chunk, whoever has written lab-02."""
-    learner = LearnerParts.from_labs("lab-02,lab-04", impl="solution")
-    whose = dict(learner.table())
-    assert whose["attend_backend"] == "lab-04, yours"
-    assert whose["next_chunk"] == "the engine's own"
-    assert dict(LearnerParts.from_labs("2,4,5", impl="solution").table())["next_chunk"] == "lab-02, yours"
+@pytest.mark.parametrize("labs", TABLES)
+def test_the_table_names_the_lab_of_each_part(labs):
+    """The later lab's part is used, and none is named that is not called."""
+    table = dict(LearnerParts.from_labs(labs, impl="solution").table())
+    for part, lab_id in TABLES[labs].items():
+        assert table[part] == (f"{lab_id}, yours" if lab_id else "the engine's own")
 
 
 @pytest.mark.parametrize(
     ("labs", "unused"),
     [
         ("lab-01,lab-03", []),
-        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's takes its place"]),
-        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's takes its place"]),
+        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's is used instead"]),
+        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's is used instead"]),
         (
             "lab-02,lab-04",
             [
@@ -94,14 +92,16 @@ def test_why_a_lab_is_not_used():
     names = [task.name for task in lab.tasks]
     results = [Result(test, passed=test not in lab.tasks[1].tests) for test in lab.tests]
     failed = [result.test for result in results if not result.passed]
-    assert why_not(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
-    assert why_not(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
+    assert why_unused(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
+    assert (
+        why_unused(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
+    )
     more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
-    assert why_not(Progress(lab, results, unwritten=names[1:])) == more
+    assert why_unused(Progress(lab, results, unwritten=names[1:])) == more
     first = Progress(lab, results).most_informative.function
-    assert why_not(Progress(lab, results)) == f"lab-02: {first} fails, and {len(failed) - 1} more tests"
+    assert why_unused(Progress(lab, results)) == f"lab-02: {first} fails, and {len(failed) - 1} more tests"
     problem = "lab-02: starter.py does not parse, line 3: invalid syntax"
-    assert why_not(Progress(lab, [], unwritten=names, problem=problem)) == problem
+    assert why_unused(Progress(lab, [], unwritten=names, problem=problem)) == problem
 
 
 def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
@@ -141,26 +141,18 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
     assert "lab-01" in told and "tokens scheduled, but the limit is 16" in told
 
 
-def test_an_endless_loop_ends(model, monkeypatch):
-    monkeypatch.setattr("labs.kit.learner.parts.SECONDS_A_STEP", 0.5)
-    learner = broken(monkeypatch, "lab-01", "schedule_step", "while True:\n    pass")
-    with pytest.raises(BaseException) as raised:
-        serve(model, **learner.engine_args)
-    told = str(learner.explain(raised.value, 0))
-    assert "lab-01: schedule_step stopped the run" in told and "no answer within 0.5 s" in told
+TROUBLES = {
+    "mute": ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
+    "flood": ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
+    "exit": ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
+    "long": ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
+    "endless": ("while True:\n    pass", "no answer within 0.5 s"),
+}
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
-        ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
-        ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
-        ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
-    ],
-    ids=["mute", "flood", "exit", "long"],
-)
+@pytest.mark.parametrize(("body", "words"), TROUBLES.values(), ids=TROUBLES)
 def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, body, words):
+    monkeypatch.setattr("labs.kit.learner.parts.SECONDS_A_STEP", 0.5)
     told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
     assert words in told and len(told) < 300
     assert len(capsys.readouterr().out) <= 20_000
@@ -199,7 +191,7 @@ def expected(plays):
 
 
 def shown(monkeypatch, plays, expected, lab_id, task, body) -> str:
-    """What is said of the demo's answers on a lab whose solution has another body in one place."""
+    """The report on the demo's answers with another body in one place of a lab's solution."""
     learner = broken(monkeypatch, lab_id, task, body)
     departure = texts.first_departure(texts.answered(learner, *plays, None), expected)
     assert departure, "no answer shows it"
@@ -220,7 +212,11 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
         (
             "OutputText.take",
             "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
-            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''", "1 more answer is"],
+            [
+                "r6 ",
+                "the text is the same, but token 1 gives out '\\n' instead of ''",
+                "1 more answer differs",
+            ],
         ),
         (
             "Stream.__next__",
@@ -260,7 +256,7 @@ def test_a_stream_that_does_not_end_is_named(monkeypatch, plays):
 def test_right_parts_give_the_engine_s_own_answers(plays, expected):
     learner = LearnerParts.from_labs(",".join(lab_ids()), impl="solution")
     right, lines = texts.compared(learner, expected, *plays)
-    assert (right, lines) == (True, ["All answers are those that the engine's own parts give."])
+    assert (right, lines) == (True, ["All answers are those of the engine's own parts."])
     assert texts.first_departure(texts.answered(learner, *plays, None), expected) is None
 
 
@@ -278,7 +274,7 @@ def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
     right, lines = texts.compared(learner, texts.answered(learner, *plays, 0), *plays, temperature=0)
     assert not right and len(lines) <= 6
     assert lines[-2:] == [
-        "The parts of lab-05 do that by themselves. What the tests say of them:",
+        "The parts of lab-05 alone cause it. Test them:",
         "  python -m labs test lab-05",
     ]
 
@@ -289,4 +285,4 @@ def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
     other = expected | {"r0": Answer("O Romeo, ", ["x", *expected["r0"].pieces[1:]], finish_reason="length")}
     right, lines = texts.compared(learner, other, *plays)
     assert right and "from token 1 (character 1) on" in lines[0]
-    assert lines[-1] == "In float64 all are the same: this is rounding in torch.float32."
+    assert lines[-1] == "In float64 all answers are the same: the difference is rounding in torch.float32."

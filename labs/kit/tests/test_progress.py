@@ -1,4 +1,4 @@
-"""How a starter stands: what is wrong by itself, what waits for another task, and which failure says most."""
+"""The status of a starter: tasks wrong by themselves, tasks that wait, and the most informative failure."""
 
 from io import StringIO
 from types import ModuleType
@@ -25,7 +25,7 @@ def results(lab, said: dict[str, str]) -> list[Result]:
 
 
 def status(whole: dict[str, str], alone: dict[str, str] | None = None, unwritten: tuple = ()) -> TaskStatus:
-    """Of lab-06. `whole`: what the tests of a task say in the whole file; `alone`: of the task by itself."""
+    """lab-06's status from the errors of tasks' tests: in the whole file, and of tasks alone."""
     lab = find_lab("lab-06")
     by_task = {
         name: [r for r in results(lab, {name: text} if text else {}) if r.function in lab.task(name).tests]
@@ -84,7 +84,7 @@ def test_without_a_task_alone_the_whole_file_speaks():
 
 
 def test_books_kept_in_another_way_are_judged_whole():
-    """What passes in the whole file and fails in the reference has other attributes, and is not wrong."""
+    """A task that passes in the whole file and fails in the reference has other attributes: not wrong."""
     lab = find_lab("lab-06")
     now = status({PUBLISH: WRONG}, {PUBLISH: WRONG})
     publish = lab.task(PUBLISH)

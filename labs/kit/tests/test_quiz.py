@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from labs.kit.judge.manifest import LABS_DIR, LabError
+from labs.kit.judge.manifest import LABS_DIR
 from labs.kit.learner import quiz
 
 ROOT = LABS_DIR.parent
@@ -63,9 +63,9 @@ ASKED_ELSEWHERE = (
     "the request behind it would",
     "only works with paged memory",
     "a more important request arrives",
-    "stamps a request's arrival anew",
+    "sets a request's arrival again",
     "5 to 10 times as many",
-    "who should be the victim",
+    "which request should be the victim",
     "lays out a plan",
 )
 
@@ -84,7 +84,7 @@ def test_a_wrong_answer_is_explained_and_asked_again(capsys, monkeypatch):
     out = capsys.readouterr().out
     wrong = next(answer for answer in topic.questions[0].answers if not answer.right)
     assert f"Not so. {wrong.why}" in out and "Right. " in out
-    assert "a letter, please: a, b, c, or q to end" in out
+    assert "type a letter: a, b, c, or q to end" in out
     assert "1 of 2 right at the first try" in out
 
 
@@ -93,11 +93,6 @@ def test_an_end_of_input_ends_it(capsys):
         raise EOFError
 
     assert quiz.ask(quiz.find_topic("cost"), closed) == (0, 0)
-
-
-def test_an_unknown_topic_is_answered_with_all_there_are():
-    with pytest.raises(LabError, match="no quiz is called 'speed'; the topics are scheduling, batching, "):
-        quiz.find_topic("speed")
 
 
 @pytest.mark.parametrize("columns", [50, 120])
@@ -114,7 +109,7 @@ def test_without_a_topic_they_are_listed():
 
 
 def said(columns: int, *arguments: str, typed: str = "") -> str:
-    """What `python -m labs` says on a terminal that wide."""
+    """The output of `python -m labs` on a terminal that wide."""
     environment = os.environ | {"COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"}
     line = [sys.executable, "-m", "labs", *arguments]
     run = subprocess.run(

@@ -12,6 +12,9 @@ from labs.kit.judge import loading, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.judge.matrix import implementation
 from labs.kit.toys.driver import EXPECTED, RUNS
+from labs.kit.toys.plays import Counted, Unnamed, in_runs, naming, steps_of
+from labs.kit.toys.plays import Play as Base
+from labs.kit.toys.requests import make_request
 from labs.kit.toys.scripts import Skip
 from labs.kit.toys.words import kind
 from mini_engine.tests.soak import SOAK, count
@@ -56,7 +59,7 @@ def draw(rng):
 
 @pytest.fixture
 def tell(monkeypatch):
-    """What `judge` says of a Counter with some methods of its own; "" if nothing."""
+    """Return what `judge` says of a Counter with some methods of its own; "" if nothing."""
     files = {
         "random_scripts": SimpleNamespace(Play=Play, draw=draw, SCRIPTS=5),
         "oracle": SimpleNamespace(Counter=Counter),
@@ -135,7 +138,7 @@ def test_what_is_not_written_is_no_departure(tell):
         tell(reset=reset)
 
 
-def test_a_fingerprint_is_equal_for_what_the_storm_cannot_tell_apart(tell):
+def test_a_fingerprint_is_equal_for_what_no_script_distinguishes(tell):
     def prints(mine):
         return random_scripts.fingerprint("a lab", mine)
 
@@ -202,6 +205,33 @@ def test_right_ones_pass_scripts_that_the_lab_does_not_play(lab_id, variant):
             )
             assert apart is None, (name, seed)
         count("random scripts", SEEDS)
+
+
+def test_a_play_notes_what_is_changed_though_it_may_only_be_read():
+    play = Base(None)
+    request, tokens, result = make_request("r", 3), [1, 2], {"a": 1}
+    with play.only_reading(request=request, tokens=tokens):
+        request.output_token_ids.append(7)
+    play.lend("the first result", result)
+    assert play.all_changed() == ["request.output_token_ids"] and play.all_changed() == []
+    result["a"] = 2
+    assert play.all_changed() == ["the first result"]
+    with pytest.raises(Skip):
+        play.known("r")
+
+
+def test_an_error_must_name_its_request():
+    with pytest.raises(Unnamed, match="does not name r7: no room"), naming("r7"):
+        raise ValueError("no room")
+    with pytest.raises(ValueError, match="^no room for r7$"), naming("r7"):
+        raise ValueError("no room for r7")
+
+
+def test_work_is_counted_without_a_clock():
+    before = Counted.comparisons
+    assert sorted(map(Counted, (3, 1, 2))) == [1, 2, 3] and Counted.comparisons > before
+    assert steps_of(lambda: [n for n in range(100) if n]) > steps_of(lambda: None)
+    assert in_runs([4, 5, 6, 1, 9, 10]) == "4..6, 1, 9..10"
 
 
 def test_an_error_has_one_name_in_every_python():

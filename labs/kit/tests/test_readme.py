@@ -1,10 +1,12 @@
-"""What the READMEs say is so: numbers come from the labs, links lead somewhere, pictures are there."""
+"""The READMEs hold: numbers come from the labs, links lead to files, pictures are there."""
 
 import re
+import tomllib
 
 import pytest
 
 from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
+from mini_engine import __version__
 
 ROOT = LABS_DIR.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -62,3 +64,13 @@ def test_pictures_are_small_and_stand_before_the_first_heading():
         assert needed in first_screen
     for picture in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README):
         assert (ROOT / picture).stat().st_size < 1_000_000
+
+
+def test_every_file_gives_the_version_of_the_package():
+    """`mini_engine.__version__` is the source; pyproject.toml and the book read it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "mini_engine.__version__"}
+    assert "import __version__" in (ROOT / "docs" / "conf.py").read_text("utf-8")
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\n## {__version__} " in (ROOT / "CHANGELOG.md").read_text("utf-8")

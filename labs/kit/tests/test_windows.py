@@ -1,4 +1,4 @@
-"""What is written for Windows, exercised wherever the tests run."""
+"""The code for Windows, tested on any system."""
 
 import ast
 import os
@@ -102,7 +102,7 @@ def strict_about_encodings(code: str, **variables: str) -> None:
 
 
 def test_no_text_is_read_or_written_in_the_machine_s_own_encoding(tmp_path):
-    """Where none is named, Windows takes cp1252."""
+    """Windows takes cp1252 if none is named."""
     page = tmp_path / "page.html"
     line = ["mini-engine", "trace", "play", "--example", "--no-open", "--out", str(page)]
     strict_about_encodings(f"sys.argv = {line}\nfrom mini_engine.commands import main\nmain()")

@@ -1,1 +1,1 @@
-"""What a lab and its tests import: KV memory, a model and a loop small enough to look through."""
+"""KV memory, a model and a loop for labs and their tests, small enough to read."""

@@ -40,7 +40,7 @@ class RequestQueue:
 
 
 class StepLoop:
-    """What calls `schedule_step` in labs 01 and 02: a queue, a running list, and taking back a step.
+    """The caller of `schedule_step` in labs 01 and 02: a queue, a running list, and taking back a step.
 
     It never preempts: give it room for the decodes. lab-03 replaces it by a Scheduler of your own.
     """

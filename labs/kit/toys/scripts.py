@@ -1,4 +1,4 @@
-"""What a lab's random_scripts.py is made of."""
+"""The types of a lab's random_scripts.py."""
 
 import builtins
 from collections.abc import Callable, Iterator

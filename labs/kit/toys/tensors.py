@@ -19,7 +19,7 @@ SHOWN = 4  # requests that are named one by one
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a row is. `past` counts the request's tokens in the cache, `pads` the padded columns beside it.
+    """The owner of a row. `past` counts its tokens in the cache, `pads` the padded columns beside it.
 
     A row that is one of several of its request has a `position`. What is None is left unsaid.
     """
@@ -34,7 +34,7 @@ class Owner:
 
     @property
     def stands(self) -> str:
-        """What a mask or a table has to do with it: " (21 in the past, 7 pads)"."""
+        """Return what a mask or a table has to do with it: " (21 in the past, 7 pads)"."""
         said = []
         if self.past is not None:
             said.append(f"{self.past} in the past" if self.past else "no past")
@@ -134,7 +134,7 @@ def _how_far(rows: list[int], ours: Tensor, theirs: Tensor, off: list[float]) ->
 
 
 def _in_common(wrong: list[int], right: list[int], owners: Sequence[Owner | str]) -> Iterable[str]:
-    """What sets the wrong rows apart from the right ones."""
+    """Yield what distinguishes the wrong rows from the right ones."""
     for kind, name in (("a past", "past"), ("pads", "pads")):
         counts = [getattr(owner, name, None) for owner in owners]
         if not right or None in counts:

@@ -18,7 +18,7 @@ def describe(error: BaseException) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What an error says first."""
+    """Return the first line of an error's text."""
     return _shown(str, error)
 
 

@@ -126,7 +126,7 @@ class Play:
         return [[name, tokens] for name, tokens in scheduled.items()]
 
     def update(self, late=""):
-        """What the last step scheduled is computed, and a sequence that is computed grows by a token.
+        """Compute what the last step scheduled; a sequence that is computed grows by a token.
 
         The token of the request that is `late` comes with a later update: until then nothing is left of it.
         """
@@ -177,5 +177,5 @@ class Play:
 
 
 def kept(request):
-    """What a step may only read, as it is now."""
+    """Return the fields that a step may only read, as they are now."""
     return {name: repr(getattr(request, name)) for name in KEPT}

@@ -5,45 +5,9 @@ read out of it anew at each call. random_scripts.py compares every other lab-03 
 """
 
 from mini_engine.request import RequestStatus
+from mini_engine.scheduler import clamp, schedule_step  # lab-01's and lab-02's, which are not judged here
 
 CAME, ADMITTED, PREEMPTED, LEFT = "came", "admitted", "preempted", "left"
-
-
-def clamp(num_new, budget, threshold):
-    limits = [num_new, budget] + ([threshold] if threshold else [])
-    return max(0, min(limits))
-
-
-def schedule_step(
-    waiting,
-    running,
-    kv,
-    *,
-    max_num_batched_tokens,
-    max_num_seqs,
-    long_prefill_token_threshold=0,
-    clamp=clamp,
-):
-    """lab-01's two phases: the running ones, then from the front of the queue whatever still fits."""
-    scheduled = {}
-
-    def left():
-        return max_num_batched_tokens - sum(scheduled.values())
-
-    def give(request):
-        return clamp(request.num_new_tokens, left(), long_prefill_token_threshold)
-
-    for request in running:
-        if num_tokens := give(request):
-            if not kv.allocate(request, num_tokens):
-                raise RuntimeError(f"no room was made for {request.request_id!r}")
-            scheduled[request.request_id] = num_tokens
-    while len(waiting) > 0 and left() > 0 and len(running) < max_num_seqs and kv.admit(waiting.peek()):
-        request = waiting.pop()
-        request.status = RequestStatus.RUNNING
-        running.append(request)
-        scheduled[request.request_id] = give(request)
-    return scheduled
 
 
 def comes_before(a, b, policy):
@@ -55,20 +19,7 @@ def comes_before(a, b, policy):
 
 def first_of(requests, policy):
     """The one that none of the others comes before."""
-    first = requests[0]
-    for request in requests:
-        if comes_before(request, first, policy):
-            first = request
-    return first
-
-
-def last_of(requests, policy):
-    """The one that comes before none of the others."""
-    last = requests[0]
-    for request in requests:
-        if comes_before(last, request, policy):
-            last = request
-    return last
+    return next(a for a in requests if not any(comes_before(b, a, policy) for b in requests))
 
 
 def policy_key(request, policy):
@@ -77,26 +28,27 @@ def policy_key(request, policy):
 
 
 def pick_victim(running, policy):
-    return last_of(running, policy)
+    """The one that comes before none of the others."""
+    return next(a for a in running if not any(comes_before(a, b, policy) for b in running))
 
 
 class RequestQueue:
-    """A heap of paper on a desk: each look at the front goes through all of it."""
+    """A list in the order of the pushes: each look at the front goes through all of it."""
 
     def __init__(self, policy="fcfs"):
         if policy != "fcfs" and policy != "priority":
             raise ValueError(f"there is no policy {policy!r}")
         self.policy = policy
-        self.papers = []
+        self.pushed = []
 
     def push(self, request):
-        self.papers.append(request)
+        self.pushed.append(request)
 
     def peek(self):
-        return first_of(self.papers, self.policy)
+        return first_of(self.pushed, self.policy)
 
     def remove(self, request):
-        self.papers = [other for other in self.papers if other is not request]
+        self.pushed = [other for other in self.pushed if other is not request]
 
     def pop(self):
         request = self.peek()
@@ -104,38 +56,20 @@ class RequestQueue:
         return request
 
     def __len__(self):
-        return len(self.papers)
+        return len(self.pushed)
 
     def __iter__(self):
-        left = list(self.papers)
-        while left:
-            request = first_of(left, self.policy)
-            left.remove(request)
-            yield request
+        left = RequestQueue(self.policy)
+        left.pushed = list(self.pushed)
+        return iter([left.pop() for _ in self.pushed])
 
 
 class Scheduler:
     """A history; waiting and running follow from the last thing that happened to each request."""
 
-    def __init__(
-        self,
-        kv,
-        *,
-        policy="fcfs",
-        max_num_batched_tokens,
-        max_num_seqs,
-        long_prefill_token_threshold=0,
-        schedule_step=schedule_step,
-        clamp=clamp,
-    ):
-        self.kv, self.policy = kv, policy
-        self.settings = {
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_num_seqs": max_num_seqs,
-            "long_prefill_token_threshold": long_prefill_token_threshold,
-            "clamp": clamp,
-        }
-        self.schedule_step = schedule_step
+    def __init__(self, kv, *, policy="fcfs", schedule_step=schedule_step, clamp=clamp, **limits):
+        self.kv, self.policy, self.schedule_step = kv, policy, schedule_step
+        self.settings = {"clamp": clamp, "long_prefill_token_threshold": 0} | limits
         self.history = []  # (what happened, request)
 
     def now(self, *kinds):
@@ -184,7 +118,7 @@ class Scheduler:
         needed = [self.kv.num_new_blocks(request, 1) for request in self.running]
         if sum(needed) <= self.kv.num_free_blocks:
             return False
-        self.preempt(last_of(self.running, self.policy))
+        self.preempt(pick_victim(self.running, self.policy))
         self.make_room()
         return True
 

@@ -1,6 +1,5 @@
 """lab-04's scenarios, its tiny model, and how one is run: the engine's Scheduler around `fused_step`."""
 
-import random
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
@@ -9,14 +8,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from labs.kit import FakeKV, drive, make_request
-from labs.kit.toys.requests import VOCAB
+from labs.kit.tensor_toys.models import SMALL as CONFIG
+from labs.kit.tensor_toys.models import random_model as model
+from labs.kit.tensor_toys.models import run_alone
+from labs.kit.toys.workloads import workload
 from mini_engine.backends.dense import DenseCache, dense_attend
 from mini_engine.interfaces import Row
-from mini_engine.model import CausalLM, ModelConfig, sdpa
+from mini_engine.model import sdpa
 from mini_engine.scheduler import Scheduler
 
-# Two layers, four heads that share two pairs of keys and values.
-CONFIG = ModelConfig("llama", VOCAB, 32, 48, 2, 4, 2, 8, 512, tie_word_embeddings=True)
 SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 
 # What one step may look like: (tokens in the cache, new tokens) of each row.
@@ -29,16 +29,6 @@ SHAPES = {
     "no past beside a long one": [(40, 1), (0, 1)],
     "a long chunk, a long past and many decodes": [(260, 1), (3, 60), *((past, 1) for past in range(5, 16))],
 }
-
-
-@cache
-def model() -> CausalLM:
-    """A random float64 model, with weights large enough that a wrong key shows in the logits."""
-    generator = torch.Generator().manual_seed(0)
-    net = CausalLM(CONFIG).double().requires_grad_(False)
-    for name, parameter in net.named_parameters():
-        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=generator)
-    return net
 
 
 def empty_cache() -> DenseCache:
@@ -66,13 +56,8 @@ def _alone(token_ids: tuple[int, ...]) -> tuple[torch.Tensor, DenseCache]:
 @cache
 def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """The greedy text of one request alone."""
-    tokens = make_request(request_id, prompt).prompt_token_ids
-    store = empty_cache()
-    hidden, text = compute(tokens, store), []
-    while len(text) < max_tokens:
-        text.append(int(model().logits(hidden).argmax()))
-        hidden = compute(text[-1:], store)
-    return text
+    request = make_request(request_id, prompt, max_tokens)
+    return run_alone(model(), request.prompt_token_ids, request.sampling_params)
 
 
 def mid_flight(name: str, past: int, new: int, *, outputs: int = 0):
@@ -121,7 +106,7 @@ def logits_under(mask, batch, caches) -> torch.Tensor:
 
 
 class FusedModel:
-    """What the driver calls once a step: `fused_step`, the caches it needs, and the largest logit."""
+    """The driver's model: `fused_step` once a step, the caches it needs, and the largest logit."""
 
     def __init__(self, lab):
         self.lab = lab
@@ -145,52 +130,15 @@ class FusedModel:
         return {request_id: [int(scores.argmax())] for request_id, scores in logits.items()}
 
 
-def _scenario(name, requests, *, budget=16, slots=4, blocks=200, threshold=0):
-    keys = ("id", "prompt", "max_tokens", "at")
-    return {
-        "name": name,
-        "config": {
-            "max_num_batched_tokens": budget,
-            "max_num_seqs": slots,
-            "long_prefill_token_threshold": threshold,
-            "num_blocks": blocks,
-        },
-        "requests": [dict(zip(keys, request, strict=True)) for request in requests],
-    }
-
-
+_MIXED = [("A", 5, 6, 0), ("B", 4, 6, 0), ("C", 3, 6, 0), ("D", 30, 3, 1)]
+_PROMPTS = [("A", 5, 3, 0), ("B", 9, 3, 0), ("C", 2, 3, 0)]
 SCENARIOS = [
-    _scenario("one alone", [("A", 5, 6, 0)]),
-    _scenario(
-        "a prompt beside three decodes", [("A", 5, 6, 0), ("B", 4, 6, 0), ("C", 3, 6, 0), ("D", 30, 3, 1)]
-    ),
-    _scenario("several prompts at once", [("A", 5, 3, 0), ("B", 9, 3, 0), ("C", 2, 3, 0)], budget=12),
-    _scenario("two long prompts in chunks", [("A", 25, 3, 0), ("B", 18, 3, 0)], budget=10, threshold=6),
-    _scenario("preempted and computed again", [("A", 6, 9, 0), ("B", 6, 9, 0)], blocks=20),
+    workload("one alone", [("A", 5, 6, 0)]),
+    workload("a prompt beside three decodes", _MIXED),
+    workload("several prompts at once", _PROMPTS, budget=12),
+    workload("two long prompts in chunks", [("A", 25, 3, 0), ("B", 18, 3, 0)], budget=10, threshold=6),
+    workload("preempted and computed again", [("A", 6, 9, 0), ("B", 6, 9, 0)], blocks=20),
 ]
-
-
-def draw(seed: int, count: int) -> list[dict]:
-    """Scenarios drawn from a seed; some of their pools are small enough to preempt."""
-    rng = random.Random(seed)
-    drawn = []
-    for number in range(count):
-        requests = [
-            (f"r{i}", rng.randint(1, 24), rng.randint(1, 6), rng.randint(0, 4))
-            for i in range(rng.randint(1, 5))
-        ]
-        slots = rng.randint(1, 4)
-        drawn.append(
-            _scenario(
-                f"drawn {seed}.{number}",
-                requests,
-                budget=rng.randint(slots, 20),
-                slots=slots,
-                blocks=max(prompt + most for _, prompt, most, _ in requests) + rng.randint(0, 20),
-                threshold=rng.choice((0, 0, 3, 7)),
-            )
-        )
-    return drawn
 
 
 def run(lab, scenario: dict, *, raise_errors: bool = True):

@@ -73,9 +73,6 @@ class BlockManager:
     def free(self, request):
         self.history.append((request.request_id, None))
 
-    def cache_blocks(self, request):
-        pass
-
     def slot_mapping(self, request, start, end):
         room = []
         for block in self.block_table(request):

@@ -1,18 +1,11 @@
-"""lab-05's scenarios: operations on a pool whose books are checked, whole runs, and steps as tensors.
+"""lab-05's scenarios: operations on a pool whose books are checked, whole runs, and steps of attention."""
 
-torch is imported by those functions only that build tensors.
-"""
-
-import random
-from functools import cache
-
-from labs.kit import ToyModel, drive, log_ops, make_request
+from labs.kit import ToyModel, drive, make_request
+from labs.kit.toys.ledger import Ledger
+from labs.kit.toys.workloads import draw_workloads
 from mini_engine.scheduler import Scheduler
 
-POISON = 1e4  # what lies in slots that no request may read
 SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
-
-# ---------------------------------------------------------------------------------- bookkeeping
 
 
 class Pool:
@@ -41,72 +34,24 @@ class Pool:
         self.kv.free(request)
 
     def cache_blocks(self, request):
-        """Nothing is cached."""
+        """Nothing is cached: the engine's manager would share blocks, as lab-06 does."""
 
     def check(self):
         """Every block is free or has one owner, and no request holds a block too many or too few."""
-        owner = {}
-        for request_id, request in self.held.items():
-            table = self.kv.block_table(request)
+        kv, owner = self.kv, {}
+        for name, request in self.held.items():
+            table = kv.block_table(request)
             for block in table:
-                if not 0 <= block < self.kv.num_blocks:
-                    raise AssertionError(f"{request_id} holds block {block}, which the pool does not have")
-                if block in owner:
-                    raise AssertionError(f"block {block} belongs to {owner[block]} and to {request_id}")
-                owner[block] = request_id
-            room = len(table) * self.kv.block_size
-            if not request.num_computed_tokens <= room < request.num_tokens + self.kv.block_size:
-                raise AssertionError(f"{request_id} has {request.num_tokens} tokens and room for {room}")
-        if len(owner) + self.kv.num_free_blocks != self.kv.num_blocks:
-            raise AssertionError(
-                f"{len(owner)} blocks are held and {self.kv.num_free_blocks} free, "
-                f"of {self.kv.num_blocks} in all"
-            )
-
-
-class Desk:
-    """Carries out a scenario's operations on one pool; an operation that makes no sense returns None."""
-
-    def __init__(self, lab, config):
-        self.pool = Pool(lab, config["num_blocks"], config["block_size"], config.get("watermark", 0))
-        self.requests = {}
-
-    def perform(self, name, arguments):
-        request_id, *rest = arguments
-        result = None
-        if name == "admit":
-            if request_id not in self.pool.held:
-                self.requests[request_id] = make_request(request_id, rest[0])
-                result = self.pool.admit(self.requests[request_id])
-        elif request_id in self.pool.held:
-            result = getattr(self, name)(self.requests[request_id], *rest)
-        self.pool.check()
-        return result
-
-    def grow(self, request):
-        """A decode: all is computed but the token that was sampled last."""
-        request.output_token_ids.append(len(request.output_token_ids))
-        request.num_computed_tokens = request.num_tokens - 1
-        grown = self.pool.allocate(request, 1)
-        if not grown:
-            request.output_token_ids.pop()
-            request.num_computed_tokens = request.num_tokens
-        return grown
-
-    def needs(self, request, num_tokens):
-        return self.pool.num_new_blocks(request, num_tokens)
-
-    def slots(self, request):
-        """Offsets in their blocks, not the slots: which blocks they are is the manager's choice."""
-        slots = self.pool.slot_mapping(request, 0, request.num_tokens)
-        return [slot % self.pool.block_size for slot in slots]
-
-    def free(self, request):
-        self.pool.free(request)
-
-    def observe(self):
-        lengths = {i: len(self.pool.block_table(request)) for i, request in self.requests.items()}
-        return {"num_free_blocks": self.pool.num_free_blocks, "lengths": lengths}
+                if not 0 <= block < kv.num_blocks:
+                    raise AssertionError(f"{name} holds block {block}, which the pool does not have")
+                if owner.setdefault(block, name) != name:
+                    raise AssertionError(f"block {block} belongs to {owner[block]} and to {name}")
+            room = len({*table}) * kv.block_size
+            if not request.num_computed_tokens <= room < request.num_tokens + kv.block_size:
+                raise AssertionError(f"{name} has {request.num_tokens} tokens and room for {room}")
+        held, free, blocks = len(owner), kv.num_free_blocks, kv.num_blocks
+        if held + free != blocks:
+            raise AssertionError(f"{held} blocks are held and {free} free, of {blocks} in all")
 
 
 def _ops(name, num_blocks, block_size, *ops, watermark=0):
@@ -114,103 +59,59 @@ def _ops(name, num_blocks, block_size, *ops, watermark=0):
     return {"name": name, "config": config, "ops": [list(op) for op in ops]}
 
 
+def admits(*sizes):
+    return [("admit", name, size) for name, size in zip("abcdef", sizes, strict=False)]
+
+
 SCENARIOS = [
     _ops(
         "the edges of a block",
         12,
         4,
-        *(("admit", f"r{n}", n) for n in (3, 4, 5, 7, 8, 9)),
-        *(("slots", f"r{n}") for n in (3, 4, 5, 7, 8, 9)),
+        *admits(3, 4, 5, 7, 8, 9),
+        *(("slot_mapping", name, 0, n) for name, n in zip("abcdef", (3, 4, 5, 7, 8, 9), strict=True)),
     ),
-    _ops("growing through three blocks", 4, 4, ("admit", "a", 3), *[("grow", "a")] * 9, ("slots", "a")),
-    _ops("blocks of one token", 6, 1, ("admit", "a", 3), *[("grow", "a")] * 4, ("free", "a")),
     _ops(
-        "no room is no harm",
-        4,
-        4,
-        ("admit", "a", 9),
-        ("admit", "b", 5),
-        ("admit", "c", 4),
-        ("free", "a"),
-        ("admit", "b", 5),
+        "growing through three blocks", 4, 4, *admits(3), *[("decode", "a")] * 9, ("slot_mapping", "a", 0, 12)
     ),
+    _ops("blocks of one token", 6, 1, *admits(3), *[("decode", "a")] * 4, ("free", "a")),
+    _ops("no room is no harm", 4, 4, *admits(9, 5, 4), ("free", "a"), ("admit", "b", 5)),
     _ops(
         "the watermark",
         10,
         4,
-        ("admit", "a", 20),
-        ("admit", "b", 16),
-        ("admit", "c", 12),
-        *[("grow", "a")] * 9,
-        ("free", "a"),
-        ("free", "c"),
-        ("admit", "d", 40),
+        *admits(20, 16, 12),
+        *[("decode", "a")] * 9,
+        *(("free", "a"), ("free", "c"), ("admit", "d", 40)),
         watermark=2,
     ),
 ]
 
 
-def draw(seed: int, count: int) -> list[dict]:
-    """Scenarios drawn from a seed: admissions, growth and departures in pools that run full."""
-    rng = random.Random(seed)
-    drawn = []
-    for number in range(count):
-        block_size = rng.choice((1, 2, 3, 4, 7, 16))
-        num_blocks = rng.randint(4, 24)
-        ops = []
-        for _ in range(60):
-            name = rng.choice(("admit", "admit", "grow", "grow", "grow", "grow", "free", "slots", "needs"))
-            op = [name, f"r{rng.randint(0, 5)}"]
-            if name == "admit":
-                op.append(rng.randint(1, num_blocks * block_size // 2 + 1))
-            elif name == "needs":
-                op.append(rng.randint(0, 3 * block_size))
-            ops.append(op)
-        watermark = rng.choice((0, 0, 2))
-        drawn.append(_ops(f"drawn {seed}.{number}", num_blocks, block_size, *ops, watermark=watermark))
-    return drawn
-
-
 def run(lab, scenario: dict, *, raise_errors: bool = True):
     """The log of one scenario's operations on `lab.BlockManager`."""
-    desk = Desk(lab, scenario["config"])
-    return log_ops(scenario, desk.perform, desk.observe, raise_errors=raise_errors)
+    return Ledger(lab, Pool(lab, **scenario["config"])).log(scenario, raise_errors)
 
 
 # --------------------------------------------------------------------------------- whole runs
 
 
-def workload(seed: int, block_size: int, num_tokens: int = 60) -> dict:
-    """Requests that outgrow a pool of `num_tokens` slots together, though none of them alone."""
-    rng = random.Random(seed)
-    requests = [
-        {
-            "id": f"r{i}",
-            "prompt": rng.randint(1, 20),
-            "max_tokens": rng.randint(4, 14),
-            "at": rng.randint(0, 4),
-        }
-        for i in range(6)
-    ]
-    config = {
-        "max_num_batched_tokens": 16,
-        "max_num_seqs": 5,
-        "long_prefill_token_threshold": 6,
-        "num_blocks": num_tokens // block_size,
-        "block_size": block_size,
-    }
-    return {"name": f"workload {seed}, blocks of {block_size}", "config": config, "requests": requests}
+def workload(seed: int, block_size: int) -> dict:
+    """Requests that outgrow a pool of 60 slots together, though none of them alone."""
+    limits = {"num_blocks": 60 // block_size, "block_size": block_size, "max_num_batched_tokens": 16}
+    (drawn,) = draw_workloads(
+        seed, 1, requests=(6, 6), prompt=(1, 20), max_tokens=(4, 14), at=4, slots=(5, 5), threshold=(6,)
+    )
+    return drawn | {"config": drawn["config"] | limits}
 
 
-def serve(lab, scenario: dict, model=None):
-    """The trace of a whole run on `lab.BlockManager`; `model(kv)` makes the model, a toy by default."""
+def serve(lab, scenario: dict, model=ToyModel):
+    """The trace of a whole run on `lab.BlockManager`; `model(kv)` makes the model."""
     config = scenario["config"]
-    kv = Pool(lab, config["num_blocks"], config["block_size"], config.get("watermark", 0))
+    kv = Pool(lab, config["num_blocks"], config["block_size"])
     scheduler = Scheduler(kv, **{name: config[name] for name in SETTINGS})
-    return drive(scheduler, scenario, model=(model or ToyModel)(kv), parts={"BlockManager": "lab-05"})
+    return drive(scheduler, scenario, model=model(kv), parts={"BlockManager": "lab-05"})
 
-
-# ------------------------------------------------------------------------- a step, as tensors
 
 # (tokens in the cache, new tokens, block table) of each request in one step; blocks of 4 tokens.
 STEPS = {
@@ -222,115 +123,16 @@ STEPS = {
 }
 
 
-def step_tensors(requests, block_size=4, num_blocks=12, num_heads=4, num_kv_heads=2, head_dim=8, seed=0):
-    """A step made by hand: (q, k_cache, v_cache, batch, expected), everything float64.
-
-    The caches hold the keys of each request where its table says, and POISON in all other slots.
-    `expected` is attention over each request's own keys, computed without any block.
-    """
-    import torch
-
-    from mini_engine.batch import Batch
-    from mini_engine.model import sdpa
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    caches = torch.full((2, num_blocks * block_size, num_kv_heads, head_dim), POISON, dtype=torch.float64)
-    queries, expected, positions, slot_mapping = [], [], [], []
-    for past, new, table in requests:
-        slots = [table[p // block_size] * block_size + p % block_size for p in range(past + new)]
-        kv, q = noise(2, past + new, num_kv_heads, head_dim), noise(new, num_heads, head_dim)
-        caches[:, slots] = kv
-        mask = torch.ones(new, past + new, dtype=torch.bool).tril(past)
-        queries.append(q)
-        expected.append(sdpa(q[None], *kv[:, None], mask)[0])
-        positions += range(past, past + new)
-        slot_mapping += slots[past:]
-    width = max(len(table) for _, _, table in requests)
-    ends = torch.tensor([new for _, new, _ in requests]).cumsum(0)
-    batch = Batch(
-        token_ids=torch.zeros(len(positions), dtype=torch.long),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slot_mapping),
-        block_tables=torch.tensor([table + [0] * (width - len(table)) for _, _, table in requests]),
-        query_lens=[new for _, new, _ in requests],
-        seq_lens=[past + new for past, new, _ in requests],
-        last_rows=(ends - 1).tolist(),
-        block_size=block_size,
-    )
-    k_cache, v_cache = caches.unflatten(1, (num_blocks, block_size))
-    return torch.cat(queries), k_cache, v_cache, batch, torch.cat(expected)
-
-
-# --------------------------------------------------------------------------- with a real model
-
-
-@cache
-def model():
-    """A random float64 model of two layers, whose four heads share two pairs of keys and values."""
-    import torch
-
-    from labs.kit.toys.requests import VOCAB
-    from mini_engine.model import CausalLM, ModelConfig
-
-    generator = torch.Generator().manual_seed(0)
-    net = CausalLM(ModelConfig("llama", VOCAB, 32, 48, 2, 4, 2, 8, 256, tie_word_embeddings=True))
-    net = net.double().requires_grad_(False)
-    for name, parameter in net.named_parameters():
-        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3, generator=generator)
-    return net
-
-
-@cache
 def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """The greedy text of one request alone, on one contiguous cache."""
-    import torch
+    from labs.kit.tensor_toys.models import random_model, run_alone
 
-    from mini_engine.backends.dense import DenseCache, dense_attend
-
-    tokens = make_request(request_id, prompt).prompt_token_ids
-    store = DenseCache(model().config, torch.float64)
-    text = []
-    while len(text) < max_tokens:
-        new = torch.tensor(tokens if not text else text[-1:])
-        positions = torch.arange(len(store), len(store) + len(new))
-        hidden = model()(new, positions, dense_attend(store))
-        text.append(int(model().logits(hidden[-1]).argmax()))
-    return text
+    request = make_request(request_id, prompt, max_tokens)
+    return run_alone(random_model(), request.prompt_token_ids, request.sampling_params)
 
 
-def paged_model(lab):
-    """What `serve` runs a real model with: the lab's two tensor functions around the engine's pool.
+def step_tensors(step, **sizes):
+    """(q, k_cache, v_cache, batch, expected) of a step of such requests."""
+    from labs.kit.tensor_toys import paged
 
-    Before each step every slot that holds no computed token is poisoned.
-    """
-    import torch
-
-    from mini_engine.attention import PagedBackend
-    from mini_engine.interfaces import Row
-
-    class PagedModel:
-        def __init__(self, kv):
-            self.kv = kv
-            self.backend = PagedBackend(
-                model(), kv, write_kv=lab.write_kv, paged_attention=lab.paged_attention
-            )
-
-        def forward(self, rows):
-            if not rows:
-                return {}
-            stale = torch.ones(self.kv.num_blocks * self.kv.block_size, dtype=torch.bool)
-            for request in self.kv.held.values():
-                stale[list(self.kv.slot_mapping(request, 0, request.num_computed_tokens))] = False
-            for cache_tensor in (self.backend.pool.k, self.backend.pool.v):
-                cache_tensor.flatten(1, 2)[:, stale] = POISON
-            logits = self.backend.forward(
-                [Row(request, len(tokens), last) for request, tokens, _, last in rows]
-            )
-            sampled = [request.request_id for request, *_, is_last in rows if is_last]
-            return dict(zip(sampled, logits.argmax(dim=-1, keepdim=True).tolist(), strict=True))
-
-    return PagedModel
+    return paged.step_tensors(step, **sizes)

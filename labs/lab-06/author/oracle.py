@@ -53,7 +53,7 @@ class BlockManager:
         table = self.block_table(request)
         slots = [number * self.block_size + offset for number in table for offset in range(self.block_size)]
         if start < 0 or end > len(slots):
-            raise ValueError("no room at these positions")
+            raise ValueError(f"{request.request_id} has no room at these positions")
         return slots[start:end]
 
     def get_computed_blocks(self, request):
@@ -75,7 +75,7 @@ class BlockManager:
 
     def admit(self, request):
         if request.request_id in self.tables:
-            raise ValueError("it holds pages already")
+            raise ValueError(f"{request.request_id} holds pages already")
         hits = self.get_computed_blocks(request)
         num_new = self._pages_for(request.num_tokens) - len(hits)
         room = [page for page in self._free() if page not in hits]

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import torch
 
 from labs.kit import Skip
+from labs.kit.toys.plays import Play as Base
+from labs.kit.toys.plays import differences, plain
 from mini_engine.engine import Engine
 from mini_engine.model import ModelConfig
 from mini_engine.parts import NoWorkError, Parts
@@ -24,24 +26,7 @@ ERRORS = {error.__name__: error for error in (NoWorkError, RuntimeError, KeyErro
 # A token is some bytes: a letter, two of them, half a letter. The last one ends a text.
 VOCABULARY = (b"a", b"b", b"c", b"ab", b"ba", b"ca", b" ", b"\xc3", b"\xa9", b"")
 SIZE, EOS = len(VOCABULARY), len(VOCABULARY) - 1
-STOPS = (
-    "ab",
-    "ba",
-    "aab",
-    "aba",
-    "bab",
-    "cab",
-    "abab",
-    "ca",
-    "bc",
-    "a b",
-    "é",
-    " c",
-    "bb",
-    "aa",
-    "cc",
-    "ac ",
-)
+STOPS = [*"ab ba aab aba bab cab abab ca bc é bb aa cc".split(), "a b", " c", "ac "]
 NO_FAULT = ("", None)
 ALPHABETS = ("ab", "ab", "abc", "ab.", "a*", "xX\n", "aé")
 
@@ -221,17 +206,18 @@ class TextPlay:
         return {}
 
 
-class EnginePlay:
+class EnginePlay(Base):
     """An engine between two steps, and what its parts are called with in a step."""
 
     def __init__(self, part, config):
+        super().__init__(part)
         settings = dict(config)
         mine = {name: getattr(part, name) for name in settings.pop("parts")}
         self.step_of_part = mine.get("step", Parts().step)
         parts = replace(Parts(), **mine | {"attend_backend": ToyBackend, "step": self.step_watched})
         self.engine = Engine(TOY, ToyTokenizer(), parts=parts, watermark=0, **settings)
-        self.requests, self.streams = [], {}
-        self.inside, self.served, self.state, self.lent, self.returned = False, [], [], [], []
+        self.came, self.streams = [], {}  # all requests, and the readers of some
+        self.inside, self.served, self.state = False, [], []
         self.fault, self.num_steps, self.calls, self.deltas = NO_FAULT, 0, [], []
         scheduler = self.engine.scheduler
         self.watch(scheduler, "schedule", lambda: [])
@@ -240,26 +226,18 @@ class EnginePlay:
         self.watch(scheduler, "update", words_of_update)
         self.watch(self.engine, "collect", lambda requests, stopped: names(requests) + words(stopped))
 
-    def add(self, request_id, prompt, max_tokens, more):
-        self.engine.add_request(
-            prompt, self.params(request_id, max_tokens, more), **self.keywords(request_id, more)
-        )
-        self.requests.append(self.engine.requests[request_id])
-
-    def stream(self, reader, request_id, prompt, max_tokens, more):
-        params = self.params(request_id, max_tokens, more)
-        self.streams[reader] = self.engine.stream(prompt, params, **self.keywords(request_id, more))
-        self.requests.append(self.engine.requests[request_id])
-
-    def params(self, request_id, max_tokens, more):
+    def add(self, request_id, prompt, max_tokens, more, takes="add_request"):
         if request_id in self.engine.requests:
             raise Skip
         sampling = {name: value for name, value in more.items() if name != "priority"}
-        return SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0} | sampling)
+        params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0} | sampling)
+        keywords = {"request_id": request_id, "priority": more.get("priority", 0)}
+        added = getattr(self.engine, takes)(prompt, params, **keywords)
+        self.came.append(self.engine.requests[request_id])
+        return added
 
-    @staticmethod
-    def keywords(request_id, more):
-        return {"request_id": request_id, "priority": more.get("priority", 0)}
+    def stream(self, reader, *request):
+        self.streams[reader] = self.add(*request, takes="stream")
 
     def step(self):
         self.engine.step()
@@ -287,21 +265,22 @@ class EnginePlay:
         self.fault = "nothing", None
 
     def seen(self):
-        engine, renamed = self.engine, {}
+        scheduler, renamed = self.engine.scheduler, {}
         seen = {
             "calls in a step": self.calls,
             "Deltas": self.deltas,
-            "waiting": names(engine.scheduler.waiting),
-            "running": names(engine.scheduler.running),
-            "engine.requests": list(engine.requests),
-            "inboxes": sorted(engine.inboxes),
-            "free blocks": engine.scheduler.kv.num_free_blocks,
-            "cached blocks": engine.scheduler.kv.num_cached_blocks,
+            "waiting": names(scheduler.waiting),
+            "running": names(scheduler.running),
+            "engine.requests": list(self.engine.requests),
+            "inboxes": sorted(self.engine.inboxes),
+            "free blocks": scheduler.kv.num_free_blocks,
+            "cached blocks": scheduler.kv.num_cached_blocks,
         }
-        for number, request in enumerate(self.requests):
-            table = engine.scheduler.kv.block_table(request) if request.finish_reason is None else []
-            state = state_of(request) | {
-                "block_table": [renamed.setdefault(block, len(renamed)) for block in table]
+        for number, request in enumerate(self.came):
+            table = scheduler.kv.block_table(request) if request.finish_reason is None else []
+            state = plain(request) | {
+                "status": request.status.value,
+                "block_table": [renamed.setdefault(block, len(renamed)) for block in table],
             }
             name = f"request {number}, {request.request_id}: "
             seen |= {name + field: value for field, value in state.items() if value}
@@ -311,14 +290,12 @@ class EnginePlay:
     # ---- what is called in a step
 
     def step_watched(self, engine):
-        self.inside, self.served, self.lent = True, list(engine.requests.values()), []
-        self.state = self.states()
+        self.inside, self.served = True, list(engine.requests.values())
+        self.state = plain({request.request_id: request for request in self.served})
         try:
             deltas = self.step_of_part(engine)
             self.untouched("the end")
-            if any(earlier != copy for earlier, copy in self.returned):
-                self.calls.append("what an earlier step returned has been changed")
-            self.returned.append((deltas, list(deltas)))
+            self.lend(f"list of {len(self.lent)}", deltas)
             self.deltas += map(delta_as_json, deltas)
             return deltas
         finally:
@@ -339,9 +316,9 @@ class EnginePlay:
                     error, self.fault = self.fault[1], NO_FAULT
                     raise error
             result = self.scheduled(call) if name == "schedule" else call(*args, **kwargs)
-            self.state = self.states()
+            self.state = plain({request.request_id: request for request in self.served})
             if isinstance(result, dict):
-                self.lent.append((name, result, dict(result)))
+                self.lend(name, result)
             return result
 
         setattr(owner, name, watched)
@@ -355,28 +332,11 @@ class EnginePlay:
             return {}
         return call()
 
-    def states(self):
-        return [state_of(request) for request in self.served]
-
     def untouched(self, name):
         """Write down what the step itself has changed since the call before: there should be nothing."""
-        if self.states() != self.state:
-            self.calls.append(f"before {name}, a Request has been changed")
-        for lender, result, copy in self.lent:
-            if result != copy:
-                self.calls.append(f"before {name}, what {lender} returned has been changed")
-
-
-def state_of(request):
-    return {
-        "status": request.status.value,
-        "num_computed_tokens": request.num_computed_tokens,
-        "num_cached_tokens": request.num_cached_tokens,
-        "num_preemptions": request.num_preemptions,
-        "output_token_ids": list(request.output_token_ids),
-        "finish_reason": request.finish_reason,
-        "max_tokens": request.max_tokens,
-    }
+        now = plain({request.request_id: request for request in self.served})
+        changed = [*differences("request", self.state, now), *self.all_changed()]
+        self.calls += [f"before {name}, {what} has been changed" for what in changed]
 
 
 def names(requests):

@@ -4,15 +4,15 @@ All parts but `step` are the engine's own, so that a verdict is about `step` alo
 parts (LearnerParts.from_labs) where they are to be tried together.
 """
 
-import random
 from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
 from labs.kit import make_request
+from labs.kit.tensor_toys.models import random_model, run_alone
 from labs.kit.toys.driver import PATIENCE, RUNS, ids
-from mini_engine.backends.dense import DenseCache, dense_attend
+from labs.kit.toys.workloads import draw_workloads, workload
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.registry import resolve
@@ -20,8 +20,7 @@ from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.outputs import Delta
 from mini_engine.parts import Parts
-from mini_engine.request import Request, SamplingParams
-from mini_engine.sampler import Sampler
+from mini_engine.request import SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Trace, VirtualClock
 
@@ -35,13 +34,7 @@ SAMPLING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "temperature",
 @cache
 def model(name: str = "tiny") -> CausalLM:
     """In float64, where no near tie can hide or make a difference: a random model, or one by its name."""
-    if name != "tiny":
-        return load_model(resolve(name), dtype="float64")
-    generator = torch.Generator().manual_seed(0)
-    net = CausalLM(TINY).double().requires_grad_(False)
-    for parameter_name, parameter in net.named_parameters():
-        parameter.normal_(1.0 if "norm" in parameter_name else 0.0, 0.4, generator=generator)
-    return net
+    return random_model(TINY, 0.4) if name == "tiny" else load_model(resolve(name), dtype="float64")
 
 
 @cache
@@ -68,44 +61,25 @@ def alone(entry: dict, name: str = "tiny") -> list[int]:
 
 
 @cache
-@torch.inference_mode()
 def _alone(prompt: tuple[int, ...], sampling: SamplingParams, name: str) -> list[int]:
-    net, sampler = model(name), Sampler()
-    request = Request("alone", list(prompt), sampling)
-    store = DenseCache(net.config, net.dtype)
-    tokens = request.prompt_token_ids
-    while request.finish_reason is None:
-        positions = torch.arange(len(store), len(store) + len(tokens))
-        hidden = net(torch.tensor(tokens), positions, dense_attend(store))
-        tokens = sampler(net.logits(hidden[-1:]), [request])
-        request.output_token_ids += tokens
-        request.finish_reason = request.check_stop()
-    return request.output_token_ids
+    return run_alone(model(name), list(prompt), sampling)
 
 
 # ------------------------------------------------------------------------------------- scenarios
 
+_IMPORTANT = [("A", 12, 10, 0, 2), ("B", 10, 10, 0, 2), ("C", 9, 6, 4, 0)]
+_SEEDED = [(f"r{i}", 9 + i, 8, i, {"temperature": 1.0, "seed": i}) for i in range(4)]
+_ALIKE = [("A", list(range(24)), 5, 0), ("B", [*range(20), 7, 7, 7], 5, 2)]
+_PLAYS = [
+    ("romeo", "O Romeo, ", 10, 0),
+    ("king", "KING HENRY:\nMy lord of ", 6, 0),
+    ("late", "O Romeo, Romeo, wherefore ", 9, 3),
+    ("sampled", "HAMLET:\n", 9, 3, {"temperature": 0.8, "seed": 7}),
+]
 
-def _scenario(name, requests, *, blocks=64, size=4, budget=16, slots=4, aborts=(), **config):
-    keys = ("id", "prompt", "max_tokens", "at")
-    return {
-        "name": name,
-        "config": {
-            "policy": "fcfs",
-            "max_num_batched_tokens": budget,
-            "max_num_seqs": slots,
-            "long_prefill_token_threshold": 0,
-            "num_blocks": blocks,
-            "block_size": size,
-            "watermark": 0,
-            **config,
-        },
-        "requests": [
-            dict(zip(keys, request[:4], strict=True)) | (request[4] if len(request) > 4 else {})
-            for request in requests
-        ],
-        "aborts": [{"step": step, "id": request_id} for step, request_id in aborts],
-    }
+
+def _scenario(name, requests, size=4, **config):
+    return workload(name, requests, block_size=size, **{"policy": "fcfs", "watermark": 0} | config)
 
 
 SCENARIOS = [
@@ -115,33 +89,12 @@ SCENARIOS = [
     _scenario("a long prompt beside a chat", [("chat", 4, 9, 0), ("essay", 40, 3, 2)], budget=8),
     _scenario("nothing but chunks", [("A", 30, 2, 0)], budget=7, slots=2),
     _scenario("no room for B until A is done", [("A", 10, 4, 0), ("B", 9, 3, 0)], blocks=4),
+    _scenario("preempted, twice over", [("A", 6, 12, 0), ("B", 7, 12, 0), ("C", 5, 9, 1)], 3, blocks=9),
     _scenario(
-        "preempted, twice over",
-        [("A", 6, 12, 0), ("B", 7, 12, 0), ("C", 5, 9, 1)],
-        blocks=9,
-        size=3,
+        "the important one comes late, and the rows change places", _IMPORTANT, blocks=9, policy="priority"
     ),
-    _scenario(
-        "the important one comes late, and the rows change places",
-        [
-            ("A", 12, 10, 0, {"priority": 2}),
-            ("B", 10, 10, 0, {"priority": 2}),
-            ("C", 9, 6, 4, {"priority": 0}),
-        ],
-        blocks=9,
-        policy="priority",
-    ),
-    _scenario(
-        "the same beginning",
-        [("A", list(range(24)), 5, 0), ("B", [*range(20), 7, 7, 7], 5, 2)],
-        budget=32,
-        prefix_caching=True,
-    ),
-    _scenario(
-        "drawn at random, each from its own seed",
-        [(f"r{i}", 9 + i, 8, i, {"temperature": 1.0, "seed": i}) for i in range(4)],
-        blocks=9,
-    ),
+    _scenario("the same beginning", _ALIKE, budget=32, prefix_caching=True),
+    _scenario("drawn at random, each from its own seed", _SEEDED, blocks=9),
     _scenario("a pause", [("A", 5, 3, 0), ("B", 5, 3, 9)]),
     _scenario(
         "some leave",
@@ -149,54 +102,32 @@ SCENARIOS = [
         budget=8,
         aborts=[(1, "A"), (6, "B")],
     ),
-    _scenario(
-        "the plays",
-        [
-            ("romeo", "O Romeo, ", 10, 0),
-            ("king", "KING HENRY:\nMy lord of ", 6, 0),
-            ("late", "O Romeo, Romeo, wherefore ", 9, 3),
-            ("sampled", "HAMLET:\n", 9, 3, {"temperature": 0.8, "seed": 7}),
-        ],
-        blocks=12,
-        model="shakespeare",
-        prefix_caching=True,
-    ),
+    _scenario("the plays", _PLAYS, blocks=12, model="shakespeare", prefix_caching=True),
 ]
 
 
 def draw(seed: int, count: int) -> list[dict]:
     """Scenarios drawn from a seed. The largest request fits and little more, so that many preempt."""
-    rng = random.Random(seed)
-    drawn = []
-    for number in range(count):
-        requests = [
-            (
-                f"r{i}",
-                rng.randint(1, 16),
-                rng.randint(1, 12),
-                rng.randint(0, 6),
-                {"priority": rng.randint(0, 2)} | rng.choice(({}, {}, {"temperature": 1.0, "seed": i})),
-            )
-            for i in range(rng.randint(3, 6))
-        ]
-        size = rng.choice((1, 2, 3, 4, 5))
-        largest = max(-(-(prompt + most - 1) // size) for _, prompt, most, _, _ in requests)
-        slots = rng.randint(2, 5)
-        aborts = [(rng.randint(1, 8), "r0")] if rng.random() < 0.3 else []
-        drawn.append(
-            _scenario(
-                f"drawn {seed}.{number}",
-                requests,
-                blocks=largest + rng.randint(0, max(1, 4 // size)),
-                size=size,
-                budget=rng.randint(slots, 18),
-                slots=slots,
-                aborts=aborts,
-                policy=rng.choice(("fcfs", "priority")),
-                long_prefill_token_threshold=rng.choice((0, 0, 3)),
-                prefix_caching=rng.random() < 0.5,
-            )
-        )
+    drawn = draw_workloads(
+        seed,
+        count,
+        requests=(3, 6),
+        prompt=(1, 16),
+        max_tokens=(1, 12),
+        at=6,
+        slots=(2, 5),
+        spare=4,
+        threshold=(0, 0, 3),
+        priorities=3,
+        policy=("fcfs", "priority"),
+        block_size=(1, 2, 3, 4, 5),
+        prefix_caching=(True, False),
+        watermark=(0,),
+    )
+    for number, scenario in enumerate(drawn):
+        for i, request in enumerate(scenario["requests"]):
+            request |= {"temperature": 1.0, "seed": i} if (number + i) % 3 == 0 else {}
+        scenario["aborts"] = [{"step": number % 8 + 1, "id": "r0"}] if number % 3 == 0 else []
     return drawn
 
 

@@ -1,5 +1,5 @@
-"""Those who race, each as a module with a class Peer, loaded by worker.py in a process of its own.
+"""The contestants, each a module with a class Peer that worker.py loads in a process of its own.
 
-A module imports only its own library and the standard library, except mini_engine.py: the
-environment that it runs in need not have anything of this project's.
+A module imports only its own library and the standard library, except mini_engine.py: its environment
+need not have any package of this project.
 """

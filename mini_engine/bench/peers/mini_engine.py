@@ -1,8 +1,8 @@
-"""This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/ altogether,
-or a slower way to serve, named as in sim/policies.py.
+"""This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/, or a slower
+way to serve, named as in sim/policies.py.
 
-"floor" is what its steps cannot take less than: the bare products of the very same steps, in this
-process, and the weights read once a step at the speed at which this machine reads memory.
+"floor" is a lower bound of its steps' time: the matrix products of the same steps alone, in this process, and
+the weights read once a step at the speed at which this machine reads memory.
 """
 
 import time
@@ -46,7 +46,7 @@ class Peer:
 
     @torch.inference_mode()
     def floor(self, prompts: list[list[int]], num_outputs: list[int]) -> dict[str, Any]:
-        """Seconds of the products, and of reading the weights, over the steps of this workload."""
+        """Return the seconds of the products, and of reading the weights, over this workload's steps."""
         served = self.variant("")[0]
         if served.last != (prompts, num_outputs):
             served(prompts, num_outputs)
@@ -67,7 +67,7 @@ class Peer:
 
 
 def settings_on(device: torch.device) -> dict[str, Any]:
-    """A GPU serves more at once, and gives six tenths of its free memory to keys and values."""
+    """Return the engine's settings; on a GPU, six tenths of the free memory are for keys and values."""
     if device.type == "cpu":
         return {"max_num_seqs": 64, "max_num_batched_tokens": 512}
     free, _ = torch.cuda.mem_get_info(device)
@@ -91,7 +91,7 @@ class Served:
         policy = "" if variant in FAST else f"{BASELINES[variant].about}; "
         most, budget = settings["max_num_seqs"], settings["max_num_batched_tokens"]
         self.settings = f"{policy}{how}, {most} sequences, {budget:,} tokens a step"
-        self.steps: list[tuple[int, int]] = []  # of each, its rows and those that are sampled
+        self.steps: list[tuple[int, int]] = []  # the rows of each, and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore
 
@@ -110,7 +110,7 @@ class Served:
 
 
 def products(model: CausalLM) -> Iterator[tuple[Product, int]]:
-    """The products of all layers as the engine computes them, each with the width of its input."""
+    """Yield the matrix products of all layers as the engine computes them, each with its input's width."""
     layer: Any
     config = model.config
     hidden, attention = config.hidden_size, config.num_attention_heads * config.head_dim
@@ -129,7 +129,7 @@ def head_of(model: CausalLM) -> Product:
 
 
 def weight_bytes(model: CausalLM) -> int:
-    """What a step reads of the weights: all but the embedding, of which it takes a few rows."""
+    """Return the bytes of weights that a step reads: all but the embedding, of which it takes a few rows."""
     config = model.config
     heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
     layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
@@ -138,7 +138,7 @@ def weight_bytes(model: CausalLM) -> int:
 
 
 def read_bandwidth(device: torch.device, size: int = 2**28) -> float:
-    """Bytes a second from memory: the best of six sums over more than any cache holds."""
+    """Return the bytes per second from memory: the best of six sums over more than any cache holds."""
     values, best = torch.ones(size // 4, device=device), 0.0
     for _ in range(6):
         start = time.perf_counter()

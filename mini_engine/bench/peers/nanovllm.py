@@ -1,5 +1,5 @@
 """nano-vLLM, from the folder that the user named, on a CUDA device. It cannot sample greedily, so its tokens
-differ from everybody's; their number does not."""
+differ from those of the others; their number does not."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -44,7 +44,7 @@ class Peer:
         return rows
 
     def continuous(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
-        """What generate_batch does, request by request, because it takes one length for all."""
+        """Do what generate_batch does, with a length for each request, where it takes one for all."""
         greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         pairs = list(zip(prompts, num_outputs, strict=True))
         # Room for all at once; left alone, it takes nine tenths of the memory, and touches it.

@@ -1,4 +1,4 @@
-"""`python worker.py PEER`: a peer as a process that speaks JSON lines on stdin and stdout.
+"""`python worker.py PEER`: a peer as a process that reads and writes JSON lines.
 
 The first line in is its job (model, gguf, dtype, threads, device), the answer its versions. Every further
 line is work for one of its variants, and the answer has the seconds that it took and the tokens. It runs
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-    """The class Peer of the module beside this one, whose name may be that of the library it imports."""
+    """Return the class Peer of a module beside this one, whose name may be that of the library it imports."""
     spec = importlib.util.spec_from_file_location(f"peer_{name}", Path(__file__).parent / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -24,7 +24,7 @@ def load(name: str) -> Any:
 
 
 def answer(peer: Any, variant: str, prompts: list[list[int]], num_outputs: list[int]) -> dict[str, Any]:
-    """Serve the prompts, and time that alone. A variant that times itself answers a dict."""
+    """Serve the prompts, and time that alone. A variant that times itself returns a dict."""
     serve, settings = peer.variant(variant)
     start = time.perf_counter()
     said = serve(prompts, num_outputs)
@@ -34,7 +34,7 @@ def answer(peer: Any, variant: str, prompts: list[list[int]], num_outputs: list[
 
 
 def main(name: str) -> None:
-    # Libraries print what they like; the answers go where only we write.
+    # Libraries print to stdout too; the answers go to a copy of it.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.path = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
@@ -49,7 +49,7 @@ def main(name: str) -> None:
         except Exception as error:
             said = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(said), file=answers, flush=True)
-    os._exit(0)  # large libraries take seconds to end in order
+    os._exit(0)  # large libraries take seconds to shut down
 
 
 if __name__ == "__main__":

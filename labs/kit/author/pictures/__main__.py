@@ -1,20 +1,19 @@
-"""Draws labs/lab-NN/images/*.png anew: `python -m labs.kit.author.pictures [lab-NN ...]`."""
+"""Draw labs/lab-NN/images/*.png anew: `python -m labs.kit.author.pictures [lab-NN ...]`.
+
+Every function of lab_NN.py that returns a Sheet is a picture.
+"""
 
 import sys
 from importlib import import_module
+from inspect import isfunction
 
+from labs.kit.author.pictures.sheet import Sheet
 from labs.kit.judge.manifest import find_lab, lab_ids
 
-
-def main(*labs: str) -> None:
-    for lab in [find_lab(name) for name in labs or lab_ids()]:
-        module = import_module(f"labs.kit.author.pictures.{lab.id.replace('-', '_')}")
-        for picture in module.PICTURES:
-            path = lab.file("images") / f"{picture.__name__.replace('_', '-')}.png"
+for lab in [find_lab(name) for name in sys.argv[1:] or lab_ids()]:
+    module = import_module(f"labs.kit.author.pictures.{lab.id.replace('-', '_')}")
+    for name, draw in vars(module).items():
+        if isfunction(draw) and draw.__annotations__.get("return") is Sheet:
+            path = lab.file("images") / f"{name.replace('_', '-')}.png"
             path.parent.mkdir(exist_ok=True)
-            size = picture().save(path, picture.__doc__)
-            print(f"{path.parent.parent.name}/images/{path.name}: {size / 1000:.0f} kB")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            print(f"{lab.id}/images/{path.name}: {draw().save(path) / 1000:.0f} kB")

@@ -5,9 +5,7 @@ from labs.kit.judge import loading
 
 
 def rectangle() -> Sheet:
-    """Three decodes with 21, 14 and 8 tokens in their caches and the first 8 of a prompt's 13 tokens:
-    four rows, padded on the left twice, the past to 21 columns and the new tokens to 8. Each row's last
-    token is in the last column. Of the 32 cells that are computed 11 are tokens, the others pads."""
+    """Three decodes and a chunk of a prompt as one rectangle, padded on the left twice."""
     scenarios = loading.load("lab-04", "scenarios")
     rows, caches = scenarios.fleet(scenarios.SHAPES["the worked example"][:3])
     request, caches["D"] = scenarios.mid_flight("D", 0, 13)
@@ -21,83 +19,60 @@ def rectangle() -> Sheet:
     sheet.note(left, 26, f"past: what the caches hold, {p_max} columns")
     sheet.note(middle, 26, f"new: computed now, {t_max}")
     for row, name in enumerate("ABCD"):
-        y = 44 + row * 32
+        y, sampled = 44 + row * 32, batch.is_last[row]
         sheet.text(left - 10, y + 13, name, ha="right", size=10, weight="bold")
-        for column in range(p_max):
-            kind = "cached" if column >= p_max - past[row] else "pad"
-            sheet.cell(left + column * thin + 0.7, y, thin - 1.4, 26, "", kind, line=0.6)
-        for column in range(t_max):
-            real = column >= t_max - new[row]
-            kind = ("decode" if batch.is_last[row] else "prefill") if real else "pad"
-            words = str(int(batch.positions[row, column])) if real else ""
-            sheet.cell(middle + column * wide + 0.7, y, wide - 1.4, 26, words, kind, line=0.6)
-        sheet.arrow((end + 4, y + 13), (end + 26, y + 13), colour=SOFT if batch.is_last[row] else "#C9C9C5")
-        left_over = request.num_tokens - new[row]
-        words = "sampled" if batch.is_last[row] else f"{left_over} left:\nnot sampled"
+        pads = [("", "pad")] * (p_max - past[row])
+        sheet.cells(left, y, thin, 26, pads + [("", "cached")] * past[row], gap=1.4, line=0.6)
+        positions = batch.positions[row, t_max - new[row] :].tolist()
+        cells = [(str(position), "decode" if sampled else "prefill") for position in positions]
+        sheet.cells(middle, y, wide, 26, [("", "pad")] * (t_max - new[row]) + cells, gap=1.4, line=0.6)
+        sheet.arrow((end + 4, y + 13), (end + 26, y + 13), colour=SOFT if sampled else "#C9C9C5")
+        words = "sampled" if sampled else f"{request.num_tokens - new[row]} left:\nnot sampled"
         sheet.note(end + 32, y + 13, words, va="center")
     sheet.brace(middle, end, 182, f"{sum(new)} of {t_max * len(new)} cells are tokens")
-    sheet.legend(
-        left, 238, ("cached", "in a cache"), ("decode", "a decode"), ("prefill", "a chunk"), ("pad", "pad"),
-    )  # fmt: skip
+    kinds = (("cached", "in a cache"), ("decode", "a decode"), ("prefill", "a chunk"), ("pad", "pad"))
+    sheet.legend(left, 238, *kinds)
     sheet.note(left + 336, 238, "numbers are positions")
     return sheet
 
 
 def mask() -> Sheet:
-    """The masks of two steps, cell by cell: the queries are the rows, the keys the columns. A real
-    query sees its real past and the new tokens up to itself, and no pad, neither of the past nor of the
-    new ones; a pad sees its own column, so that its softmax is not one over nothing."""
+    """The masks of two steps, cell by cell: the queries are the rows, the keys the columns."""
     import torch
 
-    fused = solution("lab-04").fused_attention_mask
     sheet = Sheet(392)
-    steps = (
+    for top, words, past, new in (
         (0, "a step in which both rows have three new tokens", [2, 4], [3, 3]),
         (166, "a decode, A, beside a chunk of four, B", [3, 0], [1, 4]),
-    )
-    for top, words, past, new in steps:
+    ):
         sheet.title(14, top + 22, words)
-        seen = fused(torch.tensor(past), torch.tensor(new))[:, 0].tolist()
-        for row in range(2):
-            draw_mask(sheet, 84 + row * 340, top + 66, "AB"[row], past, new, row, seen[row])
-    sheet.legend(14, 374, *[(key, words) for key, words in MASK.items()])
+        seen = solution("lab-04").fused_attention_mask(torch.tensor(past), torch.tensor(new))[:, 0].tolist()
+        for row, x in enumerate((84, 424)):
+            draw_mask(sheet, x, top + 66, row, past, new, seen[row])
+    sheet.legend(
+        14, 374, ("prefill", "seen"), ("empty", "later: hidden"), ("pad", "a pad: hidden"),
+        ("waiting", "seen by a pad, thrown away"),
+    )  # fmt: skip
     return sheet
 
 
-MASK = {
-    "prefill": "seen",
-    "empty": "later: hidden",
-    "pad": "a pad: hidden",
-    "waiting": "seen by a pad, thrown away",
-}
-
-
 def draw_mask(
-    sheet: Sheet,
-    x: float,
-    y: float,
-    name: str,
-    past: list[int],
-    new: list[int],
-    row: int,
-    seen: list[list[bool]],
+    sheet: Sheet, x: float, y: float, row: int, past: list[int], new: list[int], seen: list[list[bool]]
 ) -> None:
     """One row of a batch: a line for each query, a column for each key."""
-    p_max, t_max, cell = max(past), max(new), 27
-    gap = 10
-    sheet.text(x - 70, y - 12, name, size=11, weight="bold")
+    p_max, t_max, pitch = max(past), max(new), 27
+    middle = x + p_max * pitch + 10
+    sheet.title(x - 70, y - 12, "AB"[row])
     sheet.note(x, y - 12, f"past: {past[row]}")
-    sheet.note(x + p_max * cell + gap, y - 12, f"new: {new[row]}")
-    for t in range(t_max):
-        query = t - (t_max - new[row])
-        sheet.note(x - 8, y + t * cell + 13, "pad" if query < 0 else f"query {query}", ha="right")
-        for k in range(p_max + t_max):
-            real = k >= p_max - past[row] if k < p_max else k - p_max >= t_max - new[row]
-            kind = "empty" if real else "pad"
-            if seen[t][k]:
-                kind = "prefill" if query >= 0 else "waiting"
-            at = x + k * cell + (gap if k >= p_max else 0)
-            sheet.cell(at, y + t * cell, cell - 2, cell - 2, "", kind, line=0.7)
-
-
-PICTURES = (rectangle, mask)
+    sheet.note(middle, y - 12, f"new: {new[row]}")
+    real = [k >= p_max - past[row] for k in range(p_max)] + [t >= t_max - new[row] for t in range(t_max)]
+    for t, line in enumerate(seen):
+        query, top = t - (t_max - new[row]), y + t * pitch
+        sheet.note(x - 8, top + 13, "pad" if query < 0 else f"query {query}", ha="right")
+        by_query = "prefill" if query >= 0 else "waiting"
+        kinds = [
+            ("", by_query if sees else "empty" if token else "pad")
+            for sees, token in zip(line, real, strict=True)
+        ]
+        sheet.cells(x - 1, top, pitch, pitch - 2, kinds[:p_max], line=0.7)
+        sheet.cells(middle - 1, top, pitch, pitch - 2, kinds[p_max:], line=0.7)

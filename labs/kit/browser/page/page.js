@@ -1,9 +1,9 @@
-// A lab's page: the editor, the worker that runs Python and the watch over it, and what is shown of a run.
+// A lab's page: the editor, the worker that runs Python, its watchdog, and the results of a run.
 
 import { makeEditor } from "./editor.js";
 
-// For tests. quiet: ms without a word, after which Python hangs in something that it cannot interrupt.
-// scale: of the seconds that each test has.
+// For tests. quiet: ms without a message, after which Python hangs in a call that nothing interrupts.
+// scale: factor of the time limit of each test.
 window.labPage = { quiet: 25_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
@@ -13,7 +13,7 @@ function kept(name, otherwise) {
   try { return localStorage.getItem(key(name)) ?? otherwise; } catch { return otherwise; }
 }
 function keep(name, value) {
-  try { localStorage.setItem(key(name), value); } catch { say("This browser keeps nothing: download your code before you leave."); }
+  try { localStorage.setItem(key(name), value); } catch { say("This browser stores nothing: download your code before you leave."); }
 }
 function el(tag, text = "", attributes = {}) {
   const element = Object.assign(document.createElement(tag), { textContent: text });
@@ -22,27 +22,27 @@ function el(tag, text = "", attributes = {}) {
 }
 const say = (text) => { $("status").textContent = text; };
 
-// ---------------------------------------------------------------------------------- Python, and the watch over it
+// ---------------------------------------------------------------------------------- Python and its watchdog
 
 let worker, ready = false, running = false, waiting = false, watch, begun = "";
 
 function start() {
   ready = false;
   worker = new Worker(new URL(`worker.js?lab=${lab.id}`, import.meta.url), { type: "module" });
-  worker.onmessage = ({ data }) => heard(data);
+  worker.onmessage = ({ data }) => receive(data);
   worker.onerror = (event) => ended(`Python could not start: ${event.message ?? "see the console"}.`, false);
 }
 
-function heard(message) {
+function receive(message) {
   if ("ready" in message) {
     ready = true;
     if (!waiting && !running) say("Python is ready.");
-    if (!played) play(message.ready, "The reference at work. When you have run the tests, your own run is here.");
+    if (!played) play(message.ready, "This is the reference's run. Run the tests to see your own.");
     if (waiting) run();
   } else if ("row" in message) {
     listen();
     if (message.row.begun) begun = message.row.begun;
-    else told(message.row);
+    else showTest(message.row);
   } else if ("verdict" in message) {
     clearTimeout(watch);
     runs(false);
@@ -53,9 +53,9 @@ function heard(message) {
 }
 
 function run() {
-  if (running) return ended("Stopped. Python starts anew.");
+  if (running) return ended("Stopped. Python starts again.");
   waiting = !ready;
-  if (waiting) return say("Python is loading. The tests run as soon as it is there.");
+  if (waiting) return say("Python is loading. The tests run when it is ready.");
   runs(true);
   if (matchMedia("(max-width: 899px)").matches) go("results");
   begun = "";
@@ -68,7 +68,7 @@ function run() {
 
 function listen() {
   clearTimeout(watch);
-  const words = () => `${begun || "The file"} does not end, and hangs so that nothing interrupts it. Python was ended and starts anew.`;
+  const words = () => `${begun || "The file"} does not end, and nothing interrupts it. Python was stopped and starts again.`;
   watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, labPage.quiet);
 }
 
@@ -88,7 +88,7 @@ function runs(now) {
   $("results").setAttribute("aria-busy", now);
 }
 
-// -------------------------------------------------------------------------------------------- what is shown of it
+// -------------------------------------------------------------------------------------------- the results
 
 let rows = [];
 
@@ -101,7 +101,7 @@ function clear() {
   editor.mark(null);
 }
 
-function told(row) {
+function showTest(row) {
   rows.push(row);
   const state = row.passed ? "passed" : "failed";
   $("marks").append(el("li", "", { class: state, title: row.claim }));
@@ -110,7 +110,7 @@ function told(row) {
   if (!row.passed) item.append(el("small", row.said.slice(0, 300)));
   $("tests").append(item);
   $("all").hidden = false;
-  const failed = rows.filter((one) => !one.passed);
+  const failed = rows.filter((test) => !test.passed);
   $("verdict").textContent = `${rows.length - failed.length} pass${failed.length ? `, ${failed.length} fail` : ""} so far.`;
   if (failed.length === 1 && failed[0] === row) $("report").replaceChildren(el("p", `${row.claim} ${row.said}`));
 }
@@ -129,7 +129,7 @@ function show(verdict) {
     $("tasks").hidden = false;
     for (const task of verdict.tasks) {
       const item = el("li", "", { class: task.done ? "passed" : task.name === verdict.next ? "failed" : "open" });
-      item.append(el("code", task.name), ` ${task.stands}`);
+      item.append(el("code", task.name), ` ${task.status}`);
       $("tasks").append(item);
     }
   }
@@ -143,16 +143,16 @@ function show(verdict) {
   if (verdict.player) {
     const { step, traces } = verdict.player;
     const beside = traces.length > 1 ? "Yours beside the reference" : "Your run";
-    const parted = step !== null, same = verdict.done ? "." : ". The failure has no run to play; in this one you decide alike.";
-    play(verdict.player, beside + (parted ? `, opened at step ${step}: there the two part.` : same));
+    const parted = step !== null, same = verdict.done ? "." : ". The failed test has no run to play; in this one your decisions are the reference's.";
+    play(verdict.player, beside + (parted ? `, opened at step ${step}, the first that differs.` : same));
     if (parted || verdict.done) choose("play");
   }
 }
 
-/** What is wrong with the whole file, in words, and the way to its line: all tests would say the same. */
+/** The problem of the whole file and its line: all tests would report the same. */
 function problem({ problem: text, line, started }) {
   const begun = started !== false, words = text.replace(/^lab-\d+: /, "");
-  const hole = editor.text.split("\n").findIndex((one) => one.includes("raise NotImplementedError"));
+  const hole = editor.text.split("\n").findIndex((line) => line.includes("raise NotImplementedError"));
   const at = begun ? line : hole + 1;
   $("marks").replaceChildren();
   $("all").hidden = true;
@@ -168,10 +168,10 @@ function toLine(line) {
   return there;
 }
 
-/** The failure that says most, by its sections. */
+/** The most informative failure, by its sections. */
 function report({ test, report: text, line, next }) {
   const [head, ...sections] = text.split(/^--- (.*) ---$/m);
-  const title = el("h3", "The failure that says most");
+  const title = el("h3", "The most informative failure");
   const [claim, ...traceback] = head.trim().split("\n");
   $("report").append(title, el("p", claim), el("p", test, { class: "test" }), lines(traceback.join("\n")));
   for (let n = 0; n + 1 < sections.length; n += 2) {
@@ -186,7 +186,7 @@ function report({ test, report: text, line, next }) {
   }
   if (line) {
     title.append(" ", toLine(line));
-    editor.mark(line, `${next}: the failure that says most came through here`);
+    editor.mark(line, `${next}: the most informative failure came through here`);
   }
 }
 
@@ -222,7 +222,7 @@ addEventListener("message", ({ source, data }) => {
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function choose(id) {
-  for (const tab of tabs) { // beside the editor, where there is room
+  for (const tab of tabs) { // beside the editor, if there is room
     const mine = tab.getAttribute("aria-controls") === id;
     tab.setAttribute("aria-selected", mine);
     tab.tabIndex = mine ? 0 : -1;
@@ -230,7 +230,7 @@ function choose(id) {
   }
 }
 
-/** Show a part of the page: on a phone in place of the others. */
+/** Show a part of the page; on a phone it replaces the others. */
 function go(id) {
   for (const pane of document.querySelectorAll(".pane")) pane.classList.toggle("current", pane.id === id);
   for (const link of document.querySelectorAll(".jump a")) {
@@ -296,16 +296,16 @@ $("file").onchange = async () => {
   const [file] = $("file").files;
   $("file").value = "";
   if (!file) return;
-  if (file.size > 500_000) return say(`${file.name} has ${file.size} bytes: this is no starter.py.`);
+  if (file.size > 500_000) return say(`${file.name} has ${file.size} bytes: it cannot be a starter.py.`);
   editor.text = await file.text();
-  say(`${file.name} is in the editor. Undo brings back what was there.`);
+  say(`${file.name} is in the editor. Undo brings your earlier text back.`);
 };
 $("reset").onclick = () => {
   editor.text = lab.starter;
-  say("The file is as new. Undo (Ctrl+Z in the editor) brings yours back.");
+  say("The file is restored. Undo (Ctrl+Z in the editor) brings yours back.");
 };
 document.body.classList.add("awake");
 go(editor.text === lab.starter ? "read" : "write");
 choose("read");
-$("player").src = new URL("player/shell.html", import.meta.url); // now that somebody listens
+$("player").src = new URL("player/shell.html", import.meta.url); // now that the listener is set
 start();

@@ -1,6 +1,6 @@
-// Python, in a worker of its own: what hangs in it can be ended by the page. It loads from its own folder alone.
-//   to it    {source, columns, scale}
-//   from it  {ready: preview}, {row}, {verdict}, {broken: why}
+// Python in a worker, which the page can end if it hangs. It loads files only from its own folder.
+//   receives {source, columns, scale}
+//   sends    {ready: preview}, {row}, {verdict}, {broken: why}
 
 const lab = new URLSearchParams(location.search).get("lab");
 
@@ -21,15 +21,15 @@ os.chdir("/course")
 
 let asked = false;
 const started = start();
-// In the pause before somebody asks; who has asked already need not wait for it.
+// Warm up in the pause before the first run; a run that waits already goes first.
 started.then((judge) => setTimeout(() => asked || judge.warm(lab), 200), () => {});
 started.catch((error) => postMessage({ broken: String(error) }));
 onmessage = async ({ data: { source, columns, scale } }) => {
   asked = true;
   const judge = await started;
   try {
-    const tell = (row) => postMessage({ row: JSON.parse(row) });
-    postMessage({ verdict: JSON.parse(judge.run(lab, source, tell, columns, scale)) });
+    const send = (row) => postMessage({ row: JSON.parse(row) });
+    postMessage({ verdict: JSON.parse(judge.run(lab, source, send, columns, scale)) });
   } catch (error) {
     postMessage({ broken: String(error) });
   }

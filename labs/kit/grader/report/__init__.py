@@ -1,41 +1,40 @@
-"""All that is made from grades: a table, each student's feedback, Gradescope's files, the class's report.
+"""The report: a table, each student's feedback, Gradescope's files, and the class's report.
 
-`write_reports` reads the grades once, one after another, and keeps of each a row of numbers. Its files are
-the same, byte for byte, for equal grades in any order. What a student must not see ends in disclosure.py.
+Its files are the same, byte for byte, for equal grades in any order. All that a student must not see ends in
+disclosure.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from labs.kit.grader.grading import Settings
+from labs.kit.grader.files import write
 from labs.kit.grader.report import figure, gradescope, markdown, pages, table
-from labs.kit.grader.report.disclosure import tell
-from labs.kit.grader.report.files import Spool, write
+from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.summary import Summary
 from labs.kit.grader.results import Grade
+from labs.kit.grader.submission import Settings
 
 
-def write_reports(report: Path, grades: Callable[[], Iterator[Grade]], settings: Settings) -> None:
+def write_reports(report: Path, grades: Iterable[Grade], settings: Settings) -> None:
     """Write grades.csv, feedback/, gradescope/, report.md, report.png and index.html below `report`.
 
-    Each file is there whole or not at all. Raises ValueError when two grades are of one student.
+    Each file is complete or not there. Raise ValueError if two grades are of one student.
     """
     summary = Summary(settings.seed)
-    stems = set()
-    with Spool() as spool:
-        for grade in grades():
-            told = tell(grade, settings)
-            summary.add(told)
-            stems.add(told.stem)
-            write(report / "feedback" / f"{told.stem}.md", markdown.feedback(told))
-            write(report / "feedback" / f"{told.stem}.html", pages.student(told))
-            write(report / "gradescope" / f"{told.stem}.json", gradescope.results(told))
-            pages.keep(told, spool)
-        for old in [*(report / "feedback").glob("*"), *(report / "gradescope").glob("*.json")]:
-            if old.stem not in stems:  # of a submission that is no longer there, or could not be graded
-                old.unlink()
-        summary.close()
-        write(report / "grades.csv", table.grades(summary))
-        write(report / "report.png", figure.png(summary))
-        write(report / "report.md", markdown.instructor(summary))
-        write(report / "index.html", pages.index(summary, spool))
+    packs: dict[str, str] = {}
+    for grade in grades:
+        student = disclose(grade, settings)
+        summary.add(student)
+        write(report / "feedback" / f"{student.stem}.md", markdown.feedback(student))
+        write(report / "feedback" / f"{student.stem}.html", pages.student(student))
+        write(report / "gradescope" / f"{student.stem}.json", gradescope.results(student))
+        packs |= pages.packs(student)
+    stems = {row.stem for row in summary.rows}
+    for old in [*(report / "feedback").glob("*"), *(report / "gradescope").glob("*.json")]:
+        if old.stem not in stems:  # its submission is gone, or could not be graded
+            old.unlink()
+    summary.close()
+    write(report / "grades.csv", table.grades(summary))
+    write(report / "report.png", figure.png(summary))
+    write(report / "report.md", markdown.instructor(summary))
+    write(report / "index.html", pages.index(summary, packs))

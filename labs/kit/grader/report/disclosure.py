@@ -1,7 +1,7 @@
-"""What may be told of a grade, in words. All reports are made from this, and none looks at a Grade itself.
+"""The part of a grade that a report may show, in words. All reports are made from it, none from a Grade.
 
-Hidden cases end here: of them only numbers go on, unless they are to be revealed. What a submission wrote
-is cut to a size, and what would move a cursor or turn a line around is spelled out.
+Hidden cases end here: only their numbers go on, unless they are to be revealed. Text of a submission is cut
+to a size, and characters that would move a cursor or turn a line around are escaped.
 """
 
 import json
@@ -10,19 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from labs.kit.grader.grading import Settings, logs_to_run
-from labs.kit.grader.report.files import stem_of
-from labs.kit.grader.results import (
-    MISSING,
-    NOT_WRITTEN,
-    RIGHT,
-    WAITS,
-    WRONG,
-    Case,
-    Grade,
-    LabGrade,
-    TaskGrade,
-)
+from labs.kit.grader.grading import logs_to_run
+from labs.kit.grader.names import printable, safe
+from labs.kit.grader.results import MISSING, NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade, LabGrade, TaskGrade
+from labs.kit.grader.submission import Settings
 from labs.kit.judge.manifest import LabError, find_lab
 from mini_engine.show.player import payload
 
@@ -33,11 +24,8 @@ STATES = {
     WAITS: "right by itself",
     MISSING: "not handed in",
 }
-LINES, LETTERS = 120, 400  # of what is told of a case
-RUN = 400_000  # characters of a run that goes into a player
-# Control characters, halves of letters, and marks that turn a line around.
-CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
-STRANGE = re.compile(rf"[{CONTROLS}\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+LINES, LETTERS = 120, 400  # of a case's story
+RUN = 400_000  # characters of a run in the player
 
 
 @dataclass(frozen=True)
@@ -51,13 +39,13 @@ class TaskDisclosed:
     points: float
     passed: int
     total: int
-    mistake: str  # the known one that behaves just so
+    mistake: str  # the known one with the same run
     hint: str
 
 
 @dataclass(frozen=True)
 class Play:
-    """The run that departs, beside what should have been seen: JSON of the player's traces."""
+    """The run that departs, and the expected one: JSON of the player's traces."""
 
     yours: str
     expected: str
@@ -89,53 +77,54 @@ class LabDisclosed:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """What follows: what the last call should have let be seen."""
+        """The rest of the story: the state after the last call, and the expected one."""
         return self.story[len(self.calls) :]
 
     @property
     def only_hidden(self) -> bool:
-        """Whether a student's own `labs test` says nothing of what is wrong."""
+        """Whether a student's own `labs test` passes all that departs here."""
         return not self.public[0] and self.hidden[0] > 0
 
     @property
     def counts(self) -> str:
-        """How many cases depart, in words."""
+        """The numbers of cases that depart, in words."""
         both = (("Public", self.public), ("hidden", self.hidden))
-        said = [f"{kind} cases: {departed} of {total} depart" for kind, (departed, total) in both if total]
-        return "; ".join(said)
+        texts = [f"{kind} cases: {departed} of {total} depart" for kind, (departed, total) in both if total]
+        return "; ".join(texts)
 
     @property
     def is_missing(self) -> bool:
-        """Whether there was nothing to judge."""
+        """Whether there was no file to judge."""
         return all(task.state == MISSING for task in self.tasks)
 
 
 @dataclass(frozen=True)
 class Disclosed:
-    """A student's grade as it is reported."""
+    """A student's grade in a report."""
 
-    student: str
-    stem: str  # of the names of its files
+    name: str
+    stem: str  # of the names of the student's files
     labs: tuple[LabDisclosed, ...]
     earned: float
     points: float
     withheld: float
     seed: str
     isolation: str
-    num_hidden: int  # cases that are drawn, a lab
+    num_hidden: int  # hidden cases per lab
     ignored: tuple[str, ...]
     submitted: str
 
 
-def tell(grade: Grade, settings: Settings) -> Disclosed:
+def disclose(grade: Grade, settings: Settings) -> Disclosed:
+    """Return the part of a grade that a report may show."""
     return Disclosed(
-        plain(grade.student),
-        stem_of(grade.student),
-        tuple(tell_lab(lab, grade.late.get(lab.lab, ""), settings.reveal) for lab in grade.labs),
+        printable(grade.student),
+        safe(grade.student),
+        tuple(lab_disclosed(lab, grade.late.get(lab.lab, ""), settings.reveal) for lab in grade.labs),
         grade.earned,
         sum(lab.points for lab in grade.labs),
         grade.withheld,
-        plain(grade.seed),
+        printable(grade.seed),
         grade.isolation,
         settings.hidden,
         tuple(line(name) for name in grade.ignored),
@@ -143,19 +132,19 @@ def tell(grade: Grade, settings: Settings) -> Disclosed:
     )
 
 
-def tell_lab(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
+def lab_disclosed(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
     shown = next((case for case in lab.cases if not case.passed and (reveal or not case.hidden)), None)
-    public, hidden = ([case for case in lab.cases if case.hidden is kind] for kind in (False, True))
+    public, hidden = ([case.passed for case in lab.cases if case.hidden is kind] for kind in (False, True))
     return LabDisclosed(
         lab.lab,
         title_of(lab.lab),
         lab.earned,
         lab.points,
-        tuple(tell_task(task) for task in lab.tasks),
+        tuple(task_disclosed(task) for task in lab.tasks),
         line(lab.problem),
-        departed(public),
-        departed(hidden),
-        case_name(shown) if shown else "",
+        (public.count(False), len(public)),
+        (hidden.count(False), len(hidden)),
+        case_name(shown.name) if shown else "",
         story_of(shown.said) if shown else (),
         play_of(lab) if shown else None,
         line(late),
@@ -170,66 +159,52 @@ def title_of(lab_id: str) -> str:
         return ""
 
 
-def tell_task(task: TaskGrade) -> TaskDisclosed:
+def task_disclosed(task: TaskGrade) -> TaskDisclosed:
     words = STATES.get(task.state, line(task.state))
     if task.state == WAITS and task.waits_for:
         words += f"; waits for {line(task.waits_for)}"
-    name, hint = line(task.name), " ".join(plain(task.hint).split())
-    return TaskDisclosed(
-        line(task.task), task.state, words, task.earned, task.points, task.passed, task.total, name, hint
-    )
+    points = (task.earned, task.points, task.passed, task.total)
+    mistake, hint = line(task.name), printable(" ".join(task.hint.split()))
+    return TaskDisclosed(line(task.task), task.state, words, *points, mistake, hint)
 
 
-def departed(cases: list[Case]) -> tuple[int, int]:
-    return sum(not case.passed for case in cases), len(cases)
+def case_name(name: str) -> str:
+    match = re.fullmatch(r"public (\d+)", name)
+    return f"public case {match[1]}" if match else f"case {line(name)}"  # as `labs test` calls it
 
 
-def case_name(case: Case) -> str:
-    """As `labs test` counts: from 1."""
-    if match := re.fullmatch(r"public (\d+)", case.name):
-        return f"public case {match[1]}"
-    return f"case {line(case.name)}"
-
-
-def story_of(said: str) -> tuple[str, ...]:
-    lines = said.splitlines()
-    told = [plain(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
-    return (*told, *([f"and {len(lines) - LINES} lines more"] if len(lines) > LINES else []))
+def story_of(text: str) -> tuple[str, ...]:
+    lines = text.splitlines()
+    shown = [printable(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
+    return (*shown, *([f"and {len(lines) - LINES} lines more"] if len(lines) > LINES else []))
 
 
 def play_of(lab: LabGrade) -> Play | None:
-    """None where there is no run to play, and where a submission's is none that a browser could bear."""
+    """Return the departing run, or None if there is none, or none that a browser can show."""
     if lab.yours is None or lab.expected is None:
         return None
     try:
-        runs = [logs_to_run(run) for run in (bearable(lab.yours), lab.expected)]
-        fed = payload(*runs, names=("yours", "expected"))
-        said: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "sort_keys": True}
-        yours, expected = (json.dumps(one, **said) for one in fed["traces"])
+        runs = [logs_to_run(run) for run in (playable(lab.yours), lab.expected)]
+        traces = payload(*runs, names=("yours", "expected"))["traces"]
+        form: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "sort_keys": True}
+        yours, expected = (json.dumps(trace, **form) for trace in traces)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return Play(yours, expected, lab.departs or 0) if len(yours) + len(expected) < RUN else None
 
 
-def bearable(run: dict[str, Any]) -> dict[str, Any]:
-    """The player draws a mark for each block in `lengths`; numbers that no pool has are left out."""
+def playable(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run without impossible `lengths`, for each block of which the player draws a mark."""
     steps = [{"call": step["call"], "seen": dict(step["seen"])} for step in run["steps"]]
-    for step in steps:
-        lengths = step["seen"].get("lengths", {})
-        if not isinstance(lengths, dict) or not all(
-            type(n) is int and 0 <= n <= 10_000 for n in lengths.values()
-        ):
-            del step["seen"]["lengths"]
+    for seen in (step["seen"] for step in steps):
+        lengths = seen.get("lengths", {})
+        values = lengths.values() if isinstance(lengths, dict) else [None]
+        if not all(type(value) is int and 0 <= value <= 10_000 for value in values):
+            del seen["lengths"]
     return {"config": run["config"], "steps": steps}
 
 
-def plain(text: str) -> str:
-    """Text that any file and any terminal can take; line breaks stay."""
-    text = "\n".join(text.splitlines())
-    return STRANGE.sub(lambda letter: letter[0].encode("unicode_escape").decode(), text)
-
-
 def line(text: str) -> str:
-    """The same, in one line of some length."""
-    one = " ".join(plain(text[: 2 * LETTERS]).split())
+    """Return printable text in one line of at most LETTERS characters."""
+    one = printable(" ".join(text[: 2 * LETTERS].split()))
     return one if len(one) <= LETTERS else one[: LETTERS - 3] + "..."

@@ -1,9 +1,9 @@
-"""report.png: how the points are distributed, and the tasks most missed."""
+"""report.png: the distribution of the points, and the tasks most missed."""
 
 import io
 
 from labs.kit.grader.report.summary import BINS, Summary
-from labs.kit.grader.report.words import points
+from labs.kit.grader.report.templates import points
 from mini_engine.show.figures.style import BLUE, INK, VERMILLION, Data, counted, frame, panels, save
 
 MANY = 10  # tasks that are drawn

@@ -1,34 +1,34 @@
-"""A student's results.json, as Gradescope reads it."""
+"""A student's results.json for Gradescope."""
 
 import json
 
 from labs.kit.grader.report.disclosure import Disclosed, LabDisclosed, TaskDisclosed
-from labs.kit.grader.report.words import differs, summed
+from labs.kit.grader.report.templates import differs, sum_of
 from labs.kit.grader.results import RIGHT, WAITS, WRONG
 
 
-def results(told: Disclosed) -> str:
-    """https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format"""
+def results(student: Disclosed) -> str:
+    """Return the JSON of https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format"""
     value = {
-        "score": round(told.earned, 2),
-        "output": "\n\n".join([*weak(told), summed(told), *differs(told)]),
+        "score": round(student.earned, 2),
+        "output": "\n\n".join([*weak(student), sum_of(student), *differs(student)]),
         "output_format": "text",
         "visibility": "visible",
         "stdout_visibility": "hidden",
-        "tests": [test for lab in told.labs for test in tests(lab)],
-        "extra_data": {"seed": told.seed, "isolation": told.isolation, "withheld": told.withheld},
+        "tests": [test for lab in student.labs for test in tests(lab)],
+        "extra_data": {"seed": student.seed, "isolation": student.isolation, "withheld": student.withheld},
     }
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def weak(told: Disclosed) -> list[str]:
-    if told.isolation == "namespaces":
+def weak(student: Disclosed) -> list[str]:
+    if student.isolation == "namespaces":
         return []
     return ["Weak isolation: this was graded without namespaces of its own, which the machine refuses."]
 
 
 def tests(lab: LabDisclosed) -> list[dict[str, object]]:
-    """A test a task; the first that is wrong has the case that departs."""
+    """Return a test for each task; the first that is wrong shows the case that departs."""
     at_fault = next((task for task in lab.tasks if task.state == WRONG), None)
     return [
         {

@@ -1,24 +1,21 @@
-"""feedback/STUDENT.md and report.md. Whatever comes from outside stands in them as plain text."""
+"""feedback/STUDENT.md and report.md. All values from outside are escaped to plain text."""
 
 import re
 from functools import cache
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
-from labs.kit.grader.report import words
-from labs.kit.grader.report.disclosure import STATES, Disclosed
+from labs.kit.grader.report import templates
+from labs.kit.grader.report.disclosure import Disclosed
 from labs.kit.grader.report.figure import alt
 from labs.kit.grader.report.summary import Summary
-from labs.kit.grader.report.templates import ASSETS
-from mini_engine.show.figures.style import counted
 
 
 class Raw(str):
-    """Markdown of our own."""
+    """Markdown of our own, which is not escaped."""
 
 
 def escaped(value: object) -> object:
-    """Of a template's values, all but our own Markdown."""
     if isinstance(value, Raw) or not isinstance(value, str):
         return value
     text = re.sub(r"([\\`*_{}\[\]()#+!|~<>&$@:-])", r"\\\1", " ".join(value.split()))
@@ -26,7 +23,7 @@ def escaped(value: object) -> object:
 
 
 def code(text: str) -> Raw:
-    """A span of code; a longer fence than any in it."""
+    """Return a span of code, with a longer fence than any in it."""
     text = " ".join(text.split()).replace("|", "¦")  # a bar would end a table's cell
     ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if "`" in text else ""
@@ -41,29 +38,19 @@ def block(lines: tuple[str, ...]) -> Raw:
 
 @cache
 def environment() -> Environment:
-    found = Environment(
-        loader=FileSystemLoader(ASSETS),
-        autoescape=False,  # it is Markdown, and `finalize` escapes
-        finalize=escaped,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    found.filters |= {"code": code, "block": block, "points": points}
-    return found
+    made = templates.environment(autoescape=False, finalize=escaped, keep_trailing_newline=True)
+    made.filters |= {
+        "code": code,
+        "block": block,
+        "unescaped": Raw,
+        "points": lambda n: Raw(templates.points(n)),
+    }
+    return made
 
 
-def points(value: float) -> Raw:
-    return Raw(words.points(value))
-
-
-def feedback(told: Disclosed) -> str:
-    differs = map(Raw, words.differs(told))  # our own words
-    text = environment().get_template("feedback.md")
-    return text.render(told=told, summed=words.summed(told), differs=differs, states=STATES)
+def feedback(student: Disclosed) -> str:
+    return environment().get_template("feedback.md").render(student=student)
 
 
 def instructor(summary: Summary) -> str:
-    text = environment().get_template("report.md")
-    return text.render(summary=summary, counted=counted, alt=Raw(alt(summary)))
+    return environment().get_template("report.md").render(summary=summary, alt=Raw(alt(summary)))

@@ -1,9 +1,10 @@
-"""grades.csv: a row a student, a column a lab and task."""
+"""grades.csv: a row for each student, a column for each task and lab."""
 
 import csv
 import io
 
-from labs.kit.grader.report.summary import Row, Summary
+from labs.kit.grader.report.summary import Summary
+from labs.kit.grader.report.templates import points
 
 
 def grades(summary: Summary) -> str:
@@ -13,19 +14,13 @@ def grades(summary: Summary) -> str:
     names = [f"{lab} {task}".strip() for lab, task in columns]
     out.writerow(["student", *names, "total", "late", "withheld"])
     for row in summary.rows:
-        points = [number(row.tasks.get(which) if which[1] else row.labs.get(which[0])) for which in columns]
-        out.writerow([safe(row.student), *points, number(row.earned), late(row), number(row.withheld)])
+        earned = [row.tasks.get((lab, task)) if task else row.labs.get(lab) for lab, task in columns]
+        cells = ["" if value is None else points(value) for value in earned]
+        total, withheld = points(row.earned), points(row.withheld)
+        out.writerow([no_formula(row.student), *cells, total, no_formula(row.late), withheld])
     return file.getvalue()
 
 
-def number(value: float | None) -> str:
-    return "" if value is None else f"{round(value, 2):g}"
-
-
-def late(row: Row) -> str:
-    return safe(row.late)
-
-
-def safe(text: str) -> str:
-    """A spreadsheet takes what begins so for a formula."""
+def no_formula(text: str) -> str:
+    """Return the text with a quote in front if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

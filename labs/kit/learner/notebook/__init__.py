@@ -1,7 +1,7 @@
-"""What the notebooks share: the learner's trace, words and tables, pictures, guesses, and a panel.
+"""Shared by the notebooks: the learner's trace, tables, pictures, guesses, quizzes, and a panel.
 
-Everything that a notebook prints comes from here or from a trace, in virtual time, so that its
-output is the same on every machine. `python -m labs.kit.author.notebooks FILE ...` runs and saves them.
+A notebook prints from here or from a trace, in virtual time, so its output is the same on every machine.
+`python -m labs.kit.author.notebooks FILE ...` runs and saves notebooks.
 """
 
 from labs.kit.learner.notebook.guesses import check

@@ -1,4 +1,4 @@
-"""Guesses: a question, the reader's answer, and the one that the run gave, which is shown after it only."""
+"""Guesses: the reader answers a question, and only then sees the answer of the run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,11 @@ from mini_engine.show.figures import counted
 
 
 def check(guesses: dict[str, Any], answers: Callable[[], dict[str, Any]], *, within: float = 0.1) -> None:
-    """Print each guess beside the answer that the run gave; of a question without a guess, no answer.
+    """Print each guess beside the run's answer; the answer to a question without a guess stays hidden.
 
-    `answers()` makes the run. It is not called before there is a guess, and what it prints and draws is
-    shown when no question is open. A guess left as `...` is open. Numbers are close within that share of
-    the answer; texts and lists must agree, capitals apart.
+    `answers()` makes the run. It is not called before there is a guess, and its output is shown when no
+    question is open. A guess left as `...` is open. A number within the share `within` of the answer is
+    close; texts and lists must be equal, except for case.
     """
     from IPython.utils.capture import capture_output
 
@@ -46,11 +46,11 @@ def _verdict(guess: object, answer: object, within: float) -> str:
         try:
             number = float(str(guess).strip().rstrip("%"))
         except ValueError:
-            return "a number, please"
+            return "give a number"
         if abs(number - answer) <= 0.005 * abs(answer):
             return "right"
         if abs(number - answer) <= within * abs(answer):
             return "close"
         return "it is more" if number < answer else "it is less"
     same = str(guess).strip().casefold() == str(answer).strip().casefold()
-    return "right" if same else "not this time: see why below"
+    return "right" if same else "no: see below"

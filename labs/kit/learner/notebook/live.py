@@ -1,4 +1,4 @@
-"""A scenario under the engine's Scheduler and BlockManager, or with a lab's part in place of the engine's."""
+"""Runs a scenario on the engine's Scheduler and BlockManager, or with a lab's part instead."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from mini_engine.config import EngineConfig
 from mini_engine.scheduler import Scheduler
 
 Scenario = dict[str, Any]
-PARTS = {  # of the engine, that a lab provides
+PARTS = {  # the engine's parts that a lab provides
     "lab-01": ("schedule_step",),
     "lab-02": ("clamp", "next_chunk"),
     "lab-03": ("Scheduler",),
@@ -20,30 +20,29 @@ PARTS = {  # of the engine, that a lab provides
 
 
 def changed(scenario: Scenario, **config: Any) -> Scenario:
-    """The same requests under other settings: changed(scenario, num_blocks=40)."""
+    """Return the scenario with other settings: changed(scenario, num_blocks=40)."""
     return {**scenario, "config": scenario["config"] | config}
 
 
 def settings(scenario: Scenario) -> EngineConfig:
-    """A scenario's config, with the labs' defaults. Raises ValueError for settings that cannot work."""
+    """Return a scenario's config with the labs' defaults. Raise ValueError for settings that cannot work."""
     config = DEFAULTS | scenario["config"]
     return EngineConfig(enable_prefix_caching=config.pop("prefix_caching"), **config)
 
 
 def run_scenario(scenario: Scenario, lab_id: str = "", module: Any = None) -> Run:
-    """The run of a scenario, to its end; a toy stands for the model.
+    """Return the whole run of a scenario; a toy replaces the model.
 
-    With `lab_id`, the part that this lab is about comes from `module`: its starter, its solution, or what
-    stands for them in the engine. A scenario of operations, and one of a lab of tensors, runs as that lab
-    runs it. Raises ValueError, as the engine's parts do, for settings that cannot work or a request that
-    could never finish; and what the module raises.
+    With `lab_id`, this lab's part comes from `module`: its starter, its solution, or the engine's own. A
+    scenario of operations, and one of a lab of tensors, runs as that lab runs it. Raise ValueError for
+    settings that cannot work or a request that could never finish, and any error of the module.
     """
     if "ops" in scenario or lab_id not in ("", *PARTS):
         log: Run = loading.load(lab_id, "scenarios").run(module, scenario)
         return log
     config = settings(scenario)
     own = {name: getattr(module, name) for name in PARTS.get(lab_id, ())}
-    if lab_id == "lab-05":  # what its manager leaves to lab-06 is in lab-05's own driver
+    if lab_id == "lab-05":  # its manager needs lab-05's own driver
         pool = loading.load(lab_id, "scenarios").Pool
         kv = pool(module, config.num_blocks, config.block_size, config.watermark)
     else:

@@ -1,4 +1,4 @@
-"""The panel: a scenario with sliders above the player, run on the learner's own code beside the reference."""
+"""The panel: a scenario with sliders above the player, run on the learner's code beside the reference."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from labs.kit.toys.driver import DEFAULTS, RUNS
 from mini_engine.show.player.picture import step_picture, step_words
 from mini_engine.trace import Trace
 
-SECONDS = 3.0  # that a run of the learner's code may take; in the tests it has more
-WHOSE = {"starter": "your starter.py", "solution": "solution.py", "engine": "mini_engine"}
-# name: (label, smallest value, how many times the given value the slider goes up to)
+SECONDS = 3.0  # limit of a run of the learner's code; the tests have more
+IMPLEMENTATIONS = {"starter": "your starter.py", "solution": "solution.py", "engine": "mini_engine"}
+# name: (label, smallest value, largest value as a multiple of the given one)
 SLIDERS = {
     "max_num_batched_tokens": ("budget", 1, 4),
     "max_num_seqs": ("slots", 1, 3),
@@ -34,11 +34,11 @@ FIXED["lab-07"] = ("watermark", "prefix_caching")
 
 
 class Panel:
-    """A scenario, sliders for its settings, and the player; the last expression of a cell shows it.
+    """A scenario, sliders for its settings, and the player, shown as the last expression of a cell.
 
-    With a `lab`, the part that it is about is the learner's own, the solution's, or the engine's: a switch
-    says whose, starter.py is read anew for each run, and where the runs part, both are shown. Where nothing
-    is alive (paper, a web page), a picture of step `step` of the reference stands there.
+    With a `lab`, a switch chooses its part: the learner's own, the solution's, or the engine's. starter.py is
+    read again for each run, and if the runs differ, both are shown. Without a kernel (on paper, in a web
+    page) it is a picture of step `step` of the reference.
     """
 
     def __init__(self, scenario: Scenario, lab: str | None = None, *, step: int = 0) -> None:
@@ -67,7 +67,7 @@ class Panel:
     # -------------------------------------------------------------------------------------- the screen
 
     def widget(self) -> Any:
-        """Controls and player, as one ipywidgets box. Raises ImportError without ipywidgets or anywidget."""
+        """Return controls and player as one box. Raise ImportError without ipywidgets or anywidget."""
         import ipywidgets as w
 
         from mini_engine.show.player.widget import PlayerWidget
@@ -80,19 +80,19 @@ class Panel:
             self.controls["policy"] = w.Dropdown(**options)
         if "prefix_caching" not in fixed:
             self.controls["prefix_caching"] = w.Checkbox(config["prefix_caching"], description="prefix cache")
-        self.whose, self.again = w.ToggleButtons(options=self._impls()), w.Button(description="Run again")
-        self.whose.value = self._first_impl()
+        self.switch, self.again = w.ToggleButtons(options=self._impls()), w.Button(description="Run again")
+        self.switch.value = self._first_impl()
         self.message = w.HTML()
         self.player = PlayerWidget(self._reference({}), names=("the reference",), veil=True)
         for control in self.controls.values():
             control.observe(lambda _: self.run(), names="value")
-        self.whose.observe(lambda _: self.run(to_departure=True), names="value")
+        self.switch.observe(lambda _: self.run(to_departure=True), names="value")
         self.again.on_click(lambda _: self.run(to_departure=True))
         self.run(to_departure=True)
         grid = w.GridBox(
             list(self.controls.values()), layout={"grid_template_columns": "repeat(auto-fill, 310px)"}
         )
-        switch = [w.HBox([self.whose, self.again], layout={"align_items": "center"})] if self.lab else []
+        switch = [w.HBox([self.switch, self.again], layout={"align_items": "center"})] if self.lab else []
         return w.VBox([grid, *switch, self.message, self.player])
 
     def _slider(self, name: str) -> Any:
@@ -105,12 +105,14 @@ class Panel:
 
     def _impls(self) -> list[tuple[str, str]]:
         known = [
-            impl for impl in WHOSE if impl != "solution" or self.lab and self.lab.file("solution.py").exists()
+            impl
+            for impl in IMPLEMENTATIONS
+            if impl != "solution" or self.lab and self.lab.file("solution.py").exists()
         ]
-        return [(WHOSE[impl], impl) for impl in known if self.lab or impl == "engine"]
+        return [(IMPLEMENTATIONS[impl], impl) for impl in known if self.lab or impl == "engine"]
 
     def _first_impl(self) -> str:
-        """The learner's own code where any of it is written, unless LAB_IMPL says otherwise."""
+        """Return the learner's own code if any of it is written, unless LAB_IMPL says otherwise."""
         if not self.lab:
             return "engine"
         if os.environ.get("LAB_IMPL"):
@@ -123,29 +125,29 @@ class Panel:
     # ------------------------------------------------------------------------------------------ the runs
 
     def run(self, to_departure: bool = False) -> None:
-        """Run it with the settings as they are, and show that; at the step where the two part, if asked."""
+        """Run with the current settings and show it; with `to_departure` at the step where the two differ."""
         chosen = {name: control.value for name, control in self.controls.items()}
         try:
             reference = self._reference(chosen)
         except ValueError as error:
             return self._say(f"These settings cannot work: {error}.")
-        yours, trouble = self._yours(chosen) if self.whose.value != "engine" else (None, "")
+        yours, trouble = self._yours(chosen) if self.switch.value != "engine" else (None, "")
         found = compare.departure(yours, reference) if yours and yours.steps else None
-        whose = WHOSE[self.whose.value]
+        name = IMPLEMENTATIONS[self.switch.value]
         if found:
-            self._say(trouble, f"The runs of {whose} and of the reference part in step {found.index}.")
+            self._say(trouble, f"The runs of {name} and of the reference differ from step {found.index} on.")
         elif trouble:
-            self._say(trouble, "What plays is the reference's run.")
+            self._say(trouble, "The player shows the reference's run.")
         else:
-            self._say(f"The run of {whose} is the reference's in every step." if yours else "")
-        same = f"{whose}, as the reference" if yours and not trouble else "the reference"
-        runs = ((yours, whose), (reference, "the reference")) if found else ((reference, same),)
+            self._say(f"The run of {name} is the same as the reference's in every step." if yours else "")
+        same = f"{name}, as the reference" if yours and not trouble else "the reference"
+        runs = ((yours, name), (reference, "the reference")) if found else ((reference, same),)
         shown, names = zip(*runs, strict=True)
         step = self._place(found, reference, to_departure)
         self.player.show(*shown, names=names, veil=True, step=step)
 
     def _place(self, found: compare.Departure | None, reference: Run, to_departure: bool) -> int | None:
-        """The step to go on at: where the runs part, the end if it was there, else as it was."""
+        """Return the step to show: where the runs differ, the end if it was shown, else as before."""
         if found and to_departure:
             return found.index
         before = max(len(trace["steps"]) for trace in self.player.payload["traces"])
@@ -166,15 +168,15 @@ class Panel:
         )
 
     def _yours(self, chosen: dict[str, Any]) -> tuple[Run | None, str]:
-        """The run as far as it went, and what stopped it, in words. starter.py is read anew."""
+        """Return the run as far as it went and the error that stopped it; starter.py is read again."""
         assert self.lab
         lab = replace(self.lab, timeout=min(SECONDS, self.lab.timeout))
         RUNS.clear()
         try:
-            module = loading.namespace.__wrapped__(lab.id, self.whose.value)
+            module = loading.namespace.__wrapped__(lab.id, self.switch.value)
             with deadline(lab.timeout), silence(), kept_alive():
                 return run_scenario(self._scenario(chosen), lab.id, module), ""
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit, too, and what guard.py raises
+        except BaseException as error:  # sys.exit and the guards' exceptions too
             return (RUNS[-1][1] if RUNS else None), f"{in_words(lab, error)}."

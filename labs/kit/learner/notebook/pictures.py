@@ -1,4 +1,4 @@
-"""Figures with words: a picture that a notebook shows once, and the text that stands for it."""
+"""Figures in a notebook, with alternative text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mini_engine.show import figures
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# On a machine's first picture matplotlib says on stderr that it looks for fonts.
+# Before a machine's first picture matplotlib reports on stderr that it looks for fonts.
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 
 def show(axes: Axes | tuple[Axes, ...], alt: str) -> None:
-    """Show a figure once, with `alt` for readers who cannot see it; notebooks are compared by that text."""
+    """Show a figure once, with `alt` as its alternative text, by which saved notebooks are compared."""
     from IPython.display import display
 
     picture = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The book's questions at the end of a notebook; an answer unfolds, and says whether it is right and why."""
+"""The book's questions at the end of a notebook; an answer unfolds and says whether it is right, and why."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from labs.kit.learner.quiz import Question, find_topic
 
 
 class Quiz:
-    """Questions of these topics of docs/quizzes.toml; the last expression of a cell shows them.
+    """The questions of some topics of docs/quizzes.toml, shown as the last expression of a cell.
 
-    It is plain HTML: nothing is sent to the kernel, and it works in a saved page. As text, the answers
-    stand there without saying which is right. Raises LabError for a topic that there is not.
+    It is plain HTML: nothing is sent to the kernel, and it works in a saved page. The plain text does not
+    say which answers are right. Raise LabError for an unknown topic.
     """
 
     def __init__(self, *names: str) -> None:
@@ -19,12 +19,12 @@ class Quiz:
         self.questions = [question for topic in self.topics for question in topic.questions]
 
     def __repr__(self) -> str:
-        told = "\n\n".join(
+        questions = "\n\n".join(
             "\n".join([f"{n}. {question.ask}", *(f"   - {answer.text}" for answer in question.answers)])
             for n, question in enumerate(self.questions, 1)
         )
         commands = "\n".join(f"python -m labs quiz {topic.name}" for topic in self.topics)
-        return f"{told}\n\nIn a terminal, with the reasons:\n{commands}"
+        return f"{questions}\n\nIn a terminal, with the reasons:\n{commands}"
 
     def _repr_html_(self) -> str:
         return f'<div class="quiz">{"".join(map(_question, range(1, 99), self.questions))}</div>'

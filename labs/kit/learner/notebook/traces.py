@@ -1,4 +1,4 @@
-"""The learner's trace, beside the reference's; and a run on the clock of a cost model."""
+"""The learner's trace beside the reference's, and a run on the clock of a cost model."""
 
 import contextlib
 from dataclasses import replace
@@ -16,15 +16,15 @@ from mini_engine.show.figures import counted
 from mini_engine.sim.cost_model import CostModel, backend_of
 from mini_engine.trace import Queued, Trace
 
-_WHOSE = {"starter": "your starter.py", "engine": "mini_engine's own parts"}
+_NAMES = {"starter": "your starter.py", "engine": "mini_engine's own parts"}
 
 
 def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
-    """Run a lab's scenario (or its name) under LAB_IMPL and say in a line or two whose trace it is.
+    """Run a lab's scenario (or its name) under LAB_IMPL, print what ran, and return the trace.
 
-    With LAB_IMPL=starter the learner's run is compared with the reference's, and where they part,
-    both are shown. Then the reference's trace is returned, so that what a page says of the run stays
-    true; else the learner's. Raises LabError for an unknown lab or scenario.
+    With LAB_IMPL=starter the learner's run is compared with the reference's. If they differ, both are shown
+    and the reference's trace is returned, so that the text of the page stays true. Raise LabError for an
+    unknown lab or scenario.
     """
     lab = find_lab(lab_id)
     scenarios = loading.load(lab.id, "scenarios")
@@ -39,17 +39,17 @@ def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
     if impl == teacher:
         print(what, f"the reference, {counted(len(reference.steps), 'step')}")
         return reference
-    whose = _WHOSE.get(impl, impl)
+    name = _NAMES.get(impl, impl)
     yours, trouble = _run(lab, scenarios, scenario, impl)
     if trouble:
         print(what, trouble)
     elif yours and compare.departure(yours, reference) is None:
         steps = counted(len(yours.steps), "step")
-        print(what, f"{whose}, {steps}; it decides as the reference in every one of them")
+        print(what, f"{name}, {steps}; it makes the same decisions as the reference")
         return yours
     if yours and yours.steps:
-        _report(what, whose, scenario, yours, reference)
-    print("What follows on this page is the reference's run.")
+        _report(what, name, scenario, yours, reference)
+    print("The rest of this page shows the reference's run.")
     return reference
 
 
@@ -61,7 +61,7 @@ def _named(lab: Lab, scenarios: Any, name: str) -> dict[str, Any]:
 
 
 def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Run | None, str]:
-    """The trace as far as it went, and what stopped it, in words."""
+    """Return the trace as far as it went, and the error that stopped it, in words."""
     RUNS.clear()
     try:
         with deadline(lab.timeout), silence():
@@ -72,28 +72,28 @@ def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple
 
 
 def in_words(lab: Lab, error: BaseException) -> str:
-    from labs.kit.judge.plugin import in_words  # needs pytest, and only a run that fails needs it
+    from labs.kit.judge.failures import in_words  # needs pytest, and only a run that fails needs it
 
     words, line = in_words(lab, error), loading.line_in_starter(error)
     where = f" (starter.py, line {line})" if line else ""
     return "; ".join(words) if words else f"it stops with {describe(error)}{where}"
 
 
-def _report(what: str, whose: str, scenario: dict[str, Any], yours: Run, reference: Run) -> None:
-    """Show where two runs part, as text, and as a figure if they are small enough to be drawn."""
+def _report(what: str, name: str, scenario: dict[str, Any], yours: Run, reference: Run) -> None:
+    """Show where two runs differ, as text, and as a figure if they are small enough."""
     found = compare.departure(yours, reference)
-    if found is None:  # it stopped behind its last step
+    if found is None:  # it stopped after its last step
         return
-    print(what, f"{whose} and the reference part in step {found.index}")
+    print(what, f"{name} and the reference differ from step {found.index} on")
     print(compare.show(scenario, yours, reference, found))
     if isinstance(yours, Trace) and isinstance(reference, Trace):
-        with contextlib.suppress(ValueError):  # too many requests, or events that make no sense
+        with contextlib.suppress(ValueError):  # too many requests, or contradictory events
             axes = figures.compare(yours, reference)
-            show(axes, f"{whose} above the reference, from step {found.index} on")
+            show(axes, f"{name} above the reference, from step {found.index} on")
 
 
 def in_milliseconds(trace: Trace, cost: CostModel | None = None) -> Trace:
-    """The same run of one unit a step, on the clock of a cost model: what its steps would take."""
+    """Return the run with the times that a cost model gives its steps."""
     price = (cost or CostModel()).clock(backend_of(trace))
     steps, now = [], 0.0
     for record in trace.steps:

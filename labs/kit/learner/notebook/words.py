@@ -1,4 +1,4 @@
-"""A run in words: aligned tables, a row a step, and the timeline as letters."""
+"""A run as text: aligned tables with a row for each step, and the timeline as letters."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -8,7 +8,7 @@ from mini_engine.show import figures
 from mini_engine.show.figures import counted
 from mini_engine.trace import Finished, Preempted, Scheduled, StepTrace, Trace
 
-WIDTH = 104  # characters of a notebook's page
+WIDTH = 104  # characters of a notebook's line
 MARKS = {
     figures.WAITING: ".",
     figures.PREFILL: "P",
@@ -20,7 +20,7 @@ MARKS = {
 
 
 def table(rows: Sequence[dict[str, Any]], *, indent: str = "") -> str:
-    """Rows of one shape as aligned text, numbers to the right; the keys of the first are the heading."""
+    """Return rows as aligned text, numbers to the right; the keys of the first row are the heading."""
     columns = list(rows[0])
     cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
@@ -45,7 +45,7 @@ def cell(value: object) -> str:
 
 
 def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
-    """A row a step: the tokens of each request, the budget, the queue, the free blocks, the decisions."""
+    """Return a row for each step: tokens of each request, budget, queue, free blocks, decisions."""
     config, data = trace.header.config, figures.timeline_data(trace)
     queues = list(zip(data["ids"], data["states"], strict=True))
     if config["policy"] == "priority":
@@ -69,7 +69,7 @@ def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
 
 
 def _folded(line: str, start: int) -> str:
-    """A line whose last column, from `start` on, goes on below itself where it is too long for a page."""
+    """Wrap the last column of a line, from `start` on, where the line is too long."""
     if not line[start:].strip("-"):
         return line[:WIDTH]
     phrases = "; ".join(phrase.replace(" ", "\0") for phrase in line[start:].split("; "))
@@ -78,7 +78,7 @@ def _folded(line: str, start: int) -> str:
 
 
 def happenings(record: StepTrace) -> list[str]:
-    """The decisions of one step, a phrase each: requests admitted, preempted, finished, and why one waits."""
+    """Return the decisions of one step in words: admitted, preempted, finished, and why a request waits."""
     words = []
     for event in record.events:
         if isinstance(event, Scheduled):
@@ -101,7 +101,7 @@ def happenings(record: StepTrace) -> list[str]:
 
 
 def timeline_text(trace: Trace) -> str:
-    """The timeline as letters, a row a request and a column a step."""
+    """Return the timeline as letters, a row for each request and a column for each step."""
     data = figures.timeline_data(trace)
     width = max(4, max(map(len, data["ids"])))
     tens = "".join(f"{step:<10}" for step in data["steps"][::10])

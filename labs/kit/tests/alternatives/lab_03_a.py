@@ -1,5 +1,5 @@
 """Another right lab-03: a sorted list for the queue, a dict of all who are here beside it, and a new
-list of who runs in place of the old one whenever somebody leaves."""
+list of the running requests whenever one leaves."""
 
 from bisect import insort
 
@@ -120,7 +120,7 @@ class Scheduler:
         rows = [request for request in self.running if request.request_id in scheduled]
         for request in rows:
             request.num_computed_tokens += scheduled[request.request_id]
-            self.kv.publish(request)
+            self.kv.cache_blocks(request)
             if request.request_id in sampled and request.num_new_tokens > 0:
                 raise ValueError(f"a token for {request.request_id!r} in the middle of its sequence")
         done = []

@@ -56,7 +56,7 @@ class BlockManager:
             self.free_blocks.append(block)
             self.taken -= 1
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         pass
 
     def block_table(self, request):

@@ -57,14 +57,14 @@ class BlockManager:
             raise ValueError(f"{request.request_id} has no room at {start} to {end}")
         return [table[p // size] * size + p % size for p in range(start, end)]
 
-    def find_prefix(self, request):
+    def get_computed_blocks(self, request):
         found, where = [], {block.content: i for i, block in self.blocks.items() if block.content}
         last = (request.num_tokens - 1) // self.block_size if self.enable_prefix_caching else 0
         while len(found) < last and self._content(request, len(found)) in where:
             found.append(self.blocks[where[self._content(request, len(found))]])
         return found
 
-    def publish(self, request):
+    def cache_blocks(self, request):
         if self.enable_prefix_caching:
             for index in range(request.num_computed_tokens // self.block_size):
                 self.blocks[self.tables[request.request_id][index]].content = self._content(request, index)
@@ -72,7 +72,7 @@ class BlockManager:
     def admit(self, request):
         if request.request_id in self.tables:
             raise ValueError(f"{request.request_id} is here already")
-        hits = self.find_prefix(request)
+        hits = self.get_computed_blocks(request)
         num_new = -(-request.num_tokens // self.block_size) - len(hits)
         for block in hits:
             block.users.add(request.request_id)

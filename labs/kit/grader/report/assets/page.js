@@ -1,16 +1,16 @@
 // The pages of the grader: the table of a class, the feedback of a student, and the player for a run that departs.
-// It stands below the player's component. What is opened was packed by pages.py, whose templates escape everything.
+// It follows the player's component. Feedback and runs were packed by pages.py, whose templates escape all values.
 
 const byId = (id) => document.getElementById(id);
 const players = new Set();
 
-/** A packed text of this page. */
+/** Unpack a text of this page. */
 async function unpack(id) {
   const bytes = Uint8Array.from(atob(byId(id).textContent), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
 }
 
-/** Show a run in the player below its button, or take it away. */
+/** Show a run in the player below its button, or remove the player. */
 async function toggleRun(button) {
   const box = button.closest(".run");
   if (box.player) {
@@ -50,7 +50,7 @@ if (document.body.classList.contains("class")) {
   const order = { by: "name", down: false }, filter = { key: "", says: "" };
   let shown = rows;
 
-  /** Put the rows in order, and leave out those that are not looked for. */
+  /** Sort the rows, and hide those that the filter and the search leave out. */
   const show = () => {
     const wanted = byId("find").value.trim().toLowerCase(), sign = order.down ? -1 : 1;
     const value = order.by === "name" ? null : ({ values }) => values[Number(order.by)];
@@ -62,7 +62,7 @@ if (document.body.classList.contains("class")) {
     body.replaceChildren(...all.map(({ row }) => row));
     const many = `${rows.length} student${rows.length === 1 ? "" : "s"}`;
     byId("count").textContent = shown.length === rows.length ? many : `${shown.length} of ${many}`;
-    byId("nobody").hidden = shown.length > 0;
+    byId("none").hidden = shown.length > 0;
     byId("chip").hidden = !filter.key;
     byId("chip").textContent = `${filter.says} ×`;
     byId("chip").setAttribute("aria-label", `Show all again, not only: ${filter.says}`);
@@ -100,7 +100,7 @@ if (document.body.classList.contains("class")) {
   const clear = () => {
     for (const player of players) player.destroy();
     players.clear();
-    byId("told").replaceChildren();
+    byId("feedback").replaceChildren();
   };
   const stemOf = (hash) => {
     try {
@@ -110,7 +110,7 @@ if (document.body.classList.contains("class")) {
     }
   };
 
-  /** Open the student whom the address names, or close what is open. */
+  /** Open the student in the address, or close the dialog if there is none. */
   const open = async () => {
     const one = rows.find(({ stem }) => stem === stemOf(location.hash));
     clear();
@@ -128,12 +128,12 @@ if (document.body.classList.contains("class")) {
     try {
       markup = await unpack(`s-${one.stem}`);
     } catch (error) {
-      byId("told").append(el("p", { class: "warning" }, `This browser cannot unpack it: ${error.message}. Open the student's page.`));
+      byId("feedback").append(el("p", { class: "warning" }, `This browser cannot unpack it: ${error.message}. Open the student's page.`));
       return;
     }
     if (stemOf(location.hash) !== one.stem) return; // another was opened meanwhile
-    byId("told").innerHTML = markup; // escaped by its template, and the page's policy runs no script of it
-    byId("told").focus({ preventScroll: true });
+    byId("feedback").innerHTML = markup; // escaped by its template, and the page's policy runs no script of it
+    byId("feedback").focus({ preventScroll: true });
     dialog.scrollTop = 0;
     for (const other of rows) other.row.classList.toggle("open", other === one);
   };

@@ -4,8 +4,12 @@
 from there, as on a GPU, so code that forgets `device=` fails with torch's own words.
 """
 
+# torch does not annotate what is overridden here.
+# mypy: disable-error-code="override,no-untyped-call"
+
 from contextlib import ExitStack
 from copy import deepcopy
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -33,53 +37,54 @@ def model(net: torch.nn.Module) -> torch.nn.Module:
     for module in net.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                module._parameters[name] = moved(parameter.data)
+                module._parameters[name] = moved(parameter.data)  # type: ignore[assignment]
     return net
 
 
 class Moved(torch.Tensor):
     @staticmethod
-    def __new__(cls, values: torch.Tensor):
+    def __new__(cls, values: torch.Tensor) -> Any:
         shape = {"strides": values.stride(), "storage_offset": values.storage_offset()}
-        return cls._make_wrapper_subclass(cls, values.shape, dtype=values.dtype, device="meta", **shape)
+        make: Any = cls._make_wrapper_subclass
+        return make(cls, values.shape, dtype=values.dtype, device="meta", **shape)
 
     def __init__(self, values: torch.Tensor):
         self.values_here = values
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"elsewhere {self.values_here!r}"
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return computed(func, args, dict(kwargs or {}))
 
 
 class Elsewhere(TorchDispatchMode):
     """While it is entered, what is made with device="meta" holds values."""
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         self.stack = ExitStack()
         self.stack.enter_context(_Lists())
         # Inference mode does not know wrapped tensors; what it switches off is not what is looked at here.
         self.stack.enter_context(patch.object(torch._C, "_InferenceMode", lambda mode: torch.no_grad()))
         return super().__enter__()
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self.stack.close()
 
     @classmethod
-    def _should_skip_dynamo(cls):
+    def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes seconds
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return computed(func, args, dict(kwargs or {}))
 
 
 class _Lists(TorchFunctionMode):
     """The ways between tensors and lists, which torch takes without asking the dispatcher."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.tolist:
             return here(args[0]).tolist()
@@ -94,11 +99,11 @@ class _Lists(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def is_elsewhere(device) -> bool:
+def is_elsewhere(device: Any) -> bool:
     return device is not None and torch.device(device).type == "meta"
 
 
-def computed(func, args, kwargs):
+def computed(func: Any, args: Any, kwargs: Any) -> Any:
     """One of torch's operations, computed here and kept where its arguments are, or where `device` says."""
     name = func._schema.name.removeprefix("aten::")
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

@@ -1,0 +1,129 @@
+"""The workers that grade: processes of this machine, or those of a Dask cluster."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import active_children, connection, get_context, parent_process
+from typing import Any
+
+from labs.kit.grader.results import Grade
+from labs.kit.grader.submission import Settings, Submission
+from labs.kit.judge.manifest import LabError
+from labs.kit.toys.words import describe
+
+Grading = Callable[[Submission, Settings], Grade]
+JOINING = 60.0  # seconds for a cluster's first worker
+_lock = threading.Lock()  # a process has one sandbox for each lab, and a Dask worker may run threads
+
+
+def graded(grading: Grading, submission: Submission, settings: Settings) -> str:
+    """Return a grade as JSON; called in a worker."""
+    with _lock:
+        return grading(submission, settings).to_json()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+class Local:
+    """Processes of this machine."""
+
+    lost: tuple[type[Exception], ...] = (BrokenExecutor, CancelledError)  # raised where a worker has gone
+
+    def __init__(self, jobs: int):
+        self.jobs = jobs
+        self.scratch = tempfile.mkdtemp(prefix="grade-")
+        self.executor = self._executor()
+
+    def _executor(self) -> Executor:
+        # Spawned, not forked: a worker inherits nothing of this process but what it is sent.
+        return ProcessPoolExecutor(self.jobs, get_context("spawn"), begin, (self.scratch,))
+
+    def submit(self, *call: Any) -> Future[str]:
+        return self.executor.submit(*call)
+
+    def width(self) -> int:
+        """Return the number of submissions that may be running or waiting at once."""
+        return 2 * self.jobs
+
+    def renew(self) -> None:
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.executor = self._executor()
+
+    def stop(self) -> None:
+        """End the workers at once; their sandboxes end with them."""
+        for child in active_children():
+            if child.name.startswith("SpawnProcess"):
+                child.kill()
+        self.executor.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def begin(scratch: str) -> None:
+    """Make a worker ignore interrupts, and end when the grader ends for any reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
+    threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
+
+
+def _end_with_parent(scratch: str) -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)
+
+
+def check_address(address: str) -> None:
+    """Raise LabError if this is not an address; Dask would wait for it without end."""
+    if not re.fullmatch(r"([a-z]+://)?[^\s/:]+:\d{1,5}/?", address):
+        raise LabError(f"--cluster should be an address such as tcp://10.0.0.1:8786, but is {address!r}")
+
+
+class Cluster:
+    """A Dask cluster's workers, each with this course installed and the same folder for --hidden.
+
+    A process grades one submission at a time: dask worker ADDRESS --nworkers auto --nthreads 1
+    """
+
+    def __init__(self, address: str):
+        try:
+            from distributed import Client, KilledWorker
+        except ImportError:
+            raise LabError("--cluster needs the package distributed: pip install '.[grade]'") from None
+        self.lost: tuple[type[Exception], ...] = (KilledWorker, CancelledError)
+        try:
+            self.client = Client(address, set_as_default=False)
+            self.client.wait_for_workers(1, timeout=JOINING)
+        except (OSError, ValueError) as error:  # a timeout is an OSError
+            why = describe(error)
+            raise LabError(f"the cluster {address} cannot be reached, or has no workers: {why}") from None
+        self.executor: Executor = self.client.get_executor(pure=False)
+
+    def submit(self, *call: Any) -> Future[str]:
+        if self.client.status != "running":
+            raise LabError("the cluster has gone; the same command goes on where this one was")
+        return self.executor.submit(*call)
+
+    def width(self) -> int:
+        threads: dict[str, int] = self.client.nthreads()
+        return 2 * max(1, sum(threads.values()))
+
+    def renew(self) -> None:
+        """The scheduler does this."""
+
+    def stop(self) -> None:
+        self.executor.shutdown(wait=False)  # cancels, too
+        self.client.close()
+
+
+Pool = Local | Cluster

@@ -1,0 +1,149 @@
+"""The shared part of the plays of random scripts: requests by name, and a watch over what may only be read.
+
+No module here imports torch: the pages in a browser load them.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from labs.kit.toys.scripts import Skip
+from mini_engine.request import Request
+
+
+class Play:
+    """The state of a script that is being played on `part`; a lab's Play adds the calls of its scripts."""
+
+    is_model = False  # set by the judge where `part` is the oracle, which may take its time
+
+    def __init__(self, part: Any):
+        self.part = part
+        self.requests: dict[str, Request] = {}  # the latest of each name
+        self.changed: list[str] = []  # what a call has changed, though it may only read it
+        self.lent: dict[str, tuple[Any, Any]] = {}  # what earlier calls returned, and a copy of it
+
+    def known(self, name: str) -> Request:
+        """Return the request of that name; a call that names another has no place in the script."""
+        if name not in self.requests:
+            raise Skip
+        return self.requests[name]
+
+    def names_that_need_torch(self) -> list[str]:
+        """Return the global names of the part's file that are torch's, or a module's that imports torch."""
+
+        def home(value: Any) -> str:
+            module = isinstance(value, ModuleType)
+            return (value.__name__ if module else getattr(value, "__module__", None)) or ""
+
+        found = vars(self.part).items() if hasattr(self.part, "__source__") else ()
+        homes = {name: home(value) for name, value in found}
+        is_torch = {one: one.partition(".")[0] == "torch" for one in homes.values()}
+        return sorted(
+            name
+            for name, one in homes.items()
+            if is_torch[one] or "torch" in vars(sys.modules.get(one, object))
+        )
+
+    @contextmanager
+    def only_reading(self, **given: Any) -> Iterator[None]:
+        """Note what is not as it was before: of a dict each entry, of a request each field."""
+        before = {name: plain(value) for name, value in given.items()}
+        try:
+            yield
+        finally:
+            for name, value in given.items():
+                self.changed += differences(name, before[name], plain(value))
+
+    def lend(self, name: str, value: Any) -> None:
+        """The caller of the part goes on reading a value: no later call may change it."""
+        self.lent[name] = value, plain(value)
+
+    def all_changed(self) -> list[str]:
+        """Return what was changed since this was last asked for."""
+        changed = [
+            *self.changed,
+            *(name for name, (value, copy) in self.lent.items() if plain(value) != copy),
+        ]
+        self.changed = []
+        return changed
+
+
+def plain(value: Any) -> Any:
+    """Return a copy that can be compared: of tensors the numbers, of requests the fields."""
+    if isinstance(value, Request):
+        return {name: plain(one) for name, one in vars(value).items()}
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [one.request_id if isinstance(one, Request) else plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def differences(name: str, before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        for key in before:
+            yield from differences(f"{name}.{key}", before[key], after[key])
+    elif before != after:
+        yield name
+
+
+class Unnamed(ValueError):
+    """An error that does not say which request it is about."""
+
+
+@contextmanager
+def naming(request_id: str) -> Iterator[None]:
+    """A ValueError that comes out must have the request's id in its text."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is ValueError and request_id not in str(error):
+            raise Unnamed(f"the message does not name {request_id}: {error}") from error
+        raise
+
+
+def in_runs(numbers: Iterable[int]) -> str:
+    """Return numbers as "0..3, 8, 4..6"; shorter to read, and to compare."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{first}" if first == last else f"{first}..{last}" for first, last in runs)
+
+
+class Counted(int):
+    """A number whose comparisons are counted, and are calls of functions of Python."""
+
+    comparisons = 0
+
+    @staticmethod
+    def _counted(compare: Callable[[int, Any], bool]) -> Any:
+        def look(self: int, other: Any) -> bool:
+            Counted.comparisons += 1
+            return compare(self, other)
+
+        return look
+
+    __lt__, __le__, __gt__, __ge__ = map(_counted, (int.__lt__, int.__le__, int.__gt__, int.__ge__))
+    __eq__, __ne__, __hash__ = _counted(int.__eq__), _counted(int.__ne__), int.__hash__
+
+
+def steps_of(call: Callable[[], object]) -> int:
+    """Return how many lines and calls of Python a call takes: work, measured without a clock."""
+    count, others = 0, sys.gettrace()
+
+    def look(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += 1
+        return look
+
+    sys.settrace(look)
+    try:
+        call()
+    finally:
+        sys.settrace(others)
+    return count
