@@ -1,9 +1,6 @@
 """Tests of paged KV memory: the books first (no torch), then writing and attending through them."""
 
-import inspect
 import random
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -20,6 +17,7 @@ from labs.kit import (
     tokens_of,
 )
 from labs.kit.toys.ledger import work_in_a_pool
+from labs.kit.toys.plays import Play
 
 scenarios = load("lab-05", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
@@ -489,39 +487,8 @@ def test_loading_needs_no_torch(lab):
     import torch
 
     lab.write_kv(*torch.zeros(2, 1, 1, 1, 1), torch.tensor([0]), *torch.ones(2, 1, 1, 1))  # it is written
-    source = getattr(lab, "__source__", None) or inspect.getsource(inspect.getmodule(lab.BlockManager))
-    command = [sys.executable, "-X", "utf8", "-c", NO_TORCH, *sys.path]
-    ran = subprocess.run(
-        command, input=source, capture_output=True, encoding="utf-8", timeout=20, check=False
-    )
-    if ran.stdout:
-        raise AssertionError(f"{ran.stdout.strip()}; import torch inside write_kv and paged_attention")
-
-
-# Loads the file on its standard input in a process of its own, in which torch cannot be found.
-NO_TORCH = """
-import sys, traceback, types
-from pathlib import Path
-
-sys.path[:] = sys.argv[1:]
-
-class NoTorch:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            lines = [f.lineno for f in traceback.extract_stack() if f.filename == "your file"]
-            said = f"line {lines[-1]} of the file loads torch" if lines else "the file loads torch"
-            sys.__stdout__.write(said + chr(10))
-            raise ModuleNotFoundError("torch is not to be loaded with the file")
-
-sys.meta_path.insert(0, NoTorch())
-module = types.ModuleType("loaded")
-sys.modules["loaded"] = module
-sys.stdout = sys.stderr  # what the file itself prints is not asked for
-try:
-    exec(compile(sys.stdin.read(), "your file", "exec"), module.__dict__)
-except ModuleNotFoundError:
-    pass
-"""
+    names = Play(lab).names_that_need_torch()
+    assert not names, f"{names[0]} loads torch with the file; import it inside write_kv and paged_attention"
 
 
 # ------------------------------------------------------------------------------ paged_attention
