@@ -27,7 +27,7 @@ def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
     return sorted(rows, key=lambda row: row["threshold"] or float("inf"))
 
 
-def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+def itl_vs_threshold(traces: Sequence[Trace]) -> tuple[Axes, ...]:
     """Draw ITL and TTFT against the chunk threshold: smaller chunks shorten the gaps and delay first tokens.
 
     `traces`: one workload under several thresholds, on a clock with a cost model; on a clock that counts
@@ -35,7 +35,7 @@ def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None
     """
     rows = itl_vs_threshold_data(traces)
     unit = style.plural(traces[0].header.unit)
-    axes = style.panels(axes, 1, 2, 2.9, gridspec_kw={"wspace": 0.1})
+    axes = style.panels(1, 2, 2.9, gridspec_kw={"wspace": 0.1})
     labels = [str(row["threshold"] or "off") for row in rows]
     looks: dict[str, dict[str, Any]] = {
         "p99": {"color": style.GREY, "marker": "s", "markersize": 9, "markerfacecolor": "none", "ls": "--"},

@@ -5,7 +5,6 @@ hatch, shape or letter repeat the meaning, so that a figure can be printed in gr
 background: text and lines beside coloured cells are grey, readable on white and on black.
 """
 
-from collections.abc import Iterable
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -39,18 +38,10 @@ def pyplot() -> Any:
     return plt
 
 
-def panels(
-    axes: Iterable[Axes] | None, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
-) -> list[Axes]:
-    """Return the given axes, or, row by row, those of a new figure of `width` by `height` inches."""
-    if axes is None:
-        size = {"figsize": (width, height), "layout": "constrained"}
-        axes = pyplot().subplots(rows, columns, squeeze=False, **size, **options)[1].flat
-    return list(axes)
-
-
-def one_panel(ax: Axes | None, height: float) -> Axes:
-    return panels(None, 1, 1, height)[0] if ax is None else ax
+def panels(rows: int, columns: int, height: float, **options: Any) -> list[Axes]:
+    """Return, row by row, the axes of a new figure of WIDTH by `height` inches."""
+    size = {"figsize": (WIDTH, height), "layout": "constrained"}
+    return list(pyplot().subplots(rows, columns, squeeze=False, **size, **options)[1].flat)
 
 
 def plural(unit: str) -> str:
