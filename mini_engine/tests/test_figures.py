@@ -15,6 +15,8 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.show import figures
+from mini_engine.show.figures import style
+from mini_engine.show.figures.timeline import HIT
 from mini_engine.tests.helpers import make_request, record_run
 from mini_engine.trace import Header, Trace, VirtualClock
 from mini_engine.trace.metrics import request_metrics, summary
@@ -141,7 +143,7 @@ def test_timeline_draws_rows_labels_and_legend(trace):
     ]
     texts = [text.get_text() for text in rows.texts]
     assert "Σ32" in texts and "abort" in texts and not any("+" in text for text in texts)
-    assert any(text.startswith(figures.HIT) for text in texts)
+    assert any(text.startswith(HIT) for text in texts)
     assert [text.get_text() for text in pool.texts] == ["pool: 36 blocks"]
     assert [text.get_text() for text in budget.texts] == ["budget: 32 tokens"]
     rows, _, _ = figures.timeline(trace, steps=(0, 19))
@@ -327,7 +329,7 @@ def test_compare_marks_the_first_differing_step(trace):
     ours, theirs = data["fields"]["scheduled"]
     assert (dict(ours)["r2"], dict(theirs)["r2"]) == (16, 12)
     # Both counts are in framed cells of that step, and in words below.
-    axes, yellow = figures.compare(trace, other), matplotlib.colors.to_rgba(figures.YELLOW, 0.45)
+    axes, yellow = figures.compare(trace, other), matplotlib.colors.to_rgba(style.YELLOW, 0.45)
     for ax, count in zip(axes, ("16", "12"), strict=True):
         (band,) = [patch for patch in ax.patches if patch.get_facecolor() == yellow]
         assert (band.get_x(), band.get_width()) == (8.5, 1)
@@ -390,7 +392,7 @@ def test_every_figure_is_readable(name, trace, monkeypatch):
 
     for text in figure.findobj(Text):
         colour = matplotlib.colors.to_rgb(text.get_color())
-        in_a_cell = colour in map(matplotlib.colors.to_rgb, ("white", figures.DARK))
+        in_a_cell = colour in map(matplotlib.colors.to_rgb, ("white", style.DARK))
         if text.get_text().strip() and not in_a_cell:
             assert min(contrast(colour, page) for page in ("white", "#111111")) >= 4, text
     for part in (part for ax in figure.axes for part in [*ax.patches, *ax.collections]):

@@ -142,7 +142,7 @@ def test_tracks_are_named_in_order_of_arrival():
     assert names == ["r0", "r1", "r2", "r3", "r4", "r5"]
 
 
-def test_requests_queued_after_the_last_step_have_no_track():
+def test_requests_queued_after_the_last_step_have_no_track_and_an_unknown_unit_is_refused():
     engine = SlotEngine().add(make_request("a", 1, 1))
     engine.step()
     engine.add(make_request("b"), make_request("c"))
@@ -150,3 +150,6 @@ def test_requests_queued_after_the_last_step_have_no_track():
     events = to_perfetto(engine.recorder.close("max_steps"))["traceEvents"]
     named = {e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == REQUESTS}
     assert named == {"a"}
+    engine.trace.header.unit = "fortnight"
+    with pytest.raises(ValueError, match="time unit must be one of .*'fortnight'"):
+        to_perfetto(engine.trace)

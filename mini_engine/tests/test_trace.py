@@ -249,6 +249,9 @@ def test_consumers_take_every_record_whatever_is_kept():
     engine.add(make_request("a", 3, 1)).step()
     assert len(seen.records) == 1 and engine.trace.steps == []
     assert list(seen.records[0].new_tokens) == ["a"] and seen.records[0].t_end == 1.0
+    for keep in (0, -1):
+        with pytest.raises(ValueError, match=f"keep must be .* or a number from 1, but is {keep}"):
+            Recorder(engine.scheduler, keep=keep)
 
 
 # ------------------------------------------------------------------------------------- replay
