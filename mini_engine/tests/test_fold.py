@@ -19,7 +19,6 @@ from mini_engine.trace import (
     Finished,
     Fold,
     Header,
-    Preempted,
     Queued,
     Recorder,
     RequestView,

@@ -17,8 +17,8 @@ from mini_engine.show.figures.utilisation import utilisation, utilisation_data
 from mini_engine.show.figures.waste import waste, waste_data
 
 __all__ = [
-    "alt_text", "attention_mask", "attention_mask_data", "block_map", "block_map_data", "budget", "budget_data",
-    "compare", "compare_data", "counted", "itl_vs_threshold", "itl_vs_threshold_data", "ladder",
-    "ladder_data", "latency", "latency_data", "save", "step_rows", "timeline", "timeline_data", "utilisation",
-    "utilisation_data", "waste", "waste_data",
+    "alt_text", "attention_mask", "attention_mask_data", "block_map", "block_map_data", "budget",
+    "budget_data", "compare", "compare_data", "counted", "itl_vs_threshold", "itl_vs_threshold_data",
+    "ladder", "ladder_data", "latency", "latency_data", "save", "step_rows", "timeline", "timeline_data",
+    "utilisation", "utilisation_data", "waste", "waste_data",
 ]  # fmt: skip
