@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
-import torch
 
 from mini_engine.config import EngineConfig
+from mini_engine.engine import Engine
 from mini_engine.request import SamplingParams
 from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
@@ -245,13 +245,8 @@ def test_resimulation_repeats_a_simulation(name):
     assert first_difference(resimulate(trace), trace) is None
 
 
-def test_resimulation_repeats_an_engine(tmp_path):
+def test_resimulation_repeats_an_engine(model):
     """A real engine with a tiny model, with stops, aborts and preemption: the same decisions again."""
-    from mini_engine.engine import Engine
-    from mini_engine.model import CausalLM, ModelConfig
-
-    torch.manual_seed(0)
-    model = CausalLM(ModelConfig("llama", 16, 32, 48, 2, 4, 2, 8, 256)).requires_grad_(False)
     engine = Engine(
         model, max_num_batched_tokens=32, max_num_seqs=6, block_size=4, num_blocks=30, seed=1, record=True
     )

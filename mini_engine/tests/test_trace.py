@@ -189,19 +189,6 @@ def test_events_of_a_life():
     assert engine.trace.steps[0].events[1] == Queued("b", 0.0, 4, 6, priority=3, arrival=1)
 
 
-def test_cached_blocks_are_the_blocks_that_were_hit():
-    engine = SlotEngine()
-    prompt = [1, 2, 3, 4, 0, 1, 2, 3]
-    engine.add(make_request("a", [*prompt, 1], 1))
-    engine.step()
-    table = engine.trace.steps[0].blocks["a"]
-    engine.add(make_request("b", [*prompt, 2], 1))
-    engine.step()
-    (event,) = [e for e in engine.trace.steps[1].events if e.type == "SCHEDULED"]
-    assert event == Scheduled("b", num_cached_tokens=8, cached_blocks=table[:2])
-    assert len(engine.trace.steps[1].blocks["b"]) == 1, "only what is new is recorded"
-
-
 def test_aborts_are_recorded_before_and_after_the_last_step():
     engine = SlotEngine().add(make_request("a", 4, 9), make_request("b", 4, 2))
     assert engine.abort("unknown") is False
@@ -215,14 +202,6 @@ def test_aborts_are_recorded_before_and_after_the_last_step():
     end = engine.recorder.close("drained").end
     assert [e.type for e in end.events] == ["QUEUED", "FINISHED"]
     assert end.num_free_blocks == engine.kv.num_blocks
-
-
-def test_free_blocks_are_those_while_the_step_ran():
-    """Finished requests have not returned theirs; the end line has the final number."""
-    engine = SlotEngine(num_blocks=10, block_size=4).add(make_request("a", 9, 1))
-    engine.step()
-    assert engine.trace.steps[0].num_free_blocks == 7
-    assert engine.recorder.close("drained").end.num_free_blocks == 10
 
 
 # ------------------------------------------------------------------------------------- clocks
@@ -300,18 +279,6 @@ def test_replay_agrees_with_the_scheduler_at_each_step():
 
 
 # -------------------------------------------------------------------------------------- files
-
-
-def test_a_file_gives_back_what_was_written(tmp_path, runs):
-    """Header, steps and end, through folders that are not there yet; nothing partial is left."""
-    trace = runs[3].recorder.close("drained")
-    path = tmp_path / "new" / "folder" / "trace.jsonl"
-    write_trace(path, trace)
-    read = read_trace(path)
-    assert (read.header, read.steps, read.end) == (trace.header, trace.steps, trace.end)
-    assert [file.name for file in path.parent.iterdir()] == ["trace.jsonl"]
-    assert len(path.read_text().splitlines()) == len(trace.steps) + 2
-    assert first_difference(read, trace) is None
 
 
 def test_two_runs_may_write_the_same_file(tmp_path, runs, monkeypatch):

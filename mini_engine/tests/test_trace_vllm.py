@@ -151,12 +151,6 @@ def test_a_run_is_written_in_our_format_and_folds(tmp_path):
         assert (theirs.blocks, theirs.blocked.reason) == (ours.blocks, ours.blocked.reason)
     kinds = Counter(event.type for step in trace.steps for event in step.events)
     assert kinds == {"QUEUED": 2, "SCHEDULED": 3, "PREEMPTED": 1, "FINISHED": 2}
-    for step, views in replay(trace):
-        held = [block for view in views.values() for block in view.blocks]
-        assert len(held) == len(set(held)) == 6 - step.num_free_blocks
-        for name, num_tokens in step.scheduled.items():
-            computed = views[name].num_computed_tokens + num_tokens
-            assert computed <= 4 * len(views[name].blocks)
 
 
 def test_settings_are_vllm_s_without_its_null_block():

@@ -13,17 +13,11 @@ def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
     """Return ITL and TTFT of each trace, by long_prefill_token_threshold, 0 (off) last; None if undefined."""
     rows = []
     for trace in traces:
-        run = summary(trace)
-        rows.append(
-            {
-                "threshold": trace.header.config["long_prefill_token_threshold"],
-                "itl_mean": run.itl and run.itl.mean,
-                "itl_p99": run.itl and run.itl.p99,
-                "itl_max": run.itl and run.itl.max,
-                "ttft_mean": run.ttft and run.ttft.mean,
-                "ttft_max": run.ttft and run.ttft.max,
-            }
-        )
+        run, row = summary(trace), {"threshold": trace.header.config["long_prefill_token_threshold"]}
+        for name in ("itl_mean", "itl_p99", "itl_max", "ttft_mean", "ttft_max"):
+            latency, number = name.split("_")
+            row[name] = getattr(getattr(run, latency), number, None)
+        rows.append(row)
     return sorted(rows, key=lambda row: row["threshold"] or float("inf"))
 
 
