@@ -71,10 +71,6 @@ def test_an_id_that_is_used_again_starts_anew():
     new = fold.add(step(1, [Finished("a", "abort"), Queued("a", 9.0, 1, 1, 0, 1)]))["a"]
     assert (old.finish_reason, old.t_finished) == ("abort", 10.0)
     assert (new.finish_reason, new.num_prompt_tokens, new.state) == (None, 1, "waiting")
-    fold = Fold(HEADER, keep_finished=False)
-    fold.add(step(0, [Queued("a", 0.0, 3, 1, 0, 0), Scheduled("a", 0, [])], {"a": 1}))
-    fold.add(step(1, [Finished("a", "abort"), Queued("a", 9.0, 1, 1, 0, 1)]))
-    assert list(fold.settle()) == ["a"]
 
 
 @pytest.mark.parametrize("record", [step(3, scheduled={"x": 1}), step(3, [Finished("x", "stop")])])

@@ -127,15 +127,8 @@ def test_goodput_counts_requests_that_met_every_limit(life, limits, good):
 def test_an_empty_trace_has_no_rates_and_no_averages():
     result = summary(make())
     assert (result.num_requests, result.num_steps, result.duration) == (0, 0, 0)
-    undefined = (
-        result.output_throughput,
-        result.goodput,
-        result.ttft,
-        result.max_itl,
-        result.budget_utilisation,
-    )
-    assert undefined == (None,) * 5
-    assert (result.kv_utilisation, result.max_kv_utilisation) == (None, None)
+    undefined = "output_throughput goodput ttft max_itl budget_utilisation kv_utilisation max_kv_utilisation"
+    assert [getattr(result, name) for name in undefined.split()] == [None] * 7
 
 
 def test_a_request_queued_before_the_first_step_counts_from_its_own_time():

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +23,6 @@ from mini_engine.trace import (
     LineWriter,
     Preempted,
     Queued,
-    Recorder,
     Scheduled,
     Trace,
     VirtualClock,
@@ -220,19 +218,6 @@ def test_virtual_time_is_what_the_cost_says():
     assert 0 <= clock.now() <= clock.now() and (clock.kind, clock.unit) == ("wall", "s")
 
 
-def test_consumers_take_every_record_whatever_is_kept():
-    """Each record is complete; a consumer may be a Metrics, or a page that follows the run."""
-    engine, seen = SlotEngine(), SimpleNamespace(records=[])
-    seen.add = seen.records.append
-    engine.recorder = Recorder(engine.scheduler, keep=False, consumers=[seen])
-    engine.add(make_request("a", 3, 1)).step()
-    assert len(seen.records) == 1 and engine.trace.steps == []
-    assert list(seen.records[0].new_tokens) == ["a"] and seen.records[0].t_end == 1.0
-    for keep in (0, -1):
-        with pytest.raises(ValueError, match=f"keep must be .* or a number from 1, but is {keep}"):
-            Recorder(engine.scheduler, keep=keep)
-
-
 # ------------------------------------------------------------------------------------- replay
 
 
@@ -389,8 +374,6 @@ def test_update_needs_a_schedule_before_it():
     """A Recorder writes a step after its update; without a decision there is no step."""
     engine = scripted_engine({})
     engine.add_request("hello", request_id="a")
-    with pytest.raises(RuntimeError, match="without schedule"):
-        engine.scheduler.update({"a": 5}, {"a": [1]})
     engine.step()
     with pytest.raises(RuntimeError, match="without schedule"):
         engine.scheduler.update({"a": 1}, {"a": [1]})
