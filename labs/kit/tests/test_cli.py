@@ -67,13 +67,6 @@ def test_a_lab_is_tested_again_when_one_that_it_builds_on_has_changed(course, co
     assert progress.digest(find_lab("lab-02")) != before
 
 
-def test_status_in_a_narrow_terminal_keeps_every_letter(course):
-    course.variables |= {"COLUMNS": "40", "TERM": "dumb"}
-    lines = labs(course, "status").stdout.splitlines()
-    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("next:"))]
-    assert max(map(len, table)) <= 40 and "\u2026" not in "".join(table)
-
-
 def test_status_goes_on_past_a_broken_lab(course):
     course.add("lab-02")
     course.file("starter.py").write_text("def f(:\n", "utf-8")

@@ -471,8 +471,3 @@ def test_the_reference_has_what_the_labs_and_the_engine_offer(site):
     known = {name.rpartition(".")[2] for name in re.findall(r'id="((?:mini_engine|labs)\.[\w.]+)"', page)}
     offered = {*labs.kit.__all__, *labs.kit.learner.notebook.__all__, *mini_engine.__all__}
     assert offered - known == {"Script"}  # another name for dict[str, Any]
-
-
-def test_the_search_finds_words_of_the_pages_offline(site):
-    index = (site / "searchindex.js").read_text("utf-8")
-    assert "docs/concepts/09-paging" in index and "preempt" in index

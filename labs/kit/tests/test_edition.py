@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from labs.kit.author.export import FIRST_EDITION, LIST, ROOT, STUDENT_FILES, export
-from labs.kit.judge.manifest import LabError, find_lab, functions, lab_ids
+from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.judge.task_status import known
 
 # What only the course's own edition has; `labs/kit`'s code knows both editions, and says neither's names.
@@ -245,9 +245,3 @@ def test_an_update_keeps_edited_starters_and_says_what_was_renamed(earlier):
     assert mine.read_text("utf-8").startswith("def publish")
     assert "not written yet" in mine.with_name("starter.new.py").read_text("utf-8")
     assert untouched.read_text("utf-8") == before
-
-
-def test_export_refuses_a_folder_of_something_else(tmp_path):
-    (tmp_path / "thesis.txt").write_text("important")
-    with pytest.raises(LabError, match="not empty, and not an exported course"):
-        export(tmp_path)

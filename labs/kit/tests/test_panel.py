@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from labs.kit.judge import loading
-from labs.kit.learner.notebook import Panel, changed, run_scenario, trace_of
+from labs.kit.learner.notebook import Panel, run_scenario, trace_of
 from mini_engine.tests.browser import find_browser, open_browser
 
 pytest.importorskip("anywidget", reason="anywidget is not installed (the dev extra has it)")
@@ -175,11 +175,6 @@ def test_on_paper_it_is_a_picture(tight, monkeypatch):
     assert all(paper[kind] == alive[kind] for kind in paper)
     assert "anywidget" in paper["text/plain"] and "r0 is preempted" in paper["text/plain"]
     assert "r0 is preempted" in " ".join(ElementTree.fromstring(paper["image/svg+xml"]).itertext())
-
-
-def test_changed_leaves_the_scenario_as_it_is(tight):
-    assert changed(tight, num_blocks=40)["config"]["num_blocks"] == 40
-    assert tight["config"]["num_blocks"] == 22
 
 
 # --------------------------------------------------------------------------------------- in JupyterLab

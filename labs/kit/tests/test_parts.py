@@ -169,14 +169,6 @@ def test_an_unwritten_starter_is_told_kindly():
     assert said == ["lab-01: schedule_step is not written yet"]
 
 
-@pytest.mark.parametrize(
-    ("labs", "message"), [("lab-77", "there is no lab 'lab-77'"), ("", "there is no lab")]
-)
-def test_an_unknown_lab_is_refused(labs, message):
-    with pytest.raises(ValueError, match=message):
-        LearnerParts.from_labs(labs)
-
-
 # ------------------------------------------------------------------- beside the engine's own answers
 
 
