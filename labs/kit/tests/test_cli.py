@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -47,11 +46,8 @@ def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(cour
     course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
     first = labs(course, "status").stdout
     assert 0 < passed(first) < TESTS and f" 0/{TESTS}" in first
-    began = time.monotonic()
-    assert labs(course, "status").stdout == first
-    assert time.monotonic() - began < 20
     kept = (course.labs / ".state" / "results.json").stat().st_mtime_ns
-    labs(course, "status")
+    assert labs(course, "status").stdout == first
     assert (course.labs / ".state" / "results.json").stat().st_mtime_ns == kept  # nothing was run
     course.solve()
     assert "done" in labs(course, "status").stdout
@@ -182,12 +178,8 @@ def test_with_all_done_there_is_no_hint_unless_one_is_named(course):
 
 
 def test_a_task_may_be_named_by_a_part_of_it():
-    for lab_id, short, name in (
-        ("lab-06", "admit", "BlockManager.admit"), ("lab-06", "ADMIT()", "BlockManager.admit"),
-        ("lab-07", "next", "Stream.__next__"), ("lab-05", "init", "BlockManager.__init__"),
-        ("lab-07", "take", "OutputText.take"),
-    ):  # fmt: skip
-        assert find_lab(lab_id).task(short).name == name
+    assert find_lab("lab-06").task("ADMIT()").name == "BlockManager.admit"
+    assert find_lab("lab-07").task("next").name == "Stream.__next__"
     for lab in map(find_lab, lab_ids()):
         assert [lab.task(name) for name in short_names(lab)] == lab.tasks
     with pytest.raises(LabError, match="'stream' may be Stream.__next__ or Stream.close; which one?"):
@@ -196,44 +188,32 @@ def test_a_task_may_be_named_by_a_part_of_it():
         find_lab("lab-06").task("admiss")
 
 
-# What is said with these does not depend on the width, but for where its lines end.
-LINES = "--help, hint --help, demo --help, hint 2 clamp, hint 2 next_chunk, hint 2 --again 1, reset 1 --yes"
-
-
-@pytest.mark.parametrize("line", [line.split() for line in LINES.split(", ")], ids=" ".join)
-def test_no_word_is_broken_at_any_width(two, line):
+@pytest.mark.parametrize("line", ["--help", "demo --help", "hint 2 clamp"])
+def test_no_word_is_broken_in_a_narrow_terminal(two, line):
     def said(width):
         two.variables["COLUMNS"] = str(width)
         (two.labs / ".state" / "hints.json").unlink(missing_ok=True)
-        if "--again" in line:
-            labs(two, "hint", "2", "clamp")
-        return labs(two, *line).stdout
+        return labs(two, *line.split()).stdout
 
-    words = said(1000).split()
-    for columns in (36, 50, 80, 120):
-        text = said(columns)
-        assert text.split() == words, columns
-        assert max(map(len, text.splitlines())) <= columns, columns
+    narrow = said(36)
+    assert narrow.split() == said(1000).split() and max(map(len, narrow.splitlines())) <= 36
 
 
-def test_a_failure_is_shown_at_any_width(course):
+def test_a_failure_is_shown_in_a_narrow_terminal(course):
     course.solve(*UNPAID)
 
     def said(width):
         course.variables["COLUMNS"] = str(width)
         return labs(course, "test").stdout
 
-    words = {*said(120).split()} - {"yours", "reference"}
-    for columns in (36, 50, 80):
-        lines = said(columns).splitlines()
-        assert max(map(len, lines)) <= columns
-        shown = " ".join(" ".join(lines).split())
-        assert words <= {*shown.split()}, columns
-        assert ("reference: r0: 8, r1: 2" in shown) is (columns < 60), "one below the other"
+    wide, narrow = said(120), said(36)
+    assert max(map(len, narrow.splitlines())) <= 36
+    assert {*wide.split()} - {"yours", "reference"} <= {*narrow.split()}
+    assert "reference: r0: 8, r1: 2" in " ".join(narrow.split()), "one below the other"
     assert "see your run in the player" in said(120), "what was kept can still be played"
 
 
-@pytest.mark.parametrize("columns", [36, 50, 80, 120])
+@pytest.mark.parametrize("columns", [36, 80])
 def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     status = [progress.Progress(find_lab(lab_id), []) for lab_id in lab_ids()]
@@ -355,15 +335,11 @@ def test_solution_is_shown_once_yours_passes(course):
     assert result.returncode == 1
     assert f"0 of {TESTS} tests pass; finish yours first, or add --spoil" in result.stderr
     assert "kv.admit" not in result.stdout
-    assert "kv.admit" in labs(course, "solution", "lab-01", "--spoil").stdout
-    course.solve()
-    assert "kv.admit" in labs(course, "solution", "lab-01").stdout
-
-
-def test_solution_on_a_narrow_terminal_is_whole_and_in_no_colour(course):
-    course.variables |= {"COLUMNS": "40", "FORCE_COLOR": "1"}
+    course.variables |= {"COLUMNS": "40", "FORCE_COLOR": "1"}  # it is whole, and in no colour
     source = course.file("solution.py").read_text("utf-8")
     assert labs(course, "solution", "lab-01", "--spoil").stdout == source
+    course.solve()
+    assert "kv.admit" in labs(course, "solution", "lab-01").stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminal to look at")
@@ -401,19 +377,20 @@ def test_watch_tests_on_save_and_obeys_keys(course):
                 return text
         raise AssertionError(f"watch ended without saying {words!r}")
 
+    def press(key):
+        process.stdin.write(f"{key}\n")
+        process.stdin.flush()
+
     try:
         read_until("watching labs/lab-01/starter.py")
-        process.stdin.write("h\n")
-        process.stdin.flush()
+        press("h")
         read_until("hint 1 of 3")
         course.solve()
         read_until(f"{TESTS} of {TESTS} tests pass")
         read_until("watching")
-        process.stdin.write("h\n")
-        process.stdin.flush()
+        press("h")
         read_until("lab-01 is done; its hints can still be read")
-        process.stdin.write("q\n")
-        process.stdin.flush()
+        press("q")
         assert process.wait(60) == 0
     finally:
         process.kill()
