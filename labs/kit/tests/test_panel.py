@@ -122,13 +122,9 @@ def test_the_switch_says_whose_code_runs(panel, course):
     ("body", "words"),
     [
         ("while True: pass", "no answer within 3 s: a loop that never ends?"),
-        ("return {}[0]", "it stops with KeyError"),
-        ("import sys; sys.exit(1)", "it stops with SystemExit"),
         ("import os; os._exit(1)", "it stops with SystemExit"),
         ("print('x' * 10**6); return {}", "more than 20000 characters were printed"),
-        ("return 5", "the schedule must be a dict"),
         ("return {'nobody': 3}", "is scheduled but not in running"),
-        ("return {}", "differ from step 0 on"),
         ("syntax error", "starter.py does not parse"),
     ],
 )

@@ -68,23 +68,16 @@ def test_the_table_names_the_lab_of_each_part(labs):
         assert table[part] == (f"{lab_id}, yours" if lab_id else "the engine's own")
 
 
-@pytest.mark.parametrize(
-    ("labs", "unused"),
-    [
-        ("lab-01,lab-03", []),
-        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's is used instead"]),
-        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's is used instead"]),
-        (
-            "lab-02,lab-04",
-            [
-                "lab-02's next_chunk: lab-04's fused_step calls the engine's",
-                "lab-02's prefill_budget: no part of this engine calls it",
-            ],
-        ),
-    ],
-)
-def test_what_is_not_used_and_why(labs, unused):
-    assert LearnerParts.from_labs(labs, impl="solution").unused == unused
+def test_what_is_not_used_and_why():
+    def unused(labs):
+        return LearnerParts.from_labs(labs, impl="solution").unused
+
+    assert unused("lab-01,lab-03") == []
+    assert unused("lab-05,lab-06") == ["lab-05's BlockManager: lab-06's is used instead"]
+    assert unused("lab-02,lab-04") == [
+        "lab-02's next_chunk: lab-04's fused_step calls the engine's",
+        "lab-02's prefill_budget: no part of this engine calls it",
+    ]
 
 
 def test_why_a_lab_is_not_used():
@@ -144,7 +137,6 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
 TROUBLES = {
     "mute": ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
     "flood": ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
-    "exit": ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
     "long": ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
     "endless": ("while True:\n    pass", "no answer within 0.5 s"),
 }
@@ -204,11 +196,7 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
         (
             "OutputText.take",
             "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
-            [
-                "r6 ",
-                "the text is the same, but token 1 gives out '\\n' instead of ''",
-                "1 more answer differs",
-            ],
+            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''"],
         ),
         (
             "Stream.__next__",

@@ -111,7 +111,7 @@ def test_code_that_does_not_end(course, body, message):
     result = course.pytest("labs/lab-01", "-k", "budget_caps or head_of_line")
     assert counts(result) == {"failed": 2}
     assert message in result.stdout
-    assert "Of three prompts of 8 a budget of 10 computes 8, 2 and nothing" in result.stdout  # the claim
+    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in result.stdout  # the claim
     assert len(result.stdout.splitlines()) < 24
 
 
@@ -206,7 +206,7 @@ def test_os_exit_at_import_is_said_and_a_fork_may_leave_that_way(course):
 def test_failure_shows_claim_and_departure(course):
     course.solve(*UNPAID)
     text = course.pytest(FIRST).stdout
-    assert "Of three prompts of 8 a budget of 10 computes 8, 2 and nothing" in text
+    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in text
     assert "step 0 is the first that differs" in text
     assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", text)
     assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", text)
