@@ -198,7 +198,7 @@ def test_without_a_guess_there_is_no_run():
 
 
 def test_an_open_question_keeps_its_answer(capsys):
-    """One guess of two, or one for a question that was deleted: the other's answer and the run stay hidden."""
+    """Answers and the run stay hidden while one of two is open, or a question was deleted."""
 
     def answers():
         print("the run: 42 and 43")
