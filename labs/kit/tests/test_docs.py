@@ -268,19 +268,8 @@ def parsed(words: list[str]) -> None:
         assert name in command.commands, f"{' '.join(words)}: there is no command {name}"
         command = command.commands[name]
     if "..." not in rest:
-        shown = [re.sub(r"^(DIR|FOLDER|FILE|LAB|SUBMISSIONS|REPORT)$", ".", word) for word in rest]
-        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {
-            "--help"
-        }
-        assert {word.partition("=")[0] for word in shown if word.startswith("-")} <= known, " ".join(words)
-        arguments = [param for param in command.params if param.param_type_name == "argument"]
-        assert arguments or not [
-            w for i, w in enumerate(shown) if not w.startswith("-") and not _is_value(shown, i)
-        ]
-
-
-def _is_value(words: list[str], index: int) -> bool:
-    return index > 0 and words[index - 1].startswith("-")
+        _, left, _ = command.make_parser(command.context_class(command)).parse_args(list(rest))
+        assert not left, " ".join(words)
 
 
 RUN = re.compile(

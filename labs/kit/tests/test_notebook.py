@@ -16,8 +16,6 @@ from labs.kit.learner.notebook import (
     in_milliseconds,
     show,
     steps_table,
-    table,
-    timeline_text,
     trace_of,
     traces,
 )
@@ -147,16 +145,6 @@ def test_milliseconds_are_those_of_the_cost_model(monkeypatch):
 # ------------------------------------------------------------------------------------ words and guesses
 
 
-def test_table_aligns_numbers_to_the_right():
-    rows = [{"name": "a", "n": 5, "x": None}, {"name": "long", "n": 1234, "x": 0.123456}]
-    assert table([{"ms": 57961.4}]).splitlines()[2] == "57961"
-    lines = table(rows).splitlines()
-    assert lines[0] == "name     n       x"
-    assert lines[1] == "----  ----  ------"
-    assert lines[2] == "a        5       -"
-    assert lines[3] == "long  1234  0.1235"
-
-
 def test_steps_table_tells_every_decision(monkeypatch):
     monkeypatch.delenv("LAB_IMPL", raising=False)
     table = steps_table(trace_of("lab-03", "two in a tight pool"))
@@ -213,13 +201,6 @@ def test_an_open_question_keeps_its_answer(capsys):
     check({"another": 3}, lambda: {"question": 7})
     said = capsys.readouterr().out
     assert "no guess yet" in said and "7" not in said
-
-
-def test_the_legend_of_a_timeline_has_the_letters_that_are_there(monkeypatch):
-    monkeypatch.delenv("LAB_IMPL", raising=False)
-    assert timeline_text(trace_of("lab-01", FIRST)).endswith(". waiting   P prefill   d decode")
-    tight = timeline_text(trace_of("lab-03", "two in a tight pool"))
-    assert tight.endswith(". waiting   P prefill   d decode   x preempted")
 
 
 def test_a_quiz_unfolds_its_answers_and_its_text_gives_none_away():

@@ -4,13 +4,11 @@ import random
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from labs.kit.judge import loading
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.result import Result
 from labs.kit.learner import texts
-from labs.kit.learner.commands import app
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from mini_engine.engine import Engine
@@ -148,17 +146,6 @@ def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, bo
     told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
     assert words in told and len(told) < 300
     assert len(capsys.readouterr().out) <= 20_000
-
-
-def test_an_unwritten_starter_is_told_kindly():
-    lab = find_lab("lab-01")
-    if "not written yet" not in lab.file("starter.py").read_text():
-        pytest.skip("lab-01's starter.py has been written: well done")
-    result = CliRunner().invoke(app, ["demo", "lab-01"])
-    assert result.exit_code == 1
-    loading, *said = result.stderr.splitlines()
-    assert loading == "loading shakespeare and lab-01"
-    assert said == ["lab-01: schedule_step is not written yet"]
 
 
 # ------------------------------------------------------------------- beside the engine's own answers
