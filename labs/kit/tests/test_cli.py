@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -47,11 +46,8 @@ def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(cour
     course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
     first = labs(course, "status").stdout
     assert 0 < passed(first) < TESTS and f" 0/{TESTS}" in first
-    began = time.monotonic()
-    assert labs(course, "status").stdout == first
-    assert time.monotonic() - began < 20
     kept = (course.labs / ".state" / "results.json").stat().st_mtime_ns
-    labs(course, "status")
+    assert labs(course, "status").stdout == first
     assert (course.labs / ".state" / "results.json").stat().st_mtime_ns == kept  # nothing was run
     course.solve()
     assert "done" in labs(course, "status").stdout
@@ -67,13 +63,6 @@ def test_a_lab_is_tested_again_when_one_that_it_builds_on_has_changed(course, co
     assert progress.digest(find_lab("lab-02")) != before
 
 
-def test_status_in_a_narrow_terminal_keeps_every_letter(course):
-    course.variables |= {"COLUMNS": "40", "TERM": "dumb"}
-    lines = labs(course, "status").stdout.splitlines()
-    table = lines[: next(i for i, line in enumerate(lines) if line.startswith("next:"))]
-    assert max(map(len, table)) <= 40 and "\u2026" not in "".join(table)
-
-
 def test_status_goes_on_past_a_broken_lab(course):
     course.add("lab-02")
     course.file("starter.py").write_text("def f(:\n", "utf-8")
@@ -81,16 +70,6 @@ def test_status_goes_on_past_a_broken_lab(course):
     text = labs(course, "status").stdout
     assert "lab-01: starter.py does not parse, line 1" in text
     assert "done" in text and "next: lab-01" in text
-
-
-def test_test_shows_the_first_failure_only(course):
-    course.solve(*UNPAID)
-    result = labs(course, "test")
-    assert result.returncode == 1
-    assert re.search(rf"lab-01 schedule_step: [1-9]\d* of {TESTS} tests pass", result.stdout)
-    assert "test_budget_caps_the_total" in result.stdout and "test_threshold_is" not in result.stdout
-    assert "where your run departs from the reference" in result.stdout
-    assert "looks like" in result.stdout
 
 
 def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
@@ -115,17 +94,12 @@ def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
     assert f"no browser was found; open {page}" in labs(course, "test", "--open").stdout
 
 
-def test_test_of_an_untouched_and_of_a_finished_lab(course):
-    result = labs(course, "test", "1")
-    assert (result.returncode, "is not written yet" in result.stdout) == (1, True)
-    course.solve()
-    result = labs(course, "test", "lab-01")
-    assert result.returncode == 0
-    assert "lab-01 is done: 100 points" in result.stdout
-
-
 def test_demo_runs_the_engine_on_the_labs_that_pass(course):
     course.add("lab-02")
+    refused = labs(course, "demo", "lab-01")
+    assert (refused.returncode, refused.stderr.splitlines()) == (
+        1, ["loading shakespeare and lab-01", "lab-01: schedule_step is not written yet"],
+    )  # fmt: skip
     course.solve()
     result = labs(course, "demo", "auto", "--out", "seen", "--temperature", "0")
     assert result.returncode == 0, result.stderr
@@ -139,22 +113,17 @@ def test_demo_runs_the_engine_on_the_labs_that_pass(course):
     assert json.loads(header)["parts"] == {"schedule_step": "lab-01"}
 
 
-def test_hints_come_one_at_a_time(course):
-    texts = [labs(course, "hint", "lab-01").stdout for _ in range(4)]
-    assert ["hint 1 of 3" in texts[0], "hint 2 of 3" in texts[1], "hint 3 of 3" in texts[2]] == [True] * 3
-    assert len(set(texts)) == 3 and texts[2] == texts[3]
-    assert "solution lab-01 --spoil" in texts[3] and "spoil" not in texts[0]
-
-
-def test_a_hint_is_shown_again_without_moving_on(course):
+def test_hints_come_one_at_a_time_and_are_shown_again_without_moving_on(course):
     first, second = (labs(course, "hint", "1").stdout for _ in range(2))
+    assert "hint 1 of 3" in first and "hint 2 of 3" in second and "spoil" not in first
     for number, text in ((1, first), (2, second), (1, first)):
         assert labs(course, "hint", "1", "--again", str(number)).stdout == text
     for number in ("3", "0", "-1"):
         result = labs(course, "hint", "1", "--again", number)
         assert result.returncode == 2
         assert f"schedule_step, hint {number} has not been shown yet; without --again" in result.stderr
-    assert "hint 3 of 3" in labs(course, "hint", "1").stdout
+    third, fourth = (labs(course, "hint", "1").stdout for _ in range(2))
+    assert third == fourth and "hint 3 of 3" in third and "solution lab-01 --spoil" in fourth
 
 
 @pytest.fixture
@@ -189,12 +158,8 @@ def test_with_all_done_there_is_no_hint_unless_one_is_named(course):
 
 
 def test_a_task_may_be_named_by_a_part_of_it():
-    for lab_id, short, name in (
-        ("lab-06", "admit", "BlockManager.admit"), ("lab-06", "ADMIT()", "BlockManager.admit"),
-        ("lab-07", "next", "Stream.__next__"), ("lab-05", "init", "BlockManager.__init__"),
-        ("lab-07", "take", "OutputText.take"),
-    ):  # fmt: skip
-        assert find_lab(lab_id).task(short).name == name
+    assert find_lab("lab-06").task("ADMIT()").name == "BlockManager.admit"
+    assert find_lab("lab-07").task("next").name == "Stream.__next__"
     for lab in map(find_lab, lab_ids()):
         assert [lab.task(name) for name in short_names(lab)] == lab.tasks
     with pytest.raises(LabError, match="'stream' may be Stream.__next__ or Stream.close; which one?"):
@@ -203,44 +168,32 @@ def test_a_task_may_be_named_by_a_part_of_it():
         find_lab("lab-06").task("admiss")
 
 
-# What is said with these does not depend on the width, but for where its lines end.
-LINES = "--help, hint --help, demo --help, hint 2 clamp, hint 2 next_chunk, hint 2 --again 1, reset 1 --yes"
-
-
-@pytest.mark.parametrize("line", [line.split() for line in LINES.split(", ")], ids=" ".join)
-def test_no_word_is_broken_at_any_width(two, line):
+@pytest.mark.parametrize("line", ["--help", "demo --help", "hint 2 clamp"])
+def test_no_word_is_broken_in_a_narrow_terminal(two, line):
     def said(width):
         two.variables["COLUMNS"] = str(width)
         (two.labs / ".state" / "hints.json").unlink(missing_ok=True)
-        if "--again" in line:
-            labs(two, "hint", "2", "clamp")
-        return labs(two, *line).stdout
+        return labs(two, *line.split()).stdout
 
-    words = said(1000).split()
-    for columns in (36, 50, 80, 120):
-        text = said(columns)
-        assert text.split() == words, columns
-        assert max(map(len, text.splitlines())) <= columns, columns
+    narrow = said(36)
+    assert narrow.split() == said(1000).split() and max(map(len, narrow.splitlines())) <= 36
 
 
-def test_a_failure_is_shown_at_any_width(course):
+def test_a_failure_is_shown_in_a_narrow_terminal(course):
     course.solve(*UNPAID)
 
     def said(width):
         course.variables["COLUMNS"] = str(width)
         return labs(course, "test").stdout
 
-    words = {*said(120).split()} - {"yours", "reference"}
-    for columns in (36, 50, 80):
-        lines = said(columns).splitlines()
-        assert max(map(len, lines)) <= columns
-        shown = " ".join(" ".join(lines).split())
-        assert words <= {*shown.split()}, columns
-        assert ("reference: r0: 8, r1: 2" in shown) is (columns < 60), "one below the other"
+    wide, narrow = said(120), said(36)
+    assert max(map(len, narrow.splitlines())) <= 36
+    assert {*wide.split()} - {"yours", "reference"} <= {*narrow.split()}
+    assert "reference: r0: 8, r1: 2" in " ".join(narrow.split()), "one below the other"
     assert "see your run in the player" in said(120), "what was kept can still be played"
 
 
-@pytest.mark.parametrize("columns", [36, 50, 80, 120])
+@pytest.mark.parametrize("columns", [36, 80])
 def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     status = [progress.Progress(find_lab(lab_id), []) for lab_id in lab_ids()]
@@ -287,21 +240,15 @@ def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, word
     assert not (course.labs / ".state").exists()
 
 
-def test_the_environment_of_a_learner_does_not_change_the_count(course, monkeypatch):
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
-    course.solve(*UNPAID)
-    with_x = passed(course.run("labs", "status", impl="starter").stdout)
-    monkeypatch.delenv("PYTEST_ADDOPTS")
-    course.edit("starter.py", "    return scheduled", "    return scheduled  # not from the cache")
-    assert with_x == passed(labs(course, "status").stdout) > TESTS / 2
-
-
-def test_nor_what_is_shown_and_a_path_may_have_brackets_and_spaces(course, monkeypatch):
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--lf")  # no option without the plugin that is left out
+def test_test_shows_the_first_failure_only_whatever_the_environment(course, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-x --lf")  # --lf needs a plugin that is left out
     course = type(course)(course.root / "the [new] k\u00f6urse")
     course.solve(*UNPAID)
-    text = labs(course, "test").stdout
-    assert f" of {TESTS} tests pass" in text and "where your run departs from the reference" in text
+    result = labs(course, "test")
+    assert result.returncode == 1
+    assert int(re.search(rf"lab-01 schedule_step: (\d+) of {TESTS} tests", result.stdout)[1]) > TESTS / 2
+    assert "test_budget_caps_the_total" in result.stdout and "test_threshold_is" not in result.stdout
+    assert "where your run departs from the reference" in result.stdout and "looks like" in result.stdout
 
 
 def test_a_test_that_is_gone_is_said(course):
@@ -362,15 +309,13 @@ def test_solution_is_shown_once_yours_passes(course):
     assert result.returncode == 1
     assert f"0 of {TESTS} tests pass; finish yours first, or add --spoil" in result.stderr
     assert "kv.admit" not in result.stdout
-    assert "kv.admit" in labs(course, "solution", "lab-01", "--spoil").stdout
-    course.solve()
-    assert "kv.admit" in labs(course, "solution", "lab-01").stdout
-
-
-def test_solution_on_a_narrow_terminal_is_whole_and_in_no_colour(course):
-    course.variables |= {"COLUMNS": "40", "FORCE_COLOR": "1"}
+    course.variables |= {"COLUMNS": "40", "FORCE_COLOR": "1"}  # it is whole, and in no colour
     source = course.file("solution.py").read_text("utf-8")
     assert labs(course, "solution", "lab-01", "--spoil").stdout == source
+    course.solve()
+    assert "kv.admit" in labs(course, "solution", "lab-01").stdout
+    done = labs(course, "test", "lab-01")
+    assert (done.returncode, "lab-01 is done: 100 points" in done.stdout) == (0, True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminal to look at")
@@ -408,19 +353,20 @@ def test_watch_tests_on_save_and_obeys_keys(course):
                 return text
         raise AssertionError(f"watch ended without saying {words!r}")
 
+    def press(key):
+        process.stdin.write(f"{key}\n")
+        process.stdin.flush()
+
     try:
         read_until("watching labs/lab-01/starter.py")
-        process.stdin.write("h\n")
-        process.stdin.flush()
+        press("h")
         read_until("hint 1 of 3")
         course.solve()
         read_until(f"{TESTS} of {TESTS} tests pass")
         read_until("watching")
-        process.stdin.write("h\n")
-        process.stdin.flush()
+        press("h")
         read_until("lab-01 is done; its hints can still be read")
-        process.stdin.write("q\n")
-        process.stdin.flush()
+        press("q")
         assert process.wait(60) == 0
     finally:
         process.kill()

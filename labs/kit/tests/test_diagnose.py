@@ -10,7 +10,6 @@ from labs.kit.judge import compare, loading, page
 from labs.kit.judge.manifest import find_lab
 from labs.kit.judge.result import Result
 from labs.kit.judge.task_status import fingerprint
-from mini_engine.tests.browser import find_browser, open_browser
 
 LAB_01 = find_lab("lab-01")
 MISTAKES = {mistake.id: mistake for mistake in LAB_01.mistakes}
@@ -81,14 +80,6 @@ def test_a_fingerprint_is_what_was_done_and_no_message():
 
 
 # ------------------------------------------------------------------------------- the page, in a browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if (path := find_browser()) is None:
-        pytest.skip("no Chromium found; name one in the environment variable BROWSER_PATH")
-    with open_browser(path) as opened:
-        yield opened
 
 
 def runs_of(lab_id: str, mistake_id: str, number: int) -> tuple[compare.Runs, compare.Runs]:

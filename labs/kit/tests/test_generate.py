@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from labs.kit.author.check import MIN_MISTAKES
-from labs.kit.judge.manifest import Lab, LabError, Mistake, Task, find_lab, functions, lab_ids, replace_body
-from labs.kit.judge.pristine import interface, pristine_source, starter_source
+from labs.kit.judge.manifest import Lab, LabError, Mistake, Task, find_lab, functions, replace_body
+from labs.kit.judge.pristine import interface, starter_source
 
 SOLUTION = '''"""The reference."""
 
@@ -120,37 +119,10 @@ def test_a_mistake_can_be_a_whole_body():
     assert "heappush" not in source
 
 
-@pytest.mark.parametrize("lab_id", lab_ids())
-def test_starters_parse_and_their_tasks_are_open(lab_id):
-    lab = find_lab(lab_id)
-    source = pristine_source(lab)
-    assert interface(source) == interface(lab.file("solution.py").read_text("utf-8"))
-    for task in lab.tasks:
-        assert f"{lab_id}: {task.name}" in source
-
-
-@pytest.mark.parametrize("lab_id", lab_ids())
-def test_known_mistakes_can_be_made(lab_id):
-    lab = find_lab(lab_id)
-    source = lab.file("solution.py").read_text("utf-8")
-    made = {mistake.id: mistake.apply(source) for mistake in lab.mistakes}
-    assert len(made) >= MIN_MISTAKES and len(set(made.values())) == len(made)
-    for text in made.values():
-        ast.parse(text)
-        assert text != source
-
-
-@pytest.mark.parametrize(
-    "name", ["lab-01", "1", "01", "lab-1", "labs/lab-01/", "LAB_1", "./labs/lab-01/starter.py"]
-)
-def test_labs_are_found_by_any_spelling(name):
-    assert find_lab(name).id == "lab-01"
-
-
-@pytest.mark.parametrize("name", ["lab-99", "one", "", "../lab-01"])
-def test_unknown_lab_names_those_there_are(name):
-    with pytest.raises(LabError, match="there are lab-01"):
-        find_lab(name)
+def test_labs_are_found_by_any_spelling():
+    paths = ["labs/lab-01", "labs/lab-01/", "./labs/lab-01/starter.py"]
+    for name in ("lab-01", "1", "01", "LAB_1", *paths, *(path.replace("/", "\\") for path in paths)):
+        assert find_lab(name).id == "lab-01"
 
 
 def test_whatever_cannot_be_parsed_is_a_syntax_error():

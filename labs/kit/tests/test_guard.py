@@ -131,13 +131,6 @@ def test_deadlines_nest():
                 pass
 
 
-@pytest.mark.parametrize("name", ["stdout", "stderr", "__stdout__", "__stderr__"])
-def test_flood_is_ended_on_every_stream(name):
-    with pytest.raises(PrintFlood), limited_prints(silent=True):
-        while True:
-            print("still here", file=getattr(sys, name))
-
-
 class Mute(Exception):
     def __str__(self):
         raise ValueError("no")
@@ -155,7 +148,11 @@ def test_an_error_without_or_with_endless_text_is_described_shortly():
     assert brief(10**5000) == "(int, whose text cannot be had)"
 
 
-def test_flood_is_ended_and_a_line_is_not(capsys):
+def test_flood_is_ended_on_every_stream_and_a_line_is_not(capsys):
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        with pytest.raises(PrintFlood), limited_prints(silent=True):
+            while True:
+                print("still here", file=getattr(sys, name))
     with pytest.raises(PrintFlood), limited_prints():
         while True:
             print("still here")

@@ -5,7 +5,9 @@ with odd arguments, signals. The engine's inputs are in mini_engine/tests/test_i
 """
 
 import copy
+import functools
 import json
+import operator
 import os
 import random
 import shutil
@@ -13,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -66,43 +69,26 @@ hints = ["one", "two", "three"]
 TASK = LAB[LAB.index("[[tasks]]") :]
 LABS = [
     ("minutes = 90", 'minutes = "90"', "minutes must be a whole number, but is '90'"),
-    ("minutes = 90", "minutes = true", "minutes must be a whole number, but is True"),
     ("minutes = 90", "minutes = 0", "minutes must be above 0"),
-    ("minutes = 90", "minutes = 1.5", "minutes must be a whole number, but is 1.5"),
     ("minutes = 90", "", "'minutes' is missing"),
     ("timeout = 5", "timeout = inf", "timeout must be a number, but is inf"),
-    ("timeout = 5", "timeout = nan", "timeout must be a number, but is nan"),
     ("timeout = 5", "timeout = -1", "timeout and minutes must be above 0"),
-    ("timeout = 5", 'timeout = "long"', "timeout must be a number"),
     ("timeout = 5", "colour = 5", "'colour' is not known; there are id, path, title"),
     ("timeout = 5", 'id = "lab-07"', "'id' must not be given"),
-    ("timeout = 5", 'path = "/etc"', "'path' must not be given"),
     ('title = "a lab"', "title = 5", "title must be text, but is 5"),
-    ('title = "a lab"', 'title = ["a"]', "title must be text"),
     ('title = "a lab"', "title = ", "lab.toml: "),
-    ('title = "a lab"', "title = 'a'\ntitle = 'b'", "lab.toml: "),
-    ('question = "What?"', "", "'question' is missing"),
     ("prerequisites = []", 'prerequisites = "lab-01"', "prerequisites must be a list of text"),
-    ("prerequisites = []", "prerequisites = [1]", "prerequisites must be a list of text, but is [1]"),
     ('Row = ""', "Row = 5", "given must be a table"),
     (TASK, "", "it needs sections [[tasks]]"),
     (TASK, "[tasks]\nname = 'a'", "it needs sections [[tasks]]"),
-    (TASK, "[x]\ntasks = 5", "it needs sections [[tasks]]"),
     (TASK, TASK + TASK, "there are two tasks 'schedule_step'"),
     ("points = 100", 'points = "100"', "'schedule_step': points must be a whole number, but is '100'"),
-    ("points = 100", "points = nan", "points must be a whole number"),
     ("points = 100", "points = -1", "'schedule_step': points must be 0 or more, but is -1"),
-    ("points = 100", "points = false", "points must be a whole number, but is False"),
     ("points = 100", "", "'schedule_step': 'points' is missing"),
     ("points = 100", "points = 100\nweight = 2", "'schedule_step': 'weight' is not known"),
-    ('name = "schedule_step"', "name = 5", "name must be text, but is 5"),
-    ('name = "schedule_step"', "", "'name' is missing"),
     (":Scheduler.schedule", "", "engine must be module:name, but is 'mini_engine.scheduler'"),
-    ('["test_a"]', '"test_a"', "tests must be a list of text"),
     ('["test_a"]', "[1, 2]", "tests must be a list of text, but is [1, 2]"),
-    ('["one", "two", "three"]', '"one"', "hints must be a list of text"),
     ('["one", "two", "three"]', "[[]]", "hints must be a list of text"),
-    ('["one", "two", "three"]', '"' + "x" * 5000 + '"', "hints must be a list of text"),
 ]
 
 
@@ -111,11 +97,6 @@ def a_lab(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "LABS_DIR", tmp_path)
     (tmp_path / "lab-01" / "author").mkdir(parents=True)
     return tmp_path / "lab-01"
-
-
-def test_the_lab_that_the_rows_change_is_read(a_lab):
-    (a_lab / "author" / "lab.toml").write_text(LAB)
-    assert find_lab("lab-01").tasks[0].points == 100
 
 
 @table(LABS)
@@ -135,17 +116,12 @@ def test_lab_toml_that_is_no_toml(row, a_lab):
 MISTAKE = '[[mistakes]]\nid = "b"\ntitle = "t"\nmisconception = "m"\nhint = "h"\ncaught_by = "test_a"\n'
 MISTAKES = [
     ("", "it needs sections [[mistakes]]"),
-    ("mistakes = 5", "it needs sections [[mistakes]]"),
-    ("[mistakes]\nid = 5", "it needs sections [[mistakes]]"),
     ("mistakes = [5]", "it needs sections [[mistakes]]"),
     ('[[mistakes]]\nid = "b"', "'b': 'title' is missing"),
     (MISTAKE + "find = 5", "'b': find must be text, but is 5"),
     (MISTAKE + "edits = 5", "edits must be a list of list of text"),
-    (MISTAKE + 'edits = [["a"]]', "edits must be a list of list of text"),
     (MISTAKE + 'edits = [["a", 5]]', "edits must be a list of list of text"),
     (MISTAKE + "colour = 5", "'b': 'colour' is not known"),
-    (MISTAKE + "missed_by_scripts = true", "missed_by_scripts must be text, but is True"),
-    (MISTAKE.replace('"b"', "7"), "id must be text, but is 7"),
     ("= 3", "mistakes.toml: "),
 ]
 
@@ -164,16 +140,12 @@ TOPIC = '[a]\ntitle = "A"\npage = "docs/a.md"\n[[a.question]]\nask = "Why?"\n'
 QUIZZES = [
     ("a = 5", "'a' is not a section"),
     ("[a]\n", "it needs sections [[question]]"),
-    ("[a]\nquestion = [1]", "it needs sections [[question]]"),
     (TOPIC, "it needs sections [[answer]]"),
     (TOPIC + ANSWER, "'Why?' needs a right answer"),
     (TOPIC + RIGHT * 7, "and 6 answers at most"),
     (TOPIC + RIGHT.replace("true", "1"), "right must be true or false, but is 1"),
-    (TOPIC + RIGHT.replace('"because"', "5"), "why must be text, but is 5"),
     (TOPIC + RIGHT + "colour = 5", "'colour' is not known"),
-    (TOPIC.replace('"Why?"', "5") + RIGHT, "ask must be text, but is 5"),
     (TOPIC.replace('title = "A"', "") + RIGHT, "'title' is missing"),
-    (TOPIC.replace('"docs/a.md"', "[]") + RIGHT, "page must be text, but is []"),
     ("[", "quizzes.toml: "),
 ]
 
@@ -193,21 +165,14 @@ DEADLINES = [
     (HEAD + "grace_minutes = 1e300\n" + DUE, "", "grace_minutes must be a number"),
     (HEAD + "points_per_day = 1" + "0" * 400 + "\n" + DUE, "", "points_per_day must be a number"),
     (HEAD + "[lab-01]\ndue = 0001-01-01T00:00:00+14:00\n", "", "is outside the range of dates"),
-    (HEAD + "[lab-01]\ndue = 9999-12-31T23:59:59-14:00\n", "", "is outside the range of dates"),
     (HEAD + '[lab-01]\ndue = "soon"\n', "", "'soon' is not a time such as"),
-    (HEAD + "[lab-01]\ndue = 5\n", "", "5 is not a time such as"),
     (HEAD + "[students]\nann = 5\n", "", "an extension is a section"),
     (HEAD + DUE + "[students.ann]\nlab-99 = 2026-10-12T23:59:00\n", "", "there is no lab"),
     (HEAD + "zone = 'UTC'\n" + DUE, "", "deadlines.toml: "),
-    ("times = " + "[" * 5000, "", "deadlines.toml: "),
-    (HEAD.replace('"UTC"', "5") + DUE, "", "zone should be a name"),
     (HEAD.replace('"UTC"', '"../../etc/passwd"') + DUE, "", "zone should be a name"),
     (HEAD.replace("times.csv", "none.csv") + DUE, "", "none.csv: there is no such file"),
-    (HEAD.replace("times.csv", ".") + DUE, "", "there is no such file"),
     (HEAD + DUE, "student\nann", "needs the columns student,submitted"),
-    (HEAD + DUE, "", "needs the columns student,submitted"),
     (HEAD + DUE, "student,submitted\nann,\udcff", "cannot be read"),
-    (HEAD + DUE, "student,submitted\nann," + "x" * 200_000, "cannot be read"),
     (HEAD + DUE, "student,submitted,lab\nann,2026-10-12 00:00,lab-99", "there is no lab"),
 ]
 
@@ -230,13 +195,9 @@ def test_deadlines_that_are_no_file(row, tmp_path):
 # -------------------------------------------------------------------------------------------- cases, reports
 
 CASES = [
-    (b"", "is not a case"),
     (b"\xff", "is not a case"),
     (b"[" * 100_000, "is not a case"),
-    (b"5", "is not a case"),
     (b'{"config": 5, "calls": []}', "is not a case"),
-    (b'{"config": {}, "calls": [5]}', "is not a case"),
-    (b'{"config": {}, "calls": [[]]}', "is not a case"),
     (b'{"config": {}, "calls": [[5]]}', "is not a case"),
     (b'{"config": {}, "calls": []}', "cannot be played: KeyError: 'queue'"),
 ]
@@ -267,18 +228,14 @@ GRADES = [
 ]  # fmt: skip
 
 
-@table([(path, value) for path, value in GRADES])
+@table(GRADES)
 def test_a_grade_that_was_edited_is_none(row, tmp_path):
     """--regrade, replay and a run that goes on take it for one that is not there."""
-    path, value = row
-    at = data = json.loads(a_grade().to_json())
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = value
+    (*path, key), value = row
+    data = json.loads(a_grade().to_json())
+    functools.reduce(operator.getitem, path, data)[key] = value
     (tmp_path / "ann.json").write_text(json.dumps(data))
     assert store.load(tmp_path, "ann") is None
-    (tmp_path / "ann.json").write_text(a_grade().to_json())
-    assert store.load(tmp_path, "ann") == a_grade()
 
 
 @table([(b"[" * 100_000,), (b"\xff",), (b"",), (b"5",), (b"[]",), (b"null",)])
@@ -335,48 +292,33 @@ NO_LAB = "there is no lab"
 COMMANDS = [
     *[(f"{command} {lab}", NO_LAB) for command in ("test", "hint", "watch", "solution", "check", "generate")
       for lab in ("nolab", "lab-99", "99", "lab-01x")],
-    ("reset nolab -y", NO_LAB),
     ("reset ../lab-01", NO_LAB),
-    ("check 1 " + "7" * 5000, "there is no lab '7777"),
     ("demo nolab", NO_LAB),
     ("demo ", "there is no lab ''"),
     ("demo lab-01,,lab-02", NO_LAB),
     ("demo lab-01 --out file", "file is not a writable folder"),
-    ("demo lab-01 --out file/deeper", "file is not a writable folder"),
     ("hint lab-01 nothing", "has no task 'nothing'"),
     ("hint lab-01 --again 99999999999999999999", "has not been shown yet"),
-    ("hint lab-01 --again -1", "has not been shown yet"),
-    ("hint lab-01 --again x", "Usage"),
     ("quiz nothing", "no quiz is called 'nothing'"),
-    ("test lab-01 lab-02", "Usage"),
     ("nothing", "Usage"),
     ("check lab-01 --keep file", "file"),
     ("export --student file", "file"),
     ("export --student class", "class is not empty, and not an exported course"),
     ("grade nowhere --out r", "nowhere is not a folder"),
-    ("grade file --out r", "file is not a folder"),
     ("grade class --out file", "file is not a writable folder"),
     ("grade class --out class/r", "--out should lie outside"),
     ("grade class --out r --labs 99", NO_LAB),
     ("grade class --out r --labs ,,", "--labs ,, names no lab"),
     ("grade class --out r --seed a\udcff", "--seed should be at most 100 letters that print"),
-    ("grade class --out r --seed " + "x" * 101, "--seed should be at most 100 letters that print"),
-    ("grade class --out r --jobs -1", "Usage"),
     ("grade class --out r --time-limit nan", "Usage"),
-    ("grade class --out r --time-limit inf", "Usage"),
     ("grade class --out r --hidden nowhere", "nowhere has no cases"),
     ("grade class --out r --late nowhere.toml", "nowhere.toml: there is no such file"),
-    ("grade class --out r --late pipe", "pipe: there is no such file"),
     ("grade class --out r --regrade nowhere", "nowhere is not a report: it has no folder grades"),
     ("grade class --out r --cluster nowhere", "--cluster should be an address such as"),
-    ("grade class --out r --cluster tcp://:1", "--cluster should be an address such as"),
     ("replay nowhere ann 1 public 1", "nowhere is not a report"),
     ("gradescope --out class", "class is a folder"),
     ("gradescope --out pipe", "pipe is not a regular file"),
     ("gradescope --out file/x.zip", "file"),
-    ("gradescope --labs 99", NO_LAB),
-    ("gradescope --seed a\nb", "--seed should be at most 100 letters that print"),
-    ("gradescope --late nowhere.toml", "nowhere.toml"),
 ]  # fmt: skip
 
 
@@ -477,12 +419,8 @@ def wait_for(run, child):
         return []
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        with open(f"/proc/{run.pid}/task/{run.pid}/children") as file:
-            found = file.read().split()
-        for task in os.listdir(f"/proc/{run.pid}/task"):  # a thread's children are listed at the thread
-            with open(f"/proc/{run.pid}/task/{task}/children") as file:
-                found += file.read().split()
-        if found:
+        tasks = Path(f"/proc/{run.pid}/task").glob("*/children")  # a thread's are listed at the thread
+        if found := " ".join(task.read_text() for task in tasks).split():
             time.sleep(0.3)  # it has begun
             return found
         time.sleep(0.05)

@@ -45,7 +45,7 @@ def test_a_default_that_was_bound_before_is_the_reference_s_too():
     assert bound is module.hash_block and bound(b"", (1,))
 
 
-@pytest.mark.parametrize("letter", "abc")
+@pytest.mark.parametrize("letter", "ab")
 def test_a_class_with_books_of_its_own_is_left_whole(letter):
     """A reference's method would look for attributes that it does not have, and the other way round."""
     path = LABS_DIR / "kit" / "tests" / "alternatives" / f"lab_05_{letter}.py"

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from labs.kit.judge import loading
-from labs.kit.learner.notebook import Panel, changed, run_scenario, trace_of
+from labs.kit.learner.notebook import Panel, run_scenario, trace_of
 from mini_engine.tests.browser import find_browser, open_browser
 
 pytest.importorskip("anywidget", reason="anywidget is not installed (the dev extra has it)")
@@ -122,13 +122,9 @@ def test_the_switch_says_whose_code_runs(panel, course):
     ("body", "words"),
     [
         ("while True: pass", "no answer within 3 s: a loop that never ends?"),
-        ("return {}[0]", "it stops with KeyError"),
-        ("import sys; sys.exit(1)", "it stops with SystemExit"),
         ("import os; os._exit(1)", "it stops with SystemExit"),
         ("print('x' * 10**6); return {}", "more than 20000 characters were printed"),
-        ("return 5", "the schedule must be a dict"),
         ("return {'nobody': 3}", "is scheduled but not in running"),
-        ("return {}", "differ from step 0 on"),
         ("syntax error", "starter.py does not parse"),
     ],
 )
@@ -175,11 +171,6 @@ def test_on_paper_it_is_a_picture(tight, monkeypatch):
     assert all(paper[kind] == alive[kind] for kind in paper)
     assert "anywidget" in paper["text/plain"] and "r0 is preempted" in paper["text/plain"]
     assert "r0 is preempted" in " ".join(ElementTree.fromstring(paper["image/svg+xml"]).itertext())
-
-
-def test_changed_leaves_the_scenario_as_it_is(tight):
-    assert changed(tight, num_blocks=40)["config"]["num_blocks"] == 40
-    assert tight["config"]["num_blocks"] == 22
 
 
 # --------------------------------------------------------------------------------------- in JupyterLab

@@ -4,13 +4,11 @@ import random
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from labs.kit.judge import loading
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.result import Result
 from labs.kit.learner import texts
-from labs.kit.learner.commands import app
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from mini_engine.engine import Engine
@@ -68,23 +66,16 @@ def test_the_table_names_the_lab_of_each_part(labs):
         assert table[part] == (f"{lab_id}, yours" if lab_id else "the engine's own")
 
 
-@pytest.mark.parametrize(
-    ("labs", "unused"),
-    [
-        ("lab-01,lab-03", []),
-        ("lab-04,lab-05", ["lab-04's attend_backend: lab-05's is used instead"]),
-        ("lab-05,lab-06", ["lab-05's BlockManager: lab-06's is used instead"]),
-        (
-            "lab-02,lab-04",
-            [
-                "lab-02's next_chunk: lab-04's fused_step calls the engine's",
-                "lab-02's prefill_budget: no part of this engine calls it",
-            ],
-        ),
-    ],
-)
-def test_what_is_not_used_and_why(labs, unused):
-    assert LearnerParts.from_labs(labs, impl="solution").unused == unused
+def test_what_is_not_used_and_why():
+    def unused(labs):
+        return LearnerParts.from_labs(labs, impl="solution").unused
+
+    assert unused("lab-01,lab-03") == []
+    assert unused("lab-05,lab-06") == ["lab-05's BlockManager: lab-06's is used instead"]
+    assert unused("lab-02,lab-04") == [
+        "lab-02's next_chunk: lab-04's fused_step calls the engine's",
+        "lab-02's prefill_budget: no part of this engine calls it",
+    ]
 
 
 def test_why_a_lab_is_not_used():
@@ -144,7 +135,6 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
 TROUBLES = {
     "mute": ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
     "flood": ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
-    "exit": ("import os\nos._exit(0)", "SystemExit: os._exit(0), which would end the whole run"),
     "long": ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
     "endless": ("while True:\n    pass", "no answer within 0.5 s"),
 }
@@ -156,25 +146,6 @@ def test_whatever_it_raises_or_prints_is_one_line(model, monkeypatch, capsys, bo
     told = why(model, broken(monkeypatch, "lab-01", "schedule_step", body))
     assert words in told and len(told) < 300
     assert len(capsys.readouterr().out) <= 20_000
-
-
-def test_an_unwritten_starter_is_told_kindly():
-    lab = find_lab("lab-01")
-    if "not written yet" not in lab.file("starter.py").read_text():
-        pytest.skip("lab-01's starter.py has been written: well done")
-    result = CliRunner().invoke(app, ["demo", "lab-01"])
-    assert result.exit_code == 1
-    loading, *said = result.stderr.splitlines()
-    assert loading == "loading shakespeare and lab-01"
-    assert said == ["lab-01: schedule_step is not written yet"]
-
-
-@pytest.mark.parametrize(
-    ("labs", "message"), [("lab-77", "there is no lab 'lab-77'"), ("", "there is no lab")]
-)
-def test_an_unknown_lab_is_refused(labs, message):
-    with pytest.raises(ValueError, match=message):
-        LearnerParts.from_labs(labs)
 
 
 # ------------------------------------------------------------------- beside the engine's own answers
@@ -212,11 +183,7 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
         (
             "OutputText.take",
             "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
-            [
-                "r6 ",
-                "the text is the same, but token 1 gives out '\\n' instead of ''",
-                "1 more answer differs",
-            ],
+            ["r6 ", "the text is the same, but token 1 gives out '\\n' instead of ''"],
         ),
         (
             "Stream.__next__",

@@ -53,13 +53,6 @@ def test_unknown_impl_is_one_clear_error(course):
     assert "LAB_IMPL must be solution, starter or engine, but is 'mine'" in result.stderr
 
 
-def test_labs_without_torch(course):
-    """All of lab-01, in a process that could not import torch."""
-    (course.root / "torch.py").write_text("raise ImportError('lab-01 must not need torch')\n")
-    result = course.pytest("labs/lab-01", impl="solution")
-    assert counts(result).keys() == {"passed"}, result.stdout
-
-
 TROUBLES = {
     "syntax error": ("def schedule_step(:\n", "starter.py does not parse, line 1: invalid syntax"),
     "import fails": ("x = 1\ny = x + z\n", "starter.py fails at import, line 2: NameError"),
@@ -118,7 +111,7 @@ def test_code_that_does_not_end(course, body, message):
     result = course.pytest("labs/lab-01", "-k", "budget_caps or head_of_line")
     assert counts(result) == {"failed": 2}
     assert message in result.stdout
-    assert "Of three prompts of 8 a budget of 10 computes 8, 2 and nothing" in result.stdout  # the claim
+    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in result.stdout  # the claim
     assert len(result.stdout.splitlines()) < 24
 
 
@@ -174,13 +167,6 @@ def test_a_test_of_an_error_is_explained_too(course):
     assert "DID NOT RAISE" in result.stdout and "INTERNALERROR" not in result.stdout
 
 
-def test_rows_fit_a_narrow_terminal(course):
-    course.variables["COLUMNS"] = "64"
-    course.solve(*UNPAID)
-    rows = course.pytest(FIRST, "-rN").stdout.split("is the first that differs")[1].splitlines()[1:-1]
-    assert len(rows) > 10 and max(map(len, rows)) <= 64
-
-
 def test_a_message_about_what_is_not_written_is_no_failure_of_its_own(course):
     """A test that reads the text of a RuntimeError may meet NotImplementedError's."""
     with course.file("test_lab.py").open("a") as file:
@@ -217,26 +203,15 @@ def test_os_exit_at_import_is_said_and_a_fork_may_leave_that_way(course):
     assert "starter.py fails at import, line 5: SystemExit: os._exit(0), which would end the whole" in text
 
 
-def test_no_progress_is_said_in_words(course):
-    course.write("return {}")
-    result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
-    assert "no progress for 50 steps; waiting was ['A', 'B'], running was []" in result.stdout
-
-
 def test_failure_shows_claim_and_departure(course):
     course.solve(*UNPAID)
     text = course.pytest(FIRST).stdout
-    assert "Of three prompts of 8 a budget of 10 computes 8, 2 and nothing" in text
+    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in text
     assert "step 0 is the first that differs" in text
     assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", text)
     assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", text)
     assert re.search(r"> waiting +0 +# 1 r2", text)
     assert "kv.admit(request)" not in text and "solution.py" not in text  # no line of the reference
-
-
-def test_schedule_that_no_engine_could_run_is_refused_in_words(course):
-    course.write("return {'ghost': 1}")
-    assert "ScheduleError: 'ghost' is scheduled but not in running" in course.pytest(FIRST).stdout
 
 
 # ------------------------------------------------------------------------- the page of a failing run
@@ -246,16 +221,6 @@ OPENED = "out/lab-01.html"
 
 def page(course):
     return course.root / "out" / "lab-01.html"
-
-
-def test_a_failing_run_is_written_for_the_player_beside_the_reference(course):
-    course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
-    text = course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step").stdout
-    assert re.search(r"step \d+ of scenario 'drawn 1.\d+' is the first that differs", text)
-    assert text.count(OPENED) == 1 and "yours beside the reference" in text
-    html = page(course).read_text("utf-8")
-    assert '"yours"' in html and '"reference"' in html
-    assert page(course).stat().st_size < 400_000
 
 
 def test_the_first_failure_has_the_page_and_the_others_say_so(course):
@@ -283,17 +248,12 @@ def test_side_by_side_the_page_has_one_writer(course):
     assert named and named[0] in course.pytest("labs/lab-01").stdout
 
 
-@pytest.mark.parametrize("impl", ["engine", "solution"])
-def test_only_a_learner_s_run_is_written(course, impl):
-    course.edit("test_lab.py", 'budget=10) == {"r0": 8, "r1": 2}', 'budget=10) == {"r0": 8}')
-    assert counts(course.pytest(FIRST, impl=impl)) == {"failed": 1}
-    assert not page(course).parent.exists()
-
-
-def test_nothing_is_written_for_an_unwritten_starter_nor_by_status(course):
-    course.pytest("labs/lab-01")
+def test_only_a_learner_s_run_is_written_and_not_by_status(course):
+    course.pytest("labs/lab-01")  # nothing is written yet
     course.solve(*UNPAID)
     course.run("labs", "status")
+    course.edit("test_lab.py", 'budget=10) == {"r0": 8, "r1": 2}', 'budget=10) == {"r0": 8}')
+    assert counts(course.pytest(FIRST, impl="engine")) == {"failed": 1}
     assert not page(course).parent.exists()
 
 
@@ -304,9 +264,6 @@ def test_a_run_that_does_not_end_is_shown_up_to_there(course):
     result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
     assert counts(result) == {"failed": 1} and "no answer within 0.3 s" in result.stdout
     assert f"{OPENED} in a browser: yours beside the reference" in result.stdout and page(course).exists()
-    course.file("solution.py").write_text("not Python\n", "utf-8")
-    result = course.pytest("labs/lab-01/test_lab.py::test_b_is_admitted_when_a_finishes")
-    assert counts(result) == {"failed": 1} and f"{OPENED} in a browser: yours\n" in result.stdout
 
 
 def test_without_a_reference_yours_is_shown_alone(course):
@@ -314,7 +271,7 @@ def test_without_a_reference_yours_is_shown_alone(course):
     course.file("solution.py").write_text("def schedule_step(*_, **__):\n    raise OSError\n", "utf-8")
     result = course.pytest(FIRST)
     assert counts(result) == {"failed": 1}
-    assert f"{OPENED}" in result.stdout and "beside the reference" not in result.stdout
+    assert f"{OPENED} in a browser: yours\n" in result.stdout
     assert '"reference"' not in page(course).read_text("utf-8").split("</script>")[0]
 
 

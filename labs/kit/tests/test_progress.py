@@ -3,8 +3,6 @@
 from io import StringIO
 from types import ModuleType
 
-import pytest
-
 from labs.kit.judge import loading, matrix
 from labs.kit.judge.examine import YOURS, Examination
 from labs.kit.judge.manifest import LABS_DIR, find_lab
@@ -104,15 +102,10 @@ def test_of_two_that_fail_alike_the_one_that_says_more_is_wrong():
     assert now.wrong == [now.lab.task(TAKE)]
 
 
-@pytest.mark.parametrize(
-    "said", [unwritten("BlockManager.find_prefixes"), "NotImplementedError: lab-05: take is not written yet"]
-)
-def test_only_a_task_of_this_lab_is_waited_for(said):
-    now = status({FIND: said})
-    assert (now.waits_for(now.lab.task(FIND)), now.next_task.name) == (None, FIND)
-
-
-def test_the_owner_of_a_method_is_its_class():
+def test_only_a_task_of_this_lab_is_waited_for_and_it_owns_what_it_defines():
+    for said in (unwritten("BlockManager.find_prefixes"), "NotImplementedError: lab-05: take is not written"):
+        now = status({FIND: said})
+        assert (now.waits_for(now.lab.task(FIND)), now.next_task.name) == (None, FIND)
     now = status({FIND: unwritten(ADMIT + ".inner")})
     assert now.waits_for(now.lab.task(FIND)).name == ADMIT
 

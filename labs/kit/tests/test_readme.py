@@ -31,20 +31,11 @@ def test_the_map_and_the_lab_lead_to_each_other_to_the_notebook_and_to_the_playe
     assert f"python -m labs test {lab.id} --open" in own and "player" in own
 
 
-PAGES = [f"labs/{lab.id}/{page}.md" for lab in LABS for page in ("README", "AFTER")]
-
-
-@pytest.mark.parametrize("path", ["README.md", *PAGES])
-def test_links_lead_to_files_and_references_have_addresses(path):
-    file = ROOT / path
-    text = re.sub(r"^```.*?^```", "", file.read_text("utf-8"), flags=re.M | re.S)
-    for target in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", text):
-        assert (file.parent / target.partition("#")[0]).exists(), target
-    for name in re.findall(r"\]\[([\w-]+)\]", text):
-        assert re.search(rf"^\[{name}\]: https://", text, re.M), name
-    if not path.endswith("/README.md"):  # a lab's sources stand in its AFTER.md
-        references = re.split(r"\n(?=- )", text.partition("\n## References\n\n")[2].partition("\n\n")[0])
-        assert references and all("](https://" in reference for reference in references)
+@pytest.mark.parametrize("path", ["README.md", *(f"labs/{lab.id}/AFTER.md" for lab in LABS)])
+def test_references_have_addresses(path):
+    listed = (ROOT / path).read_text("utf-8").partition("\n## References\n\n")[2].partition("\n\n")[0]
+    references = re.split(r"\n(?=- )", listed)
+    assert references and all("](https://" in reference for reference in references)
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.id)

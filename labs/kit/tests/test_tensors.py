@@ -51,12 +51,9 @@ def test_what_the_wrong_rows_have_in_common_is_said():
     assert said(changed(0, 1, 2, 3))[-1] == "right: no row"
 
 
-def test_a_row_of_another_request_is_recognized():
+def test_a_row_of_another_request_is_recognized_here_or_not():
     assert said(changed(1, to=EXPECTED[3]))[-1] == "b holds what belongs to d"
     assert said(changed(0, 2, to=[7.0, 7.0, 0.0]))[-1] == "c holds the same as a"
-
-
-def test_a_row_that_belongs_nowhere_here_is_recognized():
     stranger = torch.tensor([5.0, 5.0, 5.0])
     assert said(changed(1, to=stranger), others={"e": stranger})[-1] == "b holds what belongs to e"
 
@@ -83,13 +80,10 @@ def test_what_is_not_known_is_not_said():
     assert said(changed(0), owners=["w", "x", "y", "z"])[1:] == ["wrong: w: off by 0.5", "right: x, y, z"]
 
 
-def test_whether_the_pool_changed_is_said():
+def test_whether_the_pool_changed_is_said_and_a_shape_is_a_matter_of_its_own():
     before = torch.zeros(2, 2)
     assert said(changed(0), pool=(before, before.clone()))[-1].startswith("the pool is as it was")
     assert said(changed(0), pool=(before, before + 1))[-1] == "the pool did change"
-
-
-def test_a_shape_is_a_matter_of_its_own():
     assert said(EXPECTED[:3]) == ["logits: shape (3, 3) instead of (4, 3)"]
     assert re.match(r"logits: shape \('no tensor',\)", said(None)[0])
 
