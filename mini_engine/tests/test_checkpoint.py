@@ -102,55 +102,12 @@ def attend(layer, q, k, v):
     return sdpa(q[None], k[None], v[None], is_causal=True)[0]
 
 
-# What is loaded
-
-
-def test_fused_parameters_hold_their_parts_in_order(folder):
-    tensors = tensors_of(CONFIG)
-    layer = load_model(folder, device="cpu").layers[0]
-    q, k, v = layer.self_attn.qkv_proj.weight.split([64, 32, 32])
-    gate, up = layer.mlp.gate_up_proj.weight.split(96)
-    found = {"self_attn.q": q, "self_attn.k": k, "self_attn.v": v, "mlp.gate": gate, "mlp.up": up}
-    for name, tensor in found.items():
-        assert torch.equal(tensor, tensors[f"{LAYER}{name}_proj.weight"])
-
-
-def test_model_is_ready_for_inference(folder):
-    model = load_model(folder, device="cpu")
-    assert not model.training
-    assert not any(p.requires_grad for p in model.parameters())
-    assert all(p.device.type == "cpu" for p in model.parameters())
-
-
-def test_tied_embeddings_stay_one_parameter(tmp_path):
-    config = {**CONFIG, "tie_word_embeddings": True}
-    model = load_model(write_folder(tmp_path / "model", config), device="cpu")
-    assert model.lm_head.weight is model.embed_tokens.weight
-    assert len(list(model.parameters())) == len(dict(model.named_parameters(remove_duplicate=False))) - 1
-
-
-@pytest.mark.parametrize(
-    "dtype, expected", [("auto", "float32"), ("bfloat16", "bfloat16"), (torch.float64, "float64")]
-)
-def test_dtype(folder, dtype, expected):
-    """auto on the CPU is float32, whatever the checkpoint holds."""
-    change(folder, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
-    model = load_model(folder, dtype=dtype, device="cpu")
-    assert {p.dtype for p in model.parameters()} == {getattr(torch, expected)}
-
-
-def test_names_without_the_prefix_load_the_same(tmp_path):
-    with_prefix = load_model(write_folder(tmp_path / "a", CONFIG), device="cpu")
+def test_old_checkpoints_without_the_prefix_and_with_rotary_frequencies_load_the_same(folder, tmp_path):
+    """The frequencies follow from the config."""
     bare = {name.removeprefix("model."): t for name, t in tensors_of(CONFIG).items()}
-    without = load_model(write_folder(tmp_path / "b", CONFIG, bare), device="cpu")
-    assert torch.equal(logits(with_prefix), logits(without))
-
-
-def test_leftovers_of_old_checkpoints_are_ignored(folder):
-    """Older files carry the rotary frequencies, which follow from the config."""
-    expected = logits(load_model(folder, device="cpu"))
-    change(folder, lambda t: t.update({f"{LAYER}self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
-    assert torch.equal(logits(load_model(folder, device="cpu")), expected)
+    bare[f"{LAYER.removeprefix('model.')}self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    old = write_folder(tmp_path / "old", CONFIG, bare)
+    assert torch.equal(logits(load_model(folder, device="cpu")), logits(load_model(old, device="cpu")))
 
 
 # GGUF
@@ -204,19 +161,11 @@ def test_gguf_equals_the_folder_it_was_made_from(family, tmp_path):
         assert torch.equal(found, parameter), name
 
 
-@pytest.mark.parametrize("quant", [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_1], ids=lambda q: q.name)
+@pytest.mark.parametrize("quant", [Q.F16, Q.BF16, Q.Q8_0], ids=lambda q: q.name)
 def test_gguf_quantized_types(quant, tmp_path):
-    """Every type is dequantized row by row to what the package says it is worth."""
-    tensors = tensors_of(CONFIG)
-    model = load_model(write_gguf(tmp_path / "model.gguf", CONFIG, tensors, quant), device="cpu")
-    down_proj = model.layers[1].mlp.down_proj
-    for found, name in (
-        (down_proj, "model.layers.1.mlp.down_proj.weight"),
-        (model.lm_head, "lm_head.weight"),
-    ):
-        expected = dequantize(quantize(tensors[name].numpy(), quant), quant)
-        assert torch.equal(found.weight, torch.from_numpy(expected))
-        assert 0 < (found.weight - tensors[name]).abs().max() < 0.2
+    weight = tensors_of(CONFIG)["lm_head.weight"].numpy()
+    model = load_model(write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), quant), device="cpu")
+    assert np.array_equal(model.lm_head.weight.numpy(), dequantize(quantize(weight, quant), quant))
 
 
 BLOCK_TYPES = sorted(gguf.quants._type_traits, key=lambda kind: kind.name)
@@ -241,18 +190,6 @@ def test_pieces_hold_what_the_package_makes_of_the_whole(kind, heads):
         expected = expected.reshape(heads, -1, 2, columns).swapaxes(1, 2)
     # As bits: NaN is not equal to itself.
     assert np.array_equal(torch.cat(pieces).numpy().view(np.int32), expected.reshape(-1).view(np.int32))
-
-
-def test_quantized_vectors_are_read_too(tmp_path):
-    """No converter writes them, but nothing forbids them; of interleaved heads, the values change places."""
-    tensors = tensors_of(CONFIG | {"attention_bias": True})
-    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors)
-    expected = load_model(file, device="cpu")
-    vector = quantize(next(t.data for t in GGUFFile(file).tensors if t.name == "blk.0.attn_q.bias"), Q.Q8_0)
-    tensor = gguf.ReaderTensor("t", Q.Q8_0, np.array([64], np.uint32), 64, vector.nbytes, 0, vector, None)
-    (found,) = weights._values(tensor, file, 4)
-    bias = expected.layers[0].self_attn.qkv_proj.bias[:64]
-    torch.testing.assert_close(found, bias, rtol=0, atol=0.01)
 
 
 def test_load_opens_a_gguf_file_once(tmp_path, monkeypatch):
@@ -300,8 +237,6 @@ def test_quick_gguf_reader_reads_what_the_package_reads(tmp_path):
 
 # What is wrong, in one sentence (more of it is in test_input_errors)
 
-SHARD, INDEX = "model-00001-of-00002.safetensors", "model.safetensors.index.json"
-
 
 def refused(path, match, error=ValueError):
     with pytest.raises(error, match=match) as caught:
@@ -346,19 +281,6 @@ def test_paths_that_are_no_model(tmp_path):
 def test_tensors_that_do_not_fit_the_config(folder, name, tensor, match):
     change(folder, lambda t: t.pop(LAYER + name) if tensor is None else t.update({LAYER + name: tensor}))
     refused(folder, match)
-
-
-def test_truncated_weight_file(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    refused(folder, "model.safetensors: damaged or cut short")
-
-
-def test_a_shard_that_the_index_names_is_missing(folder):
-    (folder / "model.safetensors").rename(folder / SHARD)
-    weight_map = dict.fromkeys(tensors_of(CONFIG), SHARD) | {"lm_head.weight": SHARD.replace("1", "2", 1)}
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    refused(folder, f"00002-of-00002.*: there is no such file, though {INDEX} names it", FileNotFoundError)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.004, 0.5, 0.99])

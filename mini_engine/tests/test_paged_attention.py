@@ -60,7 +60,7 @@ def test_a_fork_has_a_pool_of_its_own():
 
 
 def test_clearing_is_for_these_slots_of_every_layer():
-    """Slot s is block s // block_size, offset s % block_size, as in write_kv."""
+    """Slot s is block s // block_size, offset s % block_size."""
     backend = PagedBackend(tiny_model(), BlockManager(3, 4))
     for pool in (backend.pool.k, backend.pool.v):
         pool.fill_(7.0)
@@ -69,18 +69,6 @@ def test_clearing_is_for_these_slots_of_every_layer():
         assert not pool[:, 1, 1].any() and not pool[:, 0, 0].any() and not pool[:, 2, 3].any()
         assert (pool == 7.0).sum() == 9 * 2 * KV_HEADS * DIM
     assert backend.name == "paged", "as traces call it"
-
-
-def test_write_kv_touches_its_slots_only():
-    """Slot s is block s // block_size, offset s % block_size; everything else stays."""
-    k_cache, v_cache = torch.full((3, 4, KV_HEADS, DIM), 7.0), torch.full((3, 4, KV_HEADS, DIM), 8.0)
-    k, v = rand(3, KV_HEADS, DIM).float(), rand(3, KV_HEADS, DIM, seed=1).float()
-    write_kv(k_cache, v_cache, torch.tensor([5, 0, 11]), k, v)
-    for cache, new, old in ((k_cache, k, 7.0), (v_cache, v, 8.0)):
-        assert torch.equal(cache[1, 1], new[0])
-        assert torch.equal(cache[0, 0], new[1])
-        assert torch.equal(cache[2, 3], new[2])
-        assert (cache == old).sum() == 9 * KV_HEADS * DIM
 
 
 def by_hand(q, k, v):

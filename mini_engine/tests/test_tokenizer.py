@@ -235,8 +235,6 @@ def test_chat_template_errors(folder):
     for template, match in (
         (TEMPLATE, "the chat template of .* failed: no tools here"),
         ("{% if %}", "the chat template of .* failed: Expected an expression"),
-        ("{{ messages.__class__.__mro__ }}", "the chat template of .* failed: .*unsafe"),
-        ("{{ messages.append(1) }}", "the chat template of .* failed: .*unsafe"),
     ):
         write(folder, "tokenizer_config.json", chat_template=template)
         with pytest.raises(ValueError, match=match):
