@@ -1,7 +1,6 @@
 """The embedded model is what TRAINING.json says it is, and its training script still makes such a folder."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -50,12 +49,6 @@ def training():
 # The folder
 
 
-def test_the_folder_fits_the_repository():
-    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4_000_000
-    names = {file.name for file in FOLDER.iterdir()}
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= names
-
-
 def test_the_record_is_of_the_shipped_recipe_within_its_limits(training):
     assert training["held_out_loss"] <= 1.50
     assert training["seed"] == script.Recipe.seed
@@ -97,18 +90,8 @@ def test_every_character_is_a_token_and_comes_back(tokenizer, plays):
     assert tokenizer.vocab_size <= 96
     assert tokenizer.encode("<|endoftext|>") == [0] == list(tokenizer.eos_token_ids)
     assert tokenizer.decode(tokenizer.encode(plays["macbeth"])) == plays["macbeth"]
-
-
-@pytest.mark.parametrize(
-    "text, becomes",
-    [
-        ("\u2019Tis\u2014caf\u00e9\tin\r\nRome", "'Tis--cafe in\nRome"),
-        ("7 {\u2603}", "<unk> <unk><unk><unk>"),
-        ("Exeunt<|endoftext|>Hamlet", "Exeunt<|endoftext|>Hamlet"),
-    ],
-)
-def test_what_the_plays_do_not_use_is_mapped(tokenizer, text, becomes):
-    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == becomes
+    typed, becomes = "\u2019Tis\u2014caf\u00e9\tin\r\nRome {\u2603}", "'Tis--cafe in\nRome <unk><unk><unk>"
+    assert tokenizer.decode(tokenizer.encode(typed), skip_special_tokens=False) == becomes
 
 
 # The text
@@ -191,20 +174,6 @@ def test_a_short_training_run_lowers_the_loss_and_writes_a_model_that_loads(tmp_
     assert script.evaluate(model.cpu().float(), ids) == pytest.approx(report["held_out_loss"], abs=1e-4)
     again = script.run(tmp_path / "again", TINY, plays, 1, lines.append)
     assert again["held_out_loss"] == report["held_out_loss"]
-
-
-def test_the_record_is_of_what_was_stored_not_of_what_was_trained(tmp_path, monkeypatch):
-    save = script.save
-
-    def save_zeros(folder, model, tokenizer, config):
-        zeros = script.CausalLM(model.config)
-        zeros.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
-        save(folder, zeros, tokenizer, config)
-
-    monkeypatch.setattr(script, "save", save_zeros)
-    plays = {"macbeth": "ab" * 200, "a": "ab" * 500}
-    report = script.run(tmp_path, replace(TINY, steps=1), plays, log=lambda line: None)
-    assert report["held_out_loss"] == pytest.approx(math.log(4), abs=1e-4)  # a, b and the two special tokens
 
 
 def test_an_interrupted_run_leaves_the_old_model(tmp_path):

