@@ -68,17 +68,13 @@ def test_the_recorded_loss_is_that_of_the_stored_weights(training, plays, tokeni
     assert loss == pytest.approx(training["held_out_loss_first_8000"], abs=1e-3)
 
 
-def test_transformers_loads_the_folder_and_gives_the_same_logits(tokenizer):
+def test_transformers_reads_the_tokenizer(tokenizer):
+    """And the weights: test_oracle_engine compares the tokens of both."""
     transformers = pytest.importorskip("transformers", reason="the oracle comes with the dev extra")
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
     fast = transformers.PreTrainedTokenizerFast.from_pretrained(FOLDER)
     ids = tokenizer.encode(SPEECH)
     assert fast(SPEECH)["input_ids"] == ids
     assert fast.decode(ids) == SPEECH and fast.eos_token_id == 0
-    model = load_model(FOLDER, dtype="float32", device="cpu")
-    with torch.inference_mode():
-        ours = model.logits(model(torch.tensor([ids]), torch.arange(len(ids)), script.attend))
-        torch.testing.assert_close(ours, oracle(torch.tensor([ids])).logits, atol=2e-4, rtol=1e-4)
 
 
 # The tokenizer
