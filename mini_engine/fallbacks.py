@@ -1,4 +1,4 @@
-"""Stand-ins for the optional abilities of interfaces.py, for a replaced part that lacks one.
+"""Stand-ins for the optional abilities that a replaced part lacks.
 
 Each does the plain thing: it frees blocks, aborts a request, or does nothing.
 """

@@ -5,7 +5,8 @@ Two counters drive everything: `num_tokens` (prompt plus output so far) and `num
 is no prefill mode and no decode mode.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from numbers import Integral, Real
@@ -73,8 +74,34 @@ def _is_number(value: Any, least: float = -LARGEST, most: float = LARGEST) -> bo
         return False
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def _is_whole(value: Any, least: float, none: bool = False) -> bool:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return none and value is None or whole and value >= least
+
+
+# Of each field of SamplingParams: whether a value is right, and the rule in words.
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda v: _is_number(v, 0), f"0 (greedy) or more, up to {LARGEST:g}"),
+    "top_k": (lambda v: _is_whole(v, -1) and v < 2**31, "a whole number, 0 or -1 (off) or more, below 2**31"),
+    "top_p": (lambda v: _is_number(v, SMALLEST, 1), f"above 0 (from {SMALLEST:g} on) and at most 1"),
+    "min_p": (lambda v: _is_number(v, 0, 1), "between 0 and 1"),
+    "repetition_penalty": (
+        lambda v: _is_number(v, SMALLEST),
+        f"above 0, from {SMALLEST:g} to {LARGEST:g} (1 is off)",
+    ),
+    "max_tokens": (lambda v: _is_whole(v, 1, True), "a whole number, at least 1, or None for no limit"),
+    "logprobs": (lambda v: _is_whole(v, 0, True), "a whole number, 0 or more, or None"),
+    "seed": (lambda v: _is_whole(v, 0, True), "a whole number, 0 or more, or None"),
+    "stop": (
+        lambda v: isinstance(v, tuple) and all(s and isinstance(s, str) and is_unicode(s) for s in v),
+        "a string or a list of strings, without empty ones and lone surrogates",
+    ),
+    "stop_token_ids": (
+        lambda v: isinstance(v, tuple) and all(_is_whole(i, -math.inf) for i in v),
+        "a list of token ids",
+    ),
+    "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,48 +140,10 @@ class SamplingParams:
                 value = (value,)
             if value is None or isinstance(value, Iterable):
                 object.__setattr__(self, name, () if value is None else tuple(value))
-        rules = {
-            "temperature": (_is_number(self.temperature, 0), f"0 (greedy) or more, up to {LARGEST:g}"),
-            "top_k": (
-                _is_whole(self.top_k) and -1 <= self.top_k < 2**31,
-                "a whole number, 0 or -1 (off) or more, below 2**31",
-            ),
-            "top_p": (
-                _is_number(self.top_p, SMALLEST, 1),
-                f"above 0 (from {SMALLEST:g} on) and at most 1",
-            ),
-            "min_p": (_is_number(self.min_p, 0, 1), "between 0 and 1"),
-            "repetition_penalty": (
-                _is_number(self.repetition_penalty, SMALLEST),
-                f"above 0, from {SMALLEST:g} to {LARGEST:g} (1 is off)",
-            ),
-            "max_tokens": (
-                self.max_tokens is None or _is_whole(self.max_tokens) and self.max_tokens >= 1,
-                "a whole number, at least 1, or None for no limit",
-            ),
-            "logprobs": (
-                self.logprobs is None or _is_whole(self.logprobs) and self.logprobs >= 0,
-                "a whole number, 0 or more, or None",
-            ),
-            "seed": (
-                self.seed is None or _is_whole(self.seed) and self.seed >= 0,
-                "a whole number, 0 or more, or None",
-            ),
-            "stop": (
-                isinstance(self.stop, tuple)
-                and all(s and isinstance(s, str) and is_unicode(s) for s in self.stop),
-                "a string or a list of strings, without empty ones and lone surrogates",
-            ),
-            "stop_token_ids": (
-                isinstance(self.stop_token_ids, tuple) and all(map(_is_whole, self.stop_token_ids)),
-                "a list of token ids",
-            ),
-            "ignore_eos": (isinstance(self.ignore_eos, bool), "True or False"),
-        }
-        for name, (holds, rule) in rules.items():
-            if not holds:
-                raise ValueError(f"{name} must be {rule}, but is {shown(getattr(self, name))}")
-            object.__setattr__(self, name, _plain(getattr(self, name)))
+        for name, (holds, rule) in _RULES.items():
+            if not holds(value := getattr(self, name)):
+                raise ValueError(f"{name} must be {rule}, but is {shown(value)}")
+            object.__setattr__(self, name, _plain(value))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
 
 
@@ -162,7 +151,7 @@ def _plain(value: Any) -> Any:
     """Return a number as Python's own, so that it can be hashed, compared and written as JSON."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
-    if _is_whole(value):
+    if _is_whole(value, -math.inf):
         return int(value)
     return float(value) if _is_number(value) else value
 

@@ -18,7 +18,7 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.scheduler import Scheduler
 from mini_engine.show.player import Playable, payload, ready_setup
 from mini_engine.show.player.picture import step_picture, step_words
-from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import Arrival
 from mini_engine.trace import Trace

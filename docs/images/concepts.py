@@ -10,8 +10,8 @@ from typing import Any
 
 from mini_engine.show import figures
 from mini_engine.show.figures import style
+from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.cost_model import CostModel, StepLoad
-from mini_engine.sim.policies import BASELINES
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import workload
 from mini_engine.trace import replay

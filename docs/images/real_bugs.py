@@ -16,7 +16,7 @@ from mini_engine import scheduler as engine
 from mini_engine.block_manager import BlockManager
 from mini_engine.request_queue import pick_victim
 from mini_engine.show import figures
-from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.baselines import BASELINES
 
 FOLDER = Path(__file__).with_name("bugs")
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "policy")

@@ -1,4 +1,4 @@
-"""The backends of the policies to compare with: two passes a step, or the padded batch."""
+"""The backends of the baselines: two passes a step, or the padded batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM
 from mini_engine.scheduler import next_chunk
-from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.baselines import BASELINES
 
 
 class TwoPassBackend:
@@ -36,10 +36,10 @@ class TwoPassBackend:
 BACKENDS = {backend.name: backend for backend in (PagedBackend, TwoPassBackend, PaddedBackend)}
 
 
-def policy_parts(baseline: str) -> dict[str, Any]:
-    """Return the parts of an engine under one of BASELINES: `Parts(**policy_parts("static"))`.
+def baseline_parts(baseline: str) -> dict[str, Any]:
+    """Return the parts of an engine under one of BASELINES: `Parts(**baseline_parts("static"))`.
 
     The padded one needs enable_prefix_caching=False.
     """
-    policy = BASELINES[baseline]
-    return {"Scheduler": policy.scheduler, "attend_backend": BACKENDS[policy.backend]}
+    chosen = BASELINES[baseline]
+    return {"Scheduler": chosen.scheduler, "attend_backend": BACKENDS[chosen.backend]}

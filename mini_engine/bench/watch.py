@@ -19,7 +19,7 @@ import importlib.util, sys
 spec = importlib.util.spec_from_file_location("mini_engine", {init!r})
 sys.modules["mini_engine"] = package = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(package)
-from mini_engine.trace.vllm import main
+from mini_engine.trace.serve_vllm import main
 main()
 """
 

@@ -1,7 +1,7 @@
 """The command line: mini-engine demo | generate | chat | simulate | bench | models | kernels | trace.
 
-One file a command, which parses and prints. What it needs it imports when it runs, so that --help
-answers at once.
+Each command has a file, which parses and prints. A command imports what it needs when it runs, so that
+--help is quick.
 """
 
 import typer

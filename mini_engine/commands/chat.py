@@ -39,16 +39,16 @@ def chat(
         raise ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`")
     engine = Engine(loaded, tokenizer)
     messages = [{"role": "system", "content": system}] if system else []
-    first = len(messages)  # what comes after the system message may be forgotten
+    first = len(messages)  # messages from here on may be dropped when the context is full
     console = Console(highlight=False)
     if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # so that a line that is no UTF-8 is one error
+        sys.stdin.reconfigure(errors="surrogateescape")  # so that a line that is not UTF-8 is one error
     while text := _read(console):
         messages.append({"role": "user", "content": text})
         answer = ""
         try:
             stream = _begin(engine, tokenizer, messages, first, params)
-            # The conversation so far is found in the prefix cache: only the new turn is computed.
+            # The prefix cache has the conversation so far: only the new message is computed.
             for delta in stream:
                 typer.echo(delta.text, nl=False)
                 answer += delta.text
@@ -59,13 +59,13 @@ def chat(
             messages.pop()
             continue
         except KeyboardInterrupt:
-            pass  # the answer is cut short; the conversation goes on
+            pass  # ends the answer, not the conversation
         typer.echo()
         messages.append({"role": "assistant", "content": answer})
 
 
 def _read(console: Console) -> str:
-    """The next message; empty at the end of the conversation."""
+    """Return the next message; empty at the end of the conversation."""
     try:
         return console.input("[bold]you:[/] ").strip() if sys.stdin else ""
     except (EOFError, KeyboardInterrupt):
@@ -80,11 +80,11 @@ def _begin(
     first: int,
     params: "SamplingParams",
 ) -> "Stream":
-    """Ask for an answer; where the context is full, the earliest turns are forgotten.
+    """Start an answer; while the context is too small, drop the earliest message and its answer.
 
-    Raises ValueError when the latest message does not fit even alone.
+    Raise ValueError if the latest message alone does not fit.
     """
-    forgotten = 0
+    dropped = 0
     while True:
         prompt = tokenizer.encode_chat(messages)
         try:
@@ -92,9 +92,11 @@ def _begin(
         except ValueError:
             if len(messages) <= first + 1:
                 raise
-            del messages[first : first + 2]  # a turn is a message and its answer
-            forgotten += 1
+            del messages[first : first + 2]
+            dropped += 1
             continue
-        if forgotten:
-            errors.print(f"[dim](the context is full: the first {forgotten} of the turns are forgotten)[/]")
+        if dropped:
+            errors.print(
+                f"[dim](the context is full: the first {dropped} messages and answers are dropped)[/]"
+            )
         return stream

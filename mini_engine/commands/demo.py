@@ -1,4 +1,4 @@
-"""`mini-engine demo`; what it does is in show/demo.py. `python -m labs demo` is its sister."""
+"""`mini-engine demo`, which is in show/demo.py. `python -m labs demo` is the same with a learner's parts."""
 
 from pathlib import Path
 

@@ -8,15 +8,15 @@ from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, T
 
 
 def generate(
-    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="May be given more than once.")],
+    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="A prompt; may be repeated.")],
     model: Model = "shakespeare",
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.7,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 or -1 is off.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 or -1: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeating.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End at this text. May be repeated.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
     seed: Seed = None,
     chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
     device: Device = "auto",

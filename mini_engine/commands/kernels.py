@@ -4,17 +4,17 @@ import typer
 
 from mini_engine.commands.common import fail, working
 
-app = typer.Typer(help="The C++ kernels: optional, and quicker on a CPU.", no_args_is_help=True)
+app = typer.Typer(help="The optional C++ kernels, which are faster on a CPU.", no_args_is_help=True)
 
 
 @app.callback()
 def kernels() -> None:
-    """Makes `build` a subcommand, though it is the only one."""
+    """Make `build` a subcommand, although it is the only one."""
 
 
 @app.command()
 def build() -> None:
-    """Build the kernels once for this machine, into the user's cache. Needs g++ or clang++."""
+    """Build the kernels for this machine in the user's cache. Needs g++ or clang++."""
     from mini_engine.fast import kernels
 
     try:
@@ -22,4 +22,4 @@ def build() -> None:
             path = kernels.build()
     except kernels.BuildError as error:
         fail(error)
-    typer.echo(f"the kernels are at {path}; every engine on this machine's CPU uses them from now on")
+    typer.echo(f"the kernels are at {path}; engines on this machine's CPU use them from now on")

@@ -8,17 +8,17 @@ from rich.table import Table
 
 from mini_engine.commands.common import fail
 
-app = typer.Typer(help="List models, and fetch those that are not embedded.", no_args_is_help=True)
+app = typer.Typer(help="List the models, and download those that are not embedded.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_() -> None:
-    """The models that can be named, and where they are."""
+    """List the known models and their places."""
     from mini_engine.loading.registry import MODELS
 
     table = Table("name", "what it is", "size", "where", header_style="bold")
     for column in table.columns:
-        column.overflow = "fold"  # a narrow terminal wraps a name or a path, and keeps all of it
+        column.overflow = "fold"  # a narrow terminal wraps a long name, and cuts nothing
     for model in MODELS.values():
         where = str(model.path) if model.is_present else f"mini-engine models fetch {model.name}"
         table.add_row(model.name, model.description, f"{model.size / 1e6:.0f} MB", where)
@@ -27,7 +27,7 @@ def list_() -> None:
 
 @app.command()
 def fetch(name: Annotated[str, typer.Argument(help="A name from `models list`.")]) -> None:
-    """Download a model once into the user's cache."""
+    """Download a model into the user's cache."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     from mini_engine.loading import registry

@@ -1,5 +1,6 @@
-"""A command line as a process: its streams take any text, a signal ends it as an error does, and what goes
-wrong is one line. `mini-engine` and `python -m labs` are run by it.
+"""Running a command line as a process: streams for any text, orderly ends by signals, errors in one line.
+
+`mini-engine` and `python -m labs` are run by it.
 """
 
 import os
@@ -10,20 +11,20 @@ from io import TextIOWrapper
 
 
 def run(app: Callable[[], object], complain: Callable[[str], object], *errors: type[Exception]) -> None:
-    """Run `app`; an OSError, or one of `errors`, is given to `complain` as one line, and ends it with 2.
+    """Run `app`. Give an OSError, or one of `errors`, to `complain` as one line and exit with 2.
 
-    Ctrl-C ends it with 130, SIGTERM with 143, as one line too. Both are raised where the program is, so that
-    what was half-written is removed, and what was started is ended, on the way out.
+    Ctrl-C exits with 130 and SIGTERM with 143, also with one line. Both are raised as exceptions in the
+    running code, so that its cleanup removes partial files and ends child processes.
     """
     for stream in (sys.stdout, sys.stderr):
-        # A legacy console cannot print every character, and no stream a path that is no UTF-8.
+        # A legacy console cannot print every character, and no stream a path that is not UTF-8.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     failures: tuple[type[Exception], ...] = (OSError, *errors)
     terminated = []
 
     def terminate(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up is not cut short
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         terminated.append(True)
         sys.exit(143)
 
@@ -31,10 +32,10 @@ def run(app: Callable[[], object], complain: Callable[[str], object], *errors: t
     try:
         app()
     except (SystemExit, KeyboardInterrupt) as ended:
-        # typer makes an exit of Ctrl-C, and others, waiting in another language, take any signal for that.
+        # typer turns Ctrl-C into an exit; code that waits outside Python may turn any signal into Ctrl-C.
         typers = getattr(ended.__context__, "__cause__", None)
         if terminated:
-            complain("ended by SIGTERM")
+            complain("terminated (SIGTERM)")
             sys.exit(143)
         if isinstance(ended, KeyboardInterrupt) or isinstance(typers, KeyboardInterrupt):
             complain("interrupted")
@@ -49,7 +50,7 @@ def run(app: Callable[[], object], complain: Callable[[str], object], *errors: t
 
 
 def _drop_unwritten() -> None:
-    """What could not be written by now never will be; Python would try once more, and print a traceback."""
+    """Drop output that cannot be written; else Python would try again at exit, and print a traceback."""
     try:
         if sys.stdout:
             sys.stdout.flush()

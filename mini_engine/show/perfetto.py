@@ -1,37 +1,44 @@
 """A trace as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing.
 
-One track a request (queued, prefill chunks, decode, preempted), one of the steps, and counters;
+One track per request (queued, prefill chunks, decode, preempted), one of the steps, and counters;
 an arrow leads from each preemption to the resumption. Google, Trace Event Format (2016).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from mini_engine.trace import Finished, Preempted, Queued, RequestView, StepTrace, Trace, replay
 
 # Chrome traces count microseconds; a step of virtual time is shown as a millisecond.
 MICROSECONDS = {"step": 1e3, "ms": 1e3, "s": 1e6, "us": 1.0}
-ENGINE, REQUESTS = 1, 2  # process ids, which is how the viewers group tracks
+ENGINE, REQUESTS = 1, 2  # process ids, by which the viewers group tracks
 STEPS = 1  # the thread id of the engine's one track
-REQUEST, PHASE, CHUNK, POINT = range(4)  # what encloses what: where times are equal, the outer comes first
+REQUEST, PHASE, CHUNK, POINT = range(4)  # the nesting: where times are equal, the outer one comes first
+
+
+@dataclass
+class _Phase:
+    """A part of a request's life; a wait ends (`end` None) where the next phase starts."""
+
+    name: str
+    start: float
+    end: float | None = None
 
 
 @dataclass
 class _Track:
-    """What is open on a request's track."""
+    """A request's track: its thread id, when it was queued, and its phases so far."""
 
     tid: int
     queued: float
-    phase: str = "queued"
-    since: float = 0.0
-    until: float = 0.0  # the end of the latest step that the phase took part in
-    flow: int | None = None  # an arrow that waits for the resumption
+    phases: list[_Phase]
 
 
-class _Writer:
-    """Collects events; times come in the trace's unit and go out in microseconds."""
+class _Events:
+    """The events of a Chrome trace. Times are given in the trace's unit and written in microseconds."""
 
     def __init__(self, unit: str):
         if unit not in MICROSECONDS:
@@ -39,7 +46,7 @@ class _Writer:
         self.scale = MICROSECONDS[unit]
         self.names: list[dict[str, Any]] = []
         self.events: list[tuple[float, int, dict[str, Any]]] = []
-        self.num_tracks = 0
+        self.num_tracks = self.num_arrows = 0
 
     def at(self, t: float) -> float:
         return round(t * self.scale, 3)  # whole nanoseconds, so that nested slices end exactly together
@@ -62,43 +69,36 @@ class _Writer:
         ):
             self.names.append({"ph": "M", "name": label, "pid": pid, "tid": tid, "ts": 0, "args": args})
 
-    def track(self, request_id: str, queued: float, phase: str = "queued", since: float = 0.0) -> _Track:
+    def track(self, request_id: str, queued: float, phase: _Phase) -> _Track:
         self.num_tracks += 1
         self.name("thread", request_id, REQUESTS, self.num_tracks, self.num_tracks)
-        return _Track(self.num_tracks, queued, phase, since)
+        return _Track(self.num_tracks, queued, [phase])
 
-    def finish(self) -> list[dict[str, Any]]:
-        self.events.sort(key=lambda item: item[:2])
-        return self.names + [event for _, _, event in self.events]
+    def sorted(self) -> list[dict[str, Any]]:
+        return self.names + [event for _, _, event in sorted(self.events, key=lambda item: item[:2])]
 
 
 def to_perfetto(trace: Trace) -> dict[str, Any]:
-    """The Chrome trace of a run, ready for json.dump: {"traceEvents": [...], ...}, sorted by time.
+    """Return the Chrome trace of a run for json.dump: {"traceEvents": [...], ...}, sorted by time.
 
-    Raises ValueError for a unit of time that we cannot turn into microseconds.
+    Raise ValueError for a unit of time that cannot be converted to microseconds.
     """
-    out = _Writer(trace.header.unit)
+    out = _Events(trace.header.unit)
     out.name("process", "engine", ENGINE, sort_index=ENGINE)
     out.name("process", "requests", REQUESTS, sort_index=REQUESTS)
     out.name("thread", "steps", ENGINE, STEPS)
-    num_flows = 0
     end = trace.steps[0].t if trace.steps else 0.0
     views = {view.request_id: view for view in trace.header.requests}
-    tracks = {name: _track_so_far(out, view, end) for name, view in views.items()}
+    tracks = {name: _earlier(out, view, end) for name, view in views.items()}
     for record, views in replay(trace):
         start, end = record.t, record.t_end
         for event in record.events:
             if isinstance(event, Queued):
-                tracks[event.id] = out.track(event.id, event.t, since=event.t)
+                tracks[event.id] = out.track(event.id, event.t, _Phase("queued", event.t))
             elif event.id not in tracks:
-                continue  # a wrong scheduler goes on with what has finished: it has no track any more
+                continue  # a wrong scheduler may go on with a finished request, whose track is closed
             elif isinstance(event, Preempted):
-                num_flows += 1
-                track = tracks[event.id]
-                _close(out, track, start)
-                _open(track, "preempted", start)
-                track.flow = num_flows
-                out.add("s", "resumption", start, REQUESTS, track.tid, id=num_flows, cat="preemption")
+                tracks[event.id].phases.append(_Phase("preempted", start))
             elif isinstance(event, Finished) and event.reason == "abort":  # other ends come with the step
                 _finish(out, tracks.pop(event.id), views[event.id], start, "abort")
         _step(out, record, trace.header.config)
@@ -108,66 +108,59 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
             if isinstance(event, Finished) and event.reason != "abort" and event.id in tracks:
                 _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
     for event in trace.end.events if trace.end else ():
-        # Requests queued after the last step have no track.
+        # A request that was queued after the last step has no track.
         if isinstance(event, Finished) and event.id in tracks:
             _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
-    for request_id, track in tracks.items():  # still there when the recording stopped
+    for request_id, track in tracks.items():  # not finished when the recording stopped
         _finish(out, track, views[request_id], end, None)
     return {
-        "traceEvents": out.finish(),
+        "traceEvents": out.sorted(),
         "displayTimeUnit": "ms",
         "otherData": {"config": trace.header.config},
     }
 
 
-def _track_so_far(out: _Writer, view: RequestView, t: float) -> _Track:
-    """Of a request that was there before the trace begins: its phases are not known from before then."""
+def _earlier(out: _Events, view: RequestView, t: float) -> _Track:
+    """Open the track of a request from before the trace; its phases until then are unknown."""
     waiting = "preempted" if view.num_preemptions else "queued"
-    queued = t if view.t_queued is None else view.t_queued
-    return out.track(view.request_id, queued, view.state if view.running else waiting, t)
+    phase = _Phase(view.state, t, t) if view.running else _Phase(waiting, t)
+    return out.track(view.request_id, t if view.t_queued is None else view.t_queued, phase)
 
 
-def _work(out: _Writer, track: _Track, view: RequestView, record: StepTrace) -> None:
-    """A request's part in a step: a slice a prefill chunk, one slice for decodes that follow on."""
-    start, end = record.t, record.t_end
-    if track.phase != view.state:
-        _close(out, track, start)
-        _open(track, view.state, start)
-        if track.flow is not None:
-            place = start, REQUESTS, track.tid
-            out.add("f", "resumption", *place, id=track.flow, cat="preemption", bp="e")
-            track.flow = None
+def _work(out: _Events, track: _Track, view: RequestView, record: StepTrace) -> None:
+    """Add a request's part in a step: a slice per prefill chunk; steps of one phase extend it."""
+    if track.phases[-1].name != view.state:
+        track.phases.append(_Phase(view.state, record.t))
+    track.phases[-1].end = record.t_end
     if view.state == "prefill":
         first = view.num_computed_tokens
         name = f"chunk of {view.num_scheduled}"
         args = {"step": record.step, "first_position": first, "num_cached_tokens": view.num_cached_tokens}
-        out.slice(CHUNK, name, start, end, REQUESTS, track.tid, **args)
-    track.until = end
+        out.slice(CHUNK, name, record.t, record.t_end, REQUESTS, track.tid, **args)
 
 
-def _open(track: _Track, phase: str, t: float) -> None:
-    track.phase, track.since, track.until = phase, t, t
-
-
-def _close(out: _Writer, track: _Track, t: float) -> None:
-    # Work ends with its last step, waiting with what follows it.
-    until = track.until if track.phase in ("prefill", "decode") else t
-    out.slice(PHASE, track.phase, track.since, until, REQUESTS, track.tid)
-
-
-def _finish(out: _Writer, track: _Track, view: RequestView, t: float, reason: str | None) -> None:
-    _close(out, track, t)
-    args = {
+def _finish(out: _Events, track: _Track, view: RequestView, t: float, reason: str | None) -> None:
+    """Write a request's slice, those of its phases, and the arrows of its preemptions."""
+    place, flow = (REQUESTS, track.tid), "preemption"
+    for phase, following in zip_longest(track.phases, track.phases[1:]):
+        until = following.start if following else t
+        out.slice(PHASE, phase.name, phase.start, until if phase.end is None else phase.end, *place)
+        if phase.name == "preempted":
+            out.num_arrows += 1
+            out.add("s", "resumption", phase.start, *place, id=out.num_arrows, cat=flow)
+            if following:
+                out.add("f", "resumption", until, *place, id=out.num_arrows, cat=flow, bp="e")
+    args: dict[str, Any] = {
         "num_prompt_tokens": view.num_prompt_tokens,
         "max_tokens": view.max_tokens,
         "priority": view.priority,
         "num_preemptions": view.num_preemptions,
         "finish_reason": reason,
     }
-    out.slice(REQUEST, view.request_id, track.queued, t, REQUESTS, track.tid, **args)
+    out.slice(REQUEST, view.request_id, track.queued, t, *place, **args)
 
 
-def _step(out: _Writer, record: StepTrace, config: dict[str, Any]) -> None:
+def _step(out: _Events, record: StepTrace, config: dict[str, Any]) -> None:
     start = record.t
     args = {"scheduled": record.scheduled, "blocked": record.blocked.to_json()}
     out.slice(PHASE, f"step {record.step}", start, record.t_end, ENGINE, STEPS, **args)

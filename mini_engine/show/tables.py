@@ -1,4 +1,4 @@
-"""Tables on a terminal, whole however narrow it is: a run's requests, and policies beside each other."""
+"""Tables for a terminal of any width: the requests of a run, and a comparison of baselines."""
 
 from rich import box
 from rich.console import Console
@@ -12,21 +12,21 @@ from mini_engine.trace.metrics import Summary, request_metrics
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """As wide as its numbers are: rich would cut them to "1…", a narrow terminal only wraps the lines."""
+    """Print a table as wide as its numbers, which rich would cut to "1…"; a narrow terminal wraps lines."""
     console = console or Console()
     table.width = Measurement.get(console, console.options.update(width=200), table).maximum
     console.print(table, crop=False)
 
 
 def metrics_table(trace: Trace) -> Table:
-    """One row a request, in the field's terms."""
+    """Return a table of a run's metrics, one row per request."""
     unit = trace.header.unit
     scale, shown = (1e3, "ms") if unit == "s" else (1, escape(unit))
 
     def time(value: float | None) -> str:
         return "-" if value is None else f"{value * scale:.0f}" if scale > 1 else f"{value:g}"
 
-    table = _table(f"prompt, cached of it and output in tokens; queue, prefill, TTFT and TPOT in {shown}")
+    table = _table(f"prompt, its cached part and output in tokens; queue, prefill, TTFT and TPOT in {shown}")
     columns = "prio prompt cached output queue\nsteps queue prefill TTFT TPOT preemp-\ntions"
     table.add_column("id")
     for name in columns.split(" "):
@@ -50,7 +50,7 @@ def metrics_table(trace: Trace) -> Table:
 def comparison_table(
     summaries: dict[str, Summary], ttft_limit: float | None = None, tpot_limit: float | None = None
 ) -> Table:
-    """One row a policy, from summaries in ms; the caption has the limits that goodput was counted under."""
+    """Return a table with one row per baseline, from summaries in ms; the caption has goodput's limits."""
     limits = {"TTFT": ttft_limit, "TPOT": tpot_limit}
     within = " and ".join(f"{name} up to {ms:g} ms" for name, ms in limits.items() if ms is not None)
     table = _table(f"times in ms; good: finished{within and ' with '}{within}")

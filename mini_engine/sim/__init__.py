@@ -1,1 +1,1 @@
-"""Schedules at scale without a model: policies to compare with, a cost model for time, workloads."""
+"""Simulation without a model: the real scheduler, baselines to compare with, a cost model, workloads."""

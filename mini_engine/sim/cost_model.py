@@ -1,7 +1,7 @@
-"""What a step costs: a fixed price a forward pass, one a token computed, one a token of KV read.
+"""The cost of a step: a price per forward pass, one per token computed, one per token of KV read.
 
-Three constants say most of what there is to say: the weights are read once whatever the batch, each
-token is multiplied through them, and each request's past is read. `fit` takes them from a real run.
+Three constants explain most of the time: the weights are read once whatever the batch, each token is
+multiplied through them, and each request's past is read. `fit` estimates them from a real run.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import NamedTuple
 
 from mini_engine.trace import Fold, StepTrace, Trace
 
-# How a step's rows meet the model: the names that a trace's header has for its backend.
+# The ways to compute a step's rows, as a trace's header names them.
 BACKENDS = ("paged", "two-pass", "padded")
 
 
 class StepLoad(NamedTuple):
-    """What one step asks of the machine."""
+    """The work of one step."""
 
     num_forwards: int
     num_tokens: int  # computed, padding included
-    num_kv_tokens: int  # read by attention: each row's own past and new tokens, padding included
+    num_kv_tokens: int  # read by attention: each row's past and new tokens, padding included
 
 
 @dataclass(frozen=True)
 class CostModel:
     """Step time in milliseconds: per_forward * forwards + per_token * tokens + per_kv_token * KV.
 
-    The defaults are an illustration by arithmetic, not a measurement: a model of 8 billion
-    parameters in 16 bits on a GPU with 2 TB/s and 200 TFLOP/s. Reading 16 GB takes 8 ms, a token's
-    16 GFLOP 0.08 ms, and the 128 KiB of keys and values that a token leaves behind 66 ns.
+    The defaults are computed, not measured: a model of 8 billion parameters in 16 bits on a GPU with
+    2 TB/s and 200 TFLOP/s. Reading 16 GB takes 8 ms, a token's 16 GFLOP 0.08 ms, and the 128 KiB of
+    a token's keys and values 66 ns.
 
     As a virtual clock: `VirtualClock(CostModel().clock())`, a new one for every run.
     """
@@ -41,7 +41,7 @@ class CostModel:
     per_kv_token: float = 66e-6
 
     def step_time(self, load: StepLoad) -> float:
-        """Milliseconds that a step of this load takes."""
+        """Return the milliseconds that a step of this load takes."""
         return (
             self.per_forward * load.num_forwards
             + self.per_token * load.num_tokens
@@ -49,17 +49,17 @@ class CostModel:
         )
 
     def clock(self, backend: str = "paged", fold: Fold | None = None) -> Callable[[StepTrace], float]:
-        """The cost of a trace record, as VirtualClock wants it; takes a run's records in order.
+        """Return the function from a record to its cost that VirtualClock takes; records come in order.
 
-        `fold` is one that takes the same records elsewhere, so that it need not be done twice."""
+        `fold` is a Fold that already takes the same records, so that they are not folded twice."""
         meter = LoadMeter(backend, fold)
         return lambda record: self.step_time(meter(record))
 
 
 class LoadMeter:
-    """Folds a run's records, in order, into the load of each step.
+    """Returns the load of each of a run's records, given in order.
 
-    A record says how many tokens a row brings; how much past it reads on takes the records before.
+    A record has the new tokens of a row; the past that the row reads follows from the records before.
     Raises ValueError for an unknown backend.
     """
 
@@ -83,21 +83,21 @@ class LoadMeter:
 
 
 def backend_of(trace: Trace) -> str:
-    """How the steps of a trace were computed; paged, where no model computed them."""
+    """Return the backend that computed a trace's steps; paged if no model computed them."""
     return trace.header.backend or "paged"
 
 
 def step_loads(trace: Trace, backend: str | None = None) -> Iterator[StepLoad]:
-    """The load of every step of a trace."""
+    """Return the load of every step of a trace."""
     fold = Fold(trace.header, keep_finished=False)
     return map(LoadMeter(backend or backend_of(trace), fold), trace.steps)
 
 
 def fit(trace: Trace, backend: str | None = None, *, steps: slice = slice(None)) -> CostModel:
-    """The cost model that explains a recorded wall-clock run best: least squares, no negative price.
+    """Return the cost model that fits a recorded wall-clock run best: least squares, no negative price.
 
-    `steps` picks those that are fitted, so that the others can test the fit. Raises ValueError for
-    a trace in virtual time, which would only give back what made it, or one without steps.
+    `steps` selects the steps that are fitted, so that the others can test the fit. Raise ValueError for a
+    trace in virtual time, whose prices are known, and for a trace without steps.
     """
     if trace.header.clock != "wall":
         raise ValueError("only a trace in wall time can be fitted; this one's clock is virtual")
@@ -109,7 +109,7 @@ def fit(trace: Trace, backend: str | None = None, *, steps: slice = slice(None))
 
 
 def _least_squares(loads: list[StepLoad], times: list[float]) -> list[float]:
-    """Non-negative least squares. With three unknowns, trying every set of them is exact."""
+    """Return the non-negative least squares. With three unknowns, trying every subset of them is exact."""
     import numpy as np
 
     matrix, wanted = np.array(loads, dtype=float), np.array(times)

@@ -1,7 +1,7 @@
-"""Small workloads with their settings, step by step, for any engine: those of scenarios.json, or a file.
+"""Scenarios: small workloads with their settings, for any engine, from scenarios.json or another file.
 
-They are the labs' classic cases, redrawn for blocks of 32, and the demo's. vLLM serves them in
-trace/vllm.py; `ours` serves them here, with the tokens that the other run has sampled and no model.
+They are the classic cases of the labs, with blocks of 32, and the demo. vLLM serves them in
+trace/serve_vllm.py; `ours` serves them here without a model, with the tokens that the other run sampled.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any
 
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request, SamplingParams, shown
-from mini_engine.sim.simulate import policy_recorder, step
+from mini_engine.sim.simulate import baseline_recorder, step
 from mini_engine.trace import Trace, VirtualClock
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request: the step from which it is there, its tokens (or text, for an engine with a tokenizer).
-
-    `stop` and `stop_token_ids` end it; its reader leaves after `leaves_after` tokens (0: never).
+    """A request of a scenario. It arrives before step `at`; `prompt` is token ids, or text for an engine with
+    a tokenizer. `stop` and `stop_token_ids` end it; its reader leaves after `leaves_after` tokens (0: never).
     """
 
     id: str
@@ -40,7 +39,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`config` are fields of an EngineConfig; `about` says in a sentence what is to be seen."""
+    """A workload with its settings; `about` is one sentence on what it shows."""
 
     name: str
     about: str
@@ -50,14 +49,14 @@ class Scenario:
 
 @cache
 def named() -> dict[str, Scenario]:
-    """Those that come with the package, by name."""
+    """Return the scenarios of the package, by name."""
     found = json.loads((files("mini_engine.sim") / "scenarios.json").read_text("utf-8"))
     return {entry["name"]: _scenario(entry) for entry in found}
 
 
 def find(name: str | os.PathLike[str]) -> Scenario:
-    """A named scenario, or that of a .json file of the same form. Raises ValueError for any other name,
-    and for a file that is none, naming it."""
+    """Return a named scenario, or that of a .json file of the same form. Raise ValueError for any other name,
+    and, naming the file, for one that holds no scenario."""
     if str(name) in named():
         return named()[str(name)]
     if not str(name).endswith(".json"):
@@ -70,13 +69,14 @@ def find(name: str | os.PathLike[str]) -> Scenario:
 
 
 def of_prompts(prompts: list[str], max_tokens: int) -> Scenario:
-    """Texts that are there from the first step, under whatever settings the engine has by itself."""
+    """Return a scenario of texts that arrive before the first step, with the engine's default settings."""
     requests = [Wanted(f"r{i}", prompt, max_tokens) for i, prompt in enumerate(prompts)]
     return Scenario("prompts", "", None, requests)
 
 
 def _scenario(entry: dict[str, Any]) -> Scenario:
-    """Where it is a number, a prompt is that many tokens: those of the request `like`, then its own."""
+    """Return the scenario of a JSON entry, where a prompt may be a number of tokens: those of the request
+    `like`, then its own."""
     prompts: dict[str, Any] = {}
     requests = []
     for given in entry["requests"]:
@@ -89,50 +89,41 @@ def _scenario(entry: dict[str, Any]) -> Scenario:
         requests.append(Wanted(**wanted))
     if len(prompts) < len(requests) or not requests:
         ids = [wanted.id for wanted in requests]
-        raise ValueError(f"there must be requests, each with an id of its own, but the ids are {shown(ids)}")
+        raise ValueError(f"a scenario needs requests with different ids, but the ids are {shown(ids)}")
     return Scenario(entry["name"], entry.get("about", ""), EngineConfig(**entry["config"]), requests)
 
 
 def ours(scenario: Scenario, sampled: Trace | None = None) -> Trace:
-    """The same requests and settings under our own Scheduler and BlockManager.
+    """Return the trace of the same requests and settings under our own Scheduler and BlockManager.
 
-    A request gets the tokens that it got in the run `sampled` (None: token 0), so that two runs differ in
-    what was decided and in nothing else. Raises ValueError for settings that cannot work, and for a prompt
-    that is text: there is no tokenizer here.
+    A request gets the tokens that it got in the run `sampled` (None: token 0), so that two runs differ only
+    in their decisions. Raise ValueError for settings that cannot work, and for a prompt that is text:
+    there is no tokenizer here.
     """
     tokens: dict[str, list[int]] = {wanted.id: [] for wanted in scenario.requests}
     for record in sampled.steps if sampled else ():
         for name, token_ids in record.new_tokens.items():
             tokens[name] += token_ids
-    texts_end = {wanted.id: len(tokens[wanted.id]) for wanted in scenario.requests if wanted.stop}
-
-    def next_token(request: Request) -> int:
-        said, n = tokens[request.request_id], len(request.output_token_ids)
-        return said[n] if n < len(said) else 0
-
-    def stops(request: Request) -> bool:
-        """At its limit, too, which is looked at first."""
-        return len(request.output_token_ids) + 1 == texts_end.get(request.request_id)
-
+    stopping = {wanted.id for wanted in scenario.requests if wanted.stop}
     if scenario.config is None:
-        raise ValueError(f"scenario {scenario.name!r} has no settings of its own")
-    recorder = policy_recorder("mixed", scenario.config, VirtualClock(), "paged")
-    recorder.header.parts["Scheduler"] = "mini-engine"  # its name beside the other's
+        raise ValueError(f"scenario {scenario.name!r} has no settings")
+    recorder = baseline_recorder("mixed", scenario.config, VirtualClock(), "paged")
+    recorder.header.parts["Scheduler"] = "mini-engine"  # its name in a comparison
     coming = sorted(scenario.requests, key=lambda wanted: wanted.at)
     live: dict[str, Request] = {}
-    turn = 0
+    now = 0
     while coming or recorder.has_work:
-        while coming and (coming[0].at <= turn or not recorder.has_work):
+        while coming and (coming[0].at <= now or not recorder.has_work):
             wanted = coming.pop(0)
             live[wanted.id] = _request(wanted)
             recorder.add(live[wanted.id])
-        step(recorder, live, next_token, stops)
+        step(recorder, live, tokens, stopping)
         for wanted in scenario.requests:
             request = live.get(wanted.id)
             if request and 0 < wanted.leaves_after <= len(request.output_token_ids):
                 recorder.abort(wanted.id)
                 del live[wanted.id]
-        turn += 1
+        now += 1
     return recorder.close("drained")
 
 

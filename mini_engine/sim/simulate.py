@@ -1,9 +1,9 @@
-"""Schedules at scale without a model: the real scheduler and block manager, a cost model for time."""
+"""The simulator: the real scheduler and block manager, no model, and a cost model for the time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,28 +11,28 @@ from typing import Any
 from mini_engine.block_manager import BlockManager
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request
+from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.cost_model import CostModel
-from mini_engine.sim.policies import BASELINES
 from mini_engine.sim.workloads import Arrival
 from mini_engine.trace import Recorder, Retention, Trace, VirtualClock
 from mini_engine.trace.metrics import Metrics, Summary
 
-# With the 14 arrivals a second of `workloads.arrivals`, as much as mixed steps can just carry: with room
-# to spare all continuous ways are equal. docs/simulate.md reads the table.
+# With the 14 arrivals per second of `workloads.arrivals`, mixed steps just keep up; with less load all
+# continuous baselines are equal. docs/simulate.md explains the table.
 DEFAULTS = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=64, num_blocks=640)
 
 
 @dataclass
 class Simulation:
-    """A finished run. `trace` has its steps only if they were kept; times are in milliseconds."""
+    """A finished run in milliseconds. `trace` has its steps only if they were kept."""
 
     trace: Trace
     metrics: Metrics
-    num_refused: int  # could never have fitted, and were turned away
-    why_refused: str = ""  # the first of them
+    num_refused: int  # requests that could never have fitted
+    why_refused: str = ""  # the error of the first one
 
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
-        """Latencies, throughput, and goodput under the limits; throughputs are per millisecond."""
+        """Return the latencies, throughputs per millisecond, and the goodput under the limits."""
         return self.metrics.summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
 
 
@@ -45,18 +45,17 @@ def simulate(
     keep: Retention = True,
     **settings: Any,
 ) -> Simulation:
-    """Serve a workload, in order of time, until all is done.
+    """Serve a workload, in order of time, until every request is done.
 
-    `settings` are fields of the EngineConfig to be changed. `keep` says what becomes of the steps, as
-    a Recorder takes it: for long runs give False, a number, or a path; then memory grows by what the
-    percentiles need, 8 bytes an output token, and by the requests that wait. Raises ValueError for an
-    unknown baseline and for settings that cannot work.
+    `settings` are changed fields of the EngineConfig. `keep` is what a Recorder keeps of the steps: for long
+    runs False, a number, or a path. Memory then grows by 8 bytes per output token, for the percentiles, and
+    by the requests that wait. Raise ValueError for an unknown baseline and for settings that cannot work.
     """
     if baseline not in BASELINES:
         raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, but is {baseline!r}")
     backend = BASELINES[baseline].backend
     clock = VirtualClock(unit="ms")
-    recorder = policy_recorder(baseline, replace(config, **settings), clock, backend, keep)
+    recorder = baseline_recorder(baseline, replace(config, **settings), clock, backend, keep)
     metrics = Metrics(recorder.header)
     clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
     recorder.consumers.append(metrics)
@@ -75,18 +74,18 @@ def compare(
     tpot_limit: float | None = None,
     **options: Any,
 ) -> dict[str, tuple[Summary, int, str]]:
-    """One workload under several policies: of each the summary, how many requests it refused, and why.
+    """Return (summary, number of refused requests, reason) for one workload under each baseline.
 
-    Each runs in a process of its own, as many at a time as there are cores, where `workload` is called: a
-    function that can be pickled, say a `functools.partial` of `workloads.workload`. `options` are those
-    of `simulate`.
+    Each baseline runs in a process of its own, as many at a time as there are cores. `workload` is called
+    there, so it must be picklable, for example a `functools.partial` of `workloads.workload`. `options` are
+    those of `simulate`.
     """
     limits = {"ttft_limit": ttft_limit, "tpot_limit": tpot_limit}
     serve = partial(_summarise, workload, limits, options)
     names = list(baselines)
     if len(names) == 1:
         return {names[0]: serve(names[0])}
-    import multiprocessing  # a browser has none, nor processes
+    import multiprocessing  # not available in a browser
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
@@ -96,15 +95,15 @@ def compare(
             futures = [pool.submit(serve, name) for name in names]
             return {name: future.result() for name, future in zip(names, futures, strict=True)}
         except BrokenProcessPool:
-            raise OSError("a policy's process was ended from outside; was there memory enough?") from None
-        except BaseException:  # Ctrl-C and SIGTERM, too: what is not finished is not wanted any more
+            raise OSError("the process of a baseline was killed; was there enough memory?") from None
+        except BaseException:  # Ctrl-C and SIGTERM, too: the other runs are not needed any more
             for process in set(multiprocessing.active_children()) - others:
                 process.kill()
             raise
 
 
 def _quiet() -> None:
-    """In a process of `compare`: signals are for the one that waits for it, which ends it."""
+    """Let the process that called `compare` handle the signals; it ends its children."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -118,11 +117,11 @@ def _summarise(
     return done.summary(**limits), done.num_refused, done.why_refused
 
 
-def policy_recorder(
+def baseline_recorder(
     baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Retention = True
 ) -> Recorder:
-    """A policy on a pool of its own, as the named backend would run it."""
-    if backend == "padded":  # separate rectangles share nothing
+    """Return a Recorder in front of a baseline with a new pool, set up for the named backend."""
+    if backend == "padded":  # padded batches cannot share blocks
         config = replace(config, enable_prefix_caching=False)
     if config.num_blocks is None:
         raise ValueError("num_blocks must be given: there is no model to size the pool by")
@@ -133,7 +132,7 @@ def policy_recorder(
 
 
 def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> tuple[int, str]:
-    """Run until all is done; how many requests were refused, and why the first of them."""
+    """Run until every request is done; return the number of refused requests, and the first reason."""
     live: dict[str, Request] = {}
     num_refused, why = 0, ""
     coming = ((arrival.timestamp, arrival.request(i)) for i, arrival in enumerate(workload))
@@ -143,7 +142,7 @@ def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival])
             clock.time = max(clock.time, following[0])
         while following and following[0] <= clock.time:
             timestamp, request = following
-            # It came while the step ran, not at the step's end.
+            # It arrived while the step ran, not at the step's end.
             now, clock.time = clock.time, timestamp
             try:
                 recorder.add(request)
@@ -153,17 +152,21 @@ def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival])
             clock.time = now
             following = next(coming, None)
         if recorder.has_work:
-            step(recorder, live, lambda request: 0)
+            step(recorder, live)
     return num_refused, why
 
 
 def step(
     recorder: Recorder,
     live: dict[str, Request],
-    next_token: Callable[[Request], int],
-    stops: Callable[[Request], bool] = lambda request: False,
+    tokens: Mapping[str, Sequence[int]] | None = None,
+    stopping: Collection[str] = (),
 ) -> None:
-    """Decide a step and take it back with made-up tokens; those that finish leave `live`."""
+    """Schedule a step and update it without a model; finished requests are removed from `live`.
+
+    `tokens` are the outputs of each request, by id; after them, or without them, it gets token 0. The
+    requests `stopping` stop with the last of their tokens.
+    """
     scheduled = recorder.schedule()
     if not scheduled:
         raise RuntimeError(
@@ -171,8 +174,11 @@ def step(
             f"and {len(recorder.running)} running"
         )
     rows = ((live[name], num_tokens) for name, num_tokens in scheduled.items())
-    ending = [request for request, num_tokens in rows if num_tokens == request.num_new_tokens]
-    sampled = {request.request_id: [next_token(request)] for request in ending}
-    stopped = {request.request_id for request in ending if stops(request)}
+    counts = {
+        r.request_id: len(r.output_token_ids) for r, num_tokens in rows if num_tokens == r.num_new_tokens
+    }
+    given = {name: (tokens or {}).get(name, ()) for name in counts}
+    sampled = {name: [given[name][n] if n < len(given[name]) else 0] for name, n in counts.items()}
+    stopped = {name for name, n in counts.items() if name in stopping and n + 1 == len(given[name])}
     for request in recorder.update(scheduled, sampled, stopped):
         del live[request.request_id]

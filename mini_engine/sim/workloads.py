@@ -1,4 +1,4 @@
-"""When requests come, and how long they are: workloads made up from a seed, or read from a file."""
+"""Workloads: when requests arrive and how long they are, generated from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from mini_engine.request import Request, SamplingParams, check_text, shown
 
-HASH_ID_TOKENS = 512  # what one of Mooncake's hash_ids stands for
-LONGEST = 2**22  # tokens of a prompt or an answer: each is a number in a list
+HASH_ID_TOKENS = 512  # tokens per hash_id in Mooncake's traces
+LONGEST = 2**22  # tokens of a prompt or an output
 LONGEST_TIME = 1e15  # milliseconds: 30,000 years
 
 
@@ -23,9 +23,9 @@ LONGEST_TIME = 1e15  # milliseconds: 30,000 years
 class Arrival:
     """One request of a workload: lengths instead of text.
 
-    `timestamp` is in milliseconds. Prompts of one `prefix_group` begin with the same
-    `prefix_length` tokens (None: as far as both go); `hash_ids` instead name the prompt's content
-    block by block, as Mooncake's traces do.
+    `timestamp` is in milliseconds. Prompts of one `prefix_group` begin with the same `prefix_length` tokens
+    (None: as many as the shorter one has). `hash_ids` instead give the prompt's content block by block, as
+    in Mooncake's traces.
     """
 
     timestamp: float
@@ -37,7 +37,7 @@ class Arrival:
     hash_ids: tuple[int, ...] = ()
 
     def request(self, number: int) -> Request:
-        """The request, r<number>, with made-up tokens that are equal where content is."""
+        """Return the request r<number>; its made-up tokens are equal where the content is."""
         length = self.input_length
         own = range(number << 32, (number << 32) + length)
         if self.hash_ids:
@@ -53,12 +53,12 @@ class Arrival:
         return Request(f"r{number}", tokens, _greedy(self.output_length), self.priority)
 
 
-@lru_cache(4096)  # requests of one length share them: they never change
+@lru_cache(4096)  # requests of one length share them
 def _greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens)
 
 
-# Changes to the defaults of `arrivals`.
+# Options of `arrivals` that differ from its defaults.
 WORKLOADS: dict[str, dict[str, Any]] = {
     "poisson": {},
     "bursty": {"burstiness": 0.1},
@@ -70,9 +70,9 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 def workload(
     name: str = "poisson", num_requests: int = 1000, *, seed: int = 0, **changes: Any
 ) -> Iterator[Arrival]:
-    """Arrivals of a named workload, with any option of `arrivals` changed.
+    """Yield the arrivals of a named workload; `changes` are options of `arrivals`.
 
-    Raises ValueError for an unknown name.
+    Raise ValueError for an unknown name.
     """
     if name not in WORKLOADS:
         raise ValueError(f"workload must be one of {', '.join(WORKLOADS)}, but is {name!r}")
@@ -93,11 +93,11 @@ def arrivals(
     priorities: tuple[int, ...] = (0,),
     seed: int = 0,
 ) -> Iterator[Arrival]:
-    """`num_requests` arrivals, `rate` a second on average.
+    """Yield `num_requests` arrivals, on average `rate` per second.
 
-    The gaps are gamma-distributed of shape `burstiness`: 1 is a Poisson process, less comes in
-    bursts. Lengths are log-normal: medians as given, sigma `spread` (0: all equal), from 1 to
-    `longest`. With prefix groups, each prompt is preceded by one of that many shared prefixes.
+    The gaps are gamma-distributed with shape `burstiness`: 1 is a Poisson process, less gives bursts.
+    Lengths are log-normal with the given medians and sigma `spread` (0: all equal), from 1 to `longest`.
+    With prefix groups, each prompt begins with one of that many shared prefixes.
     """
     for option, value in (("rate", rate), ("burstiness", burstiness)):
         if not 1e-12 < value < 1e12:  # NaN too: time would stand still
@@ -122,10 +122,10 @@ def arrivals(
 
 
 def read_arrivals(path: str | os.PathLike[str]) -> Iterator[Arrival]:
-    """Arrivals from JSON Lines: the fields of Arrival, the first three required, in order of time.
+    """Yield arrivals from JSON Lines: the fields of Arrival, the first three required, in order of time.
 
-    The names are those of the public Mooncake traces, which can be read as they are. Raises
-    ValueError naming file, line and field.
+    The names are those of the public Mooncake traces, which can be read unchanged. Raise ValueError naming
+    file, line and field.
     """
     last = float("-inf")
     with Path(path).open(encoding="utf-8", errors="surrogateescape") as file:
@@ -146,9 +146,9 @@ def read_arrivals(path: str | os.PathLike[str]) -> Iterator[Arrival]:
 
 
 def _arrival(line: Any) -> Arrival:
-    """Raises ValueError, or TypeError for a field too many or too few, naming the field."""
+    """Return a line's Arrival. Raise ValueError naming the field, TypeError for an unknown or missing one."""
     if not isinstance(line, dict):
-        raise ValueError(f"an object is wanted, not {shown(line)}")
+        raise ValueError(f"a JSON object is needed, not {shown(line)}")
     hash_ids = line.get("hash_ids", [])
     if not isinstance(hash_ids, list):
         raise ValueError(f"hash_ids must be a list, but is {shown(hash_ids)}")

@@ -1,8 +1,8 @@
-"""What the engine's tests share.
+"""Shared parts of the engine's tests.
 
-`SlotEngine` is scheduler and block manager with a model of fingerprints, without torch: it checks
-itself every step. Below it: tiny real models, the dense reference, a tokenizer of bytes, and an
-engine whose "model" says what it is told.
+`record_run` runs a scheduler with made-up tokens. `SlotEngine` is scheduler and block manager with a model
+of fingerprints, without torch, that checks itself in every step. Below it: tiny real models, the dense
+reference, a tokenizer of bytes, and an engine whose "model" gives the tokens of a script.
 """
 
 import functools
@@ -27,13 +27,37 @@ def make_request(request_id, prompt=4, max_tokens=4, *, priority=0, cache_salt="
     return Request(request_id, prompt, params, priority, cache_salt=cache_salt, eos_token_ids=eos)
 
 
+def record_run(scheduler, arrivals, *, token=lambda request: 7, before=None, after=None, **options) -> Trace:
+    """Return the trace of (step, Request) arrivals, by step, each output of which is `token(request)`.
+
+    `before` and `after` are called around each step, with the Recorder; `options` are the Recorder's.
+    """
+    recorder, left, requests = Recorder(scheduler, **options), list(arrivals), {}
+    while left or recorder.has_work:
+        while left and (left[0][0] <= recorder.step or not recorder.has_work):
+            request = left.pop(0)[1]
+            requests[request.request_id] = request
+            recorder.add(request)
+        if before:
+            before(recorder)
+        if not recorder.has_work:
+            continue
+        scheduled = recorder.schedule()
+        assert scheduled, "nothing is scheduled although there is work"
+        ends = [name for name, n in scheduled.items() if n == requests[name].num_new_tokens]
+        recorder.update(scheduled, {name: [token(requests[name])] for name in ends})
+        if after:
+            after(recorder)
+    return recorder.close("drained")
+
+
 def fingerprint(before: bytes, token_id: int) -> bytes:
-    """Of a sequence: of its last token and of all that precede it."""
+    """Return the fingerprint of a sequence from its last token and that of all before it."""
     return hashlib.blake2b(before + token_id.to_bytes(4, "big"), digest_size=8).digest()
 
 
 def expected_tokens(request: Request) -> list[int]:
-    """The outputs of a request that is alone and computed in one piece, by the fingerprint model."""
+    """Return the outputs of a request by the fingerprint model, alone and computed in one piece."""
     read, outputs = b"", []
     for token_id in request.prompt_token_ids:
         read = fingerprint(read, token_id)
@@ -50,7 +74,7 @@ def expected_tokens(request: Request) -> list[int]:
 class SlotEngine:
     """An engine whose KV slots hold fingerprints.
 
-    What a slot should hold is known for every position of every request, so each read is checked:
+    The right content of a slot is known for every position of every request, so each read is checked:
     it must be the fingerprint of exactly this request's tokens up to there. `trace` has the run.
     """
 
@@ -82,7 +106,7 @@ class SlotEngine:
         return found
 
     def step(self) -> dict[str, int]:
-        """One step, with every invariant of it checked; what was scheduled."""
+        """Run one step and check its invariants; return what was scheduled."""
         before = list(self.scheduler.running)
         scheduled = self.recorder.schedule()
         running = self.scheduler.running
@@ -93,14 +117,14 @@ class SlotEngine:
         assert len(running) <= self.settings["max_num_seqs"]
         assert list(scheduled) == [request.request_id for request in running], "each runs, in admission order"
         assert all(num_tokens > 0 for num_tokens in scheduled.values())
-        assert not (gone and admitted), "nobody is admitted in a step that preempted"
+        assert not (gone and admitted), "no request is admitted in a step that preempts"
         finished = self.recorder.update(scheduled, self.compute(running, scheduled))
         assert not any(request in self.scheduler.running for request in finished)
         self.kv.check()
         return scheduled
 
     def compute(self, running, scheduled) -> dict[str, list[int]]:
-        """The forward pass: everybody writes, then everybody reads all that is theirs."""
+        """Compute the forward pass: every request writes its slots, then each reads all of its own."""
         truth = {}
         for request in running:
             prints, size = [b""], scheduled[request.request_id]
@@ -119,7 +143,7 @@ class SlotEngine:
             end = request.num_computed_tokens + scheduled[request.request_id]
             for position, slot in enumerate(self.kv.slot_mapping(request, 0, end)):
                 assert self.slots.get(slot) == prints[position + 1], (
-                    f"{request.request_id} reads at position {position} (slot {slot}) what is not its own"
+                    f"{request.request_id} reads foreign content at position {position} (slot {slot})"
                 )
             self.num_reads += end
             if end == request.num_tokens:
@@ -127,7 +151,7 @@ class SlotEngine:
         return sampled
 
     def run(self, max_steps=2000) -> "SlotEngine":
-        """Until nothing is left; every request must then have the tokens it has alone."""
+        """Run to the end; every request must then have the tokens that it has alone."""
         steps = 0
         while self.scheduler.has_work:
             self.step()
@@ -149,7 +173,7 @@ class SlotEngine:
 
 
 def random_workload(seed: int) -> tuple[dict, list[tuple[int, Request]]]:
-    """Settings for a SlotEngine, and requests with the step in which each arrives. Pools are tight:
+    """Return settings for a SlotEngine, and requests with their steps of arrival. Pools are tight:
     the longest request fits, and little more."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 3, 4, 7])
@@ -177,7 +201,7 @@ def random_workload(seed: int) -> tuple[dict, list[tuple[int, Request]]]:
 
 
 def play(settings: dict, arrivals, max_steps=3000) -> SlotEngine:
-    """Run requests that arrive at given steps, to the end."""
+    """Run requests that arrive at given steps to the end."""
     engine, left, step = SlotEngine(**settings), list(arrivals), 0
     while left or engine.scheduler.has_work:
         while left and left[0][0] <= step:
@@ -191,8 +215,32 @@ def play(settings: dict, arrivals, max_steps=3000) -> SlotEngine:
 
 @functools.cache
 def random_run(seed: int) -> SlotEngine:
-    """The run of a random workload, to look at and leave as it is."""
+    """Return the finished run of a random workload. It is shared: do not change it."""
     return play(*random_workload(seed))
+
+
+@functools.lru_cache(None, typed=True)  # 1 is not True
+def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
+    """Return a shared run: tight pools, late arrivals, aborts between steps, reused ids, its own clock."""
+    rng = random.Random(seed)
+    settings, arrivals = random_workload(seed)
+    engine, step = SlotEngine(**settings), 0
+    clock = VirtualClock(lambda record: 0.25 + record.num_batched_tokens)
+    engine.recorder = Recorder(engine.scheduler, clock=clock, keep=keep)
+    while arrivals or engine.scheduler.has_work:
+        while arrivals and arrivals[0][0] <= step:
+            engine.add(arrivals.pop(0)[1])
+        if rng.random() < 0.15 and (there := [*engine.scheduler.running, *engine.scheduler.waiting]):
+            request = rng.choice(there)
+            engine.abort(request.request_id)
+            if rng.random() < 0.5:
+                engine.add(make_request(request.request_id, request.prompt_token_ids, 3))
+        if engine.scheduler.has_work:
+            engine.step()
+        step += 1
+        if step == stop_after:
+            break
+    return engine.trace
 
 
 # ------------------------------------------------------------------------------ with torch
@@ -228,7 +276,7 @@ def tiny_model(model_type="llama", dtype="float64", seed=0, **changes):
 
 
 def dense_logits(model, token_ids):
-    """(num tokens, vocab_size): one plain causal forward pass, nothing cached, nothing batched."""
+    """Return (num tokens, vocab_size): one plain causal forward pass without cache and batch."""
     return _dense_logits(model, tuple(token_ids))
 
 
@@ -246,7 +294,7 @@ def _dense_logits(model, token_ids):
 
 
 def alone(model, prompt, sampling) -> list[int]:
-    """The outputs of a request by itself, the whole sequence computed anew for each token."""
+    """Return the outputs of a request alone, with the whole sequence computed again for each token."""
     return list(_alone(model, tuple(prompt), sampling))
 
 
@@ -263,7 +311,7 @@ def _alone(model, prompt, sampling):
 
 
 def byte_tokenizer():
-    """Bytes as tokens (ids 0 to 255, in the order of the byte-level alphabet); 256 ends a text."""
+    """Return a tokenizer of bytes: ids 0 to 255 in the order of the byte-level alphabet; 256 ends a text."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -278,9 +326,9 @@ def byte_tokenizer():
 
 
 def scripted_engine(scripts: dict, **settings):
-    """An Engine whose model gives request `id` the tokens (or the text) scripts[id], one a step.
+    """Return an Engine whose model gives request `id` the tokens (or the text) scripts[id], one per step.
 
-    After its script a request gets "." for ever. `engine.backend.calls` counts the forward passes.
+    After its script a request gets only ".". `engine.backend.calls` counts the forward passes.
     """
     import torch
 
@@ -316,7 +364,7 @@ def scripted_engine(scripts: dict, **settings):
 
 
 def drain(engine, max_steps=1000) -> dict[str, list]:
-    """Step an Engine until nothing is left, the block manager checked each time; deltas by request."""
+    """Step an Engine to the end, with the block manager checked each time; return the deltas by request."""
     deltas: dict[str, list] = {}
     for _ in range(max_steps):
         if not engine.has_work:
@@ -338,12 +386,12 @@ def text_of(deltas: list) -> str:
 
 
 def row(request: Request, num_tokens: int) -> Row:
-    """The row of a request that computes so many tokens in a step."""
+    """Return the row of a request that computes `num_tokens` in a step."""
     return Row(request, num_tokens, num_tokens == request.num_new_tokens)
 
 
 def spy(owner, name: str) -> list[tuple]:
-    """Replace a method by itself, noting the arguments of each call."""
+    """Wrap a method and return the list of its calls' arguments."""
     calls, method = [], getattr(owner, name)
 
     def noting(*args):

@@ -121,7 +121,7 @@ def test_the_recipe_names_what_is_there():
 
 
 def test_the_picture_is_of_this_code():
-    """What docs/images/architecture.png shows is what its script would draw now."""
+    """docs/images/architecture.png is what its script would draw now."""
     image = pytest.importorskip("PIL.Image", reason="Pillow comes with matplotlib")
     script = ROOT / "docs" / "images" / "architecture.py"
     spec = importlib.util.spec_from_file_location("architecture", script)

@@ -1,31 +1,18 @@
-"""The baselines: the same tokens as the engine, and each with the weakness it is kept for."""
+"""The baselines: the same tokens as the engine, and the weakness that each one shows."""
 
 import random
 
 import pytest
-import torch
 
-from mini_engine.backends.two_pass import policy_parts
+from mini_engine.backends.two_pass import baseline_parts
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
-from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
-from mini_engine.scheduler import Scheduler
+from mini_engine.sim.baselines import BASELINES, OverCommit
 from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
-from mini_engine.sim.policies import BASELINES, OneAtATime, OverCommit, PrefillFirst, StaticBatching, TwoPass
-from mini_engine.trace import Recorder, VirtualClock, replay
-
-CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    model = CausalLM(CONFIG).double().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    return model
+from mini_engine.tests.helpers import record_run
+from mini_engine.trace import VirtualClock, replay
 
 
 def request(name: str, prompt: int, max_tokens: int, priority: int = 0) -> Request:
@@ -33,19 +20,9 @@ def request(name: str, prompt: int, max_tokens: int, priority: int = 0) -> Reque
     return Request(name, tokens, SamplingParams(temperature=0, max_tokens=max_tokens), priority)
 
 
-def run(scheduler, requests, clock=None, every_step=lambda scheduler: scheduler.kv.check()):
-    """Serve without a model: the token of a step is its number. Returns the trace."""
-    recorder = Recorder(scheduler, clock=clock)
-    for r in requests:
-        recorder.add(r)
-    by_id = {r.request_id: r for r in requests}
-    while recorder.has_work:
-        scheduled = recorder.schedule()
-        assert scheduled, "nothing scheduled although there is work"
-        ends = [name for name, n in scheduled.items() if n == by_id[name].num_new_tokens]
-        recorder.update(scheduled, {name: [recorder.step % 64] for name in ends})
-        every_step(scheduler)
-    return recorder.close("drained")
+def run(scheduler, requests, after=lambda recorder: recorder.kv.check(), **options):
+    """Return the trace of requests that are all there at the start."""
+    return record_run(scheduler, [(0, request) for request in requests], after=after, **options)
 
 
 def make(name: str, *, num_blocks=64, block_size=4, caching=False, **settings):
@@ -54,17 +31,13 @@ def make(name: str, *, num_blocks=64, block_size=4, caching=False, **settings):
     return BASELINES[name](kv, **settings)
 
 
-def token_steps(trace) -> dict[str, list[int]]:
-    """The steps in which each request got a token."""
-    steps: dict[str, list[int]] = {}
-    for record in trace.steps:
-        for name in record.new_tokens:
-            steps.setdefault(name, []).append(record.step)
-    return steps
+def token_steps(trace, name: str) -> list[int]:
+    """Return the steps in which a request got a token."""
+    return [record.step for record in trace.steps if name in record.new_tokens]
 
 
 def slot_utilisation(trace, max_num_seqs: int) -> float:
-    """The share of slot-steps that gave a token."""
+    """Return the share of slot-steps that gave a token."""
     return sum(len(r.new_tokens) for r in trace.steps) / (max_num_seqs * len(trace.steps))
 
 
@@ -78,15 +51,8 @@ def test_same_tokens_as_the_engine(model, name, seed):
 
     def serve(parts) -> dict[str, list[int]]:
         rng = random.Random(seed)
-        engine = Engine(
-            model,
-            max_num_batched_tokens=64,
-            max_num_seqs=5,
-            block_size=2,
-            num_blocks=40,
-            enable_prefix_caching=False,
-            parts=parts,
-        )
+        limits = {"max_num_batched_tokens": 64, "max_num_seqs": 5, "block_size": 2, "num_blocks": 40}
+        engine = Engine(model, **limits, enable_prefix_caching=False, parts=parts)
         prompts = [[rng.randrange(64) for _ in range(rng.randint(1, 30))] for _ in range(9)]
         params = [SamplingParams(temperature=0, max_tokens=rng.randint(1, 25)) for _ in prompts]
         requests = []
@@ -100,7 +66,7 @@ def test_same_tokens_as_the_engine(model, name, seed):
         return {r.request_id: r.output_token_ids for r in requests}
 
     reference = serve(None)
-    assert serve(Parts(**policy_parts(name))) == reference
+    assert serve(Parts(**baseline_parts(name))) == reference
     assert all(reference.values())
 
 
@@ -129,7 +95,7 @@ def test_invariants_over_random_workloads(name, policy, caching):
 
 
 def test_one_at_a_time_takes_a_step_for_every_token():
-    """Five requests of six tokens take thirty steps, and nobody runs beside anybody."""
+    """Five requests of six tokens take thirty steps, and no two run together."""
     trace = run(make("one-at-a-time"), [request(f"r{i}", 5, 6) for i in range(5)])
     assert len(trace.steps) == 30
     assert {record.num_running for record in trace.steps} == {1}
@@ -147,14 +113,14 @@ def test_the_classic_case():
     trace = run(make("static", num_blocks=400, max_num_seqs=8), classic(1))
     assert len(trace.steps) == 500
     assert slot_utilisation(trace, 8) == 570 / 4000 == 0.1425
-    # With nobody waiting, continuous batching has nothing to fill the empty places with.
+    # Without waiting requests continuous batching cannot fill the empty slots.
     assert len(run(make("mixed", num_blocks=400, max_num_seqs=8), classic(1)).steps) == 500
 
 
 def test_the_classic_case_with_a_queue_behind():
-    """With forty such batches waiting, continuous batching fills the places: over 6 times the speed."""
+    """With forty such batches waiting, continuous batching fills the slots: over 6 times the speed."""
     static, mixed = (
-        run(make(name, num_blocks=1200, max_num_seqs=8), classic(40), every_step=lambda scheduler: None)
+        run(make(name, num_blocks=1200, max_num_seqs=8), classic(40), after=None)
         for name in ("static", "mixed")
     )
     assert slot_utilisation(static, 8) == pytest.approx(0.1425)
@@ -162,20 +128,16 @@ def test_the_classic_case_with_a_queue_behind():
     assert 6 < len(static.steps) / len(mixed.steps) < 1 / 0.1425
 
 
-def test_static_batching_keeps_its_places_shut():
-    """A free place stays empty until the last of the batch is done; then the whole next batch enters."""
+def test_static_batching_leaves_free_slots_empty():
+    """A free slot stays empty until the last of the batch is done; then the whole next batch is admitted."""
     trace = run(make("static"), [request(f"r{i}", 3, 2 if i else 9) for i in range(8)])
-    admitted = [
-        (record.step, event.id)
-        for record in trace.steps
-        for event in record.events
-        if event.type == "SCHEDULED"
-    ]
+    events = [(record.step, event) for record in trace.steps for event in record.events]
+    admitted = [(step, event.id) for step, event in events if event.type == "SCHEDULED"]
     assert admitted == [(0, f"r{i}") for i in range(4)] + [(9, f"r{i}") for i in range(4, 8)]
 
 
 def test_static_batching_reserves_the_full_length():
-    """Prompts of 4 that grow to 12 in a pool of 24: two enter, not six, and nobody is preempted."""
+    """Prompts of 4 that grow to 12 in a pool of 24: two are admitted, not six, and none is preempted."""
     requests = [request(f"r{i}", 4, 9) for i in range(6)]
     trace = run(make("static", num_blocks=24, block_size=1, max_num_seqs=6), requests)
     assert trace.steps[0].num_running == 2 and trace.steps[0].num_free_blocks == 0
@@ -189,25 +151,12 @@ def test_prefill_first_makes_decodes_wait():
     """While one prompt after the other arrives, a running decode gets nothing; the engine never does that."""
 
     def worst_gap(name: str) -> int:
-        scheduler = make(name)
-        recorder, requests = Recorder(scheduler), {}
-
-        def add(r):
-            recorder.add(r)
-            requests[r.request_id] = r
-
-        add(request("stream", 4, 10))
-        for step in range(40):
-            if 2 <= step < 5:
-                add(request(f"late{step}", 30, 2))
-            if not recorder.has_work:
-                break
-            scheduled = recorder.schedule()
-            decodes = {requests[i].is_decode for i in scheduled}
-            assert name == "mixed" or len(decodes) == 1, "a step is prefill or decode, never both"
-            ends = [i for i, n in scheduled.items() if n == requests[i].num_new_tokens]
-            recorder.update(scheduled, {name: [0] for name in ends})
-        steps = token_steps(recorder.close("drained"))["stream"]
+        late = [(step, request(f"late{step}", 30, 2)) for step in (2, 3, 4)]
+        trace = record_run(make(name), [(0, request("stream", 4, 10)), *late])
+        for record, views in replay(trace):
+            states = {views[i].state for i in record.scheduled}
+            assert name == "mixed" or len(states) == 1, "a step is prefill or decode, never both"
+        steps = token_steps(trace, "stream")
         assert len(steps) == 10
         return max(b - a for a, b in zip(steps, steps[1:], strict=False))
 
@@ -233,7 +182,7 @@ def test_prefill_first_checks_the_full_length_but_charges_the_rest():
 
 
 def test_prefill_first_evicts_the_youngest_to_the_front():
-    """A request that cannot grow evicts the youngest, in the loop; that is first in the queue again."""
+    """A request that cannot grow preempts the youngest, which is first in the queue again."""
     scheduler = make("prefill-first", num_blocks=9, block_size=1, max_num_seqs=3)
     requests = {name: request(name, 3, 5) for name in ("old", "mid", "young")}
     for r in requests.values():
@@ -247,55 +196,37 @@ def test_prefill_first_evicts_the_youngest_to_the_front():
     assert requests["young"].num_preemptions == 1 and requests["young"].output_token_ids == [0]
 
 
-def test_prefill_first_refuses_what_it_could_never_prefill():
-    """No prompt is cut, so one above the budget would block the queue for ever: refused by name."""
-    with pytest.raises(ValueError, match="'big' may have to prefill 65 tokens at once"):
-        make("prefill-first").add(request("big", 60, 6))
-    make("prefill-first").add(request("fits", 60, 5))
-
-
 # ------------------------------------------------------------------------- two passes, and padding
 
 
 def test_two_pass_prefills_one_prompt_at_a_time():
-    """Three prompts under a budget for all: one enters a step, and the decodes are always paid."""
+    """Three prompts under a budget for all: one is admitted per step, and the decodes always run."""
     scheduler = make("two-pass", max_num_batched_tokens=20)
     trace = run(scheduler, [request(f"r{i}", 30, 8) for i in range(3)])
     for record, views in replay(trace):
         states = [views[name].state for name in record.scheduled]
         assert states.count("prefill") <= 1
-    assert [record.scheduled for record in trace.steps[:4]] == [
-        {"r0": 20},
-        {"r0": 10},
-        {"r0": 1, "r1": 19},
-        {"r0": 1, "r1": 11},
-    ]
+    expected = [{"r0": 20}, {"r0": 10}, {"r0": 1, "r1": 19}, {"r0": 1, "r1": 11}]
+    assert [record.scheduled for record in trace.steps[:4]] == expected
 
 
 @pytest.mark.parametrize("name", ["two-pass", "over-commit"])
 def test_one_prompt_in_flight_though_all_would_fit(name):
-    """Three prompts of five tokens fit the budget together; still one enters a step."""
+    """Three prompts of five tokens fit the budget together; still only one is admitted per step."""
     trace = run(make(name), [request(f"r{i}", 5, 4) for i in range(3)])
     assert [record.num_running for record in trace.steps[:3]] == [1, 2, 3]
     trace = run(make(name, max_num_batched_tokens=8), [request("long", 20, 4), request("short", 2, 4)])
-    assert token_steps(trace)["short"][0] == 3, "the short prompt waits for three chunks of the long one"
+    assert token_steps(trace, "short")[0] == 3, "the short prompt waits for three chunks of the long one"
 
 
 def test_two_pass_calls_the_model_twice(model):
     """Steps with decodes and a chunk make two model calls, and the cost model knows it."""
-    calls = []
+    calls, per_step, limits = [], [], {"max_num_batched_tokens": 8, "max_num_seqs": 4}
+    engine = Engine(model, **limits, parts=Parts(**baseline_parts("two-pass")), record=True)
+    for i in range(3):
+        engine.add_request([i + 1] * 10, SamplingParams(temperature=0, max_tokens=6))
     handle = model.register_forward_hook(lambda *_: calls.append(1))
     try:
-        engine = Engine(
-            model,
-            max_num_batched_tokens=8,
-            max_num_seqs=4,
-            parts=Parts(**policy_parts("two-pass")),
-            record=True,
-        )
-        for i in range(3):
-            engine.add_request([i + 1] * 10, SamplingParams(temperature=0, max_tokens=6))
-        per_step = []
         while engine.has_work:
             calls.clear()
             engine.step()
@@ -307,18 +238,7 @@ def test_two_pass_calls_the_model_twice(model):
     assert per_step == [load.num_forwards for load in step_loads(engine.trace)]
 
 
-def test_two_pass_costs_more_time_than_fused():
-    """The same requests, the same prices: two calls a step take longer than one."""
-
-    def time(name):
-        cost = CostModel().clock(BASELINES[name].backend)
-        requests = [request(f"r{i}", 40, 10) for i in range(6)]
-        return run(make(name, max_num_batched_tokens=16), requests, VirtualClock(cost)).steps[-1].t_end
-
-    assert time("two-pass") > 1.2 * time("mixed")
-
-
-def test_padding_is_paid_for():
+def test_padding_costs_time():
     """A 12-token chunk beside three decodes is a rectangle of 4 by 12, and of 4 by the longest past."""
     scheduler = make("padded", max_num_batched_tokens=16)
     trace = run(scheduler, [request(f"r{i}", 4, 6) for i in range(3)] + [request("long", 16, 1)])
@@ -331,12 +251,12 @@ def test_padding_is_paid_for():
 # ------------------------------------------------------------------------------------- over-commit
 
 
-def test_over_commit_runs_over_for_one_step_at_most():
-    """Two prompts of 10 under 22 tokens: a step ends at 23, the next one starts by evicting."""
+def test_over_commit_exceeds_its_limit_for_one_step_at_most():
+    """Two prompts of 10 under 22 tokens: a step ends at 23, the next one starts with a preemption."""
     requests = [request("low", 10, 10, priority=2), request("high", 10, 5, priority=0)]
     scheduler = make("over-commit", num_blocks=22, block_size=1, max_num_batched_tokens=16, policy="priority")
     levels = []
-    trace = run(scheduler, requests, every_step=lambda s: levels.append(s.num_kv_tokens))
+    trace = run(scheduler, requests, after=lambda _: levels.append(scheduler.num_kv_tokens))
     assert max(levels) == 23
     over = [i for i, level in enumerate(levels) if level > 22]
     assert over and all(b - a > 1 for a, b in zip(over, over[1:], strict=False))
@@ -345,27 +265,32 @@ def test_over_commit_runs_over_for_one_step_at_most():
     assert all(record.num_free_blocks >= 0 for record in trace.steps)
 
 
-def test_the_engine_never_ends_a_step_over():
-    """Over-commit's workloads, random ones: the scheduler's own rule keeps the claim within the pool."""
+def test_the_engine_never_exceeds_the_pool():
+    """On random workloads under which over-commit exceeds its limit."""
     overs = 0
     for seed in range(20):
         rng = random.Random(seed)
         lengths = [(rng.randint(1, 12), rng.randint(1, 10)) for _ in range(8)]
         for name in ("over-commit", "mixed"):
 
-            def watch(scheduler, name=name):
+            def watch(recorder, name=name):
                 nonlocal overs
+                scheduler = recorder.scheduler
                 held = sum(len(scheduler.kv.block_table(r)) for r in scheduler.running)
                 assert held <= 22
                 overs += name == "over-commit" and scheduler.num_kv_tokens > scheduler.max_kv_tokens
 
             requests = [request(f"r{i}", *sizes) for i, sizes in enumerate(lengths)]
-            run(make(name, num_blocks=22, block_size=1), requests, every_step=watch)
+            run(make(name, num_blocks=22, block_size=1), requests, after=watch)
     assert overs > 20
 
 
-def test_over_commit_says_what_it_cannot_hold():
-    """A limit above what the pool can guarantee, and a request above the limit, are refused."""
+def test_requests_and_limits_that_cannot_work_are_refused():
+    """A prompt above the budget of prefill-first would block the queue forever. Over-commit refuses a limit
+    above what the pool can guarantee, and a request above the limit."""
+    with pytest.raises(ValueError, match="'big' may have to prefill 65 tokens at once"):
+        make("prefill-first").add(request("big", 60, 6))
+    make("prefill-first").add(request("fits", 60, 5))
     kv = BlockManager(10, 4, watermark=0)
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
     with pytest.raises(ValueError, match="max_kv_tokens must be 1 to 28 .* but is 29"):
@@ -378,7 +303,7 @@ def test_over_commit_says_what_it_cannot_hold():
 
 
 def test_loads_follow_preemption_cache_hits_and_the_end_of_a_run():
-    """The meter's idea of what is computed equals the requests' own counters, step by step."""
+    """The loads of the meter equal the requests' own counters, step by step."""
     for seed in range(10):
         rng = random.Random(seed)
         scheduler = make("mixed", num_blocks=20, caching=True, max_num_batched_tokens=12)
@@ -397,31 +322,14 @@ def test_loads_follow_preemption_cache_hits_and_the_end_of_a_run():
         scheduler.schedule = watched
         live, meter = [], LoadMeter()
         clock = VirtualClock(lambda record, live=live, meter=meter: live.append(meter(record)) or 1.0)
-        trace = run(scheduler, requests, clock)
+        trace = run(scheduler, requests, clock=clock)
         assert live == expected
         assert list(step_loads(trace)) == expected
         assert len(meter.fold.views) <= 4, "finished requests are forgotten"
 
 
-def test_step_time_adds_up():
+def test_step_time_is_the_sum_and_needs_a_known_backend():
     cost = CostModel(per_forward=5, per_token=0.5, per_kv_token=0.01)
     assert cost.step_time(StepLoad(2, 10, 100)) == 10 + 5 + 1
-
-
-def test_unknown_backend_is_refused():
     with pytest.raises(ValueError, match="backend must be one of paged, two-pass, padded, but is 'sparse'"):
         CostModel().clock("sparse")
-
-
-def test_registry_is_what_it_says():
-    """Every baseline is a Scheduler with the same interface, so recorder, engine and simulator run it."""
-    kinds = {name: type(make(name)) for name in BASELINES}
-    assert kinds == {
-        "one-at-a-time": OneAtATime,
-        "static": StaticBatching,
-        "prefill-first": PrefillFirst,
-        "two-pass": TwoPass,
-        "over-commit": OverCommit,
-        "padded": Scheduler,
-        "mixed": Scheduler,
-    }

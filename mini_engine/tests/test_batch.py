@@ -1,4 +1,4 @@
-"""The flat batch of a step: every row's token, position and slot, and who may look at what."""
+"""The flat batch of a step: every row's token, position and slot, and the attention plan."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_rows_lie_one_behind_the_other(step):
 
 
 def test_slots_are_those_of_the_block_manager(step):
-    """What the batch works out at once is what slot_mapping says one by one."""
+    """The batch's slots are those of slot_mapping."""
     kv, rows = step
     expected = [
         slot

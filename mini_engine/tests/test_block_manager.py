@@ -206,8 +206,8 @@ def test_what_was_not_admitted_after_all_is_not_counted(num_preemptions):
     kv.check()
 
 
-def test_what_is_unpublished_is_found_no_more():
-    """Of a request whose first block is shared and whose last is not full: the two that are its own."""
+def test_evicted_blocks_are_found_no_more():
+    """A request has a shared first block and a last one that is not full: its own two are evicted."""
     kv = BlockManager(8, 2)
     a, b = make_request("a", [1, 2, 3]), make_request("b", [1, 2, 5, 6, 7])
     for request in (a, b):

@@ -198,7 +198,7 @@ def test_07_a_decode_never_waits_for_a_prefill():
 
 
 def short_of_memory(policy, priorities, **workload):
-    """Requests of 4 tokens in 4 blocks of 4, of which nobody can grow: the next step preempts."""
+    """Requests of 4 tokens in 4 blocks of 4, none of which can grow: the next step preempts."""
     engine = SlotEngine(num_blocks=len(priorities), block_size=4, policy=policy, **workload)
     for name, priority in zip("abcdefg", priorities, strict=False):
         engine.add(make_request(name, 4, 5, priority=priority))
@@ -296,7 +296,7 @@ def test_11_nobody_is_admitted_in_a_step_that_preempted():
 
 
 def test_12_admission_claims_the_whole_sequence():
-    """12. Two prompts of 15 do not share 20 blocks: the second waits, and nobody is thrown out."""
+    """12. Two prompts of 15 do not share 20 blocks: the second waits, and none is preempted."""
     engine = SlotEngine(num_blocks=20, block_size=1, max_num_batched_tokens=4, max_num_seqs=2)
     engine.add(make_request("a", 15, 2), make_request("b", 15, 2))
     engine.step()
@@ -620,7 +620,7 @@ def test_23_a_run_survives_a_hash_that_always_collides():
 
 
 def test_24_reset_is_refused_while_blocks_are_held():
-    """24. Reset clears everything, and is refused as long as anybody holds a block."""
+    """24. Reset clears everything, and is refused as long as a request holds a block."""
     kv, request = BlockManager(8, 4), make_request("a", list(range(9)))
     computed(kv, request)
     assert not kv.reset_prefix_cache()

@@ -418,7 +418,7 @@ def test_the_sources_of_parts_can_be_named(model):
 
 
 def test_the_pool_is_sized_by_memory_or_by_use(model):
-    """As many blocks as the bytes allow, and no more than could ever be used."""
+    """The pool has as many blocks as the bytes allow, and no more than could ever be used."""
     per_token = 2 * 2 * 2 * 6 * 8  # k and v, layers, kv heads, head_dim, bytes
     engine = Engine(model, block_size=4, kv_cache_bytes=per_token * 4 * 10 + 1)
     assert engine.scheduler.kv.num_blocks == 10

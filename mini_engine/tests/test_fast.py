@@ -1,4 +1,4 @@
-"""What is quicker gives the same: in float64 to rounding, on SmolLM2 token for token.
+"""The faster ways give the same results: in float64 to rounding, on SmolLM2 token for token.
 
 Each test runs with torch alone and with kernels.cpp, which is built here where a compiler is.
 """
@@ -168,8 +168,8 @@ def test_it_is_the_default_where_it_applies_and_can_be_switched_off():
         Engine(small, fast="no")
 
 
-def test_the_unpacked_weights_are_kept_by_nobody():
-    """Who makes an engine of a model and drops the model has each matrix once."""
+def test_the_unpacked_weights_are_dropped_with_the_model():
+    """An engine whose model is dropped has each matrix once."""
     small = tiny_model(dtype="float32")
     engine, gone = Engine(small), weakref.ref(small.layers[0].mlp.gate_up_proj.weight)
     del small
@@ -177,8 +177,8 @@ def test_the_unpacked_weights_are_kept_by_nobody():
     assert gone() is None and engine.model.config.num_hidden_layers == 2
 
 
-def test_two_passes_are_as_quick():
-    """What the engine is compared with computes its products and its attention the same way."""
+def test_two_passes_are_as_fast():
+    """The two-pass backend computes its products and its attention the same way."""
     for fast, kind in ((True, FastBackend), (False, PagedBackend)):
         engine = Engine(tiny_model(dtype="float32"), parts=Parts(attend_backend=TwoPassBackend), fast=fast)
         assert type(engine.backend.paged) is kind

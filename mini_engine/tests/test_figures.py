@@ -1,9 +1,10 @@
-"""Figures: what they plot, on runs of the real scheduler, and that it can be read once drawn."""
+"""Figures: the plotted data, on runs of the real scheduler, and that the drawn figures are readable."""
 
 import random
 import subprocess
 import sys
 from itertools import combinations
+from types import MappingProxyType
 
 import matplotlib
 import pytest
@@ -14,29 +15,25 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
 from mini_engine.show import figures
-from mini_engine.trace import Header, Recorder, Trace, VirtualClock
+from mini_engine.tests.helpers import make_request, record_run
+from mini_engine.trace import Header, Trace, VirtualClock
 from mini_engine.trace.metrics import request_metrics, summary
 
 plt.switch_backend("Agg")
 
 
-def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=(), **settings):
-    """Run (arrival step, Request) pairs with random tokens in the model's place."""
+def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=MappingProxyType({}), **settings):
+    """Run (arrival step, Request) pairs with random tokens; `aborts` are {step: id}."""
     rng = random.Random(0)
     settings = {"max_num_batched_tokens": 32, "max_num_seqs": 6, **settings}
     clock = VirtualClock(cost and (lambda r: cost[0] + cost[1] * r.num_batched_tokens))
-    run = Recorder(Scheduler(BlockManager(num_blocks, block_size), **settings), clock=clock)
-    by_id = {request.request_id: request for _, request in requests}
-    while requests or run.has_work:
-        while requests and requests[0][0] <= run.step:
-            run.add(requests.pop(0)[1])
-        for step, rid in aborts:
-            if step == run.step:
-                run.abort(rid)
-        scheduled = run.schedule()
-        ends = [rid for rid, n in scheduled.items() if n == by_id[rid].num_new_tokens]
-        run.update(scheduled, {rid: [rng.randrange(100)] for rid in ends})
-    return run.close("drained")
+    return record_run(
+        Scheduler(BlockManager(num_blocks, block_size), **settings),
+        requests,
+        token=lambda request: rng.randrange(100),
+        before=lambda run: run.abort(aborts[run.step]) if run.step in aborts else None,
+        clock=clock,
+    )
 
 
 def mixed_requests():
@@ -53,23 +50,20 @@ def mixed_requests():
 
 def mixed(**settings):
     """Chunks, mixed steps, preemptions, prefix hits and an abort, in one run."""
-    settings = {"policy": "priority", "long_prefill_token_threshold": 16, "aborts": [(30, "r6")], **settings}
+    settings = {"policy": "priority", "long_prefill_token_threshold": 16, "aborts": {30: "r6"}, **settings}
     return record(mixed_requests(), **settings)
 
 
 def uniform(num_requests, max_tokens=10, prompt=4, **settings):
-    requests = [
-        (0, Request(f"r{i}", [i + 1] * prompt, SamplingParams(max_tokens=max_tokens)))
-        for i in range(num_requests)
-    ]
+    requests = [(0, make_request(f"r{i}", [i + 1] * prompt, max_tokens)) for i in range(num_requests)]
     return record(requests, **{"num_blocks": 4000, "block_size": 16, **settings})
 
 
 @pytest.fixture(scope="module")
 def trace():
     trace = mixed()
-    told = summary(trace)
-    assert told.num_preemptions and told.num_cached_tokens  # else the tests below prove little
+    result = summary(trace)
+    assert result.num_preemptions and result.num_cached_tokens  # else the tests below show little
     return trace
 
 
@@ -84,11 +78,8 @@ def close_figures():
 
 def test_timeline_of_two_requests_cell_by_cell():
     """A budget of 4: `a` computes 3 tokens, `b` takes what is left, then what is missing."""
-    requests = [
-        (0, Request("a", [1, 2, 3], SamplingParams(max_tokens=3))),
-        (0, Request("b", [4, 5, 6], SamplingParams(max_tokens=1))),
-        (1, Request("c", [7], SamplingParams(max_tokens=1))),
-    ]
+    a, b, c = make_request("a", [1, 2, 3], 3), make_request("b", [4, 5, 6], 1), make_request("c", [7], 1)
+    requests = [(0, a), (0, b), (1, c)]
     settings = {"max_num_batched_tokens": 4, "max_num_seqs": 2}
     data = figures.timeline_data(record(requests, num_blocks=5, block_size=2, **settings))
     assert data["ids"] == ["a", "b", "c"]
@@ -108,11 +99,11 @@ def test_timeline_agrees_with_the_metrics(trace):
     data, metrics = figures.timeline_data(trace), request_metrics(trace)
     assert data["ids"] == list(metrics)
     for rid, states, tokens in zip(data["ids"], data["states"], data["tokens"], strict=True):
-        told = metrics[rid]
-        assert states.count("preempted") == told.num_preemptions
+        result = metrics[rid]
+        assert states.count("preempted") == result.num_preemptions
         found = sum(data["hits"].get(rid, {}).values())
-        assert found == told.num_cached_tokens + told.num_resumed_cached_tokens
-        assert (sum(tokens) == 0) == (told.num_output_tokens == 0)
+        assert found == result.num_cached_tokens + result.num_resumed_cached_tokens
+        assert (sum(tokens) == 0) == (result.num_output_tokens == 0)
     together = map(sum, zip(data["decode_tokens"], data["prefill_tokens"], strict=True))
     assert list(together) == [step.num_batched_tokens for step in trace.steps]
 
@@ -173,29 +164,21 @@ def test_every_chunk_has_its_count_in_its_own_cell(trace):
     assert not any("Σ" in text.get_text() for text in [*rows.texts, *rows.get_legend().get_texts()])
 
 
-def test_timeline_without_priorities_or_events_stays_plain():
-    rows, _, _ = figures.timeline(uniform(2))
-    assert [label.get_text() for label in rows.get_yticklabels()] == ["r0", "r1"]
-    assert "preempted" not in [text.get_text() for text in rows.get_legend().get_texts()]
-
-
 def test_chunks_too_narrow_for_their_counts_show_the_sum():
     """A prefill of 30 chunks that ends just before the next would overlap what follows."""
     trace = uniform(1, max_tokens=2, prompt=300, long_prefill_token_threshold=10)
     rows, _, _ = figures.timeline(trace, width=3)
     assert [text.get_text() for text in rows.texts] == ["Σ300"]
+    assert [label.get_text() for label in rows.get_yticklabels()] == ["r0"]  # no priorities
 
 
-def test_timeline_refuses_what_nobody_could_read():
+def test_timeline_refuses_too_many_rows_and_none():
     """61 rows are refused with the numbers and a way out; a part of them is drawn."""
     trace = uniform(61, max_num_seqs=8)
     with pytest.raises(ValueError, match=r"61 requests over \d+ steps .* steps=\(first, last\)"):
         figures.timeline(trace)
     last = len(trace.steps) - 1
     assert len(figures.timeline(trace, steps=(last - 5, last))[0].get_yticks()) < 61
-
-
-def test_an_empty_trace_is_refused():
     with pytest.raises(ValueError, match="no request to draw"):
         figures.timeline(Trace(Header("virtual", "step", "", {}, {})))
 
@@ -205,9 +188,9 @@ def test_an_empty_trace_is_refused():
 
 def test_budget(trace):
     data = figures.budget_data(trace)
-    told = figures.timeline_data(trace)
-    assert data["decode_tokens"] == told["decode_tokens"]
-    assert data["prefill_tokens"] == told["prefill_tokens"]
+    result = figures.timeline_data(trace)
+    assert data["decode_tokens"] == result["decode_tokens"]
+    assert data["prefill_tokens"] == result["prefill_tokens"]
     spent = sum(data["decode_tokens"]) + sum(data["prefill_tokens"])
     assert data["utilisation"] == pytest.approx(spent / (32 * len(trace.steps)))
 
@@ -215,9 +198,7 @@ def test_budget(trace):
 def classic(num_shorts):
     """One request of 500 tokens, the others of 10, eight slots."""
     lengths = [500] + [10] * num_shorts
-    requests = [
-        (0, Request(f"r{i}", [i + 1] * 4, SamplingParams(max_tokens=n))) for i, n in enumerate(lengths)
-    ]
+    requests = [(0, make_request(f"r{i}", [i + 1] * 4, n)) for i, n in enumerate(lengths)]
     return record(requests, num_blocks=4000, block_size=16, max_num_batched_tokens=64, max_num_seqs=8)
 
 
@@ -229,9 +210,6 @@ def test_utilisation_of_the_classic_case():
     assert data["static"]["busy"] == [8] * 10 + [1] * 490
     assert data["continuous"]["mean"] == (343 * 10 + 500) / (8 * 500)
     assert data["speedup"] == pytest.approx((343 * 10 + 500) / 570)
-
-
-def test_utilisation_titles_carry_the_figures():
     static, continuous = figures.utilisation(classic(7), classic(343))
     assert static.get_title(loc="left") == "Static batching: 14.25% of the slots busy, 500 steps"
     assert continuous.get_title(loc="left").startswith("Continuous batching: 98.25%")
@@ -251,10 +229,7 @@ def test_block_map_agrees_with_the_pool_in_every_step(trace):
 
 
 def test_full_computed_blocks_are_cached_once_their_owner_is_gone():
-    requests = [
-        (0, Request("a", list(range(10)), SamplingParams(max_tokens=1))),
-        (1, Request("b", [50, 51], SamplingParams(max_tokens=1))),
-    ]
+    requests = [(0, make_request("a", list(range(10)), 1)), (1, make_request("b", [50, 51], 1))]
     trace = record(requests, num_blocks=6, block_size=4)
     data = figures.block_map_data(trace, [0, 1])
     table = trace.steps[0].blocks["a"]
@@ -263,12 +238,9 @@ def test_full_computed_blocks_are_cached_once_their_owner_is_gone():
     assert data["owners"][1][trace.steps[1].blocks["b"][0]] == ("b",)
 
 
-def test_block_map_names_the_steps_it_cannot_show(trace):
+def test_block_map_labels_every_held_block(trace):
     with pytest.raises(ValueError, match=r"within 0 to \d+"):
         figures.block_map_data(trace, [0, 10_000])
-
-
-def test_block_map_letters_every_held_block(trace):
     (ax,) = figures.block_map(trace, [20])
     owners = figures.block_map_data(trace, [20])["owners"][0]
     drawn = [text.get_text() for text in ax.texts if text.get_text()]
@@ -313,17 +285,17 @@ def test_the_padded_mask_is_the_one_that_the_engine_computes(past, new):
     from mini_engine.backends.padded import fused_attention_mask
 
     mask = fused_attention_mask(torch.tensor(past), torch.tensor(new)).flatten(0, 2)
-    told = figures.attention_mask_data(past, new)["padded"]
-    assert mask.shape == (len(told["cells"]), len(told["cells"][0]))
-    for (_, query), visible, row in zip(told["rows"], mask.tolist(), told["cells"], strict=True):
+    result = figures.attention_mask_data(past, new)["padded"]
+    assert mask.shape == (len(result["cells"]), len(result["cells"][0]))
+    for (_, query), visible, row in zip(result["rows"], mask.tolist(), result["cells"], strict=True):
         if query is not None:
             assert visible == [isinstance(cell, int) for cell in row]
 
 
-def test_attention_mask_refuses_what_does_not_fit():
+def test_attention_mask_refuses_bad_batches():
     with pytest.raises(ValueError, match="40 padded rows of 120 keys do not fit"):
         figures.attention_mask([100, 3], [1, 20])
-    with pytest.raises(ValueError, match="one past length and one number"):
+    with pytest.raises(ValueError, match="each row needs a past length and a number"):
         figures.attention_mask([1, 2], [1])
     with pytest.raises(ValueError, match="not 999"):
         figures.step_rows(uniform(1), 999)
@@ -351,13 +323,10 @@ def test_shared_blocks_are_counted_once_by_paging_and_copied_by_contiguous(trace
 
 def test_latency_plots_every_value_once(trace):
     data = figures.latency_data({"a": trace, "b": uniform(3)})
-    told = summary(trace)
+    result = summary(trace)
     assert list(data) == ["a", "b"]
-    assert [len(data["a"][name]) for name in ("ttft", "tpot", "itl")] == [
-        told.ttft.count,
-        told.tpot.count,
-        told.itl.count,
-    ]
+    counts = [len(data["a"][name]) for name in ("ttft", "tpot", "itl")]
+    assert counts == [result.ttft.count, result.tpot.count, result.itl.count]
     assert data["b"] == {"ttft": [1] * 3, "tpot": [1] * 3, "itl": [1] * 27}
     for ax in figures.latency({"a": trace, "b": uniform(3)}):
         assert len(ax.lines) == 2
@@ -366,14 +335,8 @@ def test_latency_plots_every_value_once(trace):
 def long_prompts(threshold):
     """Decodes that are under way when prompts of 400 tokens come in, on a clock with a cost model."""
     rng = random.Random(1)
-    short = [
-        (i, Request(f"s{i}", [rng.randrange(99) for _ in range(16)], SamplingParams(max_tokens=40)))
-        for i in range(3)
-    ]
-    long = [
-        (9 + 9 * i, Request(f"l{i}", [rng.randrange(99) for _ in range(400)], SamplingParams(max_tokens=4)))
-        for i in range(2)
-    ]
+    short = [(i, make_request(f"s{i}", [rng.randrange(99) for _ in range(16)], 40)) for i in range(3)]
+    long = [(9 + 9 * i, make_request(f"l{i}", [rng.randrange(99) for _ in range(400)], 4)) for i in range(2)]
     settings = {"max_num_batched_tokens": 512, "long_prefill_token_threshold": threshold}
     return record(short + long, num_blocks=200, block_size=16, cost=(2, 0.25), **settings)
 
@@ -408,40 +371,30 @@ def test_ladder_is_in_tokens_a_second_and_draws_the_longest_gap():
 # ------------------------------------------------------------------------------------- compare
 
 
-def test_compare_marks_the_first_departing_step(trace):
+def test_compare_marks_the_first_differing_step(trace):
     other = mixed(long_prefill_token_threshold=12)
     data = figures.compare_data(trace, other)
     index = data["first_difference"]
     assert index == 9  # r2 brings the first prompt longer than 12
     ours, theirs = data["fields"]["scheduled"]
     assert (dict(ours)["r2"], dict(theirs)["r2"]) == (16, 12)
-    for ax in figures.compare(trace, other):
-        (band,) = [
-            p for p in ax.patches if p.get_facecolor() == matplotlib.colors.to_rgba(figures.YELLOW, 0.45)
-        ]
-        assert (band.get_x(), band.get_width()) == (8.5, 1)
-    assert "first differ at step 9: scheduled" in ax.get_xlabel()
-
-
-def test_compare_shows_how_many_tokens_against_how_many(trace):
-    """Both counts stand in framed cells of the departing step, and below in words, in long traces as well."""
-    axes = figures.compare(trace, mixed(long_prefill_token_threshold=12))
+    # Both counts are in framed cells of that step, and in words below.
+    axes, yellow = figures.compare(trace, other), matplotlib.colors.to_rgba(figures.YELLOW, 0.45)
     for ax, count in zip(axes, ("16", "12"), strict=True):
+        (band,) = [patch for patch in ax.patches if patch.get_facecolor() == yellow]
+        assert (band.get_x(), band.get_width()) == (8.5, 1)
         row = dict(zip([t.get_text() for t in ax.get_yticklabels()], ax.get_yticks(), strict=True))["r2 (p2)"]
         assert (9, row, count) in {(*text.get_position(), text.get_text()) for text in ax.texts}
         [frame] = [p for p in ax.patches if not p.get_fill()]
         assert frame.get_x() == 8.5 and frame.get_y() < row < frame.get_y() + frame.get_height()
-    assert "scheduled (r2 computes 16 above, 12 below)" in axes[1].get_xlabel()
+    assert "first differ at step 9: scheduled (r2 computes 16 above, 12 below)" in axes[1].get_xlabel()
     legend = [text.get_text() for text in axes[0].get_legend().get_texts()]
     assert legend[-1] == "first difference" and "preempted" in legend and axes[1].get_legend() is None
 
 
-def test_compare_of_equals_says_so(trace):
+def test_compare_of_equals_and_of_a_trace_that_stops_early(trace):
     assert figures.compare_data(trace, mixed()) == {"first_difference": None, "fields": {}}
     assert "the two are the same" in figures.compare(trace, mixed())[1].get_xlabel()
-
-
-def test_compare_of_a_trace_that_stops_early(trace):
     short = Trace(trace.header, trace.steps[:20])
     data = figures.compare_data(short, trace)
     assert data["first_difference"] == 20
@@ -466,8 +419,9 @@ DRAW = {
 
 
 @pytest.mark.parametrize("name", DRAW)
-def test_every_text_is_readable(name, trace, monkeypatch):
-    """At the width of a notebook no letter is below 8 points, none covers another, none is cut off."""
+def test_every_figure_is_readable(name, trace, monkeypatch):
+    """At the width of a notebook no text is below 8 points, none covers another, none is cut off. Text
+    beside the cells contrasts with white and dark pages; no area is as bright or as dark as one of them."""
     axes = DRAW[name](trace)
     figure = (axes[0] if isinstance(axes, tuple) else axes).figure
     assert figure.get_figwidth() <= 8
@@ -486,53 +440,34 @@ def test_every_text_is_readable(name, trace, monkeypatch):
     for text, box in boxes:
         assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), f"{text!r} is cut off"
 
-
-@pytest.mark.parametrize("name", DRAW)
-def test_every_figure_reads_on_white_and_on_dark(name, trace):
-    """Words beside the cells contrast with both pages, no area is as bright or as dark as one of them."""
-    axes = DRAW[name](trace)
-    figure = (axes[0] if isinstance(axes, tuple) else axes).figure
-    figure.canvas.draw()
     for text in figure.findobj(Text):
         colour = matplotlib.colors.to_rgb(text.get_color())
         in_a_cell = colour in map(matplotlib.colors.to_rgb, ("white", figures.DARK))
         if text.get_text().strip() and not in_a_cell:
             assert min(contrast(colour, page) for page in ("white", "#111111")) >= 4, text
-    for ax in figure.axes:
-        faces = [rgba for drawn in [*ax.patches, *ax.collections] for rgba in faces_of(drawn)]
-        assert all(
-            contrast(face[:3], "white") > 1.2 < contrast(face[:3], "black") for face in faces if face[3]
-        )
+    for part in (part for ax in figure.axes for part in [*ax.patches, *ax.collections]):
+        for *face, alpha in matplotlib.colors.to_rgba_array(part.get_facecolor()):
+            assert not alpha or contrast(face, "white") > 1.2 < contrast(face, "black")
 
 
 def contrast(one, other):
-    """As WCAG 2 defines it."""
-    linear = [
-        [
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-            for c in matplotlib.colors.to_rgb(colour)
-        ]
-        for colour in (one, other)
-    ]
-    dark, light = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05 for r, g, b in linear)
+    """Return the contrast of two colours by WCAG 2."""
+
+    def luminance(colour):
+        rgb = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2] + 0.05
+
+    dark, light = sorted(luminance(matplotlib.colors.to_rgb(colour)) for colour in (one, other))
     return light / dark
 
 
-def faces_of(drawn):
-    return matplotlib.colors.to_rgba_array(drawn.get_facecolor())
-
-
-def test_legends_list_what_is_drawn_and_nothing_else():
-    """The kinds that a run does not have are not in the legend of its figures."""
+def test_legends_list_only_what_is_drawn():
+    """A kind that a run does not have is not in the legend of its figures."""
 
     def legend(axes):
         ax = axes[0] if isinstance(axes, tuple) else axes
-        return [
-            text.get_text()
-            for one in (ax.get_legend(), *ax.figure.legends)
-            if one
-            for text in one.get_texts()
-        ]
+        legends = filter(None, (ax.get_legend(), *ax.figure.legends))
+        return [text.get_text() for one in legends for text in one.get_texts()]
 
     plain = uniform(2, num_blocks=40)
     assert legend(figures.timeline(plain)) == ["prefill (tokens)", "decode", "finished"]
@@ -540,17 +475,12 @@ def test_legends_list_what_is_drawn_and_nothing_else():
     assert legend(figures.budget(uniform(1, max_tokens=1))) == ["prefill"]
     assert legend(figures.block_map(plain)) == ["held by the named request", "free"]
     assert legend(figures.utilisation(classic(100), uniform(3, max_num_seqs=3))) == ["idle slot", "busy slot"]
-    assert legend(figures.utilisation(uniform(3, max_num_seqs=3), uniform(3, max_num_seqs=3))) == [
-        "busy slot"
-    ]
+    assert legend(figures.utilisation(*[uniform(3, max_num_seqs=3)] * 2)) == ["busy slot"]
     assert legend(figures.attention_mask([3, 3], [1, 1])) == ["seen (key position)"]
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in dir(figures) if f"{n}_data" in dir(figures)] + ["attention_mask"]
-)
-def test_every_figure_is_covered_above(name):
-    assert name in DRAW
+def test_every_figure_is_covered_above():
+    assert {name for name in dir(figures) if f"{name}_data" in dir(figures)} <= DRAW.keys()
 
 
 def test_figures_draw_on_axes_that_they_are_given(trace):
@@ -577,14 +507,12 @@ def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
     assert plt.get_fignums() == []
 
 
-def test_alt_text_tells_the_traces_own_numbers(trace):
-    told, alt = summary(trace), figures.alt_text(trace, "block_map")
-    assert alt.startswith(f"Block map of 9 requests over {told.num_steps} steps: 8 completed,")
-    assert f"{told.num_preemptions} preemptions" in alt
-    assert f"longest gap between tokens {told.max_itl:.3g} steps" in alt
-
-
-def test_one_is_one():
+def test_alt_text_has_the_numbers_of_the_trace(trace):
+    """In the plural and in the singular."""
+    result, alt = summary(trace), figures.alt_text(trace, "block_map")
+    assert alt.startswith(f"Block map of 9 requests over {result.num_steps} steps: 8 completed,")
+    assert f"{result.num_preemptions} preemptions" in alt
+    assert f"longest gap between tokens {result.max_itl:.3g} steps" in alt
     alt = figures.alt_text(uniform(1, max_tokens=2), "timeline")
     assert alt.startswith("Timeline of 1 request over 2 steps: 1 completed, 0 preemptions, 0 prompt tokens")
     assert "Mean time to first token 1 step, longest gap between tokens 1 step." in alt
@@ -596,5 +524,5 @@ def test_one_is_one():
 def test_importing_figures_is_cheap():
     """matplotlib comes with the first drawing, torch never."""
     code = "import mini_engine.show.figures, sys; print({'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "set()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"

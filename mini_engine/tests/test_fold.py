@@ -1,4 +1,4 @@
-"""The fold and what is kept: by hand, from the middle of a run on, and in the player's JavaScript."""
+"""The fold: by hand, from the middle of a run on, and in the player's JavaScript; and what is kept."""
 
 import gc
 import json
@@ -6,7 +6,6 @@ import random
 import shutil
 import subprocess
 from dataclasses import asdict
-from functools import lru_cache
 from importlib.resources import files
 
 import pytest
@@ -16,7 +15,7 @@ from mini_engine.scheduler import Scheduler
 from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import payload
 from mini_engine.sim.cost_model import LoadMeter, step_loads
-from mini_engine.tests.helpers import SlotEngine, make_request, random_workload
+from mini_engine.tests.helpers import SlotEngine, make_request, random_trace, random_workload
 from mini_engine.trace import (
     Blocked,
     Finished,
@@ -29,7 +28,6 @@ from mini_engine.trace import (
     Scheduled,
     StepTrace,
     Trace,
-    VirtualClock,
     read_trace,
     replay,
     write_trace,
@@ -37,32 +35,8 @@ from mini_engine.trace import (
 from mini_engine.trace.metrics import Metrics, request_metrics, summary
 
 
-@lru_cache(None, typed=True)  # for several tests, which only read it; 1 is not True
-def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
-    """Tight pools, late arrivals, aborts between steps, ids that are used again, on a clock of its own."""
-    rng = random.Random(seed)
-    settings, arrivals = random_workload(seed)
-    engine, step = SlotEngine(**settings), 0
-    clock = VirtualClock(lambda record: 0.25 + record.num_batched_tokens)
-    engine.recorder = Recorder(engine.scheduler, clock=clock, keep=keep)
-    while arrivals or engine.scheduler.has_work:
-        while arrivals and arrivals[0][0] <= step:
-            engine.add(arrivals.pop(0)[1])
-        if rng.random() < 0.15 and (there := [*engine.scheduler.running, *engine.scheduler.waiting]):
-            request = rng.choice(there)
-            engine.abort(request.request_id)
-            if rng.random() < 0.5:
-                engine.add(make_request(request.request_id, request.prompt_token_ids, 3))
-        if engine.scheduler.has_work:
-            engine.step()
-        step += 1
-        if step == stop_after:
-            break
-    return engine.trace
-
-
 def folded(trace: Trace) -> list[tuple[int, dict, set]]:
-    """Of each step: its number, the views as dicts, the blocks that can be found."""
+    """Return (number, views as dicts, cached blocks) for each step."""
     fold = Fold(trace.header)
     return [
         (record.step, {name: asdict(view) for name, view in fold.add(record).items()}, set(fold.cached))
@@ -73,31 +47,17 @@ def folded(trace: Trace) -> list[tuple[int, dict, set]]:
 # --------------------------------------------------------------------------------------- the fold
 
 
-def step(number, events=(), scheduled=None, new_tokens=None, blocks=None, **changes):
-    scheduled = scheduled or {}
-    values = {
-        "step": number,
-        "t": 10.0 * number,
-        "t_end": 10.0 * number + 8,
-        "scheduled": scheduled,
-        "num_batched_tokens": sum(scheduled.values()),
-        "num_running": len(scheduled),
-        "num_waiting": 0,
-        "blocked": Blocked("empty"),
-        "blocks": blocks or {},
-        "new_tokens": new_tokens or {},
-        "num_free_blocks": 8,
-        "num_cached_blocks": 0,
-        "events": list(events),
-    }
-    return StepTrace(**values | changes)
+def step(number, events=(), scheduled=None, new_tokens=None, blocks=None):
+    t, counts = 10.0 * number, (sum((scheduled or {}).values()), len(scheduled or {}), 0)
+    given = blocks or {}, new_tokens or {}
+    return StepTrace(number, t, t + 8, scheduled or {}, *counts, Blocked("empty"), *given, 8, 0, list(events))
 
 
 HEADER = Header("virtual", "ms", "paged", {}, {"num_blocks": 8, "block_size": 2, "prefix_caching": True})
 
 
 def test_a_life_by_hand():
-    """What each event and each step changes, during the step and after it."""
+    """The changes by each event and each step, during the step and after it."""
     fold = Fold(HEADER)
     first = step(0, [Queued("a", 1.0, 5, 4, 2, 0), Scheduled("a", 0, [])], {"a": 4}, blocks={"a": [3, 4, 5]})
     view = fold.add(first)["a"]
@@ -114,7 +74,7 @@ def test_a_life_by_hand():
     fold.add(step(3, [Scheduled("a", 4, [3, 4])], {"a": 3}, {"a": [9]}, {"a": [3]}))
     assert (view.state, view.num_preemptions, view.scheduled_step) == ("prefill", 1, 0)
     assert (view.num_cached_tokens, view.num_first_cached_tokens, view.num_resumed_cached_tokens) == (4, 0, 4)
-    assert fold.cached == {4}, "block 3 was taken anew"
+    assert fold.cached == {4}, "block 3 was allocated again"
     fold.add(step(4, [Finished("a", "stop")], {"a": 1}, {"a": [10]}))
     assert (view.state, view.finish_reason, view.t_finished, view.running) == ("decode", "stop", 48.0, True)
     fold.settle()
@@ -123,7 +83,7 @@ def test_a_life_by_hand():
 
 
 def test_a_record_may_be_folded_before_it_is_complete():
-    """A clock asks before tokens and ends are written; the fold takes them when the step is settled."""
+    """A clock reads it before tokens and ends are written; the fold takes those when the step is settled."""
     fold = Fold(HEADER, keep_finished=False)
     record = step(0, [Queued("a", 0.0, 1, 1, 0, 0), Scheduled("a", 0, [])], {"a": 1}, blocks={"a": [0]})
     view = fold.add(record)["a"]
@@ -134,7 +94,7 @@ def test_a_record_may_be_folded_before_it_is_complete():
 
 
 def test_an_id_that_is_used_again_starts_anew():
-    """An abort and the next request of that name, between the same two steps."""
+    """After an abort, the next request of that name may arrive before the next step."""
     fold = Fold(HEADER)
     old = fold.add(step(0, [Queued("a", 0.0, 3, 1, 0, 0), Scheduled("a", 0, [])], {"a": 1}))["a"]
     new = fold.add(step(1, [Finished("a", "abort"), Queued("a", 9.0, 1, 1, 0, 1)]))["a"]
@@ -147,13 +107,13 @@ def test_an_id_that_is_used_again_starts_anew():
 
 
 @pytest.mark.parametrize("record", [step(3, scheduled={"x": 1}), step(3, [Finished("x", "stop")])])
-def test_a_request_that_never_came_is_named(record):
+def test_an_unknown_request_is_named(record):
     with pytest.raises(ValueError, match="step 3 of the trace names request 'x', which was never QUEUED"):
         Fold(HEADER).add(record)
 
 
 def test_requests_that_were_there_before_are_in_the_header():
-    """A recorder in front of a busy scheduler says how it found them, and its trace can be folded."""
+    """The trace of a recorder in front of a busy scheduler begins with their state, and can be folded."""
     engine = SlotEngine(max_num_batched_tokens=6, max_num_seqs=2)
     engine.add(make_request("a", 3, 5), make_request("b", 9, 2), make_request("c", 2, 1))
     for _ in range(2):
@@ -168,9 +128,9 @@ def test_requests_that_were_there_before_are_in_the_header():
     assert [(v.num_computed_tokens, v.num_output_tokens) for v in views.values()] == [(4, 2), (8, 0), (0, 0)]
     for request in running:
         assert views[request.request_id].blocks == engine.kv.block_table(request)
-    told = request_metrics(engine.trace)["a"]
-    assert told.num_output_tokens == 3
-    assert (told.ttft, told.queue_time, told.itl, told.e2e) == (None,) * 4
+    result = request_metrics(engine.trace)["a"]
+    assert result.num_output_tokens == 3
+    assert (result.ttft, result.queue_time, result.itl, result.e2e) == (None,) * 4
 
 
 # ----------------------------------------------------------------------------------------- a ring
@@ -198,7 +158,7 @@ def test_a_ring_folds_to_what_the_whole_run_folds_to(keep, tmp_path):
 
 
 def test_metrics_of_a_ring_are_right_or_none():
-    """Whatever it says of a request is what the whole run says; what it cannot know is None."""
+    """A value is that of the whole run, or None if the ring cannot have it."""
     known = unknown = 0
     for seed in range(30):
         whole, ring = request_metrics(random_trace(seed)), random_trace(seed, keep=6)
@@ -209,15 +169,15 @@ def test_metrics_of_a_ring_are_right_or_none():
                 assert getattr(ours, field) == pytest.approx(getattr(theirs, field)), (seed, name, field)
             assert ours.itl is None or ours.itl == pytest.approx(theirs.itl)
             known, unknown = known + (ours.itl is not None), unknown + (ours.itl is None)
-        told = summary(ring)
+        result = summary(ring)
         if ring.steps[0].step:
-            assert (told.duration, told.output_throughput, told.goodput) == (None, None, None)
-        assert told.num_steps == len(ring.steps)
+            assert (result.duration, result.output_throughput, result.goodput) == (None, None, None)
+        assert result.num_steps == len(ring.steps)
     assert known > 40 and unknown > 5
 
 
-def test_what_else_reads_a_ring():
-    """The loads of its steps are those of the whole run; figures and the export do not stumble."""
+def test_other_readers_of_a_ring():
+    """The loads of its steps are those of the whole run; figures and the export can be made."""
     matplotlib = pytest.importorskip("matplotlib.pyplot", reason="figures need matplotlib")
     matplotlib.switch_backend("Agg")
     from mini_engine.show import figures
@@ -228,10 +188,8 @@ def test_what_else_reads_a_ring():
         loads = [meter(record) for record in whole.steps][-9:]
         assert list(step_loads(ring)) == loads
         first = len(whole.steps) - len(ring.steps)
-        data, theirs = (
-            figures.timeline_data(ring),
-            figures.timeline_data(whole, (first, len(whole.steps) - 1)),
-        )
+        data = figures.timeline_data(ring)
+        theirs = figures.timeline_data(whole, (first, len(whole.steps) - 1))
         assert (data["steps"], data["used_blocks"]) == (theirs["steps"], theirs["used_blocks"])
         rows = zip(theirs["ids"], theirs["states"], strict=True)
         assert data["states"] == [states for name, states in rows if name in data["ids"]]
@@ -246,7 +204,7 @@ def test_what_else_reads_a_ring():
 
 
 def test_a_snapshot_changes_nothing_and_is_not_changed():
-    """However often it is taken: the run goes on as if nobody had looked."""
+    """Snapshots have no effect on the run, however often they are taken."""
     for keep in (True, 4):
         settings, arrivals = random_workload(3)
         engine = SlotEngine(**settings)
@@ -282,7 +240,7 @@ def recorded_to(path) -> SlotEngine:
 
 
 def test_a_path_takes_the_steps_as_they_come(tmp_path):
-    """A .part until the run is closed, then the whole file, and nothing in memory."""
+    """A .part file until the run is closed, then the whole file; no steps in memory."""
     path = tmp_path / "new" / "trace.jsonl"
     engine = recorded_to(path)
     assert [file.suffix for file in path.parent.iterdir()] == [".part"]
@@ -293,11 +251,11 @@ def test_a_path_takes_the_steps_as_they_come(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["trace.jsonl"]
     written = read_trace(path)
     assert (written.header, written.end, len(written.steps)) == (trace.header, trace.end, 4)
-    assert engine.recorder.close("drained").end == trace.end, "closing twice does no harm"
+    assert engine.recorder.close("drained").end == trace.end, "closing twice is allowed"
 
 
 def test_a_recording_that_is_dropped_leaves_no_file(tmp_path):
-    """Discarded, or forgotten: either way the .part goes."""
+    """Discarded or garbage-collected, its .part file is removed."""
     engine = recorded_to(tmp_path / "trace.jsonl")
     engine.recorder.store.discard()
     assert list(tmp_path.iterdir()) == []
@@ -308,7 +266,7 @@ def test_a_recording_that_is_dropped_leaves_no_file(tmp_path):
 
 
 def test_tokens_after_a_stop_are_not_in_the_trace():
-    """A step may bring several tokens; what the scheduler dropped was never given out."""
+    """A step may have several tokens; those that the scheduler dropped are not outputs."""
     engine = SlotEngine()
     metrics = Metrics(engine.recorder.header)
     engine.recorder.consumers.append(metrics)
@@ -316,15 +274,15 @@ def test_tokens_after_a_stop_are_not_in_the_trace():
     for sampled in ([1, 2], [3, 7, 4]):
         engine.recorder.update(engine.recorder.schedule(), {"a": sampled})
     assert [record.new_tokens for record in engine.trace.steps] == [{"a": [1, 2]}, {"a": [3, 7]}]
-    told = metrics.requests()["a"]
-    assert (told.num_output_tokens, told.itl, told.tpot) == (4, (0.0, 1.0, 0.0), 1 / 3)
+    result = metrics.requests()["a"]
+    assert (result.num_output_tokens, result.itl, result.tpot) == (4, (0.0, 1.0, 0.0), 1 / 3)
 
 
 # ------------------------------------------------------------------------------------ the player's
 
 NODE = """
 const trace = JSON.parse(require("fs").readFileSync(0, "utf-8"));
-const told = trace.map((one) => {
+const result = trace.map((one) => {
   const fold = new Fold(one);
   return one.order.map((index) => {
     const plain = (view) => Object.fromEntries(FIELDS.map((field) => [field, view[field]]));
@@ -332,7 +290,7 @@ const told = trace.map((one) => {
     return [one.steps[index].step, views, [...fold.cached.keys()].filter((block) => fold.cached[block])];
   });
 });
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(result));
 """
 
 

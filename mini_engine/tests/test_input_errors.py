@@ -462,9 +462,9 @@ def finished(name):
     ("scheduled blocks new_tokens events", (None, 5, "r0"), "the step's KEY must be"),
     ("scheduled.x", (1,), "names request 'x', which was never QUEUED"),
     ("blocks.x new_tokens.x", ([1],), "names request 'x', which was never QUEUED"),
-    ("step", (0,), "the step's 'step' must rise, but is 0 after 0"),
-    ("t_end", (0.5,), "must not run backwards"),
-    ("t", (-1,), "must not run backwards"),
+    ("step", (0,), "the step's 'step' must increase, but is 0 after 0"),
+    ("t_end", (0.5,), "must not decrease"),
+    ("t", (-1,), "must not decrease"),
     ("scheduled.r0", (-5,), "the step's 'scheduled' must be at least 0, but is -5"),
     ("blocks.r0", ([20],), "the step's 'blocks' must be 0 to 19, but is 20"),
     ("blocks.r0", ([-1],), "the step's 'blocks' must be 0 to 19, but is -1"),
@@ -496,9 +496,9 @@ END = json.dumps({"end": "drained", "step": 1, "events": finished("x")})
 
 @table(
     [
-        ("deep", "[" * 100_000, "line 1: nested deeper than any trace"),
+        ("deep", "[" * 100_000, "line 1: nested too deeply for a trace"),
         ("digits", '{"trace":' + "9" * 5000 + "}", "line 1: "),
-        ("two files", "\n".join([*map(json.dumps, LINES), FIRST]), "the trace has ended before"),
+        ("two files", "\n".join([*map(json.dumps, LINES), FIRST]), "a line after the end of the trace"),
         ("no header", FIRST, "line 1: not the header"),
         ("an unknown request", f"{HEADER}\n{END}", "line 2: the event's 'id' names request 'x'"),
     ]
@@ -559,7 +559,7 @@ def test_workloads(name, value, words, tmp_path):
         ("latin-1", b'{"timestamp": 0, "input_length": 4, "prefix_group": "\xe9"}', "lone surrogate"),
         ("json", b"{", "Expecting property name"),
         ("deep", b"[" * 100_000, "nested too deep"),
-        ("list", b"[]", "an object is wanted, not []"),
+        ("list", b"[]", "a JSON object is needed, not []"),
         ("missing", b'{"timestamp": 0}', "input_length"),
     ]
 )
@@ -585,19 +585,19 @@ COMMANDS = [
     ("generate -p a -m FOLDER", "config.json: there is no such file"),
     ("generate -p a -m bad.gguf", "bad.gguf: not a whole GGUF file"),
     ("chat --system a\udcff", "--system has a lone surrogate"),
-    ("demo --out t.jsonl/deeper", "t.jsonl is no folder that can be written to"),
-    ("trace timeline t.jsonl -o t.jsonl", "t.jsonl is what is read; name another file"),
+    ("demo --out t.jsonl/deeper", "t.jsonl is not a writable folder"),
+    ("trace timeline t.jsonl -o t.jsonl", "t.jsonl is also the input; name another file"),
     ("trace timeline t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
     ("trace timeline t.jsonl -o x.xyz", "xyz"),
     ("trace timeline t.jsonl -o t.jsonl/x.png", "t.jsonl"),
-    ("trace export t.jsonl -o t.jsonl", "t.jsonl is what is read; name another file"),
-    ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is what is read; name another file"),
+    ("trace export t.jsonl -o t.jsonl", "t.jsonl is also the input; name another file"),
+    ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is also the input; name another file"),
     ("trace summary FOLDER", "FOLDER"),
     ("trace summary no.jsonl", "no.jsonl: there is no such file; `mini-engine demo` writes one to out/trace"),
     ("trace summary bad.gguf", "bad.gguf, line 1: not JSON"),
     ("trace fit t.jsonl", "only a trace in wall time can be fitted"),
     ("simulate -w w.jsonl -b mixed -o w.jsonl", "No such option"),
-    ("simulate -w w.jsonl -b mixed --out w.jsonl", "w.jsonl is what is read; name another file"),
+    ("simulate -w w.jsonl -b mixed --out w.jsonl", "w.jsonl is also the input; name another file"),
     ("simulate -w nowhere.jsonl", "nowhere.jsonl"),
     ("simulate -w FOLDER", "workload must be one of"),
     ("simulate -b tidal", "baseline must be one of"),
@@ -605,8 +605,11 @@ COMMANDS = [
     ("simulate --fit t.jsonl", "only a trace in wall time can be fitted"),
     ("simulate --requests 99999999999999", "Usage"),
     ("simulate -b mixed --requests 3 --ttft-limit nan", "--ttft-limit must be above 0, in ms, but is nan"),
-    ("simulate -b mixed --requests 3 --out pipe", "pipe is no plain file"),
-    ("demo --out pipe", "pipe is no folder that can be written to"),
+    ("simulate -b mixed --requests 3 --tpot-limit -5", "--tpot-limit must be above 0, in ms, but is -5"),
+    ("simulate -b mixed --requests 3 --out pipe", "pipe is not a regular file"),
+    ("trace timeline t.jsonl -o pipe.png", "pipe.png is not a regular file"),
+    ("trace export t.jsonl -o pipe", "pipe is not a regular file"),
+    ("demo --out pipe", "pipe is not a writable folder"),
     ("models fetch gpt5", "unknown model 'gpt5'"),
 ]
 
@@ -619,6 +622,7 @@ def files(tmp_path, monkeypatch):
     Path("FOLDER").mkdir()
     if PIPES:
         os.mkfifo("pipe")
+        os.mkfifo("pipe.png")
     Path("bad.gguf").write_bytes(b"not a model")
     Path("w.jsonl").write_text(json.dumps(ARRIVAL))
 
@@ -655,7 +659,7 @@ def test_pictures_and_pages_go_where_it_says(files):
 def test_what_a_simulation_refuses_it_names(files):
     Path("w.jsonl").write_text(json.dumps(ARRIVAL | {"input_length": 20_000}))
     printed = command("simulate", "-w", "w.jsonl", "-b", "mixed").stdout
-    assert "mixed refused 1 of the requests" in printed and "'r0'" in printed and "20000" in printed
+    assert "mixed refused 1 request that" in printed and "'r0'" in printed and "20000" in printed
 
 
 @pytest.fixture
@@ -727,7 +731,7 @@ def test_sigterm_leaves_nothing_half_written(tmp_path):
     run = subprocess.Popen([*MAIN, *line], cwd=tmp_path, env=ENV, stderr=subprocess.PIPE)
     until(lambda: list(tmp_path.glob("*.part")))
     run.terminate()
-    assert run.communicate(timeout=20)[1] == b"error: ended by SIGTERM\n"
+    assert run.communicate(timeout=20)[1] == b"error: terminated (SIGTERM)\n"
     assert run.returncode == 143
     assert list(tmp_path.iterdir()) == []
 
@@ -757,7 +761,7 @@ def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
         lambda: write_player(pipe, ready_setup()),
         lambda: list(simulate(workload(num_requests=1), keep=pipe).trace.steps),
     ):
-        refusal(write, "pipe is no plain file, and would be replaced by one")
+        refusal(write, "pipe is not a regular file; name another")
     assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 1
 
 

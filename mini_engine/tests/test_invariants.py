@@ -318,7 +318,7 @@ def test_an_abort_is_watched_too():
         for request in six():
             scheduler.add(request)
         scheduler.schedule()
-        assert not scheduler.abort("nobody")
+        assert not scheduler.abort("unknown")
         assert scheduler.abort("f"), "it waits and holds nothing"
         with pytest.raises(InvariantError, match="request 'a': it has ended and holds blocks"):
             scheduler.abort("a")

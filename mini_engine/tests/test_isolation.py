@@ -147,7 +147,7 @@ def test_tight_pools(model, block_size, caching):
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 def test_ample_pools(model, block_size):
-    """With room for all: one big step, or one token at a time; nobody is preempted."""
+    """With room for all: one big step, or one token at a time; no request is preempted."""
     for budget, slots in ((500, 8), (1, 1), (8, 8)):
         _, requests = run(
             model,

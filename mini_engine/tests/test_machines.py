@@ -1,6 +1,6 @@
 """State machines: hypothesis draws calls of block manager, scheduler and engine, and shrinks what fails.
 
-Each is looked at after every call: by the monitor, by a ledger of who wrote what, by the tokens that each
+Each is looked at after every call: by the monitor, by a ledger of all writes, by the tokens that each
 request has alone. Drawn alike in every `make test`; `make soak` draws other and longer ones.
 """
 
@@ -304,7 +304,7 @@ def test_scheduler():
 def test_a_machine_finds_what_is_wrong(name, wrong, machine, monkeypatch):
     monkeypatch.setitem(globals(), name, wrong)
     with pytest.raises((AssertionError, RuntimeError)):
-        draw(machine, 80, 5000, phases=[Phase.generate])  # it ends with the first that fails
+        draw(machine, 500, 5000, phases=[Phase.generate])  # it ends with the first that fails
 
 
 STEPS = int(os.environ.get("SOAK_STEPS", "1000000"))
@@ -341,7 +341,7 @@ def side_by_side(model, seed):
 
 
 def decided(scheduler, arrivals, aborts):
-    """What a scheduler decides in each step of a workload. The tokens follow from what is known."""
+    """Yield a scheduler's decisions in each step of a workload. The tokens follow from what is known."""
     left, step = list(arrivals), 0
     while left or scheduler.has_work:
         while left and left[0][0] <= step:

@@ -1,38 +1,22 @@
-"""Metrics from hand-written traces, where every number can be checked on paper."""
+"""Metrics of hand-written traces, where every number can be checked on paper."""
 
 import pytest
 
-from mini_engine.trace import (
-    Blocked,
-    End,
-    Finished,
-    Header,
-    Preempted,
-    Queued,
-    Scheduled,
-    StepTrace,
-    Trace,
-)
-from mini_engine.trace.metrics import Metrics, request_metrics, summary
-from mini_engine.trace.stats import Stats
+from mini_engine.block_manager import BlockManager
+from mini_engine.scheduler import Scheduler
+from mini_engine.tests.helpers import make_request, record_run
+from mini_engine.trace import Blocked, End, Finished, Header, Preempted, Queued, Scheduled, StepTrace, Trace
+from mini_engine.trace.metrics import Metrics, Stats, request_metrics, summary
 
 CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 4, "num_blocks": 10, "block_size": 4}
 
 
-def queued(rid, t=0.0, prompt=4, max_tokens=3, priority=0):
-    return Queued(rid, t, prompt, max_tokens, priority, arrival=0)
+def queued(rid, t=0.0, prompt=4, max_tokens=3):
+    return Queued(rid, t, prompt, max_tokens, priority=0, arrival=0)
 
 
 def admitted(rid, cached=0):
     return Scheduled(rid, cached, cached_blocks=[])
-
-
-def preempted(rid):
-    return Preempted(rid, for_=rid, needs=1, free=0)
-
-
-def finished(rid, reason="length"):
-    return Finished(rid, reason)
 
 
 def make(*steps, unit="ms", end=None):
@@ -60,8 +44,8 @@ def make(*steps, unit="ms", end=None):
 
 @pytest.fixture
 def life():
-    """`a` waits one step, prefills in two chunks, gives a token, is preempted, resumes, finishes; `b`
-    gives one token and ends; `c` is aborted while it waits; `d` is still waiting at the end."""
+    """`a` waits one step, prefills in two chunks, gets a token, is preempted, resumes, finishes; `b`
+    gets one token and ends; `c` is aborted while it waits; `d` still waits at the end."""
     return make(
         (
             0,
@@ -69,18 +53,19 @@ def life():
             {"b": 3},
             ["b"],
             9,
-            [queued("b", 0, 3, 1), queued("a", 0, 10, 3), admitted("b"), finished("b")],
+            [queued("b", 0, 3, 1), queued("a", 0, 10, 3), admitted("b"), Finished("b", "length")],
         ),
         (2, 5, {"a": 4}, [], 6, [queued("c", 4, 5), admitted("a", cached=4)]),
-        (5, 6, {"a": 2}, ["a"], 6, [finished("c", "abort")]),
-        (6, 10, {}, [], 10, [preempted("a")]),
+        (5, 6, {"a": 2}, ["a"], 6, [Finished("c", "abort")]),
+        (6, 10, {}, [], 10, [Preempted("a", for_="a", needs=1, free=0)]),
         (10, 12, {"a": 3}, ["a"], 7, [admitted("a", cached=8)]),
-        (12, 13, {"a": 1}, ["a"], 7, [queued("d", 12.5), finished("a", "stop")]),
+        (12, 13, {"a": 1}, ["a"], 7, [queued("d", 12.5), Finished("a", "stop")]),
     )
 
 
 def test_a_life_with_every_event(life):
     """Queue time, prefill time, TTFT, ITL, TPOT and e2e come from the right ends of the right steps."""
+    assert list(request_metrics(life)) == ["b", "a", "c", "d"]  # in order of arrival
     a = request_metrics(life)["a"]
     assert (a.queue_time, a.queue_steps) == (2, 1)
     assert a.prefill_time == 6 - 2
@@ -93,45 +78,39 @@ def test_a_life_with_every_event(life):
     assert a.finish_reason == "stop"
 
 
-def test_what_is_not_defined_is_none(life):
+def test_undefined_values_are_none(life):
     """One token has no TPOT; a request that never ran has no TTFT, no queue time and no e2e."""
     metrics = request_metrics(life)
     b, c, d = metrics["b"], metrics["c"], metrics["d"]
     assert (b.ttft, b.tpot, b.itl, b.e2e) == (2, None, (), 2)
     assert (c.queue_time, c.queue_steps, c.ttft, c.tpot, c.e2e, c.finish_reason) == (*[None] * 5, "abort")
     assert (d.queue_time, d.ttft, d.e2e, d.finish_reason) == (None, None, None, None)
-
-
-def test_an_abort_after_tokens_keeps_its_ttft_but_has_no_e2e():
+    # An abort after tokens has a TTFT, but no e2e.
     trace = make(
         (0, 1, {"a": 4}, ["a"], 9, [queued("a"), admitted("a")]),
-        end=End("drained", 1, events=[finished("a", "abort")]),
+        end=End("drained", 1, events=[Finished("a", "abort")]),
     )
     a = request_metrics(trace)["a"]
     assert (a.ttft, a.e2e, a.finish_reason) == (1, None, "abort")
     assert summary(trace).num_completed == 0
 
 
-def test_requests_come_in_order_of_arrival(life):
-    assert list(request_metrics(life)) == ["b", "a", "c", "d"]
-
-
 def test_summary(life):
     """Totals, rates over the whole duration, and utilisation averaged over the steps."""
-    told = summary(life)
-    assert (told.num_requests, told.num_completed, told.num_steps, told.duration) == (4, 2, 6, 13)
-    assert (told.num_prompt_tokens, told.num_output_tokens, told.num_computed_tokens) == (22, 4, 13)
-    assert (told.num_preemptions, told.num_cached_tokens) == (1, 4)
-    assert told.output_throughput == 4 / 13
-    assert told.total_throughput == 26 / 13
-    assert told.goodput == 2 / 13
-    assert told.budget_utilisation == 13 / (8 * 6)
-    assert told.kv_utilisation == pytest.approx((1 + 4 + 4 + 0 + 3 + 3) / 60)
-    assert told.max_kv_utilisation == 0.4
-    assert told.ttft == Stats(2, 4, 4, pytest.approx(5.6), pytest.approx(5.96), 6)
-    assert told.tpot.mean == 3.5
-    assert (told.itl.mean, told.max_itl) == (3.5, 6)
-    assert told.unit == "ms"
+    result = summary(life)
+    assert (result.num_requests, result.num_completed, result.num_steps, result.duration) == (4, 2, 6, 13)
+    assert (result.num_prompt_tokens, result.num_output_tokens, result.num_computed_tokens) == (22, 4, 13)
+    assert (result.num_preemptions, result.num_cached_tokens) == (1, 4)
+    assert result.output_throughput == 4 / 13
+    assert result.total_throughput == 26 / 13
+    assert result.goodput == 2 / 13
+    assert result.budget_utilisation == 13 / (8 * 6)
+    assert result.kv_utilisation == pytest.approx((1 + 4 + 4 + 0 + 3 + 3) / 60)
+    assert result.max_kv_utilisation == 0.4
+    assert result.ttft == Stats(2, 4, 4, pytest.approx(5.6), pytest.approx(5.96), 6)
+    assert result.tpot.mean == 3.5
+    assert (result.itl.mean, result.max_itl) == (3.5, 6)
+    assert result.unit == "ms"
 
 
 @pytest.mark.parametrize(
@@ -144,16 +123,22 @@ def test_summary(life):
         ({"ttft_limit": 1}, 0),
     ],
 )
-def test_goodput_counts_who_met_every_limit(life, limits, good):
+def test_goodput_counts_requests_that_met_every_limit(life, limits, good):
     assert summary(life, **limits).goodput == good / 13
 
 
 def test_an_empty_trace_has_no_rates_and_no_averages():
-    told = summary(make())
-    assert (told.num_requests, told.num_steps, told.duration) == (0, 0, 0)
-    undefined = (told.output_throughput, told.goodput, told.ttft, told.max_itl, told.budget_utilisation)
+    result = summary(make())
+    assert (result.num_requests, result.num_steps, result.duration) == (0, 0, 0)
+    undefined = (
+        result.output_throughput,
+        result.goodput,
+        result.ttft,
+        result.max_itl,
+        result.budget_utilisation,
+    )
     assert undefined == (None,) * 5
-    assert (told.kv_utilisation, told.max_kv_utilisation) == (None, None)
+    assert (result.kv_utilisation, result.max_kv_utilisation) == (None, None)
 
 
 def test_a_request_queued_before_the_first_step_counts_from_its_own_time():
@@ -179,17 +164,7 @@ def test_an_unknown_request_is_named():
 
 def test_metrics_of_a_recorded_run():
     """The Recorder's own records: in steps of 1, a lone request has TTFT 1 and a token every step."""
-    from mini_engine.block_manager import BlockManager
-    from mini_engine.request import Request, SamplingParams
-    from mini_engine.scheduler import Scheduler
-    from mini_engine.trace import Recorder
-
     scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=16, max_num_seqs=2)
-    recorder = Recorder(scheduler)
-    recorder.add(Request("a", [1, 2, 3], SamplingParams(max_tokens=5)))
-    while recorder.has_work:
-        scheduled = recorder.schedule()
-        recorder.update(scheduled, {name: [9] for name in scheduled})
-    a = request_metrics(recorder.close("drained"))["a"]
+    a = request_metrics(record_run(scheduler, [(0, make_request("a", 3, 5))]))["a"]
     assert (a.queue_time, a.ttft, a.tpot, a.e2e, a.itl) == (0, 1, 1, 5, (1, 1, 1, 1))
     assert (a.num_output_tokens, a.finish_reason) == (5, "length")

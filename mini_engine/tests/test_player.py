@@ -1,7 +1,8 @@
-"""The trace player: what the page says must be what the trace says.
+"""The trace player: the page agrees with the trace.
 
-The tests drive the real page in a headless Chromium (skipped where there is none) and compare its
-state with Python's replay() and the records. No page may log an error or ask for anything.
+The tests drive the real page in a headless Chromium (skipped if there is none) and compare its state with
+Python's replay() and the records. No page may log an error or request anything. test_fold.py compares the
+folds themselves, under node.
 """
 
 import io
@@ -10,7 +11,7 @@ import random
 import re
 from base64 import b64encode
 from collections import Counter
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -23,12 +24,20 @@ import pytest
 from PIL import Image
 
 from mini_engine.block_manager import BlockManager
-from mini_engine.request import Request, SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.show.player import payload, player_html, ready_setup, script, write_player, write_shell
-from mini_engine.show.player.from_files import read_texts, titles
+from mini_engine.show.player import (
+    payload,
+    player_html,
+    read_texts,
+    ready_setup,
+    script,
+    titles,
+    write_player,
+    write_shell,
+)
 from mini_engine.show.player.picture import step_picture
 from mini_engine.tests.browser import find_browser, open_browser
+from mini_engine.tests.helpers import make_request, record_run
 from mini_engine.trace import (
     Blocked,
     End,
@@ -38,7 +47,6 @@ from mini_engine.trace import (
     Recorder,
     RequestView,
     Scheduled,
-    StepTrace,
     Trace,
     decisions,
     first_difference,
@@ -47,24 +55,17 @@ from mini_engine.trace import (
 
 
 def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), keep=True, **settings) -> Trace:
-    """A run of the real scheduler over [(id, prompt, max_tokens, priority, arrival step)]."""
+    """Return a run of the real scheduler over [(id, prompt, max_tokens, priority, arrival step)]."""
     rng = random.Random(seed)
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 4, **settings}
-    recorder = Recorder(Scheduler(BlockManager(*pool, watermark=1), **settings), keep=keep)
-    left = list(requests)
-    while left or recorder.has_work:
-        while left and (left[0][4] <= recorder.step or not recorder.has_work):
-            request_id, prompt, max_tokens, priority, _ = left.pop(0)
-            recorder.add(Request(request_id, prompt, SamplingParams(max_tokens=max_tokens), priority))
+
+    def abort_some(recorder):
         if rng.random() < aborts:
-            victim = rng.choice([*recorder.running, *recorder.waiting])
-            recorder.abort(victim.request_id)
-            if not recorder.has_work:
-                continue
-        scheduled = recorder.schedule()
-        done = [r for r in recorder.running if r.num_new_tokens == scheduled.get(r.request_id)]
-        recorder.update(scheduled, {r.request_id: [7] for r in done})
-    return recorder.close("drained")
+            recorder.abort(rng.choice([*recorder.running, *recorder.waiting]).request_id)
+
+    scheduler = Scheduler(BlockManager(*pool, watermark=1), **settings)
+    arrivals = [(at, make_request(name, tokens, n, priority=rank)) for name, tokens, n, rank, at in requests]
+    return record_run(scheduler, arrivals, before=abort_some, keep=keep)
 
 
 def crowd(seed: int, number: int = 30) -> list:
@@ -84,46 +85,51 @@ RANDOM = {
 }
 
 
+REASONS = {"empty", "preempted", "slots", "budget", "memory"}
+
 # --------------------------------------------------------------------------------- without a browser
 
 
-def test_the_ready_setup_shows_what_a_scheduler_can_do():
-    """A chunked prefill, a mixed step, a full house, a prefix hit, a preemption and its resumption."""
+def test_the_example_shows_the_abilities_of_a_scheduler():
+    """A chunked prefill, a mixed step, full slots, a prefix hit, a preemption and its resumption."""
     trace = ready_setup()
     assert trace.header.config["num_blocks"] == 20 and trace.end.num_free_blocks == 20
     states = [{view.state for view in views.values() if view.num_scheduled} for _, views in replay(trace)]
     assert {"prefill", "decode"} in states
     events = [event for record in trace.steps for event in record.events]
-    preempted = [event.id for event in events if event.type == "PREEMPTED"]
-    admitted = [event.id for event in events if event.type == "SCHEDULED"]
-    assert len(preempted) == 1 and admitted.count(preempted[0]) == 2
-    assert any(event.type == "SCHEDULED" and event.num_cached_tokens for event in events)
-    reasons = {record.blocked.reason for record in trace.steps}
-    assert reasons == {"empty", "preempted", "slots", "budget", "memory"}
+    (preempted,) = [event.id for event in events if event.type == "PREEMPTED"]
+    admitted = [event for event in events if event.type == "SCHEDULED"]
+    assert [event.id for event in admitted].count(preempted) == 2
+    assert any(event.num_cached_tokens for event in admitted)
+    assert {record.blocked.reason for record in trace.steps} == REASONS
     assert ready_setup() == trace
 
 
-def test_the_page_asks_for_nothing_and_holds_the_trace(tmp_path):
-    """No address in it, a policy that forbids requests, and the data come back as they went in."""
+def test_the_random_traces_have_every_event_and_reason():
+    for trace in RANDOM.values():
+        events = [event for record in trace.steps for event in record.events]
+        assert {"QUEUED", "SCHEDULED", "PREEMPTED", "FINISHED"} == {event.type for event in events}
+        assert any(event.type == "FINISHED" and event.reason == "abort" for event in events)
+        assert {record.blocked.reason for record in trace.steps} == REASONS
+
+
+def test_the_page_requests_nothing_and_holds_the_trace(tmp_path):
+    """It has no address and a policy that forbids requests, and its data are those of the trace."""
     trace = ready_setup()
     trace.steps[0].events[0].id += "</script><script>alert(1)"
-    page = write_player(tmp_path / "deep" / "player.html", trace, names=("a {{DATA}} name",)).read_text(
-        "utf-8"
-    )
+    path = write_player(tmp_path / "deep" / "player.html", trace, names=("a {{DATA}} name",))
+    page = path.read_text("utf-8")
     assert not re.search(r"https?://|@import|url\((?!#)", page)
     assert "default-src 'none'" in page
     assert page.count("</script>") == 2
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    (told,) = json.loads(data)["traces"]
-    assert told["name"] == "a {{DATA}} name"
-    assert told["header"] == trace.header.to_json() and told["end"] == trace.end.to_json()
-    steps = [{**step, "scheduled": dict(step["scheduled"])} for step in told["steps"]]
+    (shown,) = json.loads(data)["traces"]
+    assert shown["name"] == "a {{DATA}} name"
+    assert shown["header"] == trace.header.to_json() and shown["end"] == trace.end.to_json()
+    steps = [{**step, "scheduled": dict(step["scheduled"])} for step in shown["steps"]]
     assert steps == [record.to_json() for record in trace.steps]
-
-
-def test_a_trace_without_steps_is_refused():
     with pytest.raises(ValueError, match="no steps"):
-        player_html(Trace(ready_setup().header))
+        player_html(Trace(trace.header))
 
 
 # ------------------------------------------------------------------------------------ in the browser
@@ -139,7 +145,13 @@ def browser():
         yield opened
 
 
-# The component makes no global name; the tests look it up at its element.
+def listen(page, troubles: list[str]) -> None:
+    """Collect the messages and errors of a page."""
+    page.on("console", lambda message: troubles.append(message.text))
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+
+
+# The component has no global name; the tests find it at its element.
 PLAYER = """Object.defineProperty(window, "player", {
     get: () => document.querySelector(".mini-engine-player").player,
 });"""
@@ -147,7 +159,7 @@ PLAYER = """Object.defineProperty(window, "player", {
 
 @pytest.fixture
 def open_player(browser, tmp_path):
-    """A function that opens a player; at the end, no page may have complained or asked for anything."""
+    """A function that opens a player. At the end no page may have an error or have requested anything."""
     troubles, contexts = [], []
 
     def open_(trace, other=None, *, fragment="", names=(), texts=None, width=1280, height=900, **options):
@@ -155,11 +167,9 @@ def open_player(browser, tmp_path):
         context.add_init_script(PLAYER)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        address = write_player(
-            tmp_path / f"{len(contexts)}.html", trace, other, names=names, texts=texts
-        ).as_uri()
+        listen(page, troubles)
+        path = tmp_path / f"{len(contexts)}.html"
+        address = write_player(path, trace, other, names=names, texts=texts).as_uri()
         page.on("request", lambda asked: asked.url.split("#")[0] == address or troubles.append(asked.url))
         page.goto(address + fragment)
         page.troubles = troubles
@@ -171,43 +181,11 @@ def open_player(browser, tmp_path):
     assert not troubles
 
 
-FOLDED = [field.name for field in fields(RequestView)]
-VIEWS = """([steps, fields]) => {
-    const told = (view) => Object.fromEntries(fields.map((field) => [field, view[field]]));
-    const views = (step) => [...player.panes[0].fold.at(step)].map(([id, view]) => [id, told(view)]);
-    return steps.map((step) => Object.fromEntries(views(step)));
-}"""
-
-
-@pytest.mark.parametrize(
-    "trace", [ready_setup(), *RANDOM.values()], ids=["ready", "random fcfs", "random priority"]
-)
-def test_the_fold_equals_replay(open_player, trace):
-    """At every step, going on and jumping about, keyframes or not."""
-    page = open_player(trace)
-    expected = [{i: asdict(view) for i, view in views.items()} for _, views in replay(trace)]
-    forward = list(range(len(expected)))
-    for order in (forward, random.Random(0).sample(forward, len(forward))):
-        for step, views in zip(order, page.evaluate(VIEWS, [order, FOLDED]), strict=True):
-            assert views == expected[step], step
-
-
-def test_the_random_traces_are_rich_enough():
-    """Longer than two keyframes, with every event and every reason to wait."""
-    for trace in RANDOM.values():
-        assert len(trace.steps) > 100
-        events = [event for record in trace.steps for event in record.events]
-        assert {"QUEUED", "SCHEDULED", "PREEMPTED", "FINISHED"} == {event.type for event in events}
-        assert any(event.type == "FINISHED" and event.reason == "abort" for event in events)
-        reasons = {record.blocked.reason for record in trace.steps}
-        assert reasons == {"empty", "preempted", "slots", "budget", "memory"}
-
-
 def test_queues_and_pool_agree_with_the_records(open_player):
-    """Who runs and waits, in row order; which blocks are held; which free ones the cache can find."""
+    """The running and waiting requests, in order; the blocks that are held, and those that are cached."""
     trace = RANDOM[4]
     page = open_player(trace)
-    told = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
+    shown = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
         const { fold } = player.panes[0], views = fold.at(step);
         const { waiting, running } = player.panes[0].queues(record, views);
         return {
@@ -216,7 +194,7 @@ def test_queues_and_pool_agree_with_the_records(open_player):
             held: new Set([...views.values()].flatMap((v) => v.blocks)).size,
             cached: fold.cached.reduce((a, b) => a + b, 0),
         }})""")
-    for record, now in zip(trace.steps, told, strict=True):
+    for record, now in zip(trace.steps, shown, strict=True):
         assert now["running"] == list(record.scheduled)
         assert len(now["waiting"]) == record.num_waiting and now["waiting"] == sorted(now["waiting"])
         assert now["held"] == trace.header.config["num_blocks"] - record.num_free_blocks
@@ -230,25 +208,26 @@ SENTENCES = "() => player.panes[0].fold.steps.map((_, i) => player.panes[0].sent
     "trace", [ready_setup(), *RANDOM.values()], ids=["ready", "random fcfs", "random priority"]
 )
 def test_every_decision_is_explained_in_a_sentence(open_player, trace):
-    """Every row, event, refusal and new block of a step is reported, and nothing that is not so."""
+    """Every row, event, refusal and new block of a step is reported, and nothing else."""
     last = trace.steps[-1]
     kinds = {"QUEUED": "arrive", "SCHEDULED": "admit", "PREEMPTED": "preempt", "FINISHED": "finish"}
     limits = trace.header.config
-    for (record, views), told in zip(replay(trace), open_player(trace).evaluate(SENTENCES), strict=True):
+    for (record, views), shown in zip(replay(trace), open_player(trace).evaluate(SENTENCES), strict=True):
         about = {
-            kind: {i for line in told if line["kind"] == kind for i in line["ids"]} for kind in kinds.values()
+            kind: {i for line in shown if line["kind"] == kind for i in line["ids"]}
+            for kind in kinds.values()
         }
         for type_, kind in kinds.items():
             events = record.events + (trace.end.events if record is last else [])
             ids = {event.id for event in events if event.type == type_}
             assert ids <= about[kind] and (kind == "preempt" or ids == about[kind]), (record.step, kind)
-        work = {i for line in told if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
+        work = {i for line in shown if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
         assert work == set(record.scheduled)
-        text = " ".join(line["text"] for line in told)
+        text = " ".join(line["text"] for line in shown)
         for request_id, blocks in record.blocks.items():
             if request_id not in about["admit"]:
                 assert f"{request_id} takes block {blocks[0]}" in text
-        for line in told:
+        for line in shown:
             if line["kind"] in ("admit", "prefill"):
                 view = views[line["ids"][0]]
                 left = view.num_prompt_tokens + view.num_output_tokens
@@ -256,67 +235,55 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
                 assert (f"; {left} " in line["text"]) == bool(left)
                 threshold = limits["long_prefill_token_threshold"]
                 cut = bool(left) and view.num_scheduled == threshold
-                assert ("threshold" in line["text"]) == cut and ("budget" in line["text"]) == (
-                    bool(left) > cut
-                )
+                assert ("threshold" in line["text"], "budget" in line["text"]) == (cut, bool(left) > cut)
         blocked = record.blocked
         expected = {
             "empty": None,
-            "preempted": "room had to be made in this step",
+            "preempted": "memory was short in this step",
             "slots": f"all {limits['max_num_seqs']} slots are taken",
             "budget": f"the budget of {limits['max_num_batched_tokens']} tokens is spent",
             "memory": f"needs {blocked.needs} block",
         }[blocked.reason]
-        waits = [line["text"] for line in told if line["kind"] == "wait"]
+        waits = [line["text"] for line in shown if line["kind"] == "wait"]
         assert len(waits) == (expected is not None)
         if expected:
             assert waits[0].startswith(f"{blocked.id} waits: {expected}")
 
 
 def test_sentences_are_good_english(open_player):
-    """One and many, none and one, as a person would say it; pinned on a step made for it."""
-    arrivals = [
+    """In the singular and the plural; also for vLLM, which allocates two blocks of 4 for 8 of 20 tokens."""
+    queued = [
         Queued(i, 0.0, num_prompt_tokens=1, max_tokens=1, priority=0, arrival=n) for n, i in enumerate("abcd")
     ]
-    record = StepTrace(
-        step=0,
-        t=0.0,
-        t_end=1.0,
+    ready = ready_setup()
+    record = replace(
+        ready.steps[0],
         scheduled={"a": 1},
-        num_batched_tokens=1,
         num_running=1,
         num_waiting=3,
         blocked=Blocked("memory", "b", needs=2, free=1),
         blocks={"a": [4]},
         new_tokens={"a": [5]},
-        num_free_blocks=1,
-        num_cached_blocks=0,
-        events=[*arrivals, Scheduled("a", 0, []), Finished("a", "length")],
+        events=[*queued, Scheduled("a", 0, []), Finished("a", "length")],
     )
-    trace = Trace(ready_setup().header, [record])
-    (told,) = open_player(trace).evaluate(SENTENCES)
-    assert [line["text"] for line in told][3:] == [
+    (shown,) = open_player(Trace(ready.header, [record])).evaluate(SENTENCES)
+    assert [line["text"] for line in shown][3:] == [
         "d arrives: 1 prompt token, at most 1 output token.",
         "a is admitted: it claims 1 block for its 1 token. "
         "It starts with token 1 of its prompt, the last chunk, and output token 1 is sampled.",
         "b waits: needs 2 blocks, 1 is free. 2 more wait behind it.",
         "a finishes: it has its 1 output token. Its 1 block can be used from the next step on.",
     ]
-
-
-def test_an_admission_that_claims_no_more_than_a_chunk_says_so(open_player):
-    """As vLLM admits: two blocks of 4 for the first 8 of 20 tokens."""
-    queued = Queued("a", 0.0, num_prompt_tokens=20, max_tokens=1, priority=0, arrival=0)
-    step = replace(ready_setup().steps[0], scheduled={"a": 8}, blocks={"a": [0, 1]}, new_tokens={})
-    record = replace(step, events=[queued, Scheduled("a", 0, [])], blocked=Blocked("empty"))
-    header = replace(ready_setup().header, config={**ready_setup().header.config, "block_size": 4})
-    (told,) = open_player(Trace(header, [record])).evaluate(SENTENCES)
-    said = next(line["text"] for line in told if "is admitted" in line["text"])
+    events = [replace(queued[0], num_prompt_tokens=20), Scheduled("a", 0, [])]
+    step = replace(ready.steps[0], scheduled={"a": 8}, blocks={"a": [0, 1]}, new_tokens={}, events=events)
+    trace = Trace(ready.header, [replace(step, blocked=Blocked("empty"))])
+    (shown,) = open_player(trace).evaluate(SENTENCES)
+    said = next(line["text"] for line in shown if "is admitted" in line["text"])
     assert said.startswith("a is admitted: it takes 2 blocks for this chunk of its 20 tokens. It starts with")
 
 
 def test_keys_move_through_the_trace(open_player):
-    """Everything is within reach of the keyboard, and the page shows the step it is in."""
+    """The keyboard reaches everything, and the page shows the current step."""
     trace = ready_setup()
     page = open_player(trace)
     last = len(trace.steps) - 1
@@ -334,10 +301,17 @@ def test_keys_move_through_the_trace(open_player):
     page.locator("#forward").focus()
     page.keyboard.press("Space")  # presses the button that has the focus, and does not play
     assert page.evaluate("[player.step, player.playing]") == [2, False]
+    # Speech input may type letters by accident: they can be switched off, and the arrow keys stay.
+    page.keyboard.press("?")
+    page.locator("#letters").uncheck()
+    page.locator("dialog button").click()
+    page.keyboard.press("f")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("[player.followed, player.step]") == ["r0", 3]
 
 
 def test_play_runs_to_the_end_and_stays_quiet_meanwhile(open_player):
-    """A screen reader is spared the film and hears the log again when it stops."""
+    """A screen reader is silent while the run plays, and reads the log again when it stops."""
     trace = ready_setup()
     page = open_player(trace)
     log = page.locator(".log")
@@ -351,7 +325,7 @@ def test_play_runs_to_the_end_and_stays_quiet_meanwhile(open_player):
 
 
 def test_following_a_request_lights_its_state(open_player):
-    """Click, select and key choose; at every step the state machine shows what replay() says."""
+    """By click, selection and key; in every step the state machine shows the state of replay()."""
     trace = ready_setup()
     page = open_player(trace)
     page.locator(".running-card .row", has_text="r1").click()
@@ -378,9 +352,8 @@ def test_following_a_request_lights_its_state(open_player):
 def test_a_click_in_the_pool_follows_the_owner(open_player):
     """Also of a shared block: the second click goes on to the next owner."""
     trace = ready_setup()
-    step = next(
-        r.step for r in trace.steps for e in r.events if e.type == "SCHEDULED" and e.num_cached_tokens
-    )
+    events = [(record.step, event) for record in trace.steps for event in record.events]
+    step = next(at for at, event in events if event.type == "SCHEDULED" and event.num_cached_tokens)
     page = open_player(trace, fragment=f"#step={step}")
     side, owners = page.evaluate("[player.panes[0].pool.side, player.panes[0].pool.owners]")
     shared = owners.index(["r0", "r3"])
@@ -392,14 +365,14 @@ def test_a_click_in_the_pool_follows_the_owner(open_player):
 
 
 def states_of(views: dict[str, RequestView]) -> dict[str, tuple]:
-    """What a step leaves of each request that is not done, as far as two runs must agree in it."""
+    """Return the fields of each request after a step that two equal runs share."""
     alike = ("running", "num_computed_tokens", "num_output_tokens", "finish_reason", "priority", "arrival")
     return {i: tuple(getattr(view, name) for name in alike) for i, view in views.items()}
 
 
-def partings(ours: Trace, theirs: Trace) -> list[tuple]:
-    """docs/trace.md's definition of a difference, word by word: (step, decision, over, ids of lives)."""
-    found, parted, folds = [], set(), [Fold(trace.header) for trace in (ours, theirs)]
+def divergences(ours: Trace, theirs: Trace) -> list[tuple]:
+    """Return (step, decision, over, ids of lives) by docs/trace.md's definition of a difference."""
+    found, diverged, folds = [], set(), [Fold(trace.header) for trace in (ours, theirs)]
     said: list[dict] = [{}, {}]
     before, rows = [states_of(fold.views) for fold in folds], [[], []]
     for step, records in enumerate(zip(ours.steps, theirs.steps, strict=False)):
@@ -409,27 +382,29 @@ def partings(ours: Trace, theirs: Trace) -> list[tuple]:
         decision = equal and decisions(records[0]) != decisions(records[1])
         views = [fold.add(record) for fold, record in zip(folds, records, strict=True)]
         lives = set()
-        for i in {*views[0], *views[1]} - parted:
+        for i in {*views[0], *views[1]} - diverged:
             if len({run[i].state if i in run else None for run in views}) == 2:
                 lives.add(i)
-        parted |= lives
+        diverged |= lives
         if decision or lives:
             found.append((step, decision, False, lives))
-        for record, told in zip(records, said, strict=True):
+        for record, shown in zip(records, said, strict=True):
             for i, tokens in record.new_tokens.items():
-                told[i] = told.get(i, []) + tokens
+                shown[i] = shown.get(i, []) + tokens
         before, rows = [states_of(fold.settle()) for fold in folds], [list(r.scheduled) for r in records]
     if len(ours.steps) != len(theirs.steps):
         found.append((min(len(ours.steps), len(theirs.steps)), False, True, set()))
     return found
 
 
-PARTINGS = "player.partings.map((one) => [one.step, one.decision, one.over, one.lives.map(({ id }) => id)])"
+DIVERGENCES = (
+    "player.divergences.map((one) => [one.step, one.decision, one.over, one.lives.map(({ id }) => id)])"
+)
 
 
 @pytest.mark.parametrize("how", ["threshold", "policy", "tokens", "pool"])
-def test_a_difference_is_a_decision_from_equal_state_or_a_life_that_parts(open_player, how):
-    """The player's differences are the definition's; the first is the step that Python's comparison names."""
+def test_a_difference_is_a_decision_or_a_state_that_begins_to_differ(open_player, how):
+    """The player's differences are those of the definition; the first is that of Python's comparison."""
     other = {
         "threshold": {"long_prefill_token_threshold": 7},
         "policy": {"policy": "priority"},
@@ -437,58 +412,59 @@ def test_a_difference_is_a_decision_from_equal_state_or_a_life_that_parts(open_p
     }
     ours = run(crowd(1), long_prefill_token_threshold=6)
     theirs = run(crowd(1), **{"long_prefill_token_threshold": 6, **other.get(how, {})})
-    if how == "tokens":  # one token of a text is another; the schedule is the same
+    if how == "tokens":  # one token of a text differs; the schedule is the same
         theirs.steps[9].new_tokens = {i: [8] for i in theirs.steps[9].new_tokens}
     page = open_player(ours, theirs)
-    expected = partings(ours, theirs)
-    told = [(step, decision, over, set(ids)) for step, decision, over, ids in page.evaluate(PARTINGS)]
-    assert told == expected and told[0][0] == first_difference(ours, theirs)
-    assert len(told) < len(page.evaluate("player.departing")) or how == "tokens"
+    expected = divergences(ours, theirs)
+    shown = [(step, decision, over, set(ids)) for step, decision, over, ids in page.evaluate(DIVERGENCES)]
+    assert shown == expected and shown[0][0] == first_difference(ours, theirs)
+    assert len(shown) < len(page.evaluate("player.differing")) or how == "tokens"
 
 
 def test_next_difference_stops_where_one_begins(open_player):
-    """Forward and back; the page says what begins to differ, and in which fields the step does."""
+    """Forward and back; the page names the difference that begins, and the fields of the step that differ."""
     ours = run(crowd(1), long_prefill_token_threshold=6)
     theirs = run(crowd(1), long_prefill_token_threshold=7)
     page = open_player(ours, theirs, names=("six", "seven"))
     length = max(len(ours.steps), len(theirs.steps))
     padded = [[decisions(r) for r in t.steps] + [None] * (length - len(t.steps)) for t in (ours, theirs)]
-    departing = [i for i, (a, b) in enumerate(zip(*padded, strict=True)) if a != b]
-    assert page.evaluate("player.departing") == departing
-    first, second = (step for step, *_ in partings(ours, theirs)[:2])
+    differing = [i for i, (a, b) in enumerate(zip(*padded, strict=True)) if a != b]
+    assert page.evaluate("player.differing") == differing
+    first, second = (step for step, *_ in divergences(ours, theirs)[:2])
     page.keyboard.press("n")
     assert page.evaluate("player.step") == first == first_difference(ours, theirs) > 0
     summary = page.locator("#difference-summary").text_content()
     assert f"Step {first} differs: from equal state the two decide differently" in summary
-    assert f"{len(departing)} steps differ in all" in summary
+    assert f"{len(differing)} steps differ in all" in summary
     fields = page.locator("#difference-table th[scope=row]").all_text_contents()
     assert "scheduled" in fields
     page.keyboard.press("n")
     assert page.evaluate("player.step") == second
     assert re.search(
-        r"The life of \d+ parts: \w+ in six, \w+ in seven", page.locator("#difference-summary").text_content()
+        r"The state of \d+ begins to differ: \w+ in six, \w+ in seven",
+        page.locator("#difference-summary").text_content(),
     )
     page.keyboard.press("Shift+N")
     assert page.evaluate("player.step") == first
 
 
-def test_equal_traces_are_called_equal_and_the_shorter_one_ends(open_player):
-    """Times, block ids and `blocked` do not make a difference; a missing step does."""
+def test_equal_traces_are_equal_and_the_shorter_one_ends(open_player):
+    """Times, block ids and `blocked` make no difference; a missing step does."""
     trace, other = ready_setup(), ready_setup()
     for record in other.steps:
         record.t, record.blocked = record.t + 5, Blocked("empty")
     page = open_player(trace, other)
-    assert page.evaluate("[player.departing, player.partings]") == [[], []]
+    assert page.evaluate("[player.differing, player.divergences]") == [[], []]
     assert "decide the same in every step" in page.locator("#difference-summary").text_content()
     other.steps.pop()
     page = open_player(trace, other)
     page.keyboard.press("n")
-    assert page.evaluate("[player.step, player.departing]") == [len(other.steps), [len(other.steps)]]
+    assert page.evaluate("[player.step, player.differing]") == [len(other.steps), [len(other.steps)]]
     assert page.locator(".log-card h3").all_text_contents()[1].startswith("Over after step")
 
 
 def test_the_page_is_labelled_for_screen_readers(open_player):
-    """Landmarks, a name for every control and picture, a live log, focus that follows its request."""
+    """It has landmarks, a name for every control and picture, a live log, focus that follows its request."""
     crowded, log = run(crowd(1)), log_of(*OPERATIONS)
     for traces in ((crowded,), (log, log), (ready_setup(), ready_setup())):
         page = open_player(*traces, fragment="#step=4")
@@ -512,17 +488,6 @@ def test_the_page_is_labelled_for_screen_readers(open_player):
     page.locator("body").press("Tab")
 
 
-def test_single_letter_keys_can_be_switched_off(open_player):
-    """Speech input says letters by accident; the arrows stay."""
-    page = open_player(ready_setup())
-    page.keyboard.press("?")
-    page.locator("#letters").uncheck()
-    page.locator("dialog button").click()
-    page.keyboard.press("f")
-    page.keyboard.press("ArrowRight")
-    assert page.evaluate("[player.followed, player.step]") == ["r0", 1]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_in_both_themes(open_player, scheme):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
@@ -534,14 +499,14 @@ def test_text_stands_out_in_both_themes(open_player, scheme):
         open_player(log_of(*OPERATIONS[:3]), log_of(*OPERATIONS), color_scheme=scheme, fragment="#step=2"),
     ):
         assert page.evaluate("player.host.dataset.theme") == scheme
-        # Colours are looked at when they have arrived: halfway through a transition they are neither.
+        # The colours are read when their transitions have ended.
         page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
         assert page.evaluate(CONTRAST) == []
         page.keyboard.press("t")
         assert page.evaluate("player.host.dataset.theme") != scheme
 
 
-# Every element with text of its own whose colour is too close to the first ground below it.
+# Every element with text of its own whose colour is too close to that of its background.
 CONTRAST = """() => {
     const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
     const rgba = (colour) => {
@@ -580,8 +545,8 @@ CONTRAST = """() => {
 }"""
 
 
-def test_nothing_spills_over_at_any_width(open_player):
-    """No sideways scrolling: for one trace and for two, with differences, and for logs of operations."""
+def test_no_width_needs_sideways_scrolling(open_player):
+    """For one trace and for two, with differences, and for logs of operations."""
     log = log_of(*OPERATIONS, ("admit", ["a-name-that-goes-on-and-on", list(range(40))], True, {"a": 4}))
     crowded = run(crowd(1)), run(crowd(1), policy="priority")
     for traces in ((ready_setup(),), (ready_setup(), ready_setup()), crowded, (log,), (log, log)):
@@ -589,10 +554,16 @@ def test_nothing_spills_over_at_any_width(open_player):
         for width in (390, 320, 768, 1280, 1920):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # At 1,920 pixels the cards have four columns and fill the width, without scrolling down either.
+    page = open_player(ready_setup(), width=1920, height=1000, fragment="#step=11")
+    boxes = [card.bounding_box() for card in page.locator(".card:visible").all()]
+    assert len({round(box["x"]) for box in boxes}) == 4
+    assert max(box["x"] + box["width"] for box in boxes) > 1880
+    assert max(box["y"] + box["height"] for box in boxes) < 1000
 
 
 def test_hostile_ids_stay_text(open_player):
-    """A request's id is shown letter by letter, whatever it looks like."""
+    """A request's id is shown as text, even if it looks like markup."""
     evil = "<img src=x onerror=alert(1)></script>"
     page = open_player(run([(evil, [1, 2], 3, 0, 0)]), names=(evil,), texts={evil: (evil, [evil] * 3)})
     assert page.locator(".who").text_content() == evil
@@ -604,9 +575,9 @@ def test_hostile_ids_stay_text(open_player):
 
 
 def test_a_broken_trace_is_reported_on_the_page(open_player):
-    """Not an empty page: a sentence that a screen reader speaks at once."""
+    """As a sentence that a screen reader reads at once, not as an empty page."""
     trace = ready_setup()
-    trace.steps[3].scheduled = {"nobody": 1}
+    trace.steps[3].scheduled = {"unknown": 1}
     page = open_player(trace)
     assert page.get_by_role("alert").text_content().startswith("This trace cannot be shown")
     assert len(page.troubles) == 1  # the error that the page reports
@@ -614,8 +585,7 @@ def test_a_broken_trace_is_reported_on_the_page(open_player):
 
 
 def test_seven_thousand_steps_and_six_hundred_requests_do_not_stall(open_player):
-    """A step, on, back, far away or zoomed in, takes less than 30 ms of processor time, layout and painting
-    included."""
+    """Any step, also when zoomed in, takes less than 30 ms of processor time with layout and painting."""
     trace = piled(600, 16, 128, range(100, 260), pool=(1024, 16))
     assert len(trace.steps) >= 7000
     page = open_player(trace)
@@ -642,11 +612,11 @@ def test_seven_thousand_steps_and_six_hundred_requests_do_not_stall(open_player)
     assert int(page.locator("#slider").get_attribute("max")) == len(trace.steps) - 1
 
 
-# ---------------------------------------------------------------------------- what a large run needs
+# ---------------------------------------------------------------------------------------- large runs
 
 
 def piled(number: int, slots: int, budget: int, steps: range, **settings) -> Trace:
-    """`number` requests that are all there at the start."""
+    """Return a run of `number` requests that all arrive at the start."""
     rng = random.Random(0)
     prompts = [[n * 1000 + k for k in range(rng.randint(20, 600))] for n in range(number)]
     requests = [(f"r{n}", prompt, rng.choice(steps), 0, 0) for n, prompt in enumerate(prompts)]
@@ -654,45 +624,32 @@ def piled(number: int, slots: int, budget: int, steps: range, **settings) -> Tra
     return run(requests, **limits, **settings)
 
 
-@pytest.fixture(scope="module")
-def wide() -> Trace:
-    """A few requests under limits that are far larger."""
-    return piled(11, 128, 2048, range(8, 20), pool=(4096, 16))
+def pixels(page, selector: str) -> Counter:
+    """Return the number of pixels of each colour in an element."""
+    picture = Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("RGB")
+    return Counter({colour: number for number, colour in picture.getcolors(1 << 24)})
 
 
-def test_the_slots_meter_is_as_full_as_they_are(open_player, wide):
-    """Above 32 slots, too, where they are not drawn one by one."""
+def test_meters_of_wide_limits(open_player):
+    """Above 32 slots the slots are one bar, as full as they are. One decode of 2,048 tokens is a thin piece
+    in the colour of decodes; so are eleven."""
+    wide = piled(11, 128, 2048, range(8, 20), pool=(4096, 16))
     page = open_player(wide)
     page.evaluate("player.go(player.panes[0].fold.steps.findIndex((r) => r.num_running === 11))")
     assert page.locator(".slots p").text_content() == "11 of 128 taken"
     taken, bar = (page.locator(f".slots {part}").bounding_box()["width"] for part in (".taken", ".bar"))
     assert taken / bar == pytest.approx(11 / 128, abs=0.01)
-
-
-def pixels(page, selector: str) -> Counter:
-    """How often each colour is in the picture of an element."""
-    picture = Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("RGB")
-    return Counter({colour: number for number, colour in picture.getcolors(1 << 24)})
-
-
-def test_a_decode_among_thousands_of_tokens_has_its_colour(open_player, wide):
-    """One decode of 2,048 tokens is a thin piece, in the colour of decodes; so are eleven."""
-    page = open_player(wide)
-    decode = (0xF3, 0xB5, 0x4A)
-    for step in (
-        len(wide.steps) - 1,
-        next(r.step for r in wide.steps if r.num_batched_tokens == r.num_running),
-    ):
+    only_decodes = next(r.step for r in wide.steps if r.num_batched_tokens == r.num_running)
+    for step in (len(wide.steps) - 1, only_decodes):
         page.evaluate(f"player.go({step})")
         assert page.locator(".budget .bar i").count() == 1
-        assert pixels(page, ".budget .bar")[decode] >= 20
+        assert pixels(page, ".budget .bar")[(0xF3, 0xB5, 0x4A)] >= 20
 
 
 def test_forced_colours_keep_the_marks(open_player):
-    """In a contrast theme of the system, meters, letters and canvases can still be read."""
-    page = open_player(
-        ready_setup(), fragment="#step=16&follow=r3", forced_colors="active", color_scheme="dark"
-    )
+    """In a contrast theme of the system, meters, letters and canvases are still readable."""
+    theme = {"forced_colors": "active", "color_scheme": "dark"}
+    page = open_player(ready_setup(), fragment="#step=16&follow=r3", **theme)
     prefill, decode, used = (0x3D, 0x9F, 0xD8), (0xE6, 0x9F, 0x00), (0x3F, 0x8F, 0x78)
     for selector, colours in (
         (".budget .bar", (prefill, decode)), (".kv .bar", (used,)), (".slots .bar", ((0x8F, 0x98, 0xA3),)),
@@ -701,11 +658,11 @@ def test_forced_colours_keep_the_marks(open_player):
     ):  # fmt: skip
         seen = pixels(page, selector)
         assert all(seen[colour] for colour in colours), (selector, seen.most_common(4))
-        assert seen[(0, 0, 0)] or "key" in selector  # the system's ground
+        assert seen[(0, 0, 0)] or "key" in selector  # the system's background
 
 
-def test_zoom_shows_a_part_and_who_computes_in_it(open_player):
-    """The part follows the step; every row of it has a name; and out again."""
+def test_zoom_shows_a_part_and_the_requests_that_compute_in_it(open_player):
+    """The part follows the step; every row of it has a name; and the whole run is shown again."""
     trace = piled(120, 8, 64, range(10, 30), pool=(1024, 16))
     page = open_player(trace, fragment=f"#step={len(trace.steps) // 2}")
     whole = page.evaluate("player.panes[0].scale.ids.length")
@@ -733,7 +690,7 @@ KINDS = {
 
 
 def test_next_of_a_kind(open_player):
-    """Forward and back through the steps that hold an event, from the list or by key, and no further."""
+    """Forward and back through the steps that have an event, from the list or by key, and no further."""
     trace = RANDOM[1]
     page = open_player(trace)
     for kind, holds in KINDS.items():
@@ -749,15 +706,14 @@ def test_next_of_a_kind(open_player):
             assert page.evaluate("player.step") == step
         page.evaluate(f"player.go({steps[-1]})")
         assert page.locator("#next-event").is_disabled()
-    page.locator("#kind").select_option("")  # what happens to the request that is followed
+    page.locator("#kind").select_option("")  # the changes of the request that is followed
     page.evaluate("player.follow('39')")
-    assert page.evaluate("player.events()") == page.evaluate(
-        "player.panes[0].fold.lives.get('39').map((l) => l.step)"
-    )
+    lives = page.evaluate("player.panes[0].fold.lives.get('39').map((l) => l.step)")
+    assert page.evaluate("player.events()") == lives
 
 
-def test_following_goes_where_the_request_is(open_player):
-    """To the nearest step in which it is there; its row comes into sight."""
+def test_following_goes_to_a_step_of_the_request(open_player):
+    """To the nearest step in which it is present; its row is scrolled into view."""
     trace = piled(120, 8, 64, range(10, 30), pool=(1024, 16))
     page = open_player(trace)
     page.locator("#follow").fill("r11")  # a part of a name finds the first that has it
@@ -772,13 +728,13 @@ def test_following_goes_where_the_request_is(open_player):
     last = max(r.step for r in trace.steps if "r1" in r.scheduled)
     assert page.evaluate("player.step") == last
     assert page.locator(".running-card .row[aria-pressed=true]").get_attribute("data-id") == "r1"
-    page.locator("#follow").fill("nobody of that name")
+    page.locator("#follow").fill("no such name")
     page.locator("#follow").press("Enter")
     assert page.evaluate("player.followed") == "r1"
 
 
 def test_a_click_in_the_timeline_seeks_and_follows(open_player):
-    """A row's request is followed in the step that was clicked; below the rows only the step changes."""
+    """A click in a row follows its request and goes to that step; below the rows it only goes to the step."""
     page = open_player(ready_setup())
     scale = page.evaluate("player.panes[0].scale")
     at = {"x": scale["left"] + 11.5 * scale["column"], "y": scale["top"] + 3.5 * scale["rowHeight"]}
@@ -789,8 +745,8 @@ def test_a_click_in_the_timeline_seeks_and_follows(open_player):
     assert page.evaluate("[player.step, player.followed]") == [4, "r3"]
 
 
-def test_the_address_keeps_the_place(open_player):
-    """Every move is written into it, as often as browsers allow; a reload and a new address are obeyed."""
+def test_the_address_has_the_place(open_player):
+    """Every move is written into it, as often as browsers allow; a reload and a new address move there."""
     page = open_player(ready_setup())
     for _ in range(40):
         page.keyboard.press("ArrowRight")
@@ -806,21 +762,20 @@ def test_the_address_keeps_the_place(open_player):
     page.evaluate("location.hash = '#step=4&follow=r1'")
     page.locator("#readout", has_text="Step 4").wait_for()
     assert page.evaluate("[player.step, player.followed]") == [4, "r1"]
-    page.evaluate("location.hash = '#step=nonsense&follow=nobody'")
+    page.evaluate("location.hash = '#step=nonsense&follow=unknown'")
     page.wait_for_timeout(50)
     assert page.evaluate("[player.step, player.followed]") == [4, "r1"]
 
 
-def test_what_the_log_cuts_it_says(open_player):
-    """On a telephone, too: wherever sentences are out of sight there is a cue, and only there."""
+def test_a_cut_log_has_a_cue(open_player):
+    """Also on a phone: there is a cue if, and only if, sentences are out of view."""
     page = open_player(ready_setup(), width=390, height=800)
     cut = 0
     for step in range(len(ready_setup().steps)):
         page.evaluate(f"player.go({step})")
         page.wait_for_timeout(60)
-        more = page.evaluate(
-            "((log) => log.scrollHeight > log.clientHeight + 2)(player.panes[0].find('.log'))"
-        )
+        log = "player.panes[0].find('.log')"
+        more = page.evaluate(f"{log}.scrollHeight > {log}.clientHeight + 2")
         assert page.locator(".cue").is_visible() == more, step
         cut += more
     assert cut
@@ -830,8 +785,8 @@ def test_what_the_log_cuts_it_says(open_player):
     page.locator(".cue").wait_for(state="hidden")
 
 
-def test_marks_are_explained(open_player):
-    """Letters, the tick, the hatch and the difference's colour stand in a legend; letters have a tooltip."""
+def test_legends_explain_the_marks(open_player):
+    """Letters, the tick, the hatch and the difference's colour; letters have a tooltip."""
     page = open_player(ready_setup(), ready_setup(), fragment="#step=11")
     pane = page.locator(".pane").first
     legends = {item.strip() for item in pane.locator(".legend li").all_inner_texts() if item}
@@ -842,41 +797,37 @@ def test_marks_are_explained(open_player):
     colours = page.evaluate("[player.panes[0].colours.difference, player.panes[0].colours.preempted]")
     assert colours[0] != colours[1]
     assert page.locator(".two .key.difference").first.is_visible()
-    assert not open_player(ready_setup()).locator(".key.difference").is_visible()
-
-
-def test_who_waits_holds_nothing(open_player):
-    """What a waiting request would take is called a need."""
     page = open_player(ready_setup(), fragment="#step=11&follow=r3")
-    row = page.locator(".waiting-card .row").first
+    assert not page.locator(".key.difference").is_visible()
+    # A waiting request holds no block: it needs some.
     name = "r3: preempted, 27 tokens, needs 7 blocks, preempted once"
-    assert row.get_attribute("title") == name
+    assert page.locator(".waiting-card .row").first.get_attribute("title") == name
     assert page.get_by_role("button", name=name, exact=True).first.get_attribute("data-id") == "r3"
     assert page.locator(".facts .wide dd").text_content() == "none"
 
 
 def test_texts_so_far(open_player):
-    """The prompt, what was said before the step, and what the step adds; also for whom one follows."""
+    """The prompt, the text before the step, and the text of the step; also for the followed request."""
     trace = ready_setup()
     said = Counter(i for r in trace.steps for i in r.new_tokens)
     texts = {i: (f"<b>{i}</b>:", [f" {i}-{n}" for n in range(number)]) for i, number in said.items()}
     page = open_player(trace, texts=texts, fragment="#step=0&follow=r0")
-    told: Counter = Counter()
+    numbers: Counter = Counter()
     for record in trace.steps:
         page.evaluate(f"player.go({record.step})")
-        before = told["r0"]
-        told.update(list(record.new_tokens))
+        before = numbers["r0"]
+        numbers.update(list(record.new_tokens))
         shown = page.locator(".life-card .text").text_content()
-        assert shown == "<b>r0</b>:" + "".join(texts["r0"][1][: told["r0"]])
-        new = "".join(texts["r0"][1][before : told["r0"]])
+        assert shown == "<b>r0</b>:" + "".join(texts["r0"][1][: numbers["r0"]])
+        new = "".join(texts["r0"][1][before : numbers["r0"]])
         assert page.locator(".life-card mark").text_content() == new
     assert page.locator(".texts-card .row").count() == 6
     assert page.locator(".texts-card .row").nth(5).locator(".tail").text_content().endswith(" r5-3")
     assert not open_player(trace).locator(".texts-card").is_visible()
 
 
-def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_policy(tmp_path):
-    """Another run's texts are not shown. Two runs that schedule alike keep their files' names."""
+def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_scheduler(tmp_path):
+    """Another run's texts are not shown. Two runs of the same scheduler have the names of their files."""
     trace, other = ready_setup(), RANDOM[4]
     said = Counter(i for r in trace.steps for i in r.new_tokens)
     texts = {i: ["a prompt", ["x"] * number] for i, number in said.items()}
@@ -892,23 +843,14 @@ def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_policy(tmp_path
     assert titles([path, second], [other, trace]) == ("static", "fcfs")
 
 
-def test_wide_screens_are_used(open_player):
-    """At 1,920 pixels the cards stand in four columns and fill the width; nothing has to be scrolled for."""
-    page = open_player(ready_setup(), width=1920, height=1000, fragment="#step=11")
-    boxes = [card.bounding_box() for card in page.locator(".card:visible").all()]
-    assert len({round(box["x"]) for box in boxes}) == 4
-    assert max(box["x"] + box["width"] for box in boxes) > 1880
-    assert max(box["y"] + box["height"] for box in boxes) < 1000
-
-
 # --------------------------------------------------------------------- other runs: short, cut, operations
 
 
 def test_a_run_of_one_step_can_be_played(open_player):
-    """As the labs' tests make them: requests that were there before, and one schedule."""
+    """The labs' tests record such runs: requests that were there before, and one schedule."""
     scheduler = Scheduler(BlockManager(12, 4), max_num_batched_tokens=8, max_num_seqs=4)
     for name, length in (("a", 7), ("b", 5)):
-        scheduler.add(Request(name, list(range(length)), SamplingParams(max_tokens=4)))
+        scheduler.add(make_request(name, length))
     scheduler.update(scheduler.schedule(), {"a": [1]})
     recorder = Recorder(scheduler, requests=[*scheduler.running, *scheduler.waiting])
     recorder.update(recorder.schedule(), {})
@@ -920,43 +862,34 @@ def test_a_run_of_one_step_can_be_played(open_player):
     assert page.locator(".running-card .row").count() == 2
 
 
-def test_the_latest_steps_of_a_run_can_be_played(open_player):
-    """Their numbers are those of the run, and so are the states of the requests."""
+def test_runs_that_begin_at_different_steps_are_matched_by_number(open_player):
+    """A step that was not recorded yet is reported; the latest steps of a run can be played alone."""
     whole, kept = (run(crowd(1), keep=keep) for keep in (True, 7))
-    page = open_player(kept, fragment=f"#step={whole.steps[-3].step}")
-    assert page.locator("#readout").text_content() == f"Step {whole.steps[-3].step} of {whole.steps[-1].step}"
-    expected = [{i: asdict(v) for i, v in views.items()} for _, views in replay(kept)]
-    assert page.evaluate(VIEWS, [list(range(7)), FOLDED]) == expected
-
-
-def test_runs_that_begin_at_different_steps_stand_step_beside_step(open_player):
-    """Steps are matched by their numbers; where one was not recorded yet, it says so."""
-    whole, kept = (run(crowd(1), keep=keep) for keep in (True, 7))
+    last = whole.steps[-1].step
+    page = open_player(kept, fragment=f"#step={last - 2}")
+    assert page.locator("#readout").text_content() == f"Step {last - 2} of {last}"
     page = open_player(whole, kept, fragment=f"#step={kept.steps[2].step}")
     assert page.locator(".log-card h3").all_text_contents() == [f"What step {kept.steps[2].step} decides"] * 2
     page.keyboard.press("Home")
-    assert page.locator(".log-card h3").all_text_contents()[1].startswith("Not recorded: it begins with step")
+    assert (
+        page.locator(".log-card h3").all_text_contents()[1].startswith("Not recorded: the trace begins with")
+    )
 
 
 def test_a_run_that_ended_before_its_first_step_is_shown_beside_another(open_player):
-    """What a failing test has: an error at once, and the reference's run."""
+    """A failing test has such a run: an error at once, beside the reference's run."""
     trace = ready_setup()
     broken = Trace(trace.header, [], End("error", 0, error="IndexError: list index out of range"))
     page = open_player(broken, trace, names=("yours", "reference"))
-    assert page.locator(".log-card h3").all_text_contents() == [
-        "Over before its first step",
-        "What step 0 decides",
-    ]
-    assert (
-        "The run ends here with an error. IndexError: list index" in page.locator(".log").first.text_content()
-    )
+    headings = page.locator(".log-card h3").all_text_contents()
+    assert headings == ["Over before its first step", "What step 0 decides"]
+    error = "The run ends here with an error. IndexError: list index"
+    assert error in page.locator(".log").first.text_content()
     assert "Step 0 differs: yours is over." in page.locator("#difference-summary").text_content()
-    with pytest.raises(ValueError, match="no steps"):
-        player_html(broken, broken)
 
 
 def log_of(*operations, num_blocks=4, error="") -> Any:
-    """An operation log, as labs 05 and 06 keep it: (name, arguments, returned, {id: blocks})."""
+    """Return an operation log in the format of labs 05 and 06: (name, arguments, returned, {id: blocks})."""
     steps = []
     for number, (name, arguments, returned, lengths) in enumerate(operations):
         seen = {"num_free_blocks": num_blocks - sum(lengths.values()), "lengths": lengths}
@@ -976,7 +909,7 @@ OPERATIONS = (
 
 
 def test_an_operation_log_is_played_operation_by_operation(open_player):
-    """What was called, what it returned and left behind; the pool, the tables, the list to choose from."""
+    """The call, its result and its effects; the pool, the tables, the list of operations."""
     page = open_player(log_of(*OPERATIONS), fragment="#step=1")
     assert page.locator("#readout").text_content() == "Operation 1 of 3"
     assert page.locator(".op-card .log li").all_text_contents() == [
@@ -1000,10 +933,10 @@ def test_an_operation_log_is_played_operation_by_operation(open_player):
 
 
 def test_two_operation_logs_stop_at_the_first_difference(open_player):
-    """From equal state, an operation that does not do the same; and where one log ends with an error."""
+    """The first operation from equal state with another effect; and the error that ends one log."""
     ours = log_of(*OPERATIONS[:2], ("grow", ["a"], True, {"a": 3}), error="AssertionError: room for 12")
     page = open_player(ours, log_of(*OPERATIONS), names=("yours", "reference"))
-    assert page.evaluate(PARTINGS) == [[2, True, False, []], [3, False, True, []]]
+    assert page.evaluate(DIVERGENCES) == [[2, True, False, []], [3, False, True, []]]
     page.keyboard.press("n")
     assert "Operation 2 differs: from equal state" in page.locator("#difference-summary").text_content()
     assert page.locator("#difference-table th[scope=row]").all_text_contents() == ["lengths", "free blocks"]
@@ -1012,15 +945,15 @@ def test_two_operation_logs_stop_at_the_first_difference(open_player):
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-# ------------------------------------------------------------------------------- one component, its hosts
+# ------------------------------------------------------------------------------ the component's hosts
 
 
-def test_the_component_makes_no_global_name_and_lets_others_be(open_player):
-    """Two on one page, each with its own place and keys; neither the page's style nor theirs leaks."""
+def test_the_component_has_no_global_name_and_is_isolated(open_player):
+    """Two on one page have their own places and keys; no style leaks in or out."""
     page = open_player(ready_setup())
     names = ["Player", "el", "Fold", "MARKUP", "STYLE", "place", "count"]
     assert page.evaluate("(names) => names.filter((name) => name in window)", names) == []
-    told = page.evaluate("""() => {
+    shown = page.evaluate("""() => {
         const Player = player.constructor, box = document.body.appendChild(document.createElement("div"));
         const data = JSON.parse(document.getElementById("data").textContent);
         const second = new Player(box, { embedded: true });
@@ -1032,13 +965,12 @@ def test_the_component_makes_no_global_name_and_lets_others_be(open_player):
         const styles = document.styleSheets.length + document.adoptedStyleSheets.length;
         return [...places, box.childElementCount, styles];
     }""")
-    assert told == [0, 6, 0, 0]
+    assert shown == [0, 6, 0, 0]
 
 
 def test_the_page_allows_its_own_script_and_nothing_else(tmp_path, browser):
-    """Its policy names the one script by hash, and no style: what else would run is refused."""
-    page = browser.new_page()
-    troubles = []
+    """Its policy names the one script by hash, and no style: any other is refused."""
+    page, troubles = browser.new_page(), []
     page.on("console", lambda message: troubles.append(message.text))
     html = player_html(ready_setup())
     assert "unsafe" not in html
@@ -1066,8 +998,7 @@ def embedded(browser, tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=folder)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         page, troubles = browser.new_page(), []
-        page.on("console", lambda message: troubles.append(message.text))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
+        listen(page, troubles)
         page.add_init_script(PLAYER)
         page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
         yield page, page.frame(url="**/shell.html")
@@ -1077,8 +1008,8 @@ def embedded(browser, tmp_path):
 
 
 def test_the_shell_plays_what_its_embedder_sends(embedded):
-    """Under a policy without inline scripts and styles: it says ready, plays, says where it is, and fails in
-    words. Nobody else is heard."""
+    """Under a policy without inline scripts and styles it reports that it is ready, plays, reports its place
+    and its errors. Messages from another frame are ignored."""
     page, frame = embedded
     policy = "default-src 'none'; script-src 'self'; style-src 'self'"
     assert frame.locator("meta[http-equiv]").get_attribute("content") == policy
@@ -1094,7 +1025,7 @@ def test_the_shell_plays_what_its_embedder_sends(embedded):
     frame.locator(".name", has_text="sent").wait_for()
     assert frame.locator("#readout").text_content() == "Step 3 of 25"
     assert frame.evaluate("player.host.dataset.theme") == "dark"
-    # The style arrived, and what the canvas shows was drawn with it.
+    # The style was loaded, and the canvas was drawn with it.
     assert frame.evaluate("player.panes[0].colours.decode") == "rgb(230, 159, 0)"
     frame.locator("#forward").click()
     page.wait_for_function("heard.some((one) => one.type === 'mini-engine-moved' && one.step === 4)")
@@ -1103,8 +1034,8 @@ def test_the_shell_plays_what_its_embedder_sends(embedded):
     assert frame.get_by_role("alert").text_content().startswith("This trace cannot be shown")
 
 
-def test_the_widget_is_small_and_keeps_step_and_request_both_ways():
-    """Its one module is below 150 kB; what Python sets is in its state, and what is shown anew as well."""
+def test_the_widget_is_small_and_synchronises_step_and_request():
+    """Its one module is below 150 kB; its state has the values that Python sets, also for a new trace."""
     pytest.importorskip("anywidget", reason="anywidget is not installed (the dev extra has it)")
     from mini_engine.show.player.widget import PlayerWidget
 
@@ -1112,7 +1043,7 @@ def test_the_widget_is_small_and_keeps_step_and_request_both_ways():
     widget = PlayerWidget(ready_setup(), names=("a run",), step=3)
     state = widget.get_state()
     assert (state["step"], state["follow"], state["payload"]["traces"][0]["name"]) == (3, None, "a run")
-    widget.set_state({"step": 7, "follow": "r1"})  # as the page reports a move
+    widget.set_state({"step": 7, "follow": "r1"})  # a move on the page
     assert (widget.step, widget.follow) == (7, "r1")
     widget.show(ready_setup(), ready_setup(), names=("yours", "reference"), step=2)
     assert len(widget.payload["traces"]) == 2 and (widget.step, widget.follow) == (2, "r1")
@@ -1135,11 +1066,10 @@ MODEL = """(data) => {
 }"""
 
 
-def test_the_widgets_module_lives_with_its_model(browser):
-    """As anywidget runs it: rendered twice from one model, both follow it, it follows them; then gone."""
-    page = browser.new_page()
-    troubles = []
-    page.on("pageerror", lambda error: troubles.append(str(error)))
+def test_the_widgets_module_follows_its_model(browser):
+    """Rendered twice from one model, as by anywidget: both follow it, it follows them; then both are gone."""
+    page, troubles = browser.new_page(), []
+    listen(page, troubles)
     page.add_init_script(PLAYER)
     page.goto("about:blank")
     page.set_content("<body data-jp-theme-light='false'><div id='a'></div><div id='b'></div></body>")
@@ -1172,7 +1102,7 @@ def test_the_widgets_module_lives_with_its_model(browser):
 
 
 def test_the_picture_has_the_players_colours_and_every_decision():
-    """For every step of the example: well-formed, with who runs and waits, and a sentence an event."""
+    """For every step of the example: well-formed, with the waiting requests, and a sentence per event."""
     trace = ready_setup()
     style = (files("mini_engine.show.player") / "player.css").read_text("utf-8")
     for name, light, dark in re.findall(
@@ -1189,12 +1119,12 @@ def test_the_picture_has_the_players_colours_and_every_decision():
             if event.type != "QUEUED":
                 assert re.search(rf"{event.id} (is admitted|is preempted|finishes)", text)
         waiting = [i for i, view in views.items() if view.state in ("waiting", "preempted")]
-        assert f"waiting: {', '.join(waiting) or 'nobody'}" in text
+        assert f"waiting: {', '.join(waiting) or 'none'}" in text
     assert step_picture(trace, 11) == step_picture(trace, 11)
 
 
 def test_the_picture_of_two_runs_and_of_hostile_names():
-    """One below the other, on one scale; a run that is over says so; a step of neither is refused."""
+    """One below the other, on one scale; a run that is over is named; an unknown step is refused."""
     trace = ready_setup()
     short = Trace(trace.header, trace.steps[:12])
     picture = ElementTree.fromstring(step_picture(trace, 16, short, names=("yours", "<b>theirs</b>")))

@@ -50,7 +50,7 @@ def test_the_prompt_is_a_copy():
 
 
 def test_the_two_counters():
-    """What is left is the difference; a decode has outputs and one token left."""
+    """Their difference is the work that is left; a decode has outputs and one token left."""
     request = Request("a", [1, 2, 3, 4])
     assert (request.num_prompt_tokens, request.num_tokens, request.num_new_tokens) == (4, 4, 4)
     assert request.status is RequestStatus.WAITING

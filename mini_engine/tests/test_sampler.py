@@ -241,7 +241,7 @@ def test_logprobs_through_the_engine(model):
 
 
 def test_a_stream_is_its_generators_numbers_one_after_the_other():
-    """Of a seed, or of the run's seed (0 unless another is given) and the arrival."""
+    """The generator is seeded by the request's seed, or by the run's (0 by default) and the arrival."""
     flat = torch.zeros(1, 1000)
     for seed, name in ((7, 7), (None, "0/3")):
         request, numbers = Request("a", [0], SamplingParams(seed=seed)), random.Random(name)

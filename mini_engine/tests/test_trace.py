@@ -1,4 +1,4 @@
-"""Traces: the schema field by field on real runs, files, and replay against the scheduler's own state."""
+"""Traces: the schema on real runs, files, and replay against the scheduler's own state."""
 
 import copy
 import json
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mini_engine.block_manager import BlockManager
-from mini_engine.scheduler import Scheduler
+from mini_engine.scheduler import Scheduler, schedule_step
 from mini_engine.tests.helpers import (
     SlotEngine,
     make_request,
@@ -29,7 +29,6 @@ from mini_engine.trace import (
     Trace,
     VirtualClock,
     WallClock,
-    decisions,
     describe,
     first_difference,
     read_trace,
@@ -46,91 +45,52 @@ def runs():
     return [random_run(seed) for seed in SEEDS]
 
 
-def whole(value, low=0):
-    return type(value) is int and value >= low
-
-
 # ------------------------------------------------------------------------------------- schema
 
-
-def check_event(event, config):
-    kind = event.pop("type")
-    assert isinstance(event.pop("id"), str)
-    if kind == "QUEUED":
-        assert isinstance(event.pop("t"), float)
-        assert whole(event.pop("num_prompt_tokens"), 1) and whole(event.pop("max_tokens"), 1)
-        assert type(event.pop("priority")) is int and whole(event.pop("arrival"))
-    elif kind == "SCHEDULED":
-        cached, blocks = event.pop("num_cached_tokens"), event.pop("cached_blocks")
-        assert cached == len(blocks) * config["block_size"]
-        assert all(0 <= block < config["num_blocks"] for block in blocks)
-        assert config["prefix_caching"] or not blocks
-    elif kind == "PREEMPTED":
-        assert isinstance(event.pop("for"), str)
-        assert whole(event.pop("needs"), 1) and whole(event.pop("free"))
-    else:
-        assert kind == "FINISHED"
-        assert event.pop("reason") in ("stop", "length", "abort")
-    assert event == {}
+STEP = {
+    "step", "t", "t_end", "scheduled", "num_batched_tokens", "num_running", "num_waiting", "blocked",
+    "blocks", "new_tokens", "num_free_blocks", "num_cached_blocks", "events",
+}  # fmt: skip
+EVENTS = {
+    "QUEUED": {"type", "id", "t", "num_prompt_tokens", "max_tokens", "priority", "arrival"},
+    "SCHEDULED": {"type", "id", "num_cached_tokens", "cached_blocks"},
+    "PREEMPTED": {"type", "id", "for", "needs", "free"},
+    "FINISHED": {"type", "id", "reason"},
+}
 
 
-def check_step(record, number, config):
-    record = copy.deepcopy(record.to_json())
-    assert record.pop("step") == number
-    t, t_end = record.pop("t"), record.pop("t_end")
-    assert isinstance(t, float) and t <= t_end
-    scheduled, new_tokens = record.pop("scheduled"), record.pop("new_tokens")
-    assert scheduled and all(whole(n, 1) for n in scheduled.values())
-    assert record.pop("num_batched_tokens") == sum(scheduled.values()) <= config["max_num_batched_tokens"]
-    assert record.pop("num_running") == len(scheduled) <= config["max_num_seqs"]
-    waiting, blocked = record.pop("num_waiting"), record.pop("blocked")
-    assert whole(waiting) and blocked.pop("reason") in REASONS
-    assert ("id" in blocked) == (waiting > 0)
-    blocked.pop("id", None)
-    if blocked:
-        assert blocked.pop("needs") > blocked.pop("free")
-    assert blocked == {}
-    assert set(new_tokens) <= set(scheduled)
-    assert all(tokens and all(map(whole, tokens)) for tokens in new_tokens.values())
-    blocks = record.pop("blocks")
-    assert set(blocks) <= set(scheduled)
-    assert all(new and 0 <= min(new) and max(new) < config["num_blocks"] for new in blocks.values())
-    assert 0 <= record.pop("num_free_blocks") <= config["num_blocks"]
-    assert 0 <= record.pop("num_cached_blocks") <= config["num_blocks"]
-    for event in record.pop("events"):
-        check_event(event, config)
-    assert record == {}
-
-
-def check_schema(trace):
-    header = copy.deepcopy(trace.header.to_json())
-    assert (header.pop("trace"), header.pop("version")) == ("mini-engine", 2)
-    assert isinstance(header.pop("backend"), str)
-    assert header.pop("clock") in ("virtual", "wall") and header.pop("unit") in ("step", "ms", "s")
-    assert isinstance(header.pop("parts"), dict)
-    config = header.pop("config")
-    assert header == {}
-    assert set(config) == {
-        "policy",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "long_prefill_token_threshold",
-        "num_blocks",
-        "block_size",
-        "prefix_caching",
-        "watermark",
-    }
+def check_schema(trace, path):
+    """Types and ranges are those that read_trace checks; keys and sums are checked here."""
+    write_trace(path, trace)
+    assert read_trace(path) == trace
+    header, config = trace.header.to_json(), trace.header.config
+    assert header.keys() == {"trace", "version", "clock", "unit", "backend", "parts", "config"}
     for number, record in enumerate(trace.steps):
-        check_step(record, number, config)
+        line = record.to_json()
+        assert line.keys() == STEP and record.step == number
+        assert record.scheduled and min(record.scheduled.values()) > 0
+        total = sum(record.scheduled.values())
+        assert record.num_batched_tokens == total <= config["max_num_batched_tokens"]
+        assert record.num_running == len(record.scheduled) <= config["max_num_seqs"]
+        assert record.blocked.reason in REASONS and ("id" in line["blocked"]) == (record.num_waiting > 0)
+        assert record.blocked.needs is None or record.blocked.needs > record.blocked.free
+        assert {*record.new_tokens, *record.blocks} <= {*record.scheduled}
+        assert all([*record.new_tokens.values(), *record.blocks.values()])
+        for event in record.events:
+            assert event.to_json().keys() == EVENTS[event.type]
+            if isinstance(event, Scheduled):
+                assert event.num_cached_tokens == len(event.cached_blocks) * config["block_size"]
+                assert config["prefix_caching"] or not event.cached_blocks
+            assert event.type != "FINISHED" or event.reason in ("stop", "length", "abort")
 
 
-def test_every_field_of_a_random_run(runs):
+def test_every_field_of_a_random_run(runs, tmp_path):
     """Each has the type and the range that the schema gives it, and there is no other."""
     for engine in runs:
-        check_schema(engine.trace)
+        check_schema(engine.trace, tmp_path / "trace.jsonl")
 
 
-def test_every_field_of_a_run_of_the_engine():
+def test_every_field_of_a_run_of_the_engine(tmp_path):
     """In wall time, with a real engine, aborts and an end."""
     engine = scripted_engine({}, num_blocks=6, block_size=4, max_num_seqs=3, max_num_batched_tokens=8)
     for name in "abc":
@@ -140,7 +100,7 @@ def test_every_field_of_a_run_of_the_engine():
     while engine.has_work:
         engine.step()
     trace = engine.trace
-    check_schema(trace)
+    check_schema(trace, tmp_path / "trace.jsonl")
     assert (trace.header.clock, trace.header.unit) == ("wall", "s")
     assert trace.end == End("drained", len(trace.steps), num_free_blocks=6)
     assert trace.header.backend == "scripted"
@@ -148,7 +108,7 @@ def test_every_field_of_a_run_of_the_engine():
     assert times == sorted(times)
 
 
-def test_the_header_tells_the_settings_and_the_parts():
+def test_the_header_has_the_settings_and_the_parts():
     engine = scripted_engine({}, policy="priority", long_prefill_token_threshold=3, watermark=2, num_blocks=9)
     assert engine.trace.header.config == {
         "policy": "priority",
@@ -164,78 +124,50 @@ def test_the_header_tells_the_settings_and_the_parts():
     assert engine.trace.header.parts == {"clamp": "lab-02"}
 
 
-def test_all_of_a_trace_is_json(runs):
-    for engine in runs[:10]:
-        for record in engine.trace.steps:
-            line = json.dumps(record.to_json())
-            assert json.loads(line) == record.to_json()
-            assert StepTrace.from_json(json.loads(line)) == record
+# ------------------------------------------------------------------- why no request was admitted
 
 
-# ------------------------------------------------------------------- why nobody was admitted
+def lazy(waiting, running, kv, **limits):
+    """Admit one request at most, although more would fit."""
+    return schedule_step(waiting, running, kv, **limits | {"max_num_seqs": 1})
 
 
-def blocked(engine):
-    return engine.trace.steps[-1].blocked
-
-
-def test_blocked_by_slots():
-    engine = SlotEngine(max_num_seqs=2).add(*(make_request(i) for i in "abc"))
+@pytest.mark.parametrize(
+    ("settings", "requests", "expected"),
+    [
+        ({"max_num_seqs": 2}, ["a", "b", "c"], Blocked("slots", "c")),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 4}, [("a", 9), "b"], Blocked("budget", "b")),
+        (
+            {"num_blocks": 5, "watermark": 1},
+            [("a", 8), ("b", 9), ("c", 1)],
+            Blocked("memory", "b", needs=4, free=3),
+        ),
+        ({"num_blocks": 2}, ["a", "b"], Blocked("preempted", "b")),
+        ({}, ["a"], Blocked("empty")),
+        ({"schedule_step": lazy}, ["a", "b"], Blocked("none", "b")),
+    ],
+    ids=lambda value: value.reason if isinstance(value, Blocked) else "",
+)
+def test_why_the_front_of_the_queue_waits(settings, requests, expected):
+    """ "none" is a scheduler that admits no request although it could."""
+    engine = SlotEngine(**settings).add(*(make_request(*given) for given in requests))
     engine.step()
-    assert blocked(engine) == Blocked("slots", "c")
-
-
-def test_blocked_by_the_budget():
-    engine = SlotEngine(max_num_batched_tokens=8, max_num_seqs=4).add(make_request("a", 9), make_request("b"))
-    engine.step()
-    assert blocked(engine) == Blocked("budget", "b")
-
-
-def test_blocked_by_memory():
-    engine = SlotEngine(num_blocks=5, block_size=4, watermark=1)
-    engine.add(make_request("a", 8), make_request("b", 9), make_request("c", 1))
-    engine.step()
-    assert blocked(engine) == Blocked("memory", "b", needs=4, free=3)
-
-
-def test_blocked_by_a_preemption():
-    engine = SlotEngine(num_blocks=2, block_size=4).add(make_request("a", 4), make_request("b", 4))
-    engine.step()
-    engine.add(make_request("c", 1))
-    engine.step()
-    assert blocked(engine) == Blocked("preempted", "b")
-
-
-def test_nobody_waits():
-    engine = SlotEngine().add(make_request("a"))
-    engine.step()
-    assert blocked(engine) == Blocked("empty")
+    if expected.reason == "preempted":
+        engine.step()
+    assert engine.trace.steps[-1].blocked == expected
 
 
 def test_every_reason_occurs_and_no_other(runs):
-    """Over random runs all five are seen; "none" would be a scheduler that lets room go to waste."""
+    """Over random runs all five are seen; "none" would be a scheduler that wastes room."""
     seen = {record.blocked.reason for engine in runs for record in engine.trace.steps}
     assert seen == REASONS
-
-
-def test_a_scheduler_that_wastes_room_is_reported():
-    """The trace says "none" for a scheduler that admits nobody though it could."""
-    from mini_engine.scheduler import schedule_step
-
-    def lazy(waiting, running, kv, **limits):
-        limits["max_num_seqs"] = min(limits["max_num_seqs"], 1)
-        return schedule_step(waiting, running, kv, **limits)
-
-    engine = SlotEngine(schedule_step=lazy).add(make_request("a"), make_request("b"))
-    engine.step()
-    assert blocked(engine) == Blocked("none", "b")
 
 
 # ------------------------------------------------------------------------------------- events
 
 
 def test_a_preemption_says_for_whom_and_why():
-    """`for` is the first survivor that could not have grown; needs and free are those before it."""
+    """`for` is the first remaining request that could not have grown; needs and free are those before it."""
     engine = SlotEngine(num_blocks=5, block_size=4)
     engine.add(make_request("a", 3, 9), make_request("b", 4, 9), make_request("c", 9, 4))
     engine.step()
@@ -246,7 +178,7 @@ def test_a_preemption_says_for_whom_and_why():
 
 
 def test_preemptions_in_random_runs(runs):
-    """For a survivor where there is one that had to grow, out of too few free blocks."""
+    """They are for a remaining request that had to grow, with too few free blocks."""
     count = 0
     for engine in runs:
         for record in engine.trace.steps:
@@ -263,9 +195,9 @@ def test_events_of_a_life():
     """QUEUED, SCHEDULED, tokens, PREEMPTED, SCHEDULED again, FINISHED; each once, in this order."""
     engine = SlotEngine(num_blocks=3, block_size=4)
     engine.add(make_request("a", 4, 6), make_request("b", 4, 6, priority=3)).run()
-    told = [(r.step, e.type) for r in engine.trace.steps for e in r.events if e.id == "b"]
-    assert [kind for _, kind in told] == ["QUEUED", "SCHEDULED", "PREEMPTED", "SCHEDULED", "FINISHED"]
-    steps = [step for step, _ in told]
+    result = [(r.step, e.type) for r in engine.trace.steps for e in r.events if e.id == "b"]
+    assert [kind for _, kind in result] == ["QUEUED", "SCHEDULED", "PREEMPTED", "SCHEDULED", "FINISHED"]
+    steps = [step for step, _ in result]
     assert steps[:3] == [0, 0, 1] and steps == sorted(steps)
     queued = engine.trace.steps[0].events[1]
     assert queued.to_json() == {
@@ -294,7 +226,9 @@ def test_cached_blocks_are_the_blocks_that_were_hit():
 
 def test_aborts_are_recorded_before_and_after_the_last_step():
     engine = SlotEngine().add(make_request("a", 4, 9), make_request("b", 4, 2))
+    assert engine.abort("unknown") is False
     engine.step()
+    assert {e.type for e in engine.trace.steps[0].events} == {"QUEUED", "SCHEDULED"}
     engine.abort("a")
     engine.step()
     assert Finished("a", "abort") in engine.trace.steps[1].events
@@ -305,15 +239,8 @@ def test_aborts_are_recorded_before_and_after_the_last_step():
     assert end.num_free_blocks == engine.kv.num_blocks
 
 
-def test_aborting_nobody_is_no_event():
-    engine = SlotEngine().add(make_request("a"))
-    assert engine.abort("nobody") is False
-    engine.step()
-    assert [e.type for e in engine.trace.steps[0].events] == ["QUEUED", "SCHEDULED"]
-
-
 def test_free_blocks_are_those_while_the_step_ran():
-    """Before the finished gave theirs back; the end line has the final number."""
+    """Finished requests have not returned theirs; the end line has the final number."""
     engine = SlotEngine(num_blocks=10, block_size=4).add(make_request("a", 9, 1))
     engine.step()
     assert engine.trace.steps[0].num_free_blocks == 7
@@ -324,7 +251,7 @@ def test_free_blocks_are_those_while_the_step_ran():
 
 
 def test_virtual_time_is_what_the_cost_says():
-    """A step each, or milliseconds from the record; whole numbers of nothing but the run."""
+    """One per step, or milliseconds computed from the record."""
     engine = SlotEngine().add(make_request("a", 5, 3)).run()
     assert [(r.t, r.t_end) for r in engine.trace.steps] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
     engine = SlotEngine()
@@ -332,15 +259,12 @@ def test_virtual_time_is_what_the_cost_says():
     engine.add(make_request("a", 5, 3)).run()
     assert [r.t_end for r in engine.trace.steps] == [5.5, 7.0, 8.5]
     assert (engine.recorder.clock.kind, engine.recorder.clock.unit) == ("virtual", "ms")
-
-
-def test_wall_time_runs():
     clock = WallClock()
-    assert 0 <= clock.now() < clock.now() + 1e-3 and (clock.kind, clock.unit) == ("wall", "s")
+    assert 0 <= clock.now() <= clock.now() and (clock.kind, clock.unit) == ("wall", "s")
 
 
 def test_consumers_take_every_record_whatever_is_kept():
-    """When it is complete; among them may be a Metrics, or a page that follows the run."""
+    """Each record is complete; a consumer may be a Metrics, or a page that follows the run."""
     engine, seen = SlotEngine(), SimpleNamespace(records=[])
     seen.add = seen.records.append
     engine.recorder = Recorder(engine.scheduler, keep=False, consumers=[seen])
@@ -355,23 +279,22 @@ def test_consumers_take_every_record_whatever_is_kept():
 def test_replay_agrees_with_the_scheduler_at_each_step():
     """Counters, outputs, blocks and states of every request, as they were while the step ran."""
     for seed in SEEDS:
-        workload, arrivals = random_workload(seed)
-        engine, step, truth = SlotEngine(**workload), 0, []
+        settings, arrivals = random_workload(seed)
+        engine, step, truth = SlotEngine(**settings), 0, []
         compute = engine.compute
 
         def noting(running, scheduled, engine=engine, truth=truth, compute=compute):
-            told = {}
-            for request in engine.requests.values():
-                told[request.request_id] = (
-                    request.num_computed_tokens,
+            truth.append({
+                name: (
                     len(request.output_token_ids),
                     list(engine.kv.block_table(request)),
                     request.num_preemptions,
-                    scheduled.get(request.request_id, 0),
+                    scheduled.get(name, 0),
                     request.is_decode and request in running,
-                    request.finish_reason,
+                    request.num_computed_tokens if request.finish_reason is None else None,
                 )
-            truth.append(told)
+                for name, request in engine.requests.items()
+            })  # fmt: skip
             return compute(running, scheduled)
 
         engine.compute = noting
@@ -383,24 +306,16 @@ def test_replay_agrees_with_the_scheduler_at_each_step():
             if engine.scheduler.has_work:
                 engine.step()
             step += 1
-        told = list(truth)
-        assert len(told) == len(engine.trace.steps)
-        for (record, views), expected in zip(replay(engine.trace), told, strict=True):
+        for (record, views), expected in zip(replay(engine.trace), truth, strict=True):
             assert views.keys() == expected.keys()
-            for request_id, view in views.items():
-                computed, outputs, blocks, preemptions, scheduled, decodes, reason = expected[request_id]
-                where = (seed, record.step, request_id)
-                if reason is None:
-                    assert view.num_computed_tokens == computed, where
-                assert view.num_output_tokens == outputs, where
-                assert view.blocks == blocks, where
-                assert view.num_preemptions == preemptions, where
-                assert view.num_scheduled == scheduled, where
-                assert (view.state == "decode") == decodes, where
-                if view.state == "finished":
-                    assert reason is not None, where
+            for name, view in views.items():
+                *counts, computed = expected[name]
+                found = [view.num_output_tokens, view.blocks, view.num_preemptions, view.num_scheduled]
+                assert [*found, view.state == "decode"] == counts, (seed, record.step, name)
+                assert computed is None or view.num_computed_tokens == computed
+                assert view.state != "finished" or computed is None
                 if view.state in ("waiting", "preempted"):
-                    assert not scheduled and reason is None, where
+                    assert not view.num_scheduled and computed is not None
 
 
 def test_replay_states_of_a_life():
@@ -452,11 +367,11 @@ def test_a_run_without_an_end_can_be_read(tmp_path, runs):
 
 CONFIG = describe(Scheduler(BlockManager(4, 4), max_num_batched_tokens=8, max_num_seqs=2))
 HEADER = json.dumps(Header("virtual", "step", "paged", {}, CONFIG).to_json()) + "\n"
-STEP = StepTrace(0, 0.0, 1.0, {"a": 1}, 1, 1, 0, Blocked("empty"), {}, {"a": [7]}, 1, 0, []).to_json()
+LINE = StepTrace(0, 0.0, 1.0, {"a": 1}, 1, 1, 0, Blocked("empty"), {}, {"a": [7]}, 1, 0, []).to_json()
 
 
 def line(**changes):
-    return json.dumps(STEP | changes) + "\n"
+    return json.dumps(LINE | changes) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -464,31 +379,23 @@ def line(**changes):
     [
         ("", "empty file, not a trace"),
         ("hello\n", "line 1: not JSON"),
+        ("\udc89PNG\udcff\udcfe\x00", "line 1: not JSON"),
         ("[]\n", "line 1: not the header of a mini-engine trace"),
-        ('{"step":0}\n', "line 1: not the header"),
         ('{"trace":"mini-engine","version":1}\n', "trace version 1; this reads version 2"),
         ('{"trace":"mini-engine","version":2}\n', "line 1: the header has no 'clock'"),
         (HEADER + '{"step":0\n', "line 2: not JSON"),
         (HEADER + '{"end":"drained","step":0}\n{"st', "line 3: not JSON"),
         (HEADER + "\n", "line 2: not JSON"),
         (HEADER + '{"other":0}\n', "line 2: neither a step nor the end"),
-        (HEADER + "17\n", "line 2: neither a step nor the end"),
         (HEADER + '"the end"\n', "line 2: neither a step nor the end"),
         (HEADER + '["step"]\n', "line 2: neither a step nor the end"),
-        (HEADER + "null\n", "line 2: neither a step nor the end"),
         (HEADER + '{"step":0,"t":0.0}\n', "line 2: the step has no 't_end'"),
         (HEADER + line(step="0"), "line 2: the step's 'step' must be int, but is '0'"),
-        (HEADER + line(num_running=True), "line 2: the step's 'num_running' must be int, but is True"),
         (
             HEADER + line(scheduled={"a": 0.5}),
             r"the step's 'scheduled' must be dict\[str, int\], but is {'a': 0.5}",
         ),
-        (HEADER + line(new_tokens={"a": 7}), r"the step's 'new_tokens' must be dict\[str, list\[int\]\]"),
         (HEADER + line(blocked=None), "line 2: the step's 'blocked' must be an object, but is None"),
-        (
-            HEADER + line(events=[{"type": "GONE"}]),
-            "the event's 'type' must be one of QUEUED, .* but is 'GONE'",
-        ),
         (HEADER + line(events=[{"type": "FINISHED", "id": "a"}]), "line 2: the event has no 'reason'"),
         (HEADER + '{"end":"drained"}\n', "line 2: the end has no 'step'"),
     ],
@@ -496,26 +403,13 @@ def line(**changes):
 def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
     """It names the file, and the line where there is one."""
     path = tmp_path / "bad.jsonl"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message) as error:
         read_trace(path)
     assert "bad.jsonl" in str(error.value)
 
 
-def test_a_file_that_is_not_text_is_one_clear_error(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b"\x89PNG\xff\xfe\x00")
-    with pytest.raises(ValueError, match="bad.jsonl, line 1: not JSON"):
-        read_trace(path)
-
-
 # ---------------------------------------------------------------------------------- comparing
-
-
-def test_a_run_equals_itself_and_its_repetition():
-    for seed in SEEDS[:10]:
-        first, second = (play(*random_workload(seed)).trace for _ in range(2))
-        assert first_difference(first, second) is None
 
 
 @pytest.mark.parametrize(
@@ -532,7 +426,7 @@ def test_a_run_equals_itself_and_its_repetition():
     ],
 )
 def test_first_difference_finds_the_step(change):
-    """What was scheduled and in which order, tokens, counts and events all count."""
+    """The scheduled tokens and their order, new tokens, counts and events all count."""
     trace = next(
         t
         for t in (play(*random_workload(seed)).trace for seed in SEEDS)
@@ -553,29 +447,24 @@ def test_first_difference_finds_the_step(change):
         lambda r: setattr(r.events[0], "t", 5.0),
     ],
 )
-def test_times_block_ids_and_commentary_do_not_count(change):
+def test_times_block_ids_and_reasons_do_not_count(change):
     trace = play(*random_workload(1)).trace
     other = copy.deepcopy(trace)
     change(other.steps[0])
+    changed = copy.deepcopy(other)
     assert first_difference(other, trace) is None
+    assert other == changed, "comparing changes no record"
 
 
-def test_a_shorter_run_differs_where_it_ends():
-    trace = play(*random_workload(1)).trace
+def test_a_repetition_is_equal_and_a_shorter_run_differs_at_its_end():
+    trace, again = (play(*random_workload(1)).trace for _ in range(2))
+    assert first_difference(trace, again) is None
     shorter = Trace(trace.header, trace.steps[:-2])
     assert first_difference(shorter, trace) == first_difference(trace, shorter) == len(trace.steps) - 2
 
 
-def test_decisions_leave_the_record_alone():
-    record = play(*random_workload(1)).trace.steps[0]
-    before = copy.deepcopy(record)
-    told = decisions(record)
-    assert record == before
-    assert told["scheduled"] == list(record.scheduled.items())
-
-
-def test_update_wants_a_schedule_before_it():
-    """A Recorder writes a step when it is taken back; without a decision there is no step."""
+def test_update_needs_a_schedule_before_it():
+    """A Recorder writes a step after its update; without a decision there is no step."""
     engine = scripted_engine({})
     engine.add_request("hello", request_id="a")
     with pytest.raises(RuntimeError, match="without schedule"):

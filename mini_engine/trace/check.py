@@ -1,7 +1,7 @@
-"""What a reader of a trace relies on beyond the types of its fields: settings that make sense, requests
-that arrived, blocks of the pool, time that does not run backwards.
+"""Checks beyond the types of the fields: sensible settings, requests that have arrived, blocks of the pool,
+times that do not decrease.
 
-Whether a scheduler decided well is no question here: a wrong one's trace must be readable, too.
+The scheduler's decisions are not judged: the trace of a wrong scheduler must be readable, too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Settings(Record):
 
 
 class Check:
-    """Takes a trace's records in order. Raises ValueError naming field and value."""
+    """Checks a trace's records, given in order. Raises ValueError naming the field and its value."""
 
     def __init__(self) -> None:
-        self.known: set[str] = set()  # the requests that have arrived
+        self.known: set[str] = set()  # ids of the requests that have arrived
         self.num_blocks = 0
         self.last_step, self.last_t = -1, float("-inf")
 
@@ -62,10 +62,10 @@ class Check:
 
     def step(self, record: StepTrace) -> None:
         if record.step <= self.last_step:
-            raise ValueError(f"the step's 'step' must rise, but is {record.step} after {self.last_step}")
+            raise ValueError(f"the step's 'step' must increase, but is {record.step} after {self.last_step}")
         if not self.last_t <= record.t <= record.t_end:
             raise ValueError(
-                f"the step's 't' and 't_end' must not run backwards, but are {record.t} and {record.t_end} "
+                f"the step's 't' and 't_end' must not decrease, but are {record.t} and {record.t_end} "
                 f"after {self.last_t}"
             )
         self.last_step, self.last_t = record.step, record.t_end

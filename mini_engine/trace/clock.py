@@ -1,4 +1,4 @@
-"""The times of a trace: computed, the same on every machine, or wall time."""
+"""Clocks for the times of a trace: virtual, the same on every machine, or wall-clock time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Clock(Protocol):
     unit: str  # step, ms or s
 
     def now(self) -> float:
-        """The time, in `unit`."""
+        """Return the time in `unit`."""
 
     def advance(self, record: StepTrace) -> None:
-        """The step of this record is over: virtual time moves on by its cost."""
+        """Advance virtual time by the cost of this record's step."""
 
 
 class VirtualClock:
-    """Time that does not depend on the machine: a step takes 1, or what `cost(record)` says."""
+    """Time that does not depend on the machine: a step takes 1, or `cost(record)`."""
 
     kind = "virtual"
 
@@ -40,7 +40,7 @@ class VirtualClock:
 
 
 class WallClock:
-    """Seconds since the clock was made."""
+    """Seconds since the clock was created."""
 
     kind, unit = "wall", "s"
 

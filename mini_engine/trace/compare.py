@@ -1,4 +1,4 @@
-"""Two runs: the decisions in which correct implementations must agree, and where they first part."""
+"""Comparing two runs: the decisions that correct implementations share, and the first that differs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from mini_engine.trace.records import StepTrace, Trace
 
-# Times differ from run to run, block ids between correct managers, and `blocked` is commentary.
+# Times differ from run to run, block ids between correct managers; `blocked` explains and decides nothing.
 _COUNTS = ("num_batched_tokens", "num_running", "num_waiting", "num_free_blocks")
 _NOT_COMPARED = ("t", "cached_blocks")  # of events
 
 
 def decisions(record: StepTrace) -> dict[str, Any]:
-    """The part of a step's record in which two correct implementations must agree, as JSON."""
+    """Return the part of a step's record that two correct implementations share, as JSON."""
     events = (event.to_json() for event in record.events)
     return {
         "scheduled": list(record.scheduled.items()),  # with its order
@@ -23,7 +23,7 @@ def decisions(record: StepTrace) -> dict[str, Any]:
 
 
 def first_difference(trace: Trace, reference: Trace) -> int | None:
-    """The index of the first step whose decisions depart from the reference; None if none does."""
+    """Return the index of the first step whose decisions differ from the reference; None if all agree."""
     for index, (ours, theirs) in enumerate(zip(trace.steps, reference.steps, strict=False)):
         if decisions(ours) != decisions(theirs):
             return index

@@ -1,4 +1,4 @@
-"""Trace files: JSON Lines, written whole or not at all, read with errors that name file and line."""
+"""Trace files in JSON Lines: written completely or not at all, read with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _numbers = count()
 
 
 class LineWriter:
-    """Takes a trace's lines one by one; the file is there once it was finished, or not at all.
+    """Writes a trace line by line; the file appears when it is finished.
 
-    Until then they stand in a `.part` beside it, which `discard`, the end of a `with` that failed, and
-    the end of the process remove.
+    Until then the lines are in a `.part` file beside it. `discard`, an exception inside the `with`, and
+    the end of the process remove that file.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -51,21 +51,21 @@ def _discard(file: IO[str], partial: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """Where a file is written before it takes its place; its folder is made."""
+    """Return the temporary path that becomes `path` when it is complete, and create its folder."""
     check_plain(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of this run: another may write the same file.
+    # Unique to this writer: another may write the same file.
     return path.with_name(f"{path.name}.{os.getpid()}.{next(_numbers)}.part")
 
 
 def check_plain(path: Path) -> None:
-    """Raises ValueError for a device, a pipe or a folder, whose place a file must not take."""
+    """Raise ValueError for a device, a pipe or a folder: a file must not replace it."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no plain file, and would be replaced by one; name another")
+        raise ValueError(f"{path} is not a regular file; name another")
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file whole or not at all; its folder is made. Raises ValueError for what is no plain file."""
+    """Write a regular file completely or not at all, and create its folder. Raise ValueError for a device."""
     path = Path(path)
     partial = _beside(path)
     try:
@@ -76,20 +76,20 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
-    """Write the file whole or not at all. Raises ValueError for a path that is no plain file."""
+    """Write the file completely or not at all. Raise ValueError unless it is a regular file."""
     with LineWriter(path) as file:
         for record in trace.lines():
             file.add(record)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """The trace in a file. Raises ValueError naming file, line and field if it is none that can be read, and
-    FileNotFoundError if there is no file."""
+    """Return the trace in a file. Raise ValueError naming file, line and field if it cannot be read, and
+    FileNotFoundError if the file does not exist."""
     if not Path(path).exists():
         made = "`mini-engine demo` writes one to out/trace.jsonl"
         raise FileNotFoundError(f"{path}: there is no such file; {made}")
     trace, check = None, Check()
-    # So that a binary file, too, is "not JSON" on a line that can be named.
+    # errors="replace": a binary file, too, is "not JSON" on a numbered line.
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, 1):
             try:
@@ -98,7 +98,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
                     trace = Trace(_header(line))
                     check.header(trace.header)
                 elif trace.end:
-                    raise ValueError("the trace has ended before; two files in one?")
+                    raise ValueError("a line after the end of the trace; are these two files in one?")
                 elif not isinstance(line, dict) or not ("end" in line or "step" in line):
                     raise ValueError("neither a step nor the end")
                 elif "end" in line:
@@ -110,7 +110,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
             except RecursionError:
-                raise ValueError(f"{path}, line {number}: nested deeper than any trace") from None
+                raise ValueError(f"{path}, line {number}: nested too deeply for a trace") from None
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
     if trace is None:

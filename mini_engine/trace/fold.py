@@ -1,7 +1,7 @@
 """The state of every request at every step, folded from a run's records.
 
-Whoever wants to know how things stood reads this fold: figures, metrics, the cost model, the simulator,
-and, in JavaScript, the player (show/player/fold.js, which is tested against it).
+Figures, metrics, the cost model and the simulator read this fold. The player has the same fold in
+JavaScript (show/player/fold.js), which is tested against this one.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from mini_engine.trace.records import (
 
 
 class Fold:
-    """Takes a run's records one by one.
+    """Folds a run's records, given one by one, into the views of its requests.
 
-    After `add` the `views` say how things stood while that step ran, after `settle` between it and the
-    next. `cached` has the blocks whose content the prefix cache can find. A record may be folded before
-    it is complete, as a clock does: what was written into it since is taken when the step is settled.
-    Views are changed in place: copy what you keep. The cost of a step grows with what happens in it,
-    not with the number of requests. `keep_finished` False forgets those that are done.
+    After `add` the `views` are those while that step ran; after `settle`, those between it and the next
+    step. `cached` has the blocks whose content the prefix cache can find. A record may be added before it
+    is complete, as a clock does: `settle` takes what was written into it since. Views are changed in place:
+    copy those that you keep. The cost of a step grows with what happens in it, not with the number of
+    requests. With `keep_finished` False finished requests are dropped.
     """
 
     def __init__(self, header: Header | None = None, *, keep_finished: bool = True):
         self.keep_finished = keep_finished
         self.views: dict[str, RequestView] = {}
         self.cached: set[int] = set()
-        self.step, self.t = 0, 0.0  # of what comes next, once the latest step is settled
-        self._block_size = 0  # where content is never found again
+        self.step, self.t = 0, 0.0  # of the next step, once the latest one is settled
+        self._block_size = 0  # 0: no prefix caching
         self._record: StepTrace | None = None
         self._num_events = 0
         self._ended: list[tuple[RequestView, str]] = []
-        self._changed: list[RequestView] = []  # whose state says what this step did with them
+        self._changed: list[RequestView] = []  # whose state is one for this step only
         if header is not None:
             self.views = {view.request_id: copy_view(view) for view in header.requests}
             self.cached = set(header.cached_blocks)
@@ -50,9 +50,9 @@ class Fold:
                 self._block_size = header.config["block_size"]
 
     def add(self, record: StepTrace) -> dict[str, RequestView]:
-        """Take the next step; the views, by id. Raises ValueError for a request that was never QUEUED.
+        """Take the next step; return the views by id. Raise ValueError for a request that was never QUEUED.
 
-        A record that it holds already changes nothing: a clock and what follows the run may share a fold."""
+        Adding the latest record again changes nothing, so that a clock and a consumer can share a fold."""
         if record is self._record:
             return self.views
         self.settle()
@@ -62,7 +62,7 @@ class Fold:
             self._take(event)
         for request_id, blocks in record.blocks.items():
             self._view(request_id).blocks.extend(blocks)
-            self.cached.difference_update(blocks)  # taken anew: what they held is gone
+            self.cached.difference_update(blocks)  # allocated again: their old content is gone
         views = self.views
         for request_id, num_tokens in record.scheduled.items():
             view = views.get(request_id) or self._view(request_id)
@@ -71,7 +71,7 @@ class Fold:
         return self.views
 
     def settle(self) -> dict[str, RequestView]:
-        """Take what the latest step gave: computed tokens, new ones, ends."""
+        """Take the results of the latest step: computed tokens, new tokens, finished requests."""
         record, self._record = self._record, None
         if record is None:
             return self.views
@@ -99,7 +99,7 @@ class Fold:
         return self.views
 
     def close(self, end: End | None) -> dict[str, RequestView]:
-        """Take the end, which may hold what came after the last step."""
+        """Take the end, which may have events after the last step."""
         self.settle()
         for event in end.events if end else ():
             self._take(event)
@@ -144,7 +144,7 @@ class Fold:
             self._ended.append((view, event.reason))
 
     def _end_requests(self, t_end: float) -> None:
-        """Those with work in the step end with it; the others were aborted before it."""
+        """A request that was scheduled ends with the step; any other was aborted before it."""
         for view, reason in self._ended:
             view.finish_reason = reason
             view.t_finished = t_end if view.num_scheduled else self.t
@@ -165,13 +165,14 @@ class Fold:
 
 
 def copy_view(view: RequestView) -> RequestView:
-    """A view that stays as it is."""
+    """Return a copy that later steps do not change."""
     return replace(view, blocks=list(view.blocks))
 
 
 def replay(trace: Trace) -> Iterator[tuple[StepTrace, dict[str, RequestView]]]:
-    """Fold a trace: yields (step record, {request_id: view}) for each step, as things stood while
-    it ran. The views are reused from step to step: copy what you keep."""
+    """Yield (record, {request_id: view}) for each step of a trace, with the views while that step ran.
+
+    The views are changed from step to step: copy those that you keep."""
     fold = Fold(trace.header)
     for record in trace.steps:
         yield record, fold.add(record)

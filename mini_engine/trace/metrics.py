@@ -1,37 +1,58 @@
-"""How long requests waited and how well the engine was used, computed from a trace and nothing else.
+"""Latencies, throughput and utilisation of a run, computed from its trace alone.
 
-`Metrics` takes a trace record by record, so a run that is too long to keep can be measured, too. Times
-are in the trace's own unit; a value that is not defined, or not known, is None, never 0 or NaN.
+`Metrics` takes a trace record by record, so that a run too long to keep can be measured, too. Times are in
+the trace's own unit. A value that is undefined or unknown is None, never 0 or NaN.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain, pairwise
+from typing import Any
 
 from mini_engine.trace.fold import Fold
 from mini_engine.trace.records import End, Header, RequestView, StepTrace, Trace
-from mini_engine.trace.stats import Stats
 
-if TYPE_CHECKING:
-    from numpy import ndarray
+
+@dataclass(frozen=True)
+class Stats:
+    """A distribution: mean, percentiles by linear interpolation, maximum."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, given: Iterable[float | None]) -> Stats | None:
+        """Return the Stats of the values that are not None, or None if there is none."""
+        import numpy as np  # only when there is something to count
+
+        values = np.fromiter((value for value in given if value is not None), float)
+        if not values.size:
+            return None
+        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist()
+        return cls(values.size, values.mean().item(), p50, p90, p99, values.max().item())
 
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """One request in the field's terms.
+    """The metrics of one request.
 
-    queue_time    QUEUED to the first SCHEDULED; queue_steps, the steps that ran meanwhile
-    prefill_time  first SCHEDULED to the end of the step that gave the first token
-    ttft          QUEUED to that same end: time to first token
-    itl           inter-token latencies: the gaps between output tokens that follow each other; None
-                  if the trace begins between them
-    tpot          their mean, time per output token; a single output token has none
-    e2e           QUEUED to the end of the last step; only a completed request has one
+    queue_time    from QUEUED to the first SCHEDULED; queue_steps: the steps that ran meanwhile
+    prefill_time  from the first SCHEDULED to the end of the step that gave the first token
+    ttft          time to first token, from QUEUED to that same end
+    itl           inter-token latencies, the gaps between consecutive output tokens; None if the trace
+                  begins between them
+    tpot          time per output token, the mean of itl; None for a single output token
+    e2e           from QUEUED to the end of the last step; None unless the request was completed
 
     num_cached_tokens is the prefix-cache hit of the first admission, num_resumed_cached_tokens
-    those of the admissions after a preemption. finish_reason None: it was still there at the end.
+    those of the admissions after a preemption. finish_reason None: the request was not finished.
     """
 
     id: str
@@ -53,12 +74,12 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole trace. Throughputs and goodput are per unit of time, utilisations between 0 and 1.
+    """The metrics of a whole trace. Throughputs and goodput are per unit of time, utilisations from 0 to 1.
 
-    duration runs from the first arrival to the end of the last step. num_computed_tokens counts the
-    tokens that the model ran, recomputation after a preemption included. goodput counts the
-    completed requests that met every limit given; without limits that is all of them. Of a trace that
-    begins in the middle of a run the requests are those that it names, and rates are not known.
+    duration is the time from the first arrival to the end of the last step. num_computed_tokens counts
+    the tokens that the model ran, including recomputation after a preemption. goodput counts the completed
+    requests that met every limit given; without limits, all completed requests. If the trace begins in the
+    middle of a run, the requests are those that it names, and duration and rates are None.
     """
 
     unit: str
@@ -89,27 +110,27 @@ class Summary:
 
 
 def request_metrics(trace: Trace) -> dict[str, RequestMetrics]:
-    """The metrics of every request of a trace, by id, in order of arrival."""
+    """Return the metrics of every request of a trace by id, in order of arrival."""
     return Metrics.of(trace).requests()
 
 
 def summary(trace: Trace, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
-    """A whole trace in one Summary; the limits, in the trace's unit, concern `goodput` only."""
+    """Return the Summary of a trace. The limits, in the trace's unit, concern `goodput` only."""
     return Metrics.of(trace).summary(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
 
 
 class Metrics:
-    """Folds records as they come: `Recorder(..., consumers=[metrics])`, then `summary()`.
+    """Metrics of a run while it is recorded: `Recorder(..., consumers=[metrics])`, then `summary()`.
 
-    Keeps 8 bytes an output token and nothing of the records themselves. Raises ValueError for a
-    record that speaks of a request which never arrived.
+    Keeps 8 bytes per output token and no records. Raises ValueError for a record with a request that
+    never arrived.
     """
 
     def __init__(self, header: Header):
         self.unit, self.config = header.unit, header.config
         self.fold = Fold(header)
-        self._is_whole = not header.requests  # so far: the first step may be a later one
-        # When each output token was there; of a request that is older, from the last one before.
+        self._is_whole = not header.requests  # until the first step turns out to be a later one
+        # The time of each output token; for a request from before the trace, also of the last one before it.
         self._times = {
             view.request_id: array("d", () if view.t_last_token is None else (view.t_last_token,))
             for view in header.requests
@@ -118,7 +139,7 @@ class Metrics:
 
     @classmethod
     def of(cls, trace: Trace) -> Metrics:
-        """Of a trace that is there already."""
+        """Return the Metrics of a complete trace."""
         metrics = cls(trace.header)
         for record in trace.steps:
             metrics.add(record)
@@ -142,7 +163,7 @@ class Metrics:
         self._max_used_blocks = max(self._max_used_blocks, used)
 
     def close(self, end: End | None) -> None:
-        """Take the closing line, which may hold what came after the last step."""
+        """Take the end, which may have events after the last step."""
         self.fold.close(end)
         if end:
             self._arrive(end)
@@ -153,16 +174,14 @@ class Metrics:
                 self._times[event.id] = array("d")
 
     def requests(self) -> dict[str, RequestMetrics]:
-        """The metrics of every request, by id, in order of arrival."""
+        """Return the metrics of every request by id, in order of arrival."""
         return {name: self._request(view, self._gaps(name)) for name, view in self.fold.views.items()}
 
-    def _gaps(self, request_id: str) -> ndarray[Any, Any]:
-        """The distances between output tokens that follow each other, as a numpy array."""
-        import numpy as np
+    def _gaps(self, request_id: str) -> list[float]:
+        """Return the times between consecutive output tokens."""
+        return [after - before for before, after in pairwise(self._times[request_id])]
 
-        return np.diff(np.frombuffer(self._times[request_id]))
-
-    def _request(self, view: RequestView, gaps: ndarray[Any, Any] | None = None) -> RequestMetrics:
+    def _request(self, view: RequestView, gaps: list[float] | None = None) -> RequestMetrics:
         count, queued, first = view.num_output_tokens, view.t_queued, view.t_first_token
         completed = view.finish_reason in ("stop", "length")
         spread = _between(first, view.t_last_token)
@@ -174,7 +193,7 @@ class Metrics:
             prefill_time=_between(view.t_scheduled, first),
             ttft=_between(queued, first),
             tpot=spread / (count - 1) if count > 1 and spread is not None else None,
-            itl=None if gaps is None or len(gaps) < count - 1 else tuple(gaps.tolist()),
+            itl=None if gaps is None or len(gaps) < count - 1 else tuple(gaps),
             e2e=_between(queued, view.t_finished) if completed else None,
             num_prompt_tokens=view.num_prompt_tokens,
             num_output_tokens=count,
@@ -185,10 +204,10 @@ class Metrics:
         )
 
     def summary(self, *, ttft_limit: float | None = None, tpot_limit: float | None = None) -> Summary:
-        """Goodput as DistServe counts it (Zhong et al., 2024): completed within both limits, per
-        unit of time. A request without a TPOT has none to exceed."""
+        """Return the Summary. Goodput as in DistServe (Zhong et al., 2024): requests completed within both
+        limits, per unit of time. A request without a TPOT meets any limit on it."""
         views = self.fold.views
-        # Without their gaps: of a long run these are many, and only their distribution is asked for.
+        # Without their gaps: a long run has many, and only their distribution is needed.
         requests = [self._request(view) for view in views.values()]
         steps, budget = self._num_steps, self.config.get("max_num_batched_tokens")
         num_blocks = self.config.get("num_blocks")
@@ -218,7 +237,7 @@ class Metrics:
             queue_time=Stats.of(r.queue_time for r in requests),
             ttft=Stats.of(r.ttft for r in requests),
             tpot=Stats.of(r.tpot for r in requests),
-            itl=Stats.of_arrays([self._gaps(name) for name in views]),
+            itl=Stats.of(chain.from_iterable(map(self._gaps, views))),
             e2e=Stats.of(r.e2e for r in requests),
             budget_utilisation=self._num_batched / (budget * steps) if budget and steps else None,
             kv_utilisation=self._used_blocks / (num_blocks * steps) if num_blocks and steps else None,

@@ -1,7 +1,7 @@
-"""What every record of a trace can do: be written as a JSON object and be read back.
+"""Records: dataclasses that can be written as JSON objects and read back.
 
-The JSON follows from the fields: one that has its default value is left out, and a name that Python
-keeps for itself ends in `_` here and not there.
+The JSON follows from the fields. A field with its default value is left out. A field whose name is a
+Python keyword ends in `_` in the class, and not in the JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from mini_engine.request import is_unicode, shown
 
 
 class Record:
-    """What can be written as a JSON object and read back."""
+    """A dataclass that can be written as a JSON object and read back."""
 
     __slots__ = ()
     what: ClassVar[str]  # in error messages
-    tags: ClassVar[tuple[str, ...]] = ()  # class variables that are written too, in front
+    tags: ClassVar[tuple[str, ...]] = ()  # class variables that are written too, before the fields
 
     def to_json(self) -> dict[str, Any]:
-        """The record as `json.dumps` takes it; lists and dicts are shared with it, not copied."""
+        """Return the record as a dict for `json.dumps`. Lists and dicts are shared with it, not copied."""
         line = {tag: getattr(self, tag) for tag in self.tags}
         kind: Any = type(self)
         for name, key, default, _ in _plan(kind):
@@ -35,7 +35,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: Any) -> Self:
-        """Raises ValueError naming the field that is missing or of another type."""
+        """Return the record in a JSON object. Raise ValueError naming a missing or mistyped field."""
         if type(line) is not dict:
             raise ValueError(f"{cls.what} must be an object, but is {shown(line)}")
         values = {}
@@ -56,7 +56,7 @@ class Record:
 
 @cache
 def _plan(cls: Any) -> list[tuple[str, str, Any, Callable[[Any], Any]]]:
-    """Of each field: its name, its key, its default if it has one, and what reads it."""
+    """Return (name, JSON key, default or MISSING, reader) for each field."""
     hints = get_type_hints(cls)
     return [
         (
@@ -82,7 +82,7 @@ LARGEST = 2**53  # whole numbers beyond it are not exact in JavaScript, where th
 
 def _is(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) is not kind:  # not isinstance: True is no number
+        if type(value) is not kind:  # not isinstance: True is an int for isinstance
             raise TypeError
         return value
 
@@ -119,7 +119,7 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {int: _whole, float: _finite, str: _te
 
 @cache
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """What makes a field's value of its JSON; it raises TypeError for another type's."""
+    """Return the function that reads a field's value from JSON; it raises TypeError for another type."""
     kind, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value

@@ -1,4 +1,4 @@
-"""The records of a trace: what a step decided and what it gave. docs/trace.md says more of each field."""
+"""The records of a trace. docs/trace.md describes each field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 2
 
 @dataclass(slots=True)
 class EventRecord(Record):
-    """Something that happened to one request; `type` is its kind in the file."""
+    """An event in the life of one request; `type` is its kind in the file."""
 
     what: ClassVar[str] = "the event"
     tags: ClassVar[tuple[str, ...]] = ("type",)
@@ -24,7 +24,7 @@ class EventRecord(Record):
 
 @dataclass(slots=True)
 class Queued(EventRecord):
-    """It was added."""
+    """The request was added."""
 
     type: ClassVar[str] = "QUEUED"
     t: float
@@ -36,7 +36,7 @@ class Queued(EventRecord):
 
 @dataclass(slots=True)
 class Scheduled(EventRecord):
-    """It was admitted, with so much found in the prefix cache."""
+    """The request was admitted; `num_cached_tokens` of its tokens were in the prefix cache."""
 
     type: ClassVar[str] = "SCHEDULED"
     num_cached_tokens: int
@@ -45,7 +45,8 @@ class Scheduled(EventRecord):
 
 @dataclass(slots=True)
 class Preempted(EventRecord):
-    """It was thrown out: the running needed `needs` blocks, `free` were; `for_` was the first short."""
+    """The request was preempted: the running requests needed `needs` blocks, `free` were free, and `for_` was
+    the first that lacked one."""
 
     type: ClassVar[str] = "PREEMPTED"
     for_: str
@@ -55,7 +56,7 @@ class Preempted(EventRecord):
 
 @dataclass(slots=True)
 class Finished(EventRecord):
-    """It is done: stop, length, abort or error."""
+    """The request ended; `reason` is stop, length, abort or error."""
 
     type: ClassVar[str] = "FINISHED"
     reason: str
@@ -69,11 +70,10 @@ Event = Queued | Scheduled | Preempted | Finished
 
 @dataclass(slots=True)
 class RequestView(Record):
-    """One request in one step, as folded from the records (see fold.py).
+    """The state of one request in one step, folded from the records (see fold.py).
 
-    `state` is what the step did with it: waiting, prefill, decode, preempted (in this step) or
-    finished (in an earlier one). A moment or its step is None before it comes, and where the
-    trace does not say.
+    `state` is waiting, prefill, decode, preempted (in this step) or finished (in an earlier one). A time or
+    the number of a step is None before it is reached, and where the trace does not have it.
     """
 
     what: ClassVar[str] = "the header's request"
@@ -103,7 +103,7 @@ class RequestView(Record):
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens known and not computed before this step: prompt and outputs less what is cached."""
+        """Known tokens that were not computed before this step: prompt and outputs, less the cached ones."""
         return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens
 
     @property
@@ -114,8 +114,8 @@ class RequestView(Record):
 
 @dataclass(slots=True)
 class Header(Record):
-    """How a run was set up. A trace that begins in the middle of one also says how things stood then:
-    the requests that were there, and the blocks whose content the prefix cache could find."""
+    """The settings of a run. If the trace begins in the middle of a run, also its state at that point: the
+    requests, and the blocks whose content the prefix cache could find."""
 
     what: ClassVar[str] = "the header"
     tags: ClassVar[tuple[str, ...]] = ("trace", "version")
@@ -132,7 +132,7 @@ class Header(Record):
 
 @dataclass(slots=True)
 class Blocked(Record):
-    """Why the front of the queue was not admitted; where memory was short, by how many blocks."""
+    """The reason why the front of the queue was not admitted; for memory, the blocks needed and free."""
 
     what: ClassVar[str] = "the step's 'blocked'"
     reason: str
@@ -143,7 +143,7 @@ class Blocked(Record):
 
 @dataclass(slots=True)
 class StepTrace(Record):
-    """One step. Counts are those after scheduling, before the finished gave their blocks back."""
+    """One step. The counts are those after scheduling, before finished requests return their blocks."""
 
     what: ClassVar[str] = "the step"
     step: int
@@ -154,7 +154,7 @@ class StepTrace(Record):
     num_running: int
     num_waiting: int
     blocked: Blocked
-    blocks: dict[str, list[int]]  # newly given
+    blocks: dict[str, list[int]]  # newly allocated
     new_tokens: dict[str, list[int]]
     num_free_blocks: int
     num_cached_blocks: int
@@ -163,7 +163,7 @@ class StepTrace(Record):
 
 @dataclass(slots=True)
 class End(Record):
-    """How a run closed: drained, stuck, max_steps or error; and what came after its last step."""
+    """The end of a run: drained, stuck, max_steps or error; and the events after its last step."""
 
     what: ClassVar[str] = "the end"
     end: str

@@ -1,14 +1,11 @@
-"""vLLM's own scheduler, watched: `record(llm)` writes down what it decides, as a trace of our format.
+"""Recording vLLM: `record(llm)` writes the decisions of vLLM's own scheduler as a trace of this project.
 
 It wraps four methods of the scheduler inside an LLM (v1; read at vLLM 0.32.0) and changes no decision.
-It needs nothing beside vLLM and the standard library, so it runs in vLLM's own environment. `main` is what
-`mini-engine trace record-vllm` starts there.
+It needs only vLLM and the standard library, so that it runs in vLLM's own environment.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -31,28 +28,28 @@ from mini_engine.trace.records import (
 )
 from mini_engine.trace.retention import Retention, TraceStore
 
-NULL_BLOCKS = 1  # vLLM keeps block 0 for itself: its block n is our n - 1, and its pool has one less to give
-SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # vLLM's addition to each request id
+NULL_BLOCKS = 1  # vLLM reserves block 0: its block n is our n - 1, and its pool has one fewer to allocate
+SUFFIX = re.compile(r"-[0-9a-f]{8}$")  # which vLLM appends to each request id
 
 
 @contextmanager
-def record(llm: Any, path: Retention = True, *, wall: bool = False) -> Iterator[Watcher]:
-    """Record what the vLLM `llm` decides inside the `with`, into the file `path` or in memory.
+def record(llm: Any, path: Retention = True, *, wall: bool = False) -> Iterator[VLLMRecorder]:
+    """Record the decisions of the vLLM `llm` inside the `with`, into the file `path` or in memory.
 
         with record(llm, "trace.jsonl"):
             llm.generate(prompts)
 
-    The file is there once the block is left; `watcher.trace()` has it too where it was kept in memory.
-    Times are steps, or seconds with `wall`. Raises ValueError for an LLM that cannot be watched: one whose
-    scheduler runs in another process or a step ahead, or whose memory is not one table of blocks a request.
+    The file appears at the end of the `with`; a trace in memory is `recorder.trace()`. Times are steps, or
+    seconds with `wall`. Raise ValueError for an LLM that cannot be recorded: its scheduler runs in another
+    process or a step ahead, or a request has more than one table of blocks.
     """
-    watcher = Watcher(scheduler_of(llm), path, wall=wall)
-    with watcher.watching():
-        yield watcher
+    recorder = VLLMRecorder(scheduler_of(llm), path, wall=wall)
+    with recorder.recording():
+        yield recorder
 
 
 def scheduler_of(llm: Any) -> Any:
-    """The scheduler inside a vLLM LLM or LLMEngine."""
+    """Return the scheduler inside a vLLM LLM or LLMEngine. Raise ValueError if it cannot be recorded."""
     engine = getattr(llm, "llm_engine", llm)
     core = getattr(getattr(engine, "engine_core", None), "engine_core", None)
     if core is None:
@@ -63,25 +60,25 @@ def scheduler_of(llm: Any) -> Any:
     scheduler = core.scheduler
     if scheduler.scheduler_config.async_scheduling or getattr(core, "batch_queue", None) is not None:
         raise ValueError(
-            "this LLM schedules a step before it knows the last one's tokens; make it with "
-            "LLM(..., async_scheduling=False), without pipeline parallelism, to be watched"
+            "this LLM schedules a step before it knows the tokens of the last one; create it with "
+            "LLM(..., async_scheduling=False), without pipeline parallelism, to record it"
         )
     if scheduler.num_spec_tokens:
-        raise ValueError("this LLM drafts tokens (speculative decoding), which a trace has no place for")
+        raise ValueError("this LLM drafts tokens (speculative decoding), which a trace cannot hold")
     groups = scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
     windows = [group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None)]
     if len(groups) != 1 or windows:
         raise ValueError(
             f"this model keeps its keys and values in {len(groups)} groups, {len(windows)} with a sliding "
-            "window; a trace has one table of blocks a request"
+            "window; a trace has one table of blocks per request"
         )
     if scheduler.get_num_unfinished_requests():
-        raise ValueError("there are unfinished requests; begin to record before they are added")
+        raise ValueError("there are unfinished requests; start recording before requests are added")
     return scheduler
 
 
 def settings(scheduler: Any) -> dict[str, Any]:
-    """The scheduler's settings, as a header's `config`."""
+    """Return the scheduler's settings as a header's `config`."""
     kv = scheduler.kv_cache_manager
     return {
         "policy": scheduler.policy.value,
@@ -95,8 +92,8 @@ def settings(scheduler: Any) -> dict[str, Any]:
     }
 
 
-class Watcher:
-    """Stands around a scheduler of vLLM and makes a record of each of its steps."""
+class VLLMRecorder:
+    """Wraps a scheduler of vLLM and records each of its steps."""
 
     def __init__(self, scheduler: Any, keep: Retention = True, *, wall: bool = False):
         self.scheduler = scheduler
@@ -112,19 +109,19 @@ class Watcher:
         self.store = TraceStore(self.header, keep)
         self.step = 0
         self.end: End | None = None
-        self._names: dict[str, str] = {}  # ours, by vLLM's
+        self._names: dict[str, str] = {}  # our ids by vLLM's
         self._taken: set[str] = set()
         self._num_blocks_seen: dict[str, int] = {}
         self._events: list[Event] = []  # since the latest step was decided
         self._record: StepTrace | None = None
 
     def trace(self) -> Trace:
-        """What is kept of the run so far."""
+        """Return the part of the run so far that is kept."""
         return self.store.trace(self.end or self._end())
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, the scheduler's methods are wrapped; the end closes the trace."""
+    def recording(self) -> Iterator[None]:
+        """Wrap the scheduler's methods inside the `with`; its end closes the trace."""
         wrappers: dict[str, Callable[..., Any]] = {
             "add_request": self._add,
             "schedule": self._schedule,
@@ -132,7 +129,7 @@ class Watcher:
             "finish_requests": self._finish,
         }
         self._original = {name: getattr(self.scheduler, name) for name in wrappers}
-        vars(self.scheduler).update(wrappers)  # on this object, over its class's
+        vars(self.scheduler).update(wrappers)  # on this object; the class is not changed
         try:
             yield
         except BaseException as error:
@@ -154,7 +151,7 @@ class Watcher:
     def _add(self, request: Any) -> None:
         is_new = request.request_id not in self.scheduler.requests
         self._original["add_request"](request)
-        if is_new:  # else it goes on with one that streams its input
+        if is_new:  # else more input of a known request
             short = SUFFIX.sub("", request.request_id)
             name = request.request_id if short in self._taken else short
             size, longest, arrival = request.num_prompt_tokens, request.max_tokens, len(self._names)
@@ -174,10 +171,10 @@ class Watcher:
         output = self._original["schedule"](*args, **kwargs)
         scheduled: dict[str, int] = output.num_scheduled_tokens
         running, num_waiting = list(scheduler.running), scheduler.get_request_counts()[1]
-        if not (scheduled or running or num_waiting):  # a step that only lets the finished go
+        if not (scheduled or running or num_waiting):  # a step that only releases finished requests
             return output
         events, self._events = self._events, []
-        # One that was preempted between two steps, to empty the prefix cache, is no longer in running.
+        # A request that was preempted between two steps, to empty the prefix cache, is no longer in running.
         preempted = sorted(output.preempted_req_ids, key=[*lacking, *output.preempted_req_ids].index)
         events += self._preemptions(preempted, lacking, free)
         were = {request.request_id for request in before}
@@ -226,7 +223,7 @@ class Watcher:
         return [block - NULL_BLOCKS for block in blocks]
 
     def _lacking(self, request: Any) -> int:
-        """The blocks that a running request needs in the coming step, were there no budget."""
+        """Return the blocks that a running request needs in the next step, without regard to the budget."""
         left = request.num_tokens - request.num_computed_tokens
         config = self.header.config
         tokens = request.num_computed_tokens + min(left, config["long_prefill_token_threshold"] or left)
@@ -234,7 +231,7 @@ class Watcher:
         return max(0, needed - len(self._table(request.request_id)))
 
     def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
-        """As a Recorder says it: what all that ran needed, what was free, who was the first short."""
+        """Return the events as a Recorder writes them: blocks needed, blocks free, first request short."""
         needs, short = sum(lacking.values()), first_short(lacking, set(preempted), free)
         return [Preempted(self._names[name], self._names[short or name], needs, free) for name in preempted]
 
@@ -255,7 +252,7 @@ class Watcher:
         return new_blocks
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
-        """Why the front of the queue was not admitted: what can be seen from outside."""
+        """Return the reason why the front of the queue was not admitted, as far as it is visible."""
         config, waiting = self.header.config, self.scheduler.waiting
         if not waiting:
             return Blocked("empty")
@@ -267,57 +264,10 @@ class Watcher:
             return Blocked("slots", name)
         if sum(scheduled.values()) >= config["max_num_batched_tokens"]:
             return Blocked("budget", name)
-        needs = -(-request.num_tokens // config["block_size"])  # what it finds in the cache would be less
+        needs = -(-request.num_tokens // config["block_size"])  # an upper bound: some may be cached
         needs += config["watermark"] if self.scheduler.running else 0
         return Blocked("memory", name, needs, free) if needs > free else Blocked("none", name)
 
     def _finished(self, request: Any) -> Event:
         self._num_blocks_seen.pop(request.request_id, None)
         return Finished(self._names[request.request_id], str(request.get_finished_reason()))
-
-
-# ------------------------------------------------------------------- in vLLM's process: record-vllm
-
-
-def serve(llm: Any, requests: list[dict[str, Any]]) -> None:
-    """Serve the requests of a scenario, each from its step `at`; a reader that leaves is an abort."""
-    import vllm
-
-    engine, turn = llm.llm_engine, 0
-    coming = sorted(requests, key=lambda wanted: wanted["at"])
-    leaves = {wanted["id"]: wanted["leaves_after"] for wanted in requests if wanted.get("leaves_after")}
-    while coming or engine.has_unfinished_requests():
-        while coming and (coming[0]["at"] <= turn or not engine.has_unfinished_requests()):
-            wanted = coming.pop(0)
-            params = vllm.SamplingParams(
-                temperature=0,
-                max_tokens=wanted["max_tokens"],
-                ignore_eos=True,
-                stop_token_ids=wanted.get("stop_token_ids"),
-                stop=wanted.get("stop"),
-            )
-            text = isinstance(wanted["prompt"], str)
-            prompt = wanted["prompt"] if text else {"prompt_token_ids": wanted["prompt"]}
-            engine.add_request(wanted["id"], prompt, params, priority=wanted["priority"])
-        for output in engine.step():
-            name = output.request_id
-            if not output.finished and len(output.outputs[0].token_ids) >= leaves.get(name, sys.maxsize):
-                engine.abort_request([name])
-        turn += 1
-
-
-def main() -> None:
-    """Do the job on stdin, JSON: `llm` (arguments of vllm.LLM), `requests`, `out`, `wall`."""
-    job = json.load(sys.stdin)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler in this process
-    for name, value in (("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "WARNING")):
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; only a build for CPUs looks at it
-    import vllm
-
-    plain = {"async_scheduling": False, "enforce_eager": True, "disable_log_stats": True}
-    llm = vllm.LLM(**plain | job["llm"])
-    with record(llm, job["out"], wall=job["wall"]):
-        serve(llm, job["requests"])
-    sys.stdout.flush()
-    os._exit(0)  # large libraries take seconds to end in order

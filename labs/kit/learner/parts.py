@@ -22,7 +22,7 @@ from mini_engine.backends.padded import PaddedBackend
 from mini_engine.engine import Engine, step
 from mini_engine.outputs import Delta
 from mini_engine.parts import NoWorkError, Parts
-from mini_engine.show.demo import count
+from mini_engine.show.figures import counted
 from mini_engine.trace import Recorder
 
 SECONDS_A_STEP = 30
@@ -207,5 +207,5 @@ def why_unused(status: Progress) -> str:
         return f"{lab.id}: {unwritten[0]}{more} not written yet"
     failed = list(dict.fromkeys(result.function for result in status.results if not result.passed))
     first = status.most_informative.function if status.most_informative else failed[0]
-    more = f", and {count(len(failed) - 1, 'more test')}" if len(failed) > 1 else ""
+    more = f", and {counted(len(failed) - 1, 'more test')}" if len(failed) > 1 else ""
     return f"{lab.id}: {first} fails{more}"

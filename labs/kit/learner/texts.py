@@ -8,7 +8,8 @@ from itertools import takewhile, zip_longest
 from labs.kit.learner.parts import LearnerParts
 from labs.kit.learner.screen import width
 from mini_engine.model import CausalLM
-from mini_engine.show.demo import Answer, demo_engine, serve
+from mini_engine.show.demo import demo_engine, serve
+from mini_engine.show.demo_report import Answer
 from mini_engine.text.tokenizer import Tokenizer
 
 EXACT = 1_000_000_000  # parameters up to which a second run in float64 is quick enough

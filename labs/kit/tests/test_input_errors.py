@@ -341,8 +341,8 @@ COMMANDS = [
     ("demo nolab", NO_LAB),
     ("demo ", "there is no lab ''"),
     ("demo lab-01,,lab-02", NO_LAB),
-    ("demo lab-01 --out file", "file is no folder that can be written to"),
-    ("demo lab-01 --out file/deeper", "file is no folder that can be written to"),
+    ("demo lab-01 --out file", "file is not a writable folder"),
+    ("demo lab-01 --out file/deeper", "file is not a writable folder"),
     ("hint lab-01 nothing", "has no task 'nothing'"),
     ("hint lab-01 --again 99999999999999999999", "has not been shown yet"),
     ("hint lab-01 --again -1", "has not been shown yet"),
@@ -355,7 +355,7 @@ COMMANDS = [
     ("export --student class", "class is not empty, and not an exported course"),
     ("grade nowhere --out r", "nowhere is not a folder"),
     ("grade file --out r", "file is not a folder"),
-    ("grade class --out file", "file is no folder that can be written to"),
+    ("grade class --out file", "file is not a writable folder"),
     ("grade class --out class/r", "--out should lie outside"),
     ("grade class --out r --labs 99", NO_LAB),
     ("grade class --out r --labs ,,", "--labs ,, names no lab"),
@@ -372,7 +372,7 @@ COMMANDS = [
     ("grade class --out r --cluster tcp://:1", "--cluster should be an address such as"),
     ("replay nowhere ann 1 public 1", "nowhere is not a report"),
     ("gradescope --out class", "class is a folder"),
-    ("gradescope --out pipe", "pipe is no plain file"),
+    ("gradescope --out pipe", "pipe is not a regular file"),
     ("gradescope --out file/x.zip", "file"),
     ("gradescope --labs 99", NO_LAB),
     ("gradescope --seed a\nb", "--seed should be at most 100 letters that print"),
@@ -440,9 +440,9 @@ def test_reports_and_states_end_with_what_was_there(tmp_path, monkeypatch):
 
 
 SIGNALS = [
-    ("check lab-01", "SIGTERM", "labs.kit.judge.matrix", 143, "ended by SIGTERM"),
+    ("check lab-01", "SIGTERM", "labs.kit.judge.matrix", 143, "terminated (SIGTERM)"),
     ("status", "SIGINT", "labs.kit.judge.examine", 130, "interrupted"),
-    ("watch lab-01", "SIGTERM", "", 143, "ended by SIGTERM"),
+    ("watch lab-01", "SIGTERM", "", 143, "terminated (SIGTERM)"),
 ]
 
 

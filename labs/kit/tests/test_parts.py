@@ -17,7 +17,7 @@ from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import SamplingParams
-from mini_engine.show.demo import Answer
+from mini_engine.show.demo_report import Answer
 
 CONFIG = ModelConfig("qwen3", 50, 32, 48, 2, 4, 2, 8, 128, tie_word_embeddings=True, qk_norm=True)
 

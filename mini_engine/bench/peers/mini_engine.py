@@ -1,5 +1,5 @@
 """This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/, or a slower
-way to serve, named as in sim/policies.py.
+way to serve, named as in sim/baselines.py.
 
 "floor" is a lower bound of its steps' time: the matrix products of the same steps alone, in this process, and
 the weights read once a step at the speed at which this machine reads memory.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mini_engine import __version__
-from mini_engine.backends.two_pass import policy_parts
+from mini_engine.backends.two_pass import baseline_parts
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.fast.model import Fast, FastLM
@@ -23,7 +23,7 @@ from mini_engine.loading.checkpoint import load_model
 from mini_engine.model import CausalLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
-from mini_engine.sim.policies import BASELINES
+from mini_engine.sim.baselines import BASELINES
 
 FAST: dict[str, Fast] = {"": True, "torch": "torch", "simple": False}
 
@@ -82,7 +82,7 @@ class Served:
         if variant not in FAST | BASELINES:
             raise ValueError(f"no variant {variant!r}; there are {', '.join([*FAST, *BASELINES][1:])}")
         if variant not in FAST:
-            settings["parts"] = Parts(**policy_parts(variant))
+            settings["parts"] = Parts(**baseline_parts(variant))
             settings["enable_prefix_caching"] = BASELINES[variant].backend != "padded"
         self.engine = Engine(model, fast=fast, **settings)
         self.llm, self.model = LLM.from_engine(self.engine), self.engine.model

@@ -1,7 +1,7 @@
-"""Figures of a trace, for notebooks, docs and the demo: a file a picture, what they share in style.py.
+"""Figures of a trace, for notebooks, docs and the demo: one file per figure, shared parts in style.py.
 
-matplotlib is imported when a picture is drawn. Every figure has a twin, `<name>_data`, that returns
-what is plotted: that is what to test and to print.
+matplotlib is imported when a figure is drawn. For every figure `<name>_data` returns the plotted data, to
+test and to print.
 """
 
 from mini_engine.show.figures.attention_mask import attention_mask, attention_mask_data, step_rows

@@ -1,16 +1,12 @@
-"""The attention mask of a fused batch: which key each query sees, padded and ragged."""
-
-from __future__ import annotations
+"""The attention mask of a fused batch, padded and ragged: the keys that each query sees."""
 
 from collections.abc import Iterable
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace, replay
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MASK = {
     "seen": (style.BLUE, "", style.BLUE),
@@ -20,25 +16,25 @@ MASK = {
 
 
 def step_rows(trace: Trace, step: int) -> tuple[list[str], list[int], list[int]]:
-    """The batch of one step of a trace, as `attention_mask` wants it: ids, past_lens, num_new."""
+    """Return the batch of one step of a trace as `attention_mask` takes it: ids, past_lens, num_new."""
     for record, views in islice(replay(trace), step, step + 1):
         ids = list(record.scheduled)
         return ids, [views[rid].num_computed_tokens for rid in ids], list(record.scheduled.values())
-    raise ValueError(f"the trace has {len(trace.steps)} steps, 0 to {len(trace.steps) - 1}, but not {step}")
+    raise ValueError(f"the trace has steps 0 to {len(trace.steps) - 1}, but not {step}")
 
 
 def attention_mask_data(past_lens: list[int], num_new: list[int], ids: list[str] | None = None) -> style.Data:
-    """The mask of one fused batch, twice: {"padded": ..., "ragged": ...}.
+    """Return the mask of one fused batch in both layouts: {"padded": ..., "ragged": ...}.
 
-    Each has `rows`, a (request, query position) a row with None for a pad, and `cells`, [row][key]:
-    the key's position where the query sees it, "later" where causality hides it, "pad" where there
-    is nothing. Padded keys are the past, then the new tokens, each filled up on the left, so all
-    rows are P_max + T_max long; ragged rows end where their keys end. `seen` counts the cells that
-    matter, `computed` all that are there.
+    Each has `rows`, a (request, query position) per row with None for a pad, and `cells`, [row][key]:
+    the key's position where the query sees it, "later" where causality hides it, "pad" for padding.
+    Padded keys are the past, then the new tokens, each padded on the left, so that all rows have
+    P_max + T_max cells; ragged rows end with their keys. `seen` counts the cells that are needed,
+    `computed` all cells.
     """
     if len(past_lens) != len(num_new) or not num_new:
         raise ValueError(
-            f"one past length and one number of new tokens a row, but got {past_lens} and {num_new}"
+            f"each row needs a past length and a number of new tokens, but got {past_lens} and {num_new}"
         )
     ids = ids or [chr(ord("A") + i) for i in range(len(num_new))]
     most_past, most_new = max(past_lens), max(num_new)
@@ -75,10 +71,10 @@ def attention_mask(
     *,
     ids: list[str] | None = None,
 ) -> tuple[Axes, ...]:
-    """Which key each query sees, cell by cell: the padded batch and the ragged one. Returns two Axes.
+    """Draw the keys that each query sees, for the padded batch and the ragged one. Return two Axes.
 
     A row is a query, named by its request and position; the number in a cell is the position of the
-    key. Raises ValueError for a batch too large to letter (more than 28 keys or 40 padded rows).
+    key. Raise ValueError for a batch too large to label (more than 28 keys or 40 padded rows).
     """
     data = attention_mask_data(past_lens, num_new, ids)
     keys, rows = max(map(len, data["padded"]["cells"])), len(data["padded"]["rows"])

@@ -1,17 +1,13 @@
-"""The KV pool as a grid: which request holds which block at some steps of a run."""
-
-from __future__ import annotations
+"""The KV pool as a grid: the owner of each block at some steps of a run."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Fold, Trace
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# Light enough for black letters. Colours come round again; the name in the block decides.
+# Light enough for black letters. Colours repeat; the name in the block identifies the owner.
 OWNERS = (
     style.LIGHT_ORANGE, style.LIGHT_BLUE, style.LIGHT_GREEN, "#E3B0CB", style.YELLOW, "#EE9A66", "#BFC7D5",
 )  # fmt: skip
@@ -24,17 +20,17 @@ LOOKS: dict[str, style.Data] = {
 
 
 def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
-    """Which requests hold which block at some steps (default: six, evenly spread).
+    """Return the owners of each block at some steps (default: six, evenly spread).
 
     steps; owners [snapshot][block], a tuple of request ids, two or more where a prefix is shared;
     cached [snapshot], the blocks, held or free, whose content the prefix cache can find;
-    num_blocks, block_size. Raises ValueError for a step that the trace does not have.
+    num_blocks, block_size. Raise ValueError for a step that the trace does not have.
     """
     config = trace.header.config
     last = len(trace.steps) - 1
     steps = sorted({round(i * last / 5) for i in range(6)}) if steps is None else list(steps)
     if not steps or min(steps) < 0 or max(steps) > last:
-        raise ValueError(f"steps must be within 0 to {last}, the steps of this trace, but are {steps}")
+        raise ValueError(f"steps must be within 0 to {last}, but are {steps}")
     owners, cached = [], []
     fold = Fold(trace.header)
     for index, record in enumerate(trace.steps):
@@ -58,13 +54,13 @@ def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
 def block_map(
     trace: Trace, steps: list[int] | None = None, axes: Iterable[Axes] | None = None
 ) -> tuple[Axes, ...]:
-    """The pool as a grid at some steps: each block with its owner, shared and cached ones marked.
+    """Draw the pool as a grid at some steps: each block with its owner, shared and cached blocks marked.
 
-    `axes`: as many Axes as steps. Returns them. Raises ValueError for a pool of more than 250 blocks.
+    `axes`: as many Axes as steps; they are returned. Raise ValueError for a pool of more than 250 blocks.
     """
     data = block_map_data(trace, steps)
     if data["num_blocks"] > 250:
-        raise ValueError(f"{data['num_blocks']} blocks are too many to letter; show a pool of at most 250")
+        raise ValueError(f"{data['num_blocks']} blocks are too many to label; show a pool of at most 250")
     width = max(4, round((data["num_blocks"] * 1.3) ** 0.5))
     height = -(-data["num_blocks"] // width)
     axes = tuple(_block_grid(len(data["steps"]), width, height) if axes is None else axes)
@@ -99,7 +95,7 @@ def _natural(rid: str) -> tuple[int, str]:
 def _draw_block(
     ax: Axes, x: int, y: int, held: tuple[str, ...], cached: bool, looks: dict[str, tuple[str, str]]
 ) -> str:
-    """Draws a block and returns its kind, a key of LOOKS."""
+    """Draw a block and return its kind, a key of LOOKS."""
     if not held:
         kind, text, face = "cached" if cached else "free", "", "none"
     else:
@@ -113,7 +109,7 @@ def _draw_block(
 
 
 def _legend_blocks(figure: Any, kinds: set[str], looks: dict[str, tuple[str, str]]) -> None:
-    """What the cells mean and, where ids are too long to stand in them, which name is whose."""
+    """Add the legend of the cells; ids too long for a cell are numbered in it."""
     from matplotlib.patches import Patch
 
     words = {

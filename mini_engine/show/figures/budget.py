@@ -1,19 +1,13 @@
-"""The token budget: what each step computed, decode below prefill, against what it may."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""The token budget: the tokens of each step, decode below prefill, against the limit."""
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace, replay
 from mini_engine.trace.metrics import summary
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 def budget_data(trace: Trace) -> style.Data:
-    """Steps, the decode and the prefill tokens of each, the budget, and the share of it that was used."""
+    """Return the steps, their decode and prefill tokens, the budget, and the share of it that was used."""
     tokens: dict[str, list[int]] = {style.DECODE: [], style.PREFILL: []}
     for _, views in replay(trace):
         for state, totals in tokens.items():
@@ -28,7 +22,7 @@ def budget_data(trace: Trace) -> style.Data:
 
 
 def budget(trace: Trace, ax: Axes | None = None) -> Axes:
-    """What each step computed, decode below prefill, against the token budget. Returns the Axes."""
+    """Draw the tokens of each step, decode below prefill, against the budget. Return the Axes."""
     ax = style.one_panel(ax, height=2.6)
     draw_budget(ax, budget_data(trace), headroom=0.15)
     ax.set_xlabel("engine step", fontsize=9, color=style.INK)

@@ -1,11 +1,9 @@
-"""Two traces of one workload, one above the other, and where they part."""
-
-from __future__ import annotations
+"""Two traces of one workload, one above the other, with the first step that differs."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.show.figures.timeline import (
     BAR,
     POINTS,
@@ -16,15 +14,12 @@ from mini_engine.show.figures.timeline import (
 )
 from mini_engine.trace import Trace, decisions, first_difference
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 def compare_data(trace: Trace, reference: Trace) -> style.Data:
-    """The first departing step (an index, None if there is none) and what differs in it.
+    """Return the first step that differs (an index, None if there is none) and its differing fields.
 
     `fields` maps each differing part of the decision to (ours, theirs); a step that only one of the
-    two has differs as a whole, and counts as {} for the other.
+    two has counts as {} for the other.
     """
     index = first_difference(trace, reference)
     if index is None:
@@ -43,10 +38,10 @@ def compare(
     labels: tuple[str, str] = ("yours", "reference"),
     steps: tuple[int, int] | None = None,
 ) -> tuple[Axes, ...]:
-    """Two traces of one workload, one above the other, the first departing step marked.
+    """Draw two traces of one workload, one above the other, with the first differing step marked.
 
-    Shows the steps around it (or `steps`, first and last) where the traces are long: as many as leave
-    each cell room for its token count. Returns two Axes.
+    Of long traces it shows the steps around it (or `steps`, first and last): as many as leave
+    each cell room for its token count. Return two Axes.
     """
     from matplotlib.patches import Patch, Rectangle
 
@@ -54,7 +49,7 @@ def compare(
     longest = max(len(trace.steps), len(reference.steps))
     if steps is None:
         most = max(r.num_batched_tokens for r in [*trace.steps, *reference.steps]) if longest else 0
-        room = int(450 / (len(str(most)) * POINTS + 2))  # 450 points are left of the page for the cells
+        room = int(450 / (len(str(most)) * POINTS + 2))  # 450 points of the page remain for the cells
         first = max(0, min((index or 0) - room // 3, longest - room))
         steps = (first, min(longest, first + room) - 1)
     both = [timeline_data(t, steps) for t in (trace, reference)]

@@ -1,20 +1,16 @@
-"""The chunk threshold: what a smaller chunk buys in gaps between tokens, and costs in first tokens."""
-
-from __future__ import annotations
+"""The chunk threshold: smaller chunks shorten the gaps between tokens and delay the first token."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace
 from mini_engine.trace.metrics import summary
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
-    """A row a trace, by long_prefill_token_threshold, 0 (off) last: its ITL and TTFT, None if it has none."""
+    """Return ITL and TTFT of each trace, by long_prefill_token_threshold, 0 (off) last; None if undefined."""
     rows = []
     for trace in traces:
         run = summary(trace)
@@ -32,10 +28,10 @@ def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
 
 
 def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
-    """What a smaller chunk buys (short gaps between tokens) and costs (a later first token).
+    """Draw ITL and TTFT against the chunk threshold: smaller chunks shorten the gaps and delay first tokens.
 
-    `traces`: one workload under several thresholds, on a clock with a cost model; on a clock of one
-    a step every gap is 1. Returns the two Axes.
+    `traces`: one workload under several thresholds, on a clock with a cost model; on a clock that counts
+    steps every gap is 1. Return the two Axes.
     """
     rows = itl_vs_threshold_data(traces)
     unit = style.plural(traces[0].header.unit)

@@ -1,22 +1,17 @@
-"""The ladder: output throughput of each way to run the same workload, and its longest gap."""
-
-from __future__ import annotations
+"""The ladder: output throughput and longest gap of each way to run the same workload."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace
 from mini_engine.trace.metrics import summary
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 def ladder_data(traces: dict[str, Trace]) -> list[tuple[str, float, float, float]]:
-    """(label, output tokens a second or step, multiple of the first one's, longest gap) of {label: trace}.
+    """Return (label, output tokens per second or step, ratio to the first, longest gap) per {label: trace}.
 
-    The gap, in the trace's unit, is the longest wait between two tokens of one request.
+    The gap, in the trace's unit, is the longest time between two tokens of one request.
     """
     runs = {label: summary(trace) for label, trace in traces.items()}
     scale = {"ms": 1000}
@@ -27,7 +22,7 @@ def ladder_data(traces: dict[str, Trace]) -> list[tuple[str, float, float, float
 
 
 def ladder(traces: dict[str, Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
-    """Output throughput and longest gap of each way to run one workload, in the order given: two Axes."""
+    """Draw output throughput and longest gap of each trace, in the order given. Return two Axes."""
     names, rates, ratios, gaps = zip(*ladder_data(traces), strict=True)
     unit = next(iter(traces.values())).header.unit
     axes = style.panels(axes, 1, 2, 0.3 * len(names) + 0.5, sharey=True, gridspec_kw={"wspace": 0.06})
@@ -47,7 +42,7 @@ def ladder(traces: dict[str, Trace], axes: Iterable[Axes] | None = None) -> tupl
         style.frame(ax, title=title, grid="")
         ax.margins(x=0.3)
         ax.tick_params(axis="y", length=0)
-        ax.tick_params(axis="x", bottom=False, labelbottom=False)  # each bar says its length
+        ax.tick_params(axis="x", bottom=False, labelbottom=False)  # each bar has a label
         ax.spines["bottom"].set_visible(False)
     axes[0].invert_yaxis()
     return tuple(axes)

@@ -1,17 +1,12 @@
-"""Latencies: the share of TTFT, TPOT and ITL values up to each length, a line a trace."""
-
-from __future__ import annotations
+"""Latencies: the cumulative distribution of TTFT, TPOT and ITL, one line per trace."""
 
 from collections.abc import Iterable
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace
 from mini_engine.trace.metrics import request_metrics
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LINES = (
     (style.BLUE, "-"),
@@ -23,7 +18,7 @@ LINES = (
 
 
 def latency_data(traces: Trace | dict[str, Trace]) -> dict[str, dict[str, list[float]]]:
-    """{label: {"ttft": sorted values, "tpot": ..., "itl": ...}} of a trace or of {label: trace}."""
+    """Return {label: {"ttft": sorted values, "tpot": ..., "itl": ...}} of a trace or of {label: trace}."""
     data = {}
     for label, trace in (traces if isinstance(traces, dict) else {"": traces}).items():
         requests = request_metrics(trace).values()
@@ -36,7 +31,7 @@ def latency_data(traces: Trace | dict[str, Trace]) -> dict[str, dict[str, list[f
 
 
 def latency(traces: Trace | dict[str, Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
-    """The share of TTFT, TPOT and ITL values up to each length, a line a trace. Returns three Axes."""
+    """Draw the cumulative distribution of TTFT, TPOT and ITL, one line per trace. Return three Axes."""
     data = latency_data(traces)
     any_trace = next(iter(traces.values())) if isinstance(traces, dict) else traces
     unit = style.plural(any_trace.header.unit)

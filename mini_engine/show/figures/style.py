@@ -1,41 +1,39 @@
-"""What the figures share: colours, axes, legends, saving, and the words that stand for a picture.
+"""Shared parts of the figures: colours, axes, legends, saving, and alternative texts.
 
-Colours are Okabe and Ito's and tints of them, which colour-blind readers tell apart; lightness,
-hatch, shape or letter say the same once more, so that a figure survives a grey printer. Figures have
-no background: what stands beside a coloured cell is drawn in greys that read on white and on black.
+The colours are Okabe and Ito's and tints of them, which colour-blind readers can distinguish. Lightness,
+hatch, shape or letter repeat the meaning, so that a figure can be printed in grey. Figures have no
+background: text and lines beside coloured cells are grey, readable on white and on black.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from mini_engine.trace import Trace
 from mini_engine.trace.file import write_whole
 from mini_engine.trace.metrics import summary
 
-if TYPE_CHECKING:
-    from typing import IO
+if TYPE_CHECKING:  # matplotlib is imported when a figure is drawn
+    from matplotlib.axes import Axes as Axes
+else:
+    Axes = Any
 
-    from matplotlib.axes import Axes
-
-Data = dict[str, Any]  # what a figure plots, by name
+Data = dict[str, Any]  # plotted data, by name
 
 WAITING, PREFILL, DECODE, PREEMPTED, FINISHED = "waiting", "prefill", "decode", "preempted", "finished"
 
 BLUE, GREEN, VERMILLION, PURPLE, YELLOW = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#F0E442"
 LIGHT_ORANGE, LIGHT_BLUE, LIGHT_GREEN = "#F7C873", "#8CC6EC", "#8CCFBB"
-INK, GREY, PALE = "#7A7A7A", "#8C8C8C", "#8C8C8C55"  # INK: 4.3 to 1 on white and on JupyterLab's #111111
-DARK = "#1A1A1A"  # letters on a light cell
+INK, GREY, PALE = "#7A7A7A", "#8C8C8C", "#8C8C8C55"  # INK: contrast 4.3 on white and on JupyterLab's #111111
+DARK = "#1A1A1A"  # text on a light cell
 DASH, DOT = (0, (4, 1.5)), (0, (1, 1.2))
 WIDTH = 7.5  # inches: a notebook's column, a printed page
 
 
 def pyplot() -> Any:
-    """pyplot, for figures that a notebook shows by itself; nothing here shows one or picks a backend."""
+    """Return pyplot, whose figures a notebook shows by itself. No figure is shown here."""
     import matplotlib.pyplot as plt
 
     return plt
@@ -44,7 +42,7 @@ def pyplot() -> Any:
 def panels(
     axes: Iterable[Axes] | None, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
 ) -> list[Axes]:
-    """The given axes, or row by row those of a new figure of `width` by `height` inches."""
+    """Return the given axes, or, row by row, those of a new figure of `width` by `height` inches."""
     if axes is None:
         size = {"figsize": (width, height), "layout": "constrained"}
         axes = pyplot().subplots(rows, columns, squeeze=False, **size, **options)[1].flat
@@ -60,13 +58,13 @@ def plural(unit: str) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """1 step, 3 steps, 2.5 steps, 28.5 ms: a number with its noun or unit."""
+    """Return a number with its noun or unit: "1 step", "3 steps", "2.5 steps", "28.5 ms"."""
     shown = str(number) if isinstance(number, int) else f"{number:.3g}"
     return f"{shown} {noun}" + ("" if number == 1 or noun in ("s", "ms") else "s")
 
 
 def frame(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "", grid: Any = "y") -> None:
-    """Labels, title and a quiet grid (x, y, both, or none of them)."""
+    """Set labels, title and a light grid (x, y, both, or "" for none)."""
     ax.set_xlabel(xlabel, fontsize=9, color=INK)
     ax.set_ylabel(ylabel, fontsize=9, color=INK)
     if title:
@@ -80,7 +78,7 @@ def frame(ax: Axes, *, xlabel: str = "", ylabel: str = "", title: str = "", grid
 
 
 def add_legend(target: Any, handles: list[Any] | None = None, ncols: int = 4) -> None:
-    """One line of legend above an Axes or a figure, where it covers nothing; without handles, none."""
+    """Add a legend above an Axes or a figure, where it covers nothing; without handles, none."""
     handles = target.get_legend_handles_labels()[0] if handles is None else handles
     if not handles:
         return
@@ -93,7 +91,7 @@ def add_legend(target: Any, handles: list[Any] | None = None, ncols: int = 4) ->
 
 
 def draw_limit(ax: Axes, value: float, text: str, headroom: float = 0.4) -> None:
-    """A dashed line that says what it is, with room above for the words."""
+    """Draw a labelled dashed line, with room above for the label."""
     ax.axhline(value, color=INK, linewidth=1, linestyle="--")
     place: Data = {"xycoords": ax.get_yaxis_transform(), "textcoords": "offset points", "ha": "right"}
     ax.annotate(text, (1, value), (0, 2), fontsize=8, va="bottom", color=INK, **place)
@@ -102,7 +100,7 @@ def draw_limit(ax: Axes, value: float, text: str, headroom: float = 0.4) -> None
 
 
 def cell_grid(ax: Axes, width: int, height: int, title: str) -> None:
-    """Make a square cell the unit of an Axes, row 0 on top."""
+    """Set the unit of an Axes to one square cell, with row 0 on top."""
     frame(ax, title=title, grid="")
     ax.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), xticks=[], aspect="equal", anchor="NW")
     ax.set_yticks([])
@@ -121,13 +119,13 @@ def draw_cell(
 def save(
     axes: Axes | tuple[Axes, ...], path: str | PathLike[str] | IO[bytes], *, alt: str = "", dpi: int = 150
 ) -> None:
-    """Write the figure that `axes` (one, or the tuple a figure function returned) belongs to, and close it.
+    """Write the figure of `axes` (one, or the tuple that a figure function returned), and close it.
 
     It has no background. `alt` is stored in the PNG as its Description.
     """
     figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
     options: Data = {"bbox_inches": "tight", "transparent": True}
-    if isinstance(path, str | PathLike):  # a picture is there whole, or not at all
+    if isinstance(path, str | PathLike):
         options["format"] = Path(path).suffix.lstrip(".") or "png"
     picture = BytesIO()
     figure.savefig(picture, dpi=dpi, metadata={"Description": alt} if alt else None, **options)
@@ -139,7 +137,7 @@ def save(
 
 
 def alt_text(trace: Trace, figure: str) -> str:
-    """What a reader of `figure` (the name of its function) should know without seeing it."""
+    """Return an alternative text for `figure`, the name of a figure's function."""
     run = summary(trace)
     many, steps = counted(run.num_requests, "request"), counted(run.num_steps, "step")
     text = [

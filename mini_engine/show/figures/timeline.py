@@ -1,20 +1,16 @@
-"""The timeline: a row a request, a column a step, and below it the KV pool and the token budget."""
-
-from __future__ import annotations
+"""The timeline: a row per request, a column per step, and below it the KV pool and the token budget."""
 
 from collections.abc import Iterable
 from itertools import groupby, islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mini_engine.show.figures import style
 from mini_engine.show.figures.budget import draw_budget
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Finished, Scheduled, Trace, replay
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# state: (face, hatch, hatch colour, share of the row's height). Waiting is a thin line, so that
-# no colour is needed to tell it from decoding.
+# state: (face, hatch, hatch colour, share of the row's height). Waiting is a thin line, distinct from
+# decoding without colour.
 STYLES = {
     style.WAITING: (style.GREY, "", style.GREY, 0.10),
     style.PREFILL: (style.BLUE, "", style.BLUE, 0.6),
@@ -25,16 +21,16 @@ MAX_ROWS, MAX_STEPS = 60, 600
 HIT = "\N{BLACK DOWN-POINTING TRIANGLE}"
 POINTS = 5.2  # width of a character at 8 points
 SUM = "\N{GREEK CAPITAL LETTER SIGMA}"
-BAR = 0.13  # a row's bar lies this far below the middle of its band; marks and sums stand above it
+BAR = 0.13  # distance of a row's bar below the middle of its band; marks and sums are above it
 
 
 def timeline_data(trace: Trace, steps: tuple[int, int] | None = None) -> style.Data:
-    """What `timeline` draws: a row a request, a column a step.
+    """Return the data of `timeline`: a row per request, a column per step.
 
     ids; priorities; steps (their numbers); states and tokens, both [row][column], the state None
     before a request arrives; finished {id: (first column without it, reason)}; hits {id: {column:
-    cached tokens}}; decode_tokens, prefill_tokens and used_blocks, a value a step (used_blocks None
-    without a pool); num_blocks; budget. `steps` (first, last) cuts out a stretch of a longer trace.
+    cached tokens}}; decode_tokens, prefill_tokens and used_blocks, a value per step (used_blocks None
+    without a pool); num_blocks; budget. `steps` (first, last) selects a part of a longer trace.
     """
     first, last = steps or (0, len(trace.steps) - 1)
     records = trace.steps[first : last + 1]
@@ -84,10 +80,10 @@ def timeline(
     steps: tuple[int, int] | None = None,
     width: float = style.WIDTH,
 ) -> tuple[Axes, ...]:
-    """One row a request, a cell a step; below it the KV blocks in use and the token budget.
+    """Draw a row per request and a cell per step; below it the KV blocks in use and the token budget.
 
-    `axes`: three Axes of your own, else a figure `width` inches wide is made. `steps` (first,
-    last) shows a part. Returns the three Axes. Raises ValueError for more than can be read.
+    `axes`: three Axes, else those of a new figure `width` inches wide. `steps` (first, last) shows a
+    part. Return the three Axes. Raise ValueError for more than can be read.
     """
     data = timeline_data(trace, steps)
     refuse_unreadable(data)
@@ -115,7 +111,7 @@ def refuse_unreadable(data: style.Data) -> None:
 
 
 def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0) -> None:
-    """The requests' rows alone, in a grid that is `columns` wide; `compare` draws two such."""
+    """Draw the rows of the requests in a grid `columns` wide; `compare` draws two of them."""
     ids, first, columns = data["ids"], data["steps"][0], columns or len(data["steps"])
     ranked = any(data["priorities"].values())
     names = [f"{rid} (p{data['priorities'][rid]})" if ranked else rid for rid in ids]
@@ -125,7 +121,7 @@ def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0)
     ax.tick_params(length=0, labelbottom=False)
     ax.spines[["left", "bottom"]].set_visible(False)
     figure: Any = ax.figure
-    figure.draw_without_rendering()  # the width of a cell is known when the labels have their room
+    figure.draw_without_rendering()  # layout decides the width of a cell
     cell_pt = ax.bbox.width / figure.dpi * 72 / columns
     gap = 0.6 / cell_pt if cell_pt > 3 else 0  # between cells
     for row, states in enumerate(data["states"]):
@@ -135,7 +131,7 @@ def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0)
                 runs = [(start + i, 1 - gap) for start, length in runs for i in range(int(length))]
             y = (row + BAR - height / 2, height)
             look: style.Data = {"facecolor": face, "hatch": hatch, "edgecolor": edge, "linewidth": 0}
-            ax.broken_barh(runs, y, snap=False, **look)  # or narrow gaps would be some a pixel, some none
+            ax.broken_barh(runs, y, snap=False, **look)  # snapping would make narrow gaps uneven
         _label_chunks(ax, row, data, cell_pt)
     for rid, (column, reason) in data["finished"].items():
         x, middle = first + column - 0.5, ids.index(rid) + BAR
@@ -146,7 +142,7 @@ def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0)
 
 
 def _runs(values: list[Any], wanted: object) -> list[tuple[int, int]]:
-    """The stretches [start, end) in which `values` equals `wanted`."""
+    """Return the ranges [start, end) in which `values` equals `wanted`."""
     runs, start = [], 0
     for value, group in groupby(values):
         end = start + len(list(group))
@@ -157,7 +153,7 @@ def _runs(values: list[Any], wanted: object) -> list[tuple[int, int]]:
 
 
 def _label_chunks(ax: Axes, row: int, data: style.Data, cell_pt: float) -> None:
-    """In each prefill cell its token count; above those too narrow for it, the sum of their run."""
+    """Write the token count into each prefill cell; above cells too narrow for it, the sum of their run."""
     tokens, first = data["tokens"][row], data["steps"][0]
     hits = data["hits"].get(data["ids"][row], {})
     runs = _runs(data["states"][row], style.PREFILL)
@@ -175,18 +171,18 @@ def _label_chunks(ax: Axes, row: int, data: style.Data, cell_pt: float) -> None:
         x, align = (first + end - 0.5, "right") if at_end else (first + start - 0.5, "left")
         if text:
             ax.text(x, row - 0.16, text, ha=align, **above)
-    for column in hits:  # all but one token was found: it went on decoding at once
+    for column in hits:  # all but one token was cached: it decodes at once
         if data["states"][row][column] == style.DECODE:
             ax.text(first + column - 0.5, row - 0.16, HIT, **above)
 
 
 def fits(counts: list[int], cell_pt: float) -> bool:
-    """Whether each count can stand in a cell of that many points."""
+    """Return whether each count fits into a cell of that many points."""
     return len(str(max(counts))) * POINTS + 2 <= cell_pt
 
 
 def legend_rows(ax: Axes, drawn: list[style.Data], *more: Any) -> None:
-    """What the rows that were drawn have, and the handles `more`."""
+    """Add the legend of the rows that were drawn, and the handles `more`."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

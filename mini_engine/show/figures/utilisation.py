@@ -1,24 +1,19 @@
 """Busy slots: static batching against continuous batching, on one workload."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace
 from mini_engine.trace.metrics import summary
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 def utilisation_data(static: Trace, continuous: Trace) -> style.Data:
-    """Busy slots of two runs of one workload, {"static": ..., "continuous": ..., "speedup": ...}.
+    """Return the busy slots of two runs of one workload: {"static": ..., "continuous": ..., "speedup": ...}.
 
-    A slot is busy in a step in which its request computes a token. `mean` is over all steps, so the
-    drain at the end counts; `mean_while_waiting` over the steps in which a request was queued (None
-    if none ever was). `speedup` is the ratio of the output throughputs.
+    A slot is busy in a step in which its request computes a token. `mean` is over all steps, including
+    the drain at the end; `mean_while_waiting` over the steps in which a request was queued (None
+    if there is none). `speedup` is the ratio of the output throughputs.
     """
     data: style.Data = {"static": _slots(static), "continuous": _slots(continuous)}
     slow, fast = (data[name]["output_throughput"] for name in data)
@@ -40,7 +35,7 @@ def _slots(trace: Trace) -> style.Data:
 
 
 def utilisation(static: Trace, continuous: Trace, axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
-    """Busy slots a step, static batching above continuous batching. Returns the two Axes."""
+    """Draw the busy slots of each step, static above continuous batching. Return the two Axes."""
     data = utilisation_data(static, continuous)
     axes = style.panels(axes, 2, 1, 3.8, sharex=True)
     longest = max(data[name]["num_steps"] for name in ("static", "continuous"))

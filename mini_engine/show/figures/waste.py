@@ -1,29 +1,23 @@
-"""Reserved KV memory: contiguous allocation against paging, and what really lies in it."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Reserved KV memory: contiguous allocation against paging, and the tokens that it holds."""
 
 from mini_engine.show.figures import style
+from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace, replay
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def waste_data(trace: Trace, max_model_len: int | None = None) -> style.Data:
-    """KV slots a step: taken by paging, reserved by contiguous allocation, and what each then holds.
+    """Return the KV slots of each step: taken by paging, by contiguous allocation, and the tokens in them.
 
-    The contiguous way reserves prompt plus max_tokens for each running request (or `max_model_len`,
-    where a server does not trust the request's limit) and shares nothing, so it holds a copy of what
-    paging shares. `wasted` is the share of the slots taken that hold no token, over all steps.
+    Contiguous allocation reserves prompt plus max_tokens for each running request (or `max_model_len`,
+    where a server does not trust the request's limit), and copies what paging shares. `wasted` is the
+    share of the slots taken that hold no token, over all steps.
     """
     config = trace.header.config
     size = config["block_size"]
     held, copies, paged, contiguous = [], [], [], []
     for record, views in replay(trace):
         running = [(v, v.num_computed_tokens + v.num_scheduled) for v in views.values() if v.blocks]
-        fill: dict[int, int] = {}  # a shared block is filled once
+        fill: dict[int, int] = {}  # a shared block counts once
         for view, tokens in running:
             for i, block in enumerate(view.blocks):
                 fill[block] = max(fill.get(block, 0), min(size, max(0, tokens - i * size)))
@@ -47,7 +41,7 @@ def waste_data(trace: Trace, max_model_len: int | None = None) -> style.Data:
 
 
 def waste(trace: Trace, ax: Axes | None = None, *, max_model_len: int | None = None) -> Axes:
-    """Reserved KV memory over the steps, contiguous against paged, and what really lies in it."""
+    """Draw the KV memory reserved in each step, contiguous and paged, and the tokens that it holds."""
     data = waste_data(trace, max_model_len)
     ax = style.one_panel(ax, height=3.0)
     edges = [data["steps"][0] - 0.5 + i for i in range(len(data["steps"]) + 1)]

@@ -1,7 +1,7 @@
-"""The trace player: one component that steps through what a scheduler decided, wherever people are.
+"""The trace player: a component that steps through the decisions of a scheduler.
 
-It is plain JavaScript, fed from outside, and has four hosts: a single HTML file (`write_player`), a Jupyter
-widget (widget.py), a page to be embedded (`write_shell`), and a picture of one step (picture.py).
+It is plain JavaScript and gets its data from outside. Its hosts are a single HTML file (`write_player`), a
+Jupyter widget (widget.py), and a page to embed (`write_shell`). picture.py draws one step as SVG.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import re
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
@@ -17,28 +18,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from mini_engine.show.player.example import ready_setup
+from mini_engine.show.player.example import ready_setup as ready_setup
+from mini_engine.trace import Trace
 from mini_engine.trace.file import write_whole
 from mini_engine.trace.record import Record
 
-__all__ = [
-    "Playable",
-    "Texts",
-    "component",
-    "payload",
-    "player_html",
-    "ready_setup",
-    "script",
-    "write_player",
-    "write_shell",
-]
-
 SOURCES = ("dom", "fold", "compare", "words", "draw", "view", "ops", "player")
-Texts = Mapping[str, tuple[str, Sequence[str]]]  # request id: its prompt, and a piece of text an output token
+Texts = Mapping[str, tuple[str, Sequence[str]]]  # {request id: (prompt, a piece of text per output token)}
 
 
 class Playable(Protocol):
-    """A Trace; or a log of operations, as labs 05 and 06 keep it, with the same three attributes."""
+    """A Trace, or a log of operations (labs 05 and 06) with the same three attributes."""
 
     @property
     def header(self) -> Record: ...
@@ -51,16 +41,16 @@ class Playable(Protocol):
 def write_player(
     path: str | os.PathLike[str], trace: Playable, other: Playable | None = None, **options: Any
 ) -> Path:
-    """Write the page for one trace, or for two side by side; returns its path.
+    """Write the page for one trace, or for two side by side, and return its path.
 
-    The options are those of `payload`; `#step=12&follow=r3` after the page's address says the same.
+    The options are those of `payload`; `#step=12&follow=r3` after the page's address sets step and request.
     """
     write_whole(path, player_html(trace, other, **options))
     return Path(path)
 
 
 def player_html(trace: Playable, other: Playable | None = None, **options: Any) -> str:
-    """The page of `write_player`, as text: all that it needs is in it, and its policy forbids the rest."""
+    """Return the page of `write_player` as text. It loads nothing, and its policy forbids any request."""
     data = payload(trace, other, **options)
     code = script("page")
     parts = {
@@ -73,8 +63,8 @@ def player_html(trace: Playable, other: Playable | None = None, **options: Any) 
 
 
 def write_shell(folder: str | os.PathLike[str]) -> Path:
-    """Write shell.html, player.js and player.css, for a page that embeds the player and feeds it by
-    postMessage (shell.html says how); returns the folder."""
+    """Write shell.html, player.js and player.css, for a page that embeds the player and sends it traces by
+    postMessage (see shell.js). Return the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (
@@ -96,18 +86,16 @@ def payload(
     texts: Texts | None = None,
     veil: bool = False,
 ) -> dict[str, Any]:
-    """What the component is fed, as JSON.
+    """Return the component's data as JSON.
 
-    `names` are the traces' titles. It opens at `step` (the number in its record), following the request
-    `follow`. With `texts`, each request's text so far is shown, too. With `veil`, the picture of the whole
-    run ends at the furthest step that was looked at. Raises ValueError when there is no step to play.
+    `names` are the traces' titles. The player opens at `step` (the number in its record) and follows the
+    request `follow`. With `texts` it shows each request's text so far. With `veil` its picture of the whole
+    run ends at the last step that was shown. Raise ValueError if there is no step to play.
     """
     runs = [trace] if other is None else [trace, other]
     names = names or ("trace", "reference")
     if not any(run.steps for run in runs):
-        raise ValueError(
-            f"the trace {names[0]!r} has no steps, so there is nothing to play; record a run first"
-        )
+        raise ValueError(f"the trace {names[0]!r} has no steps to play; record a run first")
     traces = [_plain(name, run, texts) for name, run in zip(names, runs, strict=False)]
     return {"traces": traces, "step": step, "follow": follow, "veil": veil}
 
@@ -118,26 +106,26 @@ def _plain(name: str, run: Playable, texts: Texts | None) -> dict[str, Any]:
         if "scheduled" in step:
             # Row order matters, and a JavaScript object puts keys that look like numbers first.
             step["scheduled"] = list(step["scheduled"].items())
-    told = {
+    plain = {
         "name": name,
         "header": run.header.to_json(),
         "steps": steps,
         "end": run.end and run.end.to_json(),
     }
-    return told if texts is None else {**told, "texts": {key: list(text) for key, text in texts.items()}}
+    return plain if texts is None else {**plain, "texts": {key: list(text) for key, text in texts.items()}}
 
 
 def script(host: str) -> str:
-    """The component with one of its hosts (page, shell, widget), as JavaScript without a global name.
+    """Return the component with one of its hosts (page, shell, widget) as JavaScript without global names.
 
-    That of the widget is a module; the shell has its style in a file of its own.
+    The widget's is a module; the shell's style is a separate file.
     """
     code = f"{component(with_style=host != 'shell')}\n{_asset(f'{host}.js')}"
     return code if host == "widget" else f'(() => {{\n"use strict";\n{code}}})();\n'
 
 
 def component(with_style: bool = True) -> str:
-    """The class Player as JavaScript, for another host to stand below it in one function."""
+    """Return the class Player as JavaScript, to precede the code of a host in one function."""
     style = f"const STYLE = {_script_safe(_asset('player.css'))};\n" if with_style else ""
     code = "\n".join(_asset(f"{name}.js") for name in SOURCES)
     return f"{style}const MARKUP = {_script_safe(_asset('markup.html'))};\n{code}"
@@ -148,5 +136,32 @@ def _asset(name: str) -> str:
 
 
 def _script_safe(data: Any) -> str:
-    """JSON that may stand in a script element: no `</script>` or `<!--` can appear in it."""
+    """Return JSON for a script element: it cannot contain `</script>` or `<!--`."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def titles(paths: Sequence[Path], traces: Sequence[Trace]) -> tuple[str, ...]:
+    """Return titles: the schedulers of two traces if they differ, else the names of the files."""
+    how = [trace.header.parts.get("Scheduler") or trace.header.config["policy"] for trace in traces]
+    if len(traces) == 1 or len(set(how)) < len(how):
+        return tuple(map(str, paths))
+    return tuple(how)
+
+
+def read_texts(path: Path, trace: Trace) -> Texts | None:
+    """Return the texts.json beside a trace, as `demo` writes it: {id: [prompt, a piece of text per token]}.
+
+    None if there is none, or if it is of another run: its pieces may differ from the tokens by one.
+    """
+    try:
+        texts = json.loads(path.with_name("texts.json").read_text("utf-8"))
+        said = {
+            name: (str(prompt), [str(piece) for piece in pieces]) for name, (prompt, pieces) in texts.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    tokens = Counter({view.request_id: view.num_output_tokens for view in trace.header.requests})
+    for record in trace.steps:
+        tokens.update({name: len(ids) for name, ids in record.new_tokens.items()})
+    same = set(tokens) <= set(said) and all(abs(len(said[name][1]) - n) <= 1 for name, n in tokens.items())
+    return said if same else None

@@ -1,6 +1,6 @@
-// Two runs: in what a step differs, and the steps in which a difference begins (docs/trace.md).
+// Two runs: the fields of a step that differ, and the steps in which a difference begins (docs/trace.md).
 
-// What two correct schedulers must agree on: `decisions` of mini_engine/trace/compare.py.
+// The fields that two correct schedulers share: `decisions` of mini_engine/trace/compare.py.
 const COMPARED = {
   scheduled: "scheduled", num_batched_tokens: "tokens in the step", num_running: "running",
   num_waiting: "waiting", num_free_blocks: "free blocks", new_tokens: "new tokens", events: "events",
@@ -21,46 +21,47 @@ function canonical(record, key) {
 }
 
 /**
- * Where differences begin: [{ step, decision, over, lives: [{ id, states }] }], by step. From equal state the two
- * decide differently (`decision`); a request's life parts, each only once; or one run is over (`over`).
+ * The beginnings of differences: [{ step, decision, over, lives: [{ id, states }] }], by step. From equal state the
+ * two decide differently (`decision`); the state of a request begins to differ, counted once for each; or one run is
+ * over (`over`).
  */
-function partings(folds) {
+function divergences(folds) {
   const [ours, theirs] = folds;
   const first = Math.min(ours.first, theirs.first);
   const start = Math.max(ours.first, theirs.first);
   const end = Math.min(...folds.map((fold) => fold.first + fold.steps.length));
   const found = [];
-  const apart = new Set(); // requests that a step left in another state
-  const texts = new Map(); // id -> { said: the output tokens in both, agreed: how many are alike, apart: a later one is not }
-  const parted = new Set();
-  let before = folds.flatMap((fold) => [...fold.start.keys()]); // whom the last step touched
+  const unequal = new Set(); // requests that a step left in another state
+  const texts = new Map(); // id -> { said: the output tokens in both, agreed: how many are alike, unequal: a later one is not }
+  const diverged = new Set();
+  let before = folds.flatMap((fold) => [...fold.start.keys()]); // the requests of the last step
   let sameRows = true;
-  for (const id of before) if (!sameView(folds.map((fold) => fold.start.get(id)), [[], []])) apart.add(id);
+  for (const id of before) if (!sameView(folds.map((fold) => fold.start.get(id)), [[], []])) unequal.add(id);
   for (let step = start; step < end; step++) {
     const records = folds.map((fold) => fold.steps[step - fold.first]);
     const views = folds.map((fold) => fold.at(step - fold.first));
     const touched = new Set(records.flatMap(namesIn));
-    const decision = !apart.size && sameRows && differences(...records).length > 0;
+    const decision = !unequal.size && sameRows && differences(...records).length > 0;
     const lives = [];
     for (const id of new Set([...before, ...touched])) {
       const states = views.map((each) => each.get(id)?.state);
-      if (states[0] === states[1] || parted.has(id)) continue;
-      parted.add(id);
+      if (states[0] === states[1] || diverged.has(id)) continue;
+      diverged.add(id);
       lives.push({ id, states });
     }
     if (decision || lives.length) found.push({ step: step - first, decision, over: false, lives });
     for (const id of touched) {
       const both = views.map((each) => each.get(id));
       const sampled = records.map((record) => record.new_tokens[id] ?? []);
-      const text = texts.get(id) ?? { said: [[], []], agreed: 0, apart: false };
+      const text = texts.get(id) ?? { said: [[], []], agreed: 0, unequal: false };
       texts.set(id, text);
       text.said.forEach((tokens, run) => tokens.push(...sampled[run]));
-      for (; !text.apart && text.agreed < Math.min(...text.said.map(({ length }) => length)); text.agreed++) {
-        text.apart = text.said[0][text.agreed] !== text.said[1][text.agreed];
+      for (; !text.unequal && text.agreed < Math.min(...text.said.map(({ length }) => length)); text.agreed++) {
+        text.unequal = text.said[0][text.agreed] !== text.said[1][text.agreed];
       }
-      const done = both.every((view) => view?.finish_reason); // and what they were decides nothing any more
-      if (done || (!text.apart && sameView(both, sampled))) apart.delete(id);
-      else apart.add(id);
+      const done = both.every((view) => view?.finish_reason); // and has no further effect
+      if (done || (!text.unequal && sameView(both, sampled))) unequal.delete(id);
+      else unequal.add(id);
     }
     sameRows = String(records[0].scheduled.map(([id]) => id)) === String(records[1].scheduled.map(([id]) => id));
     before = touched;

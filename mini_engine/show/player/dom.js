@@ -1,4 +1,4 @@
-// An element with attributes and children. Nothing is ever made from markup that a trace could write.
+// An element with attributes and children. No markup is ever made from a trace.
 
 function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -11,7 +11,7 @@ function el(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A button whose cells are for the eye; a screen reader is given the sentence. */
+/** A button with visible cells; a screen reader reads the sentence instead. */
 function rowButton(attributes, sentence, ...cells) {
   for (const cell of cells) cell.setAttribute("aria-hidden", "true");
   return el("button", { type: "button", title: sentence, ...attributes }, el("span", { class: "spoken" }, sentence), ...cells);

@@ -1,7 +1,7 @@
 // The two pictures that can have thousands of parts, on canvases: the whole run and the block pool.
 // Each has a text alternative, set where it is drawn (view.js).
 
-// Light tints that carry dark letters in both themes; they come round again, the name decides.
+// Light tints for dark letters in both themes; they repeat, and the name identifies the owner.
 const OWNERS = ["#F7C873", "#8CC6EC", "#8CCFBB", "#E3B0CB", "#F0E442", "#EE9A66", "#BFC7D5"];
 
 /** A canvas of the given size in CSS pixels, cleared, sharp on every screen. */
@@ -16,7 +16,7 @@ function prepare(canvas, width, height) {
   return ctx;
 }
 
-/** The theme's own colours, as they are where `box` stands. In forced colours, what is ink takes the system's. */
+/** The theme's colours at `box`. In forced colours, text and lines have the system's. */
 function palette(box) {
   const probe = box.appendChild(el("i", { class: "probe" }));
   const read = (name) => {
@@ -97,7 +97,7 @@ function acts(life, from, to) {
     state !== "waiting" && state !== "finished" && step < to && (life[i + 1]?.step ?? Infinity) > from);
 }
 
-/** Where differences begin. */
+/** The marks where differences begin. */
 function drawMarks(ctx, steps, x, colours) {
   ctx.fillStyle = colours.difference;
   for (const step of steps) {
@@ -117,7 +117,7 @@ function label(ctx, text, right, y, colour) {
 
 function drawState(ctx, state, x, y, width, height, colours) {
   if (state === "finished") return;
-  const share = state === "waiting" ? 0.14 : 0.72; // waiting is a thin line, told from work without colour
+  const share = state === "waiting" ? 0.14 : 0.72; // waiting is a thin line, distinct from work without colour
   const top = y + (height * (1 - share)) / 2;
   ctx.fillStyle = colours[state];
   ctx.fillRect(x, top, width, state === "waiting" ? height * share : Math.max(height * share, 1));

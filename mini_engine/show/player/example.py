@@ -1,7 +1,7 @@
-"""A run small enough to be understood step by step: 20 free blocks and six requests, no model.
+"""A run small enough to understand step by step: 20 blocks and six requests, without a model.
 
 The real Scheduler and BlockManager decide; only the tokens are made up. It shows a chunked prefill,
-steps that mix prefill and decode, a prefix hit, a full house, and a preemption with its resumption.
+mixed steps, a prefix hit, full slots, and a preemption with its resumption.
 """
 
 from mini_engine.block_manager import BlockManager
@@ -23,7 +23,7 @@ SHARED = 16
 
 
 def ready_setup() -> Trace:
-    """The example's trace: deterministic, virtual time, a step a unit."""
+    """Return the example's trace, in virtual time that counts steps."""
     requests = {}
     for n, (request_id, num_prompt, max_tokens, step) in enumerate(REQUESTS):
         prompt = [100 * n + position for position in range(num_prompt)]

@@ -1,6 +1,6 @@
 // The state of every request at any step, folded from a trace's records by the rules of Fold in
-// mini_engine/trace/fold.py, against which it is tested. A copy every KEYFRAME steps makes going
-// back, or far ahead, as cheap as going on.
+// mini_engine/trace/fold.py, against which it is tested. A copy every KEYFRAME steps makes a step
+// back, or a jump, as cheap as a step forward.
 
 const KEYFRAME = 50;
 
@@ -36,7 +36,7 @@ class Fold {
     this.views.set(id, newView(fields, this.lives.get(id)));
   }
 
-  /** The views {id: view}, as things stood while step `index` ran. They are reused by the next call. */
+  /** The views {id: view} while step `index` ran. They are reused by the next call. */
   at(index) {
     if (!this.steps.length) return this.views;
     const frame = Math.floor(index / KEYFRAME);
@@ -50,7 +50,7 @@ class Fold {
     return this.views;
   }
 
-  /** The record of step `index`; of a run that ended before its first, how things stood. */
+  /** The record of step `index`; for a run that ended before its first step, its initial state. */
   record(index) {
     if (this.steps.length) return this.steps[index];
     const views = [...this.views.values()];
@@ -103,7 +103,7 @@ class Fold {
     for (const [id, blocks] of Object.entries(record.blocks)) {
       const view = this.views.get(id);
       view.blocks = view.blocks.concat(blocks);
-      for (const block of blocks) this.cached[block] = 0; // taken anew: what it held is gone
+      for (const block of blocks) this.cached[block] = 0; // allocated again: its old content is gone
     }
     for (const [id, count] of record.scheduled) {
       const view = this.views.get(id);
@@ -138,7 +138,7 @@ class Fold {
   }
 }
 
-/** A view of these fields; a trace leaves out those that say nothing. */
+/** A view of these fields; a trace leaves out those with default values. */
 function newView(fields, life) {
   return {
     state: "waiting", running: false, num_scheduled: 0, num_computed_tokens: 0, num_output_tokens: 0,
@@ -146,17 +146,17 @@ function newView(fields, life) {
     blocks: [], finish_reason: null, queued_step: null, scheduled_step: null, t_queued: null, t_scheduled: null,
     t_first_token: null, t_last_token: null, t_finished: null,
     ...fields,
-    // Only the player's own:
+    // Fields of the player only:
     life, admitted: false, row: -1, num_lost_blocks: 0, preempted_from: null,
   };
 }
 
-/** What a running request does: decode if one token is left, the last one sampled. */
+/** The phase of a running request: decode if one token is left, the last one sampled. */
 function phaseOf(view) {
   return view.num_output_tokens && numTokens(view) - view.num_computed_tokens === 1 ? "decode" : "prefill";
 }
 
-/** Prompt and output so far, without what this step samples. */
+/** Prompt and output so far, without the token that this step samples. */
 function numTokens(view) {
   return view.num_prompt_tokens + view.num_output_tokens;
 }

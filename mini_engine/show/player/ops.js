@@ -1,6 +1,6 @@
-// An operation log's pane (labs 05 and 06): what was called, what it returned, and what it left behind.
+// An operation log's pane (labs 05 and 06): the calls, their results, and their effects.
 
-/** The log as a run: the same names as a Fold has, so that the player counts, follows and compares alike. */
+/** The log as a run, with the same names as a Fold, so that the player counts, follows and compares it alike. */
 class OpRun {
   constructor(trace) {
     const steps = trace.steps.map((step) => ({ ...step, observed: { lengths: {}, ...step.observed } }));
@@ -13,13 +13,13 @@ class OpRun {
     });
   }
 
-  /** What was to be seen after operation `index`; nothing before the first. */
+  /** The observed state after operation `index`; before the first, an empty pool. */
   observed(index) {
     return this.steps[index]?.observed ?? { num_free_blocks: this.config.num_blocks, lengths: {} };
   }
 }
 
-/** The names of what differs in an operation: the call, what it returned, what was observed. */
+/** The names of the differing parts of an operation: the call, its result, the observed state. */
 function opDifferences(ours, theirs) {
   if (!ours || !theirs) return ours === theirs ? [] : ["call"];
   const flat = (step) => ({ call: step.op, returned: step.returned, ...step.observed });
@@ -27,8 +27,8 @@ function opDifferences(ours, theirs) {
   return [...new Set([...Object.keys(a), ...Object.keys(b)])].filter((key) => sorted(a[key]) !== sorted(b[key]));
 }
 
-/** From equal state, operations that do not do the same; and the first that only one of the logs has. */
-function opPartings([ours, theirs]) {
+/** Operations that differ from equal state, and the first that only one of the logs has. */
+function opDivergences([ours, theirs]) {
   const found = [], both = Math.min(ours.steps.length, theirs.steps.length);
   let equal = true;
   for (let step = 0; step < both; step++) {
@@ -39,7 +39,7 @@ function opPartings([ours, theirs]) {
   return found;
 }
 
-/** As text in which the order of an object's keys does not show. */
+/** As text that does not depend on the order of an object's keys. */
 function sorted(value) {
   if (Array.isArray(value)) return `[${value.map(sorted)}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value) ?? "";
@@ -55,35 +55,35 @@ function inPython(value) {
   return typeof value === "string" ? `'${value}'` : String(value);
 }
 
-/** An operation as a call; a long list of tokens in few words unless `whole`. */
+/** An operation as a call; a long list of tokens is shortened unless `whole`. */
 function callOf([name, ...values], whole = false) {
   const short = (value) => (Array.isArray(value) && value.length > 6 && !whole ? `[${value.slice(0, 3).join(", ")}, ... ${value.length} in all]` : inPython(value));
   return `${name}(${values.map(short).join(", ")})`;
 }
 
-/** What an operation did, in sentences: [{ kind, ids, text }]. */
+/** The effects of an operation, in sentences: [{ kind, ids, text }]. */
 function opSentences(run, index) {
   const { op: [name, who, ...rest], returned } = run.steps[index];
   const before = run.observed(index - 1), after = run.observed(index), id = String(who ?? "");
   const ids = run.lives.has(id) ? [id] : [];
-  const told = [{ kind: "call", ids, text: `${callOf(run.steps[index].op, true)} returned ${inPython(returned)}.` }];
+  const lines = [{ kind: "call", ids, text: `${callOf(run.steps[index].op, true)} returned ${inPython(returned)}.` }];
   const done = Array.isArray(returned) ? returned[0] : returned;
-  const what = { admit: `${id} asks to be admitted`, grow: `${id} asks for room for one more token`, token: `${id} asks for room for one more token`, preempt: `${id} is thrown out and asks to come back`, free: `${id} gives back what it holds` }[name];
-  if (what && name !== "free" && done === false) told.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
-  else if (what && done === true) told.push({ kind: "admit", ids, text: `${what}, and there is room.` });
-  if (Array.isArray(returned) && Number.isInteger(returned[1]) && returned[1]) told.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
+  const what = { admit: `${id} asks to be admitted`, grow: `${id} asks for room for one more token`, token: `${id} asks for room for one more token`, preempt: `${id} is preempted and asks to be admitted again`, free: `${id} frees its blocks` }[name];
+  if (what && name !== "free" && done === false) lines.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
+  else if (what && done === true) lines.push({ kind: "admit", ids, text: `${what}, and there is room.` });
+  if (Array.isArray(returned) && Number.isInteger(returned[1]) && returned[1]) lines.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
   for (const one of new Set([...Object.keys(before.lengths), ...Object.keys(after.lengths)])) {
     const [was, is] = [before.lengths[one] ?? 0, after.lengths[one] ?? 0];
     if (was === is) continue;
     const kind = is > was ? "grow" : "finish", of = `${one} holds ${count(is, "block")}`;
-    told.push({ kind, ids: [one], text: `${of}, ${is > was ? `${is - was} more` : `${was - is} fewer`} than before.` });
+    lines.push({ kind, ids: [one], text: `${of}, ${is > was ? `${is - was} more` : `${was - is} fewer`} than before.` });
   }
   const free = after.num_free_blocks - before.num_free_blocks;
-  if (Number.isInteger(after.num_free_blocks) && run.config.num_blocks !== undefined) told.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
-  return told;
+  if (Number.isInteger(after.num_free_blocks) && run.config.num_blocks !== undefined) lines.push({ kind: "count", ids: [], text: `${after.num_free_blocks} of ${count(run.config.num_blocks, "block")} ${after.num_free_blocks === 1 ? "is" : "are"} free${free ? `, ${Math.abs(free)} ${free > 0 ? "more" : "fewer"} than before` : ""}.` });
+  return lines;
 }
 
-/** How a log closed, in sentences. */
+/** The end of a log, in sentences. */
 function opEnding(run) {
   const { end } = run.trace;
   if (!end) return [];
@@ -95,7 +95,7 @@ class OpsPane extends Side {
   constructor(trace, number, player) {
     super("ops-pane", new OpRun(trace), number, player);
     const { num_blocks, block_size, watermark, prefix_caching } = trace.header.config;
-    // A storm's log says of blocks what its lab has to do with them, which may be nothing.
+    // The log of a random script has what its lab observes of blocks, which may be nothing.
     this.held = trace.steps.some(({ observed }) => observed.lengths !== undefined);
     this.pooled = num_blocks !== undefined && trace.steps.some(({ observed }) => observed.num_free_blocks !== undefined);
     this.root.classList.toggle("unheld", !this.held);
@@ -117,12 +117,12 @@ class OpsPane extends Side {
   }
 
   noun = "operation";
-  partings = opPartings;
+  divergences = opDivergences;
   differences = opDifferences;
   fieldName = (field) => field.replaceAll("_", " ").replace("num ", "");
   fieldText = (record, field) => (field === "call" ? callOf(record.op, true) : inPython(field === "returned" ? record.returned : record.observed[field]));
 
-  /** {operation: where it is called}, and where one was refused. */
+  /** {operation: its steps}, and the steps of refusals. */
   kinds() {
     const kinds = new Map();
     const add = (kind, step) => kinds.set(kind, kinds.get(kind) ?? []).get(kind).push(step);
@@ -145,9 +145,9 @@ class OpsPane extends Side {
     const { run } = this, record = run.steps[step];
     const heading = this.find(".op-card h3");
     heading.replaceChildren(record ? `Operation ${record.step}` : `Over after ${count(run.steps.length, "operation")}`);
-    const told = record ? opSentences(run, step) : opEnding(run);
-    if (record && step === run.steps.length - 1) told.push(...opEnding(run));
-    this.showLog(`Operation ${this.player.first + this.player.step}`, told, followed);
+    const lines = record ? opSentences(run, step) : opEnding(run);
+    if (record && step === run.steps.length - 1) lines.push(...opEnding(run));
+    this.showLog(`Operation ${this.player.first + this.player.step}`, lines, followed);
     const index = Math.min(step, run.steps.length - 1), before = run.observed(index - 1), after = run.observed(index);
     this.showObserved(before, after);
     const ids = [...run.lives].filter(([, life]) => life[0].step <= index).map(([id]) => id);
@@ -169,7 +169,7 @@ class OpsPane extends Side {
     canvas.setAttribute("aria-label", `${after.num_free_blocks} of ${total} blocks are free.`);
   }
 
-  /** The public state before and after, without the tables, which have a card of their own. */
+  /** The public state before and after, without the tables, which have their own card. */
   showObserved(before, after) {
     const keys = Object.keys(after).filter((key) => key !== "lengths");
     const row = (key) => {

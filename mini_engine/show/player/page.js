@@ -1,4 +1,4 @@
-// The single page: its trace is in it, and its address keeps the place, #step=12&follow=r3.
+// The single page: it holds its trace, and its address has the place, #step=12&follow=r3.
 
 const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const player = new Player(document.getElementById("player"), {

@@ -1,6 +1,6 @@
-"""One step of a run as a picture, where nothing is alive: a README, paper, a notebook on the web.
+"""One step of a run as a picture, for places without scripts: a README, paper, a notebook on the web.
 
-It is SVG, drawn from the fold in the player's colours (player.css), light or dark as the reader's system is.
+It is SVG, drawn from the fold in the player's colours (player.css), light or dark as the reader's system.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from textwrap import shorten, wrap
 
 from mini_engine.trace import Finished, Preempted, RequestView, Scheduled, StepTrace, Trace, replay
 
-WIDTH, ROW, MOST = 760, 17, 24  # pixels; requests that a picture has rows for
-LEFT, RIGHT = 44, 430  # the chart's sides; the words stand to the right of it
+WIDTH, ROW, MOST = 760, 17, 24  # pixels; the most rows of a picture
+LEFT, RIGHT = 44, 430  # the sides of the chart; the words are to its right
 LEGEND = ("waiting", "prefill", "decode", "preempted")
 OWNERS = ("#F7C873", "#8CC6EC", "#8CCFBB", "#E3B0CB", "#F0E442", "#EE9A66", "#BFC7D5")
 STYLE = """text{font:12px system-ui,'DejaVu Sans',sans-serif;fill:#1c1f24}.m{fill:#5a616b}.s{font-size:10px}
@@ -38,8 +38,8 @@ def step_picture(
     *,
     names: Sequence[str] = ("", "reference"),
 ) -> str:
-    """The picture of step `step` (its number; without one, the first), as SVG; of two traces, one below
-    the other, under their `names`. Raises ValueError for a step that neither has."""
+    """Return step `step` (its number; default: the first) as SVG; of two traces, one below the other, with
+    their `names`. Raise ValueError for a step that neither has."""
     runs = [run for run in (trace, other) if run]
     steps = [record.step for run in runs for record in run.steps]
     if not steps or (step is not None and step not in steps):
@@ -57,12 +57,12 @@ def step_picture(
 
 
 def step_words(trace: Trace, step: int) -> list[str]:
-    """What a step decided, in sentences."""
+    """Return the decisions of a step in sentences."""
     return _folded(trace, step)[2]
 
 
 def _folded(trace: Trace, step: int) -> tuple[StepTrace | None, Views, list[str], list[dict[str, str]]]:
-    """The step's record, the views as they stood in it (or after the last), its words, the states by step."""
+    """Return the step's record, its views (or the last ones), its sentences, and the states of every step."""
     found, views, words, states = None, Views(), [f"Step {step}: the run is over."], []
     for record, now in replay(trace):
         states.append({name: view.state for name, view in now.items()})
@@ -74,7 +74,7 @@ def _folded(trace: Trace, step: int) -> tuple[StepTrace | None, Views, list[str]
 
 
 def _panel(trace: Trace, step: int, name: str, span: range) -> tuple[str, int, list[str]]:
-    """One run: the whole of it, what the step holds, its words; with the height that takes, and the words."""
+    """Return the picture of one run: the chart, the step and its sentences; its height; and the sentences."""
     record, views, words, states = _folded(trace, step)
     ids = list(dict.fromkeys(i for now in states for i in now))[:MOST]
     lines = [line for sentence in words[1:] for line in wrap(sentence, 46)]
@@ -100,7 +100,7 @@ def _panel(trace: Trace, step: int, name: str, span: range) -> tuple[str, int, l
 def _chart(
     ids: list[str], states: list[dict[str, str]], trace: Trace, step: int, span: range
 ) -> Iterator[str]:
-    """A row a request, a column a step, and where we are in it."""
+    """Yield the chart: a row per request, a column per step, and a mark at the step."""
     column = (RIGHT - LEFT) / len(span)
     x = [LEFT + (record.step - span.start) * column for record in trace.steps]
     for row, name in enumerate(ids):
@@ -113,7 +113,7 @@ def _chart(
 
 
 def _bar(state: str, x: float, y: float, width: float, height: float) -> str:
-    """A state's mark: waiting is thin and preemption hatched, so that neither needs its colour."""
+    """Return a state's mark: waiting is thin and preemption hatched, so that neither needs its colour."""
     if state == "waiting":
         y, height = y + height / 2 - 1.5, 3
     hatch = _rect("", x, y, width, height, "fill='url(#hatch)'") if state == "preempted" else ""
@@ -121,7 +121,7 @@ def _bar(state: str, x: float, y: float, width: float, height: float) -> str:
 
 
 def _meters(record: StepTrace, views: Views, config: dict[str, int], y: int) -> Iterator[str]:
-    """Budget, memory and slots; who runs, and who waits."""
+    """Yield budget, memory and slots; the running and the waiting requests."""
     rows = [(views[name].state, tokens) for name, tokens in record.scheduled.items()]
     used = config["num_blocks"] - record.num_free_blocks
     for n, (what, pieces, limit) in enumerate((
@@ -137,12 +137,12 @@ def _meters(record: StepTrace, views: Views, config: dict[str, int], y: int) -> 
             x += 122 * value / limit
     running = ", ".join(f"{name} +{tokens}" for name, tokens in record.scheduled.items())
     waiting = ", ".join(name for name, view in views.items() if view.state in ("waiting", "preempted"))
-    for n, (what, who) in enumerate((("running", running), ("waiting", waiting))):
-        yield _text(LEFT, y + 48 + 14 * n, shorten(f"{what}: {who or 'nobody'}", 70), "s")
+    for n, (what, ids) in enumerate((("running", running), ("waiting", waiting))):
+        yield _text(LEFT, y + 48 + 14 * n, shorten(f"{what}: {ids or 'none'}", 70), "s")
 
 
 def _pool(views: Views, total: int, ids: list[str], y: int) -> tuple[str, int]:
-    """The block pool as a grid, in the colours of the owners; and its height."""
+    """Return the block pool as a grid in the colours of the owners, and its height."""
     columns = min(total, 20 if total <= 200 else 60)
     side = min(24, (RIGHT - 20) // columns)
     owners = {block: name for name, view in views.items() for block in view.blocks}
@@ -177,11 +177,11 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
             yield f"{event.id} finishes ({event.reason})."
     why = record.blocked
     reasons = {
-        "preempted": "room was made, so nobody is admitted",
+        "preempted": "memory was short, so none is admitted",
         "slots": "all slots are taken",
         "budget": "the budget is spent",
         "memory": f"needs {why.needs} blocks, {why.free} free",
-        "none": "this scheduler holds it back",
+        "none": "this scheduler does not admit it",
     }
     if why.reason in reasons:
         yield f"{why.id} waits: {reasons[why.reason]}."

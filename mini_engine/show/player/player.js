@@ -1,13 +1,13 @@
-// The component: controls, and a pane a trace. It lives in a shadow root below the element that it is given, makes
-// no global name, and is fed from outside: new Player(element, options).load({ traces, step, follow, theme, veil }).
+// The component: controls, and one pane per trace. It is in a shadow root below the given element, has no global
+// name, and gets its data from outside: new Player(element, options).load({ traces, step, follow, theme, veil }).
 
-const PAUSE = 400; // ms between two notes of where we are: browsers refuse addresses that change all the time
-const MANY_NAMES = 24; // requests, from which on one is looked for by typing
-const CLOSEST = 24; // steps that zooming leaves
+const PAUSE = 400; // ms between two reports of the place: browsers limit changes of the address
+const MANY_NAMES = 24; // with more requests, one is found by typing its name
+const CLOSEST = 24; // the fewest steps that zooming shows
 
 class Player {
-  /** Options: embedded (no heading, no theme of its own), keys (whose keys it hears), stylesheet (its address, where
-   *  the style does not come along), onMove({ step, follow }). */
+  /** Options: embedded (no heading, no theme of its own), keys (the target of key events), stylesheet (its address, if
+   *  the style is not included), onMove({ step, follow }). */
   constructor(element, options = {}) {
     this.options = options;
     this.host = el("div", { class: "mini-engine-player", "data-lm-suppress-shortcuts": "true" });
@@ -15,9 +15,9 @@ class Player {
     this.host.classList.toggle("embedded", Boolean(options.embedded));
     this.root = this.host.attachShadow({ mode: "open" });
     const markup = document.createElement("template");
-    markup.innerHTML = MARKUP; // our own
+    markup.innerHTML = MARKUP; // ours, not a trace's
     this.root.append(markup.content);
-    Object.assign(this, { panes: [], ids: [], partings: [], departing: [], kinds: new Map(), tints: new Map() });
+    Object.assign(this, { panes: [], ids: [], divergences: [], differing: [], kinds: new Map(), tints: new Map() });
     Object.assign(this, { step: 0, numSteps: 0, first: 0, followed: "", playing: false, seen: 0, window: null });
     element.append(this.host);
     this.style();
@@ -40,7 +40,7 @@ class Player {
     return this.root.getElementById(id);
   }
 
-  /** Show these traces, one or two. What was followed goes on being followed. */
+  /** Show one or two traces. The followed request stays followed. */
   load({ traces, step = null, follow = null, theme = null, veil = false }) {
     this.play(false);
     this.part("failure").hidden = true;
@@ -81,18 +81,18 @@ class Player {
     this.host.classList.toggle("two", two);
     this.host.classList.toggle("ops", side.noun === "operation");
     this.part("difference").hidden = !two;
-    this.partings = two ? side.partings(runs) : [];
-    this.departing = [];
+    this.divergences = two ? side.divergences(runs) : [];
+    this.differing = [];
     let most = 0; // rows of the table, for which there is room in every step
     for (let step = 0; two && step < this.numSteps; step++) {
       const { length } = side.differences(...this.records(step));
-      if (length) this.departing.push(step);
+      if (length) this.differing.push(step);
       most = Math.max(most, length);
     }
     this.part("difference").style.setProperty("--fields", most);
   }
 
-  /** Fill the lists of what there is: names to follow, kinds of events. */
+  /** Fill the lists: names to follow, kinds of events. */
   offer() {
     const many = this.ids.length > MANY_NAMES;
     this.followField?.remove();
@@ -115,11 +115,11 @@ class Player {
     const chosen = this.part("kind").value;
     this.part("kind").replaceChildren(
       ...[...this.kinds].map(([kind, steps]) => el("option", { value: kind }, `${kind} (${steps.length})`)),
-      el("option", { value: "" }, "change of whom you follow"));
+      el("option", { value: "" }, "change of the followed request"));
     this.part("kind").value = this.kinds.has(chosen) ? chosen : ([...this.kinds.keys()][0] ?? "");
   }
 
-  /** Each pane's record of a step; undefined where its run was not yet, or no longer, recorded. */
+  /** Each pane's record of a step; undefined if its run has none. */
   records(step) {
     return this.panes.map((pane) => pane.run.steps[step - pane.offset]);
   }
@@ -130,8 +130,8 @@ class Player {
     this.moved();
   }
 
-  /** To a place as an address gives it: the number of a step, a request, either or both. Whoever says so is not
-   *  told of it, and what was still to be reported is out of date. */
+  /** Go to a place as in an address: the number of a step, a request, or both. The move is not reported, and a
+   *  pending report is dropped. */
   goTo({ step = null, follow = null }) {
     clearTimeout(this.pending);
     this.pending = null;
@@ -143,7 +143,7 @@ class Player {
     this.quiet = false;
   }
 
-  /** Follow a request. Where it is not there in this step, the nearest step in which it is comes up. */
+  /** Follow a request. If this step does not have it, go to the nearest step that does. */
   follow(id, { jump = true } = {}) {
     this.followed = id;
     this.followField.value = id;
@@ -154,7 +154,7 @@ class Player {
     this.moved();
   }
 
-  /** The request of that name, or the first whose name has it in it. */
+  /** The request of that name, or the first whose name contains it. */
   search(text) {
     const wanted = text.trim().toLowerCase();
     const id = this.ids.find((id) => id === text) ?? this.ids.find((id) => wanted && id.toLowerCase().includes(wanted));
@@ -168,7 +168,7 @@ class Player {
     if (this.ids.length) this.follow(this.ids[(index + this.ids.length) % this.ids.length]);
   }
 
-  /** The first and the last step in which a request is there, in either run. */
+  /** The first and the last step of a request, in either run. */
   span(id) {
     const spans = this.panes.map((pane) => pane.span(id)).filter(Boolean);
     return spans.length ? [Math.min(...spans.map((span) => span[0])), Math.max(...spans.map((span) => span[1]))] : null;
@@ -191,20 +191,20 @@ class Player {
   }
 
   goDifference(by) {
-    this.goAlong(this.partings.map(({ step }) => step), by);
+    this.goAlong(this.divergences.map(({ step }) => step), by);
     const id = this.concerned(this.step);
     if (id !== undefined) this.follow(id, { jump: false });
   }
 
-  /** The request whose life parts in a step, or of which the two decide differently. */
+  /** The request whose state begins to differ in a step, or that the two schedule differently. */
   concerned(step) {
-    const here = this.partings.find((one) => one.step === step);
+    const here = this.divergences.find((one) => one.step === step);
     if (!here || here.lives.length) return here?.lives[0].id;
     const [ours, theirs] = this.records(step).map((record) => new Map(record?.scheduled));
     return [...new Set([...ours.keys(), ...theirs.keys()])].find((id) => ours.get(id) !== theirs.get(id));
   }
 
-  /** Show a quarter of the steps that are in sight, or four times as many; 0: all. */
+  /** Show a quarter of the visible steps, or four times as many; 0: all. */
   zoom(factor) {
     const size = this.window ? this.window.to - this.window.from : this.numSteps;
     const wanted = factor ? Math.max(CLOSEST, Math.round(size * factor)) : Infinity;
@@ -213,7 +213,7 @@ class Player {
     this.redraw();
   }
 
-  /** Move the part of the run that is shown to where the step is. */
+  /** Move the visible part of the run to the current step. */
   centre() {
     const size = this.window.to - this.window.from;
     const from = Math.max(0, Math.min(this.numSteps - size, this.step - Math.floor(size / 2)));
@@ -224,7 +224,7 @@ class Player {
     this.playing = on;
     clearInterval(this.timer);
     this.part("play").textContent = on ? "Pause" : "Play";
-    // A screen reader cannot keep up with a film; it speaks again when the film stops.
+    // A screen reader cannot keep up while the run plays; it reads again when it stops.
     for (const pane of this.panes) pane.find(".log").setAttribute("aria-live", on ? "off" : "polite");
     if (!on) return;
     if (this.step === this.numSteps - 1) this.go(0);
@@ -245,7 +245,7 @@ class Player {
   }
 
   redraw() {
-    if (!this.panes.length || !this.host.clientWidth) return; // not in sight yet
+    if (!this.panes.length || !this.host.clientWidth) return; // not visible yet
     for (const pane of this.panes) pane.measure();
     this.drawRuns();
     this.render();
@@ -253,7 +253,7 @@ class Player {
 
   drawRuns() {
     const whole = { from: 0, to: this.numSteps };
-    const marks = this.partings.map(({ step }) => step);
+    const marks = this.divergences.map(({ step }) => step);
     for (const pane of this.panes) {
       pane.drawRun({ ...(this.window ?? whole), whole: !this.window, seen: this.seen, offset: pane.offset, marks, followed: this.followed });
     }
@@ -276,7 +276,7 @@ class Player {
     slider.setAttribute("aria-valuetext", `${noun} ${place}`);
     this.part("readout").textContent = capital(`${noun} ${place}`);
     this.part("readout").title = record?.t === undefined ? "" : `from ${record.t} to ${record.t_end} ${this.panes[0].run.trace.header.unit}`;
-    const events = this.events(), begun = this.partings;
+    const events = this.events(), begun = this.divergences;
     const dead = {
       first: this.step === 0, back: this.step === 0,
       forward: this.step === this.numSteps - 1, last: this.step === this.numSteps - 1,
@@ -290,7 +290,7 @@ class Player {
 
   tint = (id) => this.tints.get(id);
 
-  /** Report the place, at once after a rest, else when the pause is over. */
+  /** Report the place: at once if the last report was long ago, else after the pause. */
   moved() {
     if (!this.options.onMove || this.quiet || this.pending) return;
     const rest = (this.reported ?? -PAUSE) + PAUSE - performance.now();
@@ -307,12 +307,12 @@ class Player {
   showDifference() {
     const [side] = this.panes, { noun } = side, records = this.records(this.step), at = `${noun} ${this.first + this.step}`;
     const fields = records.every(Boolean) ? side.differences(...records) : [];
-    const here = this.partings.find((one) => one.step === this.step);
-    const number = this.partings.indexOf(here) + 1;
-    this.part("difference-summary").textContent = this.partings.length
-      ? [here ? `Difference ${number} of ${this.partings.length}.` : "", ...this.explain(here, fields, at),
-        here ? "" : `The ${this.partings.length > 1 ? `first of ${this.partings.length} differences` : "only difference"} begins in ${noun} ${this.first + this.partings[0].step}.`,
-        this.departing.length > 1 ? `${this.departing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
+    const here = this.divergences.find((one) => one.step === this.step);
+    const number = this.divergences.indexOf(here) + 1;
+    this.part("difference-summary").textContent = this.divergences.length
+      ? [here ? `Difference ${number} of ${this.divergences.length}.` : "", ...this.explain(here, fields, at),
+        here ? "" : `The ${this.divergences.length > 1 ? `first of ${this.divergences.length} differences` : "only difference"} begins in ${noun} ${this.first + this.divergences[0].step}.`,
+        this.differing.length > 1 ? `${this.differing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
       : `Both decide the same in every ${noun}.`;
     const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
     const head = el("tr", {}, el("th", { scope: "col" }, "field"), ...names);
@@ -320,20 +320,20 @@ class Player {
       el("tr", {}, el("th", { scope: "row" }, side.fieldName(field)), ...records.map((record) => el("td", {}, side.fieldText(record, field))))));
   }
 
-  /** What begins to differ in a step, in sentences. */
+  /** The differences that begin in a step, in sentences. */
   explain(here, fields, at) {
     const names = this.panes.map((pane) => pane.run.trace.name), [ours, theirs] = names;
     const over = names.filter((_, i) => !this.records(this.step)[i]);
     if (!here && over.length) return [`${over[0]} is over.`];
     if (!here) return [fields.length ? `${capital(at)} differs, as a consequence.` : `In ${at} both decide the same.`];
-    const told = [];
-    if (here.over) told.push(`${capital(at)} differs: ${over[0]} is over.`);
-    if (here.decision) told.push(`${capital(at)} differs: from equal state the two decide differently.`);
+    const lines = [];
+    if (here.over) lines.push(`${capital(at)} differs: ${over[0]} is over.`);
+    if (here.decision) lines.push(`${capital(at)} differs: from equal state the two decide differently.`);
     for (const { id, states } of here.lives.slice(0, MANY)) {
-      told.push(`The life of ${id} parts: ${inWord(states[0])} in ${ours}, ${inWord(states[1])} in ${theirs}.`);
+      lines.push(`The state of ${id} begins to differ: ${inWord(states[0])} in ${ours}, ${inWord(states[1])} in ${theirs}.`);
     }
-    if (here.lives.length > MANY) told.push(`So do those of ${here.lives.length - MANY} more.`);
-    return told;
+    if (here.lives.length > MANY) lines.push(`So do the states of ${here.lives.length - MANY} more.`);
+    return lines;
   }
 
   fail(message, name = "") {
@@ -367,7 +367,7 @@ class Player {
     for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) {
       matchMedia(query).addEventListener("change", () => this.theme(this.chosenTheme ?? null), away);
     }
-    // It is drawn when it has a size: a widget gets its place after it was made.
+    // Drawn when it has a size: a widget is placed after it was created.
     let width = 0;
     this.sizes = new ResizeObserver(() => width !== (width = this.host.clientWidth) && this.redraw());
     this.sizes.observe(this.host);

@@ -1,12 +1,12 @@
 // The shell: a page embeds it as a frame and feeds it by postMessage.
 //   to it    {type: "mini-engine-trace", traces, step, follow, theme, veil}   as mini_engine.show.player.payload makes it;
-//            with play it plays at once, and brief leaves out the life of the request that is followed
+//            with play it plays at once; brief leaves out the life cycle of the followed request
 //            {type: "mini-engine-theme", theme}
 //   from it  {type: "mini-engine-ready"}, {type: "mini-engine-moved", step, follow}, {type: "mini-engine-failed", message},
 //            {type: "mini-engine-size", height}
 
 const say = (message, origin = "*") => parent !== window && parent.postMessage(message, origin);
-let embedder = "*"; // until it has spoken; nothing of a trace is said before
+let embedder = "*"; // until its first message; nothing of a trace is sent before
 const player = new Player(document.getElementById("player"), {
   keys: document, embedded: true, stylesheet: "player.css",
   onMove: (place) => say({ type: "mini-engine-moved", ...place }, embedder),

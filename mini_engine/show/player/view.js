@@ -1,15 +1,15 @@
-// A trace's pane. Everything is text nodes and attributes, never markup made from the trace, and of the lists only
-// the rows that are in sight exist.
+// A trace's pane. Everything is text nodes and attributes, never markup made from the trace. Lists have only the
+// rows that are in view.
 
 const ROW = 31; // pixels, as in player.css
-const NARROW = 0.015; // of the budget: pieces below it are drawn together
+const NARROW = 0.015; // share of the budget: smaller pieces are drawn together
 const LETTERS = { waiting: "W", prefill: "P", decode: "D", preempted: "X", finished: "F" };
 const TAGS = {
   arrive: "arrives", room: "memory", preempt: "preempted", decode: "decodes", grow: "grows", prefill: "prefills",
   admit: "admitted", wait: "waits", finish: "finishes", end: "end",
 };
 
-/** What a trace's pane and an operation log's have in common: a name, a chart to click, a log, lists. */
+/** The common part of the panes of traces and operation logs: a name, a chart to click, a log, lists. */
 class Side {
   constructor(template, run, number, player) {
     Object.assign(this, { run, player });
@@ -37,12 +37,12 @@ class Side {
     return this.root.querySelector(selector);
   }
 
-  /** Where this run begins in the steps that the player counts. */
+  /** The index of this run's first step in the player's count. */
   get offset() {
     return this.run.first - this.player.first;
   }
 
-  /** The first and the last step in which a request is there, as the player counts. */
+  /** The first and the last step of a request, in the player's count. */
   span(id) {
     const life = this.run.lives.get(id);
     if (!life?.length) return null;
@@ -55,7 +55,7 @@ class Side {
     return this.scale.from + Math.floor((x - this.scale.left) / this.scale.column);
   }
 
-  /** The request in whose row of the chart a click is. */
+  /** The request of the row of the chart that was clicked. */
   idAt(event) {
     const { top, rowHeight, ids } = this.scale;
     return ids[Math.floor((event.clientY - this.find(".chart").getBoundingClientRect().top - top) / rowHeight)];
@@ -66,7 +66,7 @@ class Side {
     this.find(".playhead").style.cssText = `left:${left + (index + this.offset - from) * column - 1}px;width:${Math.max(column + 2, 4)}px`;
   }
 
-  /** The log's sentences, with a cue as long as the last of them is out of sight. */
+  /** The log's sentences, with a cue as long as the last one is out of view. */
   showLog(spoken, told, followed) {
     const log = this.find(".log");
     const items = told.map(({ kind, ids, text }) =>
@@ -83,12 +83,12 @@ class Side {
 
   measure() {
     this.colours = palette(this.root);
-    // Measured here only: to ask for a size between two changes makes the browser lay out twice.
+    // Measured only here: reading a size between two changes makes the browser lay out twice.
     this.poolWidth = this.find(".pool-card .pool").clientWidth;
     for (const rows of this.lists) rows.height = rows.box.clientHeight;
   }
 
-  /** Bring a request's rows into sight. */
+  /** Scroll a request's rows into view. */
   reveal(id) {
     for (const rows of this.lists) rows.reveal(id);
   }
@@ -118,12 +118,12 @@ class Pane extends Side {
   }
 
   noun = "step";
-  partings = partings;
+  divergences = divergences;
   differences = differences;
   fieldName = (field) => COMPARED[field];
   fieldText = fieldText;
 
-  /** {kind of event: the steps that have one}, of those that happen. A state of affairs counts where it begins. */
+  /** {kind of event: its steps}, for the kinds that occur. A lasting state counts where it begins. */
   kinds() {
     const kinds = {
       preemption: [], arrival: [], admission: [], "prefix hit": [], finish: [], abort: [],
@@ -145,17 +145,17 @@ class Pane extends Side {
     return new Map(Object.entries(kinds).filter(([, steps]) => steps.length));
   }
 
-  /** Redraw what does not depend on the step: after a change of size, theme, or part that is shown. */
+  /** Redraw what does not depend on the step: after a change of size, theme, or visible part. */
   drawRun(scope) {
     const canvas = this.find(".overview canvas");
     this.scale = drawOverview(canvas, this.fold, scope, this.colours);
     const { first, numSteps } = this.player, { from, to, whole } = scope;
-    this.find(".scope").textContent = whole ? "The whole run" : `Steps ${first + from} to ${first + to - 1} of ${first + numSteps - 1}, and who computes in them`;
+    this.find(".scope").textContent = whole ? "The whole run" : `Steps ${first + from} to ${first + to - 1} of ${first + numSteps - 1}, and the requests that compute in them`;
     this.find(".zoom").hidden = numSteps <= 2 * CLOSEST;
     this.find(".closer").disabled = to - from <= CLOSEST;
     this.find(".wider").disabled = this.find(".all").disabled = whole;
     const { lives, steps } = this.fold;
-    canvas.setAttribute("aria-label", `${count(lives.size, "request")} over ${count(steps.length, "step")}, a row each; below them tokens and blocks of each step.`);
+    canvas.setAttribute("aria-label", `${count(lives.size, "request")} over ${count(steps.length, "step")}, one row each; below them tokens and blocks of each step.`);
   }
 
   render(step, followed) {
@@ -163,7 +163,7 @@ class Pane extends Side {
     const number = this.player.first + this.player.step;
     const last = this.fold.steps.at(-1)?.step;
     this.find(".log-card h3").replaceChildren(
-      record ? `What step ${record.step} decides` : last === undefined ? "Over before its first step" : step < 0 ? `Not recorded: it begins with step ${this.fold.first}` : `Over after step ${last}`,
+      record ? `What step ${record.step} decides` : last === undefined ? "Over before its first step" : step < 0 ? `Not recorded: the trace begins with step ${this.fold.first}` : `Over after step ${last}`,
       el("span", { class: "count" }, record ? this.when(record) : ""));
     const index = Math.max(0, Math.min(step, this.fold.steps.length - 1));
     const views = this.fold.at(index);
@@ -224,7 +224,7 @@ class Pane extends Side {
     const canvas = this.find(".pool-card canvas");
     this.pool = drawPool(canvas, this.poolWidth, this.fold, record, views, this.player.tint, followed, this.colours);
     const { num_blocks: total, block_size: size } = this.fold.config;
-    const cached = this.fold.config.prefix_caching ? `, ${record.num_cached_blocks} with content that can be found` : "";
+    const cached = this.fold.config.prefix_caching ? `, ${record.num_cached_blocks} with cached content` : "";
     this.find(".pool-card .count").textContent = `${total} of ${count(size, "token")} each${cached}`;
     const held = runningOf(views, record).slice(0, 12).map((view) => `${view.request_id} ${view.blocks.length}`);
     canvas.setAttribute("aria-label", `${record.num_free_blocks} of ${total} blocks are free. Held: ${held.join(", ") || "none"}.`);
@@ -284,7 +284,7 @@ class Pane extends Side {
       el("span", { class: `letter ${state}`, title: inWord(state) }, LETTERS[state]), ...cells);
   }
 
-  /** A request's prompt, its output before this step, and what the step adds. */
+  /** A request's prompt, its output before this step, and that of the step. */
   textOf(view, record) {
     const [prompt, pieces] = this.texts[view.request_id];
     const before = view.num_output_tokens, now = before + (record.new_tokens[view.request_id]?.length ?? 0);
@@ -318,12 +318,12 @@ class Pane extends Side {
     const { columns, side, owners } = this.pool;
     const block = Math.floor(event.offsetY / side) * columns + Math.floor(event.offsetX / side);
     const ids = owners[block] ?? [];
-    // Another click on a shared block goes on to its next owner.
+    // Another click on a shared block follows its next owner.
     if (ids.length) this.player.follow(ids[(ids.indexOf(this.player.followed) + 1) % ids.length]);
   }
 }
 
-/** A list of which only the rows in sight are in the document. */
+/** A list with only the rows in view in the document. */
 class Rows {
   constructor(box, name, makeRow) {
     Object.assign(this, { box, list: box.firstElementChild, makeRow, views: [], top: 0, height: 0 });
@@ -349,7 +349,7 @@ class Rows {
       const place = { style: `top:${i * ROW}px`, "aria-setsize": this.views.length, "aria-posinset": i + 1 };
       rows.push(el("li", place, this.makeRow(this.views[i])));
     }
-    if (!rows.length) rows.push(el("li", { class: "nobody" }, "nobody"));
+    if (!rows.length) rows.push(el("li", { class: "empty" }, "none"));
     this.list.replaceChildren(...rows);
     if (focused !== null) this.refocus(focused);
   }
@@ -370,7 +370,7 @@ class Rows {
     this.render();
   }
 
-  /** The focus follows its request; where that has gone elsewhere, it stays in the list. */
+  /** The focus follows its request; if that has left the list, the first row gets it. */
   refocus(id) {
     const rows = [...this.list.querySelectorAll(".row")];
     (rows.find((row) => row.dataset.id === id) ?? rows[0])?.focus({ preventScroll: true });
@@ -382,7 +382,7 @@ function meter(box, value, rest, parts) {
   box.querySelector(".bar").replaceChildren(...parts);
 }
 
-/** The rows of a step as pieces of the budget: neighbours of one state that are too narrow for themselves are one. */
+/** The rows of a step as pieces of the budget; narrow neighbours of the same state are one piece. */
 function pieces(record, views, budget) {
   const found = [];
   for (const [id, tokens] of record.scheduled) {
@@ -395,7 +395,7 @@ function pieces(record, views, budget) {
   return found;
 }
 
-/** Which boxes and arrows of the state machine a step lights. */
+/** The boxes and arrows of the state machine that a step highlights. */
 function litParts(view, record) {
   if (!view) return [];
   const lit = [`.state.${view.state === "preempted" ? "waiting" : view.state}`];

@@ -1,8 +1,8 @@
-// The player as a Jupyter widget (anywidget): its model has the payload, and keeps step and followed request.
+// The player as a Jupyter widget (anywidget): its model has the payload, the step and the followed request.
 
 export default {
   render({ model, el: box }) {
-    const theme = () => { // JupyterLab says it, and VS Code; elsewhere the system's
+    const theme = () => { // that of JupyterLab or VS Code; elsewhere the system's
       const { jpThemeLight, vscodeThemeKind = "" } = document.body.dataset;
       return jpThemeLight ? (jpThemeLight === "true" ? "light" : "dark") : vscodeThemeKind.match(/light|dark/)?.[0] ?? null;
     };

@@ -1,4 +1,4 @@
-"""The player as a Jupyter widget, for whoever has anywidget: pip install anywidget."""
+"""The player as a Jupyter widget; it needs anywidget: pip install anywidget."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mini_engine.show.player import Playable, payload, script
 class PlayerWidget(anywidget.AnyWidget):
     """One trace, or two side by side, in a notebook's cell.
 
-    `step` (the number in its record) and `follow` (a request's id) are kept in step with what the reader
-    does, both ways. The options are those of `payload`; `show` plays other traces in the same place.
+    `step` (the number in its record) and `follow` (a request's id) are synchronised with the page in both
+    directions. The options are those of `payload`; `show` plays other traces in the same place.
     """
 
     _esm = script("widget")
@@ -27,7 +27,7 @@ class PlayerWidget(anywidget.AnyWidget):
         super().__init__(payload=data, step=data["step"], follow=data["follow"])
 
     def show(self, trace: Playable, other: Playable | None = None, **options: Any) -> None:
-        """Play these instead, at the step that is asked for or from the beginning."""
+        """Play these traces instead, from the given step or the beginning."""
         data = payload(trace, other, **options)
         with self.hold_sync():
             self.payload, self.step = data, data["step"]

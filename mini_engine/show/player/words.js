@@ -1,51 +1,51 @@
-// Says in sentences what a step decided and why. Everything is taken from the step's record and
-// the folded views; nothing is guessed that the trace does not say.
+// The decisions of a step and their reasons, in sentences. Everything comes from the step's record and the
+// folded views; nothing is guessed.
 
-const MANY = 5; // more than so many requests are named in one sentence, not in one each
+const MANY = 5; // from more requests on, one sentence names them all, instead of one sentence each
 
-/** The sentences of step `index`: [{ kind, ids, text }], in the order in which the scheduler decides. */
+/** The sentences of step `index`: [{ kind, ids, text }], in the order of the scheduler's decisions. */
 function sentences(fold, index) {
   const record = fold.steps[index];
   const views = fold.at(index);
-  const told = [];
-  const say = (kind, ids, text) => told.push({ kind, ids, text });
+  const lines = [];
+  const say = (kind, ids, text) => lines.push({ kind, ids, text });
   const events = (type) => record.events.filter((event) => event.type === type);
   const rows = record.scheduled.map(([id]) => views.get(id));
 
   sayArrivals(events("QUEUED").map((event) => views.get(event.id)), fold.config, say);
   for (const { id, reason } of events("FINISHED")) {
-    if (reason === "abort") say("finish", [id], `${id} is aborted. What it held is free again.`);
+    if (reason === "abort") say("finish", [id], `${id} is aborted. Its blocks are free again.`);
   }
   sayRoom(events("PREEMPTED"), views, fold.config, say);
   sayDecodes(rows.filter((view) => view.state === "decode" && !view.admitted), record, say);
   sayGrowth(record, views, say);
   for (const view of rows) {
     if (view.admitted) say("admit", [view.request_id], admission(view, fold.config, record));
-    else if (view.state === "prefill") say("prefill", [view.request_id], `${view.request_id} goes on: ${chunk(view, fold.config, record)}.`);
+    else if (view.state === "prefill") say("prefill", [view.request_id], `${view.request_id} continues: ${chunk(view, fold.config, record)}.`);
   }
   sayBlocked(record, fold.config, say);
   for (const { id, reason } of events("FINISHED")) {
     if (reason !== "abort") say("finish", [id], finish(views.get(id), reason, record));
   }
-  if (index === fold.steps.length - 1) told.push(...ending(fold));
-  if (!told.length) say("end", [], "Nothing is decided: no request is there to be served.");
-  return told;
+  if (index === fold.steps.length - 1) lines.push(...ending(fold));
+  if (!lines.length) say("end", [], "Nothing is decided: there is no request.");
+  return lines;
 }
 
-/** How the run closed, and what came after its last step. */
+/** The end of the run, and the events after its last step. */
 function ending(fold) {
   const end = fold.trace.end;
   if (!end) return [];
   const aborted = new Set((end.events ?? []).map(({ id }) => id));
-  const told = [...aborted].map((id) => ({ kind: "finish", ids: [id], text: `${id} is aborted after the last step.` }));
+  const lines = [...aborted].map((id) => ({ kind: "finish", ids: [id], text: `${id} is aborted after the last step.` }));
   const left = [...fold.at(fold.steps.length - 1).values()].some((view) => !view.finish_reason && !aborted.has(view.request_id));
   const how = end.end === "drained" && left ? "The recording ends here." : (ENDS[end.end] ?? `The run ends: ${end.end}.`);
-  return [...told, { kind: "end", ids: [], text: how + details(end) }];
+  return [...lines, { kind: "end", ids: [], text: how + details(end) }];
 }
 
 const ENDS = {
   drained: "The run ends here: every request is done.",
-  stuck: "The run ends here, stuck: no step would make progress any more.",
+  stuck: "The run ends here, stuck: no further step would make progress.",
   max_steps: "The recording ends here: the limit of steps is reached.",
   error: "The run ends here with an error.",
 };
@@ -68,12 +68,12 @@ function sayArrivals(views, config, say) {
 function sayRoom(events, views, config, say) {
   if (!events.length) return;
   const { needs, free } = events[0];
-  say("room", [], `Room must be made: the running requests need ${count(needs, "more block")}, ${are(free)} free.`);
+  say("room", [], `Memory is short: the running requests need ${count(needs, "more block")}, ${are(free)} free.`);
   for (const { id, for: other } of events) {
     const view = views.get(id);
-    const why = other === id ? "" : ` so that ${other} can go on`;
+    const why = other === id ? "" : ` so that ${other} can continue`;
     const kept = view.num_output_tokens ? `keeps its ${count(view.num_output_tokens, "output token")}` : "starts over later";
-    say("preempt", [id, other], `${id}, last in ${config.policy} order, is preempted${why}. It lets go of ${count(view.num_lost_blocks, "block")} and ${kept}.`);
+    say("preempt", [id, other], `${id}, last in ${config.policy} order, is preempted${why}. It frees ${count(view.num_lost_blocks, "block")} and ${kept}.`);
   }
 }
 
@@ -94,9 +94,9 @@ function sayGrowth(record, views, say) {
 
 function admission(view, config, record) {
   const given = record.blocks[view.request_id]?.length ?? 0;
-  const again = view.num_preemptions ? "comes back" : "is admitted";
+  const again = view.num_preemptions ? "is admitted again" : "is admitted";
   const tokens = count(numTokens(view), "token");
-  // vLLM, recorded, takes blocks chunk by chunk.
+  // vLLM allocates blocks chunk by chunk.
   const short = given && view.num_cached_tokens + given * config.block_size < numTokens(view);
   const claims = `${short ? "takes" : "claims"} ${count(given, "block")} for ${short ? "this chunk of " : ""}`;
   const room = view.num_cached_tokens
@@ -128,11 +128,11 @@ function sayBlocked(record, config, say) {
   if (reason === "empty") return;
   const reserve = config.watermark && record.num_running ? ` (${config.watermark} of them in reserve)` : "";
   const why = {
-    preempted: "waits: room had to be made in this step, so nobody is admitted",
+    preempted: "waits: memory was short in this step, so no request is admitted",
     slots: `waits: all ${config.max_num_seqs} slots are taken`,
     budget: `waits: the budget of ${count(config.max_num_batched_tokens, "token")} is spent`,
     memory: `waits: needs ${count(needs, "block")}${reserve}, ${are(free)} free`,
-    none: "waits although slots, budget and blocks would do: this scheduler holds it back, by design or by mistake",
+    none: "waits although slots, budget and blocks suffice: this scheduler does not admit it, by design or by mistake",
   }[reason] ?? `waits: ${reason}`;
   const behind = record.num_waiting - 1;
   const others = behind > 0 ? ` ${behind === 1 ? "One more waits" : `${behind} more wait`} behind it.` : "";
@@ -142,16 +142,16 @@ function sayBlocked(record, config, say) {
 function finish(view, reason, record) {
   const id = view.request_id;
   const outputs = count(view.num_output_tokens + (record.new_tokens[id]?.length ?? 0), "output token");
-  const why = { length: `it has its ${outputs}`, stop: `it came to a stop after ${outputs}`, error: "it failed" }[reason] ?? reason;
+  const why = { length: `it has its ${outputs}`, stop: `it stopped after ${outputs}`, error: "it failed" }[reason] ?? reason;
   return `${id} finishes: ${why}. Its ${count(view.blocks.length, "block")} can be used from the next step on.`;
 }
 
-/** What a request's life is about now, in a sentence: for the panel, and for readers who cannot see the diagram. */
+/** The state of a request in a sentence: for the panel, and as an alternative to the diagram. */
 function lifeOf(view, id) {
   if (!view) return `${id} has not arrived yet.`;
   if (view.state === "finished") return `${id} is finished (${view.finish_reason}).`;
   if (view.state === "preempted") return `${id} is preempted in this step and waits again.`;
-  if (view.state === "waiting") return `${id} is waiting${view.num_preemptions ? " to come back" : ""}.`;
+  if (view.state === "waiting") return `${id} is waiting${view.num_preemptions ? " to be admitted again" : ""}.`;
   const doing = view.state === "decode" ? "decoding" : "in prefill";
   return `${id} is ${doing}${view.finish_reason ? ` and finishes in this step (${view.finish_reason})` : ""}.`;
 }

@@ -1,7 +1,7 @@
-"""The slower ways to serve, kept to be compared with: each is a Scheduler with another `schedule`.
+"""The baselines: slower ways to schedule, to compare with. Each is a Scheduler with another `schedule`.
 
-`BASELINES` names them all, with the backend that computes their steps. Every one gives the same
-tokens as the engine; they differ in which requests wait for which.
+`BASELINES` names them all, with the backend that computes their steps. Each gives the same tokens as the
+engine; they differ in which requests wait for which.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from mini_engine.scheduler import Scheduler
 
 
 def _admit(scheduler: Scheduler) -> Request:
-    """Move the front of the queue, whose room is claimed, to the running."""
+    """Move the front of the queue, whose blocks are allocated, to the running requests."""
     request = scheduler.waiting.pop()
     request.status = RequestStatus.RUNNING
     scheduler.running.append(request)
@@ -25,7 +25,7 @@ def _admit(scheduler: Scheduler) -> Request:
 def _step(
     scheduler: Scheduler, waiting: Queue | None = None, max_num_seqs: int | None = None
 ) -> dict[str, int]:
-    """`schedule_step` with the scheduler's settings; nobody is admitted unless a queue is given."""
+    """Call `schedule_step` with the scheduler's settings; without a queue no request is admitted."""
     return scheduler.schedule_step(
         RequestQueue(scheduler.policy) if waiting is None else waiting,
         scheduler.running,
@@ -38,11 +38,10 @@ def _step(
 
 
 class StaticBatching(Scheduler):
-    """A batch is admitted whole, when the previous one has wholly finished.
+    """A batch is admitted when every request of the previous one has finished.
 
-    As it was before Orca (Yu et al., 2022): a place that falls free stays empty until the last of
-    the batch is done, and room is reserved for the full length, prompt and max_tokens, so that
-    nothing ever runs short.
+    This was usual before Orca (Yu et al., 2022): a slot that becomes free stays empty until the whole batch
+    is done. Blocks are reserved for the full length, prompt and max_tokens, so that no request runs short.
     """
 
     def schedule(self) -> dict[str, int]:
@@ -63,7 +62,7 @@ class StaticBatching(Scheduler):
 
 
 class OneAtATime(StaticBatching):
-    """A batch of one: the next request starts when the last has finished, whatever max_num_seqs says."""
+    """A batch of one: the next request starts when the last has finished; max_num_seqs is ignored."""
 
     def __init__(self, kv: KVManager, **settings: Any):
         super().__init__(kv, **{**settings, "max_num_seqs": 1})
@@ -72,13 +71,13 @@ class OneAtATime(StaticBatching):
 class PrefillFirst(Scheduler):
     """A step is prefill or decode, never both, and prefill goes first: nano-vLLM's scheduler.
 
-    Whole prompts only, so each must fit the budget. It is checked before the cached part is known,
-    hence against the full length, and charged what is really computed: a long prompt may be held
-    back although hardly any of it is left to do. Room is made in the loop: a request that cannot
-    grow evicts the youngest, which returns to the front of the queue (under fcfs its arrival puts it there).
+    Prompts are never cut, so each must fit the budget. It is checked before the cached part is known, hence
+    against the full length, and charged for the tokens that are computed: a long prompt may be held back
+    although little of it is left to compute. A request that cannot grow preempts the youngest, which
+    returns to the front of the queue (under fcfs its arrival puts it there).
 
-    One rule differs: nano-vLLM counts its max_num_seqs over the step's prompts only, so more may
-    run; here it holds for all that run.
+    One rule differs: nano-vLLM counts its max_num_seqs over the step's prompts only, so that more may
+    run; here it limits all running requests.
     """
 
     def add(self, request: Request) -> None:
@@ -117,10 +116,10 @@ class PrefillFirst(Scheduler):
 
 
 class TwoPass(Scheduler):
-    """Chunked prefill before fusing: one prompt in flight, its chunk and the decodes computed apart.
+    """Chunked prefill without fusing: one prompt in flight, its chunk and the decodes computed separately.
 
-    The chunk takes what the decodes leave of the budget, so no decode waits; but a step with both
-    makes two model calls and reads the weights twice, and a short prompt waits behind a long one.
+    The chunk takes what the decodes leave of the budget, so that no decode waits. But a step with both makes
+    two model calls and reads the weights twice, and a short prompt waits behind a long one.
     """
 
     def schedule(self) -> dict[str, int]:
@@ -128,19 +127,19 @@ class TwoPass(Scheduler):
         prefilling = any(not request.is_decode for request in self.running)
         if made_room or prefilling:
             return _step(self)
-        # One place more than is taken: one prompt may enter.
+        # One slot more than is taken: one prompt may be admitted.
         return _step(self, self.waiting, min(self.max_num_seqs, len(self.running) + 1))
 
 
 class OverCommit(Scheduler):
-    """One prefill at a time, and memory that may run over for a step: admit, then evict.
+    """One prefill at a time, and memory that may exceed its limit for a step: admit, then preempt.
 
-    The limit counts known tokens, the last sampled one included. A prompt enters if it fits now;
-    nobody asks whether the decodes beside it have room to grow. So a step may end above the limit
-    by a token for each request, and the next one evicts decodes until the sum fits again.
+    The limit counts known tokens, including the last sampled one. A prompt is admitted if it fits now,
+    without regard to the growth of the decodes. So a step may end above the limit by one token per request,
+    and the next step preempts decodes until the sum fits again.
 
-    The pool itself cannot run over, so the limit lies below it by what half-empty last blocks may
-    waste; with a block size of 1 it is the pool. Raises ValueError if nothing is left.
+    The pool itself cannot be exceeded, so the limit is lower by what half-empty last blocks may waste;
+    with a block size of 1 it is the pool. Raises ValueError if no token is left.
     """
 
     def __init__(self, kv: KVManager, *, max_kv_tokens: int | None = None, **settings: Any):
@@ -167,11 +166,11 @@ class OverCommit(Scheduler):
         super().add(request)
 
     def schedule(self) -> dict[str, int]:
-        self._admit_what_fits()
-        self._evict_what_is_over()
+        self._admit_if_it_fits()
+        self._preempt_the_excess()
         return _step(self)
 
-    def _admit_what_fits(self) -> None:
+    def _admit_if_it_fits(self) -> None:
         if not self.waiting or len(self.running) >= self.max_num_seqs:
             return
         if any(not request.is_decode for request in self.running):
@@ -180,15 +179,15 @@ class OverCommit(Scheduler):
         if self.num_kv_tokens + candidate.num_tokens <= self.max_kv_tokens and self.kv.admit(candidate):
             _admit(self)
 
-    def _evict_what_is_over(self) -> None:
+    def _preempt_the_excess(self) -> None:
         while self.num_kv_tokens > self.max_kv_tokens:
-            # The one prefill is spared, and with all decodes gone it fits.
+            # The one prefill is never preempted: without any decode it fits.
             self.preempt(pick_victim([r for r in self.running if r.is_decode], self.policy))
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """One way to serve: `scheduler(kv, **settings)` decides, `backend` computes (see cost_model)."""
+    """One way to schedule: `scheduler(kv, **settings)` decides, `backend` computes (see cost_model)."""
 
     scheduler: Callable[..., Scheduler]
     about: str
@@ -200,10 +199,10 @@ class Baseline:
 
 BASELINES = {
     "one-at-a-time": Baseline(OneAtATime, "the next request starts when the last has finished"),
-    "static": Baseline(StaticBatching, "a batch is admitted when the previous one has wholly finished"),
+    "static": Baseline(StaticBatching, "a batch is admitted when all of the previous one has finished"),
     "prefill-first": Baseline(PrefillFirst, "a step is prefill or decode; prompts go first, uncut"),
     "two-pass": Baseline(TwoPass, "one prompt in chunks beside the decodes, two model calls", "two-pass"),
-    "over-commit": Baseline(OverCommit, "one prompt in chunks; memory runs over for a step, then evicts"),
+    "over-commit": Baseline(OverCommit, "one prompt in chunks; preempts a step after memory ran over"),
     "padded": Baseline(Scheduler, "mixed steps, fused by padding to a rectangle", "padded"),
     "mixed": Baseline(Scheduler, "the engine: decodes first, chunks of any prompts behind, one model call"),
 }
