@@ -142,36 +142,7 @@ def test_gradescopes_metadata_of_one_submission(read):
         read(text, one, "submission_metadata.json", students=2)
 
 
-# ---------------------------------------------------------------------------------------- what is not clear
-
-
-@pytest.mark.parametrize(
-    "deadlines, times, why",
-    [
-        ("= 3", "", "deadlines.toml: "),
-        ('zone = "Berlin/Europe"', "", "zone should be a name"),
-        (HEAD + "[students]\nann = 2026-10-12T23:59:00\n", "", "section [students.NAME]"),
-        (DUE, "", "times should name the file"),
-        (HEAD + "penalty = 3\n", "", "'penalty' is not known here"),
-        (HEAD + "[lab-99]\ndue = 2026-10-12T23:59:00\n", "", "there is no lab"),
-        (HEAD + "[lab-01]\n", "", "'due' is missing"),
-        (HEAD + "[lab-01]\ndue = 2026-10-12\n", "", "2026-10-12 is not a time"),
-        (HEAD + DUE + "due_date = 3\n", "", "'due_date' is not known"),
-        (HEAD + DUE + "points_per_day = -1\n", "", "a number from 0 up"),
-        (HEAD + DUE + "points_per_day = true\n", "", "must be a number"),
-        (HEAD + DUE + "points_per_day = nan\n", "", "must be a number"),
-        (HEAD + DUE + "fraction_per_day = 10\n", "", "at most 1"),
-        (HEAD + DUE + "fraction_per_day = 0.1\npoints_per_day = 1\n", "", "not both"),
-        ('times = "times.csv"\n' + DUE, "", "has no offset from UTC"),
-        (HEAD + DUE, "ann,yesterday", "line 2: 'yesterday' is not a time"),
-        (HEAD + DUE, "ann,2026-13-12 00:00", "line 2: '2026-13-12 00:00'"),
-        (HEAD + DUE, "ann,2026-10-12 00:00\nann,2026-10-12 00:00", "line 3: ann is there twice"),
-    ],
-)
-def test_what_is_unclear_is_said(read, deadlines, times, why):
-    with pytest.raises(LabError) as error:
-        read(deadlines, times)
-    assert why in str(error.value)
+# ------------------------------------------- metadata that is none (deadlines: see test_input_errors)
 
 
 @pytest.mark.parametrize(
