@@ -11,7 +11,6 @@ import torch
 from mini_engine.attention import KVPool, PagedBackend, paged_attention, write_kv
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
-from mini_engine.model import sdpa
 from mini_engine.tests.helpers import dense_logits, make_request, row, spy, tiny_model
 
 HEADS, KV_HEADS, DIM = 4, 2, 6
@@ -81,12 +80,6 @@ def by_hand(q, k, v):
     return out
 
 
-def test_sdpa_is_the_formula():
-    """Grouped heads share keys: head h reads kv head h // group."""
-    q, k, v = rand(1, 1, HEADS, DIM), rand(1, 5, KV_HEADS, DIM, seed=1), rand(1, 5, KV_HEADS, DIM, seed=2)
-    assert torch.allclose(sdpa(q, k, v)[0, 0], by_hand(q[0, 0], k[0], v[0]), atol=1e-12)
-
-
 CASES = {
     "decodes": [(9, 1), (4, 1), (17, 1)],
     "one chunk": [(0, 7)],
@@ -133,15 +126,3 @@ def test_the_backend_returns_logits_of_ending_rows_only():
     assert len(calls) == 2
     assert torch.allclose(logits[0], dense_logits(model, a.prompt_token_ids)[-1], atol=1e-9)
     assert torch.allclose(logits[1], dense_logits(model, b.prompt_token_ids)[-1], atol=1e-9)
-
-
-def test_bfloat16_runs():
-    """The pool takes the model's type; logits stay close to float64's."""
-    exact, rough = tiny_model(), tiny_model(dtype="bfloat16")
-    kv, request = BlockManager(20, 4), make_request("a", list(range(9)))
-    kv.admit(request)
-    backend = PagedBackend(rough, kv)
-    assert backend.pool.k.dtype == torch.bfloat16
-    logits = backend.forward([row(request, 9)])[0].double()
-    expected = dense_logits(exact, request.prompt_token_ids)[-1]
-    assert torch.corrcoef(torch.stack((logits, expected)))[0, 1] > 0.99

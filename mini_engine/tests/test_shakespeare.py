@@ -9,7 +9,7 @@ import torch
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.config import read_config
 from mini_engine.loading.shakespeare import train as script
-from mini_engine.loading.shakespeare.plays import clean, load_plays
+from mini_engine.loading.shakespeare.plays import load_plays
 from mini_engine.loading.tokenizer import load_tokenizer
 
 FOLDER = script.MODEL_FOLDER
@@ -49,17 +49,12 @@ def training():
 # The folder
 
 
-def test_the_record_is_of_the_shipped_recipe_within_its_limits(training):
+def test_the_record_is_of_the_shipped_recipe_and_macbeth_was_held_out(training, plays):
     assert training["held_out_loss"] <= 1.50
-    assert training["seed"] == script.Recipe.seed
-    assert training["recipe"]["steps"] == script.Recipe.steps
+    assert (training["seed"], training["recipe"]["steps"]) == (script.Recipe.seed, script.Recipe.steps)
     assert training["tokens_seen"] >= training["training_tokens"]  # at least one epoch
-
-
-def test_macbeth_was_held_out(training, plays):
     assert training["held_out_play"] == "macbeth" == script.HELD_OUT
-    assert training["training_plays"] == sorted(plays.keys() - {"macbeth"})
-    assert len(training["training_plays"]) == 37
+    assert training["training_plays"] == sorted(plays.keys() - {"macbeth"}) and len(plays) == 38
 
 
 def test_the_recorded_loss_is_that_of_the_stored_weights(training, plays, tokenizer):
@@ -91,17 +86,6 @@ def test_every_character_is_a_token_and_comes_back(tokenizer, plays):
 
 
 # The text
-
-
-def test_clean_takes_the_markdown_off_and_nothing_else():
-    markdown = (
-        "# Macbeth\n\n### SCENE I. A heath.\n\n_Enter the\nthree Witches_\n\n\n"
-        "**First Witch**  \nIn thunder\\--or in rain?\n\n*Exit.*\n\n**ROSS**  \n_\\[Aside]_  \nAy."
-    )
-    assert clean(markdown) == (
-        "Macbeth\n\nSCENE I. A heath.\n\nEnter the\nthree Witches\n\n"
-        "First Witch:\nIn thunder--or in rain?\n\nExit.\n\nROSS:\n[Aside]\nAy.\n"
-    )
 
 
 def test_no_markdown_is_left_and_no_letter_lost(plays):
