@@ -16,6 +16,7 @@ from mini_engine.loading import weights
 from mini_engine.loading.checkpoint import load, load_model
 from mini_engine.loading.files import GGUFFile
 from mini_engine.model import sdpa
+from mini_engine.tests.helpers import byte_tokenizer
 
 CONFIG = {
     "model_type": "llama",
@@ -82,6 +83,14 @@ def write_folder(path, config, tensors=None):
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors_of(config) if tensors is None else tensors, path / "model.safetensors")
     return path
+
+
+def whole_folder(path):
+    """A model folder with all its files, and a tokenizer of bytes."""
+    config = CONFIG | {"vocab_size": 257}
+    folder = write_folder(path, config)
+    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def change(folder, edit):

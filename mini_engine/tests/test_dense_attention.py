@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mini_engine.attention import PagedBackend
-from mini_engine.backends import padded as dense_attention
 from mini_engine.backends.dense import DenseCache, dense_attend
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.block_manager import BlockManager
@@ -126,26 +125,3 @@ def test_a_request_left_out_of_a_step_is_named(model):
     backend.forward([row(first, 1)])
     with pytest.raises(ValueError, match="'second' was left out of a step"):
         backend.forward([row(second, 1)])
-
-
-@pytest.mark.parametrize(
-    "name", ["fused_attention_mask", "assemble_fused_batch", "disassemble_fused_cache", "fused_step"]
-)
-def test_own_functions_are_used(model, monkeypatch, name):
-    """The step is made of the four: fused_step calls the others, and a subclass brings its own."""
-    ours, calls = getattr(dense_attention, name), []
-
-    def counted(*args, **kwargs):
-        calls.append(name)
-        return ours(*args, **kwargs)
-
-    kv = BlockManager(8, 4, enable_prefix_caching=False)
-    request = Request("r", tokens(5, 0))
-    if name == "fused_step":
-        backend = type("Own", (PaddedBackend,), {name: staticmethod(counted)})
-    else:
-        monkeypatch.setattr(dense_attention, name, counted)
-        backend = PaddedBackend
-    logits = backend(model, kv).forward([row(request, 5)])
-    assert calls == [name]
-    torch.testing.assert_close(logits[0], solo(model, request.token_ids()), rtol=0, atol=1e-9)

@@ -35,9 +35,8 @@ from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import ready_setup, write_player
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import read_arrivals, workload
-from mini_engine.tests.helpers import byte_tokenizer
 from mini_engine.tests.soak import SOAK, count
-from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder, write_gguf
+from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, whole_folder, write_gguf
 from mini_engine.trace import Finished, read_trace, write_trace
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -248,11 +247,7 @@ def test_config_json(name, value, words):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder with all its files."""
-    config = CONFIG | {"vocab_size": 257}
-    folder = write_folder(tmp_path / "model", config, tensors_of(config))
-    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return whole_folder(tmp_path / "model")
 
 
 BOS_TOKENS = [{"bos_token": v} for v in (5, [1], {"content": 5}, True)]

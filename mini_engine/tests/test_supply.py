@@ -16,8 +16,7 @@ import pytest
 
 from mini_engine.loading.checkpoint import load
 from mini_engine.loading.registry import FetchError, Wheel, _unpack
-from mini_engine.tests.helpers import byte_tokenizer
-from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder
+from mini_engine.tests.test_checkpoint import whole_folder
 from mini_engine.text.chat import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,10 +85,7 @@ class Attack:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = CONFIG | {"vocab_size": 257}
-    folder = write_folder(tmp_path / "model", config, tensors_of(config))
-    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return whole_folder(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
