@@ -212,7 +212,7 @@ def test_load_opens_a_gguf_file_once(tmp_path, monkeypatch):
     assert (model.config.vocab_size, tokenizer.vocab_size, tokenizer.decode([0, 2])) == (64, 3, "aü")
 
 
-def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):
+def test_gguf_rope_scaling_of_llama3_is_a_tensor_and_linear_a_key(tmp_path):
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = {**CONFIG, "rope_scaling": scaling | {"original_max_position_embeddings": 32}}
     expected = load_model(write_folder(tmp_path / "model", config), device="cpu")
@@ -223,14 +223,9 @@ def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):
     ours = load_model(write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=add), device="cpu")
     torch.testing.assert_close(ours.inv_freq, expected.inv_freq)
     torch.testing.assert_close(logits(ours), logits(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_gguf_linear_rope_scaling(tmp_path):
-    def add(writer):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(4.0)
-
-    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add])
+    linear = [lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)]
+    linear.append(lambda writer: writer.add_rope_scaling_factor(4.0))
+    file = write_gguf(tmp_path / "linear.gguf", CONFIG, tensors_of(CONFIG), extra=linear)
     assert load_model(file, device="cpu").config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
 
 

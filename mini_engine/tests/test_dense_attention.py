@@ -10,7 +10,7 @@ import torch
 
 from mini_engine.attention import PagedBackend
 from mini_engine.backends.dense import DenseCache, dense_attend
-from mini_engine.backends.padded import PaddedBackend
+from mini_engine.backends.padded import PaddedBackend, fused_step
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.parts import Parts
@@ -125,3 +125,16 @@ def test_a_request_left_out_of_a_step_is_named(model):
     backend.forward([row(first, 1)])
     with pytest.raises(ValueError, match="'second' was left out of a step"):
         backend.forward([row(second, 1)])
+
+
+def test_a_subclass_brings_its_own_step(model):
+    calls, request = [], Request("r", tokens(5, 0))
+
+    def own(*args):
+        calls.append(args)
+        return fused_step(*args)
+
+    backend = type("Own", (PaddedBackend,), {"fused_step": staticmethod(own)})
+    logits = backend(model, BlockManager(8, 4, enable_prefix_caching=False)).forward([row(request, 5)])
+    assert len(calls) == 1
+    torch.testing.assert_close(logits[0], solo(model, request.token_ids()), rtol=0, atol=1e-9)

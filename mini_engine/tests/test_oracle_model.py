@@ -163,7 +163,7 @@ TEXTS = [
 ]
 
 
-def test_smollm2_token_ids_equal_transformers(smollm2_tokenizer):
+def test_smollm2_token_ids_and_chats_equal_transformers(smollm2_tokenizer):
     """Digits stand alone in this tokenizer; transformers leaves that rule out when it reads a
     GGUF file (seen where spaces stand before a digit), so it is given the text cut at digits."""
     path, theirs = smollm2_tokenizer
@@ -174,16 +174,8 @@ def test_smollm2_token_ids_equal_transformers(smollm2_tokenizer):
         assert ours.decode(ours.encode(text), skip_special_tokens=False) == text
     assert ours.vocab_size == len(theirs)
     assert ours.eos_token_ids == (theirs.eos_token_id,)
-
-
-def test_smollm2_chat_text_equals_transformers(smollm2_tokenizer):
-    path, theirs = smollm2_tokenizer
-    ours = load_tokenizer(path)
     user, system = {"role": "user", "content": "Hi there!"}, {"role": "system", "content": "Be brief."}
     answer = {"role": "assistant", "content": "Hello."}
     for messages in ([user], [system, user], [user, answer, user]):
-        for prompt in (True, False):
-            text = theirs.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False)
-            assert ours.apply_chat_template(messages, add_generation_prompt=prompt) == text
-    ids = theirs.apply_chat_template([user], add_generation_prompt=True)["input_ids"]
-    assert ours.encode_chat([user]) == ids
+        ids = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert ours.encode_chat(messages) == ids

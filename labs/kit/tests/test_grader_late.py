@@ -124,20 +124,20 @@ submission_102:
 """
 
 
-def test_gradescopes_metadata_of_a_class(read):
-    text = 'times = "submission_metadata.yml"\npoints_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n'
-    deadlines = read(text, YAML, "submission_metadata.yml", students=2)
+GRADESCOPE = "points_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n"
+
+
+def test_gradescopes_metadata_of_a_class_and_of_one_submission(read):
+    times = 'times = "submission_metadata.yml"\n'
+    deadlines = read(times + GRADESCOPE, YAML, "submission_metadata.yml", students=2)
     assert deadlines.submitted("submission_101") == datetime(2026, 10, 13, 6, 10, 12, 123456, UTC)
-    assert deadlines.applied(grade(student="submission_101")).withheld == 10
-    assert deadlines.applied(grade(student="submission_102")).withheld == 0
-
-
-def test_gradescopes_metadata_of_one_submission(read):
-    text = 'times = "submission_metadata.json"\npoints_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n'
+    found = [deadlines.applied(grade(student=f"submission_{n}")).withheld for n in (101, 102)]
+    assert found == [10, 0]
     one = json.dumps({"id": 7, "created_at": "2026-10-13T14:22:32.365935-07:00", "users": [{"name": "Ann"}]})
-    assert read(text, one, "submission_metadata.json", students=1).applied(grade()).withheld == 10
+    given = 'times = "submission_metadata.json"\n' + GRADESCOPE, one, "submission_metadata.json"
+    assert read(*given, students=1).applied(grade()).withheld == 10
     with pytest.raises(LabError, match="time of one submission, but 2 are graded"):
-        read(text, one, "submission_metadata.json", students=2)
+        read(*given, students=2)
 
 
 # ------------------------------------------- metadata that is none (deadlines: see test_input_errors)
