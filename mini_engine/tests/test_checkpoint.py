@@ -10,7 +10,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from mini_engine.loading import weights
 from mini_engine.loading.checkpoint import load, load_model
@@ -73,11 +73,6 @@ def tensors_of(config: dict) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return write_folder(tmp_path / "model", CONFIG)
-
-
 def write_folder(path, config, tensors=None):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
@@ -93,14 +88,6 @@ def whole_folder(path):
     return folder
 
 
-def change(folder, edit):
-    """Rewrite the weights of a folder after edit(tensors)."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    edit(tensors)
-    save_file(tensors, file)
-
-
 @torch.no_grad()
 def logits(model):
     ids = torch.arange(0, 64, 2)
@@ -111,12 +98,13 @@ def attend(layer, q, k, v):
     return sdpa(q[None], k[None], v[None], is_causal=True)[0]
 
 
-def test_old_checkpoints_without_the_prefix_and_with_rotary_frequencies_load_the_same(folder, tmp_path):
+def test_old_checkpoints_without_the_prefix_and_with_rotary_frequencies_load_the_same(tmp_path):
     """The frequencies follow from the config."""
     bare = {name.removeprefix("model."): t for name, t in tensors_of(CONFIG).items()}
     bare[f"{LAYER.removeprefix('model.')}self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    old = write_folder(tmp_path / "old", CONFIG, bare)
-    assert torch.equal(logits(load_model(folder, device="cpu")), logits(load_model(old, device="cpu")))
+    folders = write_folder(tmp_path / "new", CONFIG), write_folder(tmp_path / "old", CONFIG, bare)
+    new, old = (logits(load_model(folder, device="cpu")) for folder in folders)
+    assert torch.equal(new, old)
 
 
 # GGUF
@@ -282,9 +270,10 @@ def test_paths_that_are_no_model(tmp_path):
     ],
     ids=["missing", "shape", "unexpected", "quantized"],
 )
-def test_tensors_that_do_not_fit_the_config(folder, name, tensor, match):
-    change(folder, lambda t: t.pop(LAYER + name) if tensor is None else t.update({LAYER + name: tensor}))
-    refused(folder, match)
+def test_tensors_that_do_not_fit_the_config(tmp_path, name, tensor, match):
+    tensors = tensors_of(CONFIG) | {LAYER + name: tensor}
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    refused(write_folder(tmp_path / "model", CONFIG, present), match)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.004, 0.5, 0.99])
