@@ -5,7 +5,7 @@ A lab's own files need only the names below. None of them imports torch.
 
 from labs.kit.judge.loading import load
 from labs.kit.judge.random_scripts import judge as judge_random_scripts
-from labs.kit.toys.driver import assert_drained, drive, log_ops, one_step
+from labs.kit.toys.driver import assert_drained, assert_texts_alone, drive, log_ops, one_step, tokens_of
 from labs.kit.toys.loop import RequestQueue, StepLoop
 from labs.kit.toys.memory import FakeKV, ToyModel
 from labs.kit.toys.requests import make_request, make_running
@@ -23,6 +23,7 @@ __all__ = [
     "assert_close",
     "assert_drained",
     "assert_rows",
+    "assert_texts_alone",
     "builtin",
     "drive",
     "judge_random_scripts",
@@ -31,4 +32,5 @@ __all__ = [
     "make_request",
     "make_running",
     "one_step",
+    "tokens_of",
 ]

@@ -1,11 +1,14 @@
 """Tests of schedule_step. The first part looks at single steps, the second at whole runs."""
 
+from functools import partial
+
 import pytest
 
 from labs.kit import (
     FakeKV,
     RequestQueue,
     assert_drained,
+    assert_texts_alone,
     judge_random_scripts,
     load,
     make_request,
@@ -330,15 +333,7 @@ def test_clamp_knows_what_is_left(lab):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_request_finishes(lab, name):
     """Every scenario drains: all requests finish with the text they would have got alone."""
-    scenario = SCENARIOS[name]
-    trace = scenarios.run(lab, scenario)
-    assert_drained(trace)
-    aborted = {abort["id"] for abort in scenario.get("aborts", ())}
-    for request in scenario["requests"]:
-        if request["id"] not in aborted:
-            alone = scenarios.run(lab, scenario | {"requests": [request | {"at": 0}], "aborts": []})
-            assert text(trace, request["id"]) == text(alone, request["id"])
-            assert len(text(trace, request["id"])) == request["max_tokens"]
+    assert_texts_alone(SCENARIOS[name], partial(scenarios.run, lab))
 
 
 def test_b_is_admitted_when_a_finishes(lab):
@@ -367,10 +362,6 @@ def test_limits_hold_in_every_step(lab):
             waits = f"step {record.step} has budget, a slot and memory for {record.blocked.id}, and it waits"
             assert record.blocked.reason in ("budget", "slots", "memory", "empty"), waits
         assert trace.end.num_free_blocks == config["num_blocks"]
-
-
-def text(trace, request_id):
-    return [token for record in trace.steps for token in record.new_tokens.get(request_id, ())]
 
 
 def step_of(trace, kind, request_id):

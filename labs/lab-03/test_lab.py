@@ -1,15 +1,23 @@
 """Tests of a scheduler that preempts: the queue, the single steps, then whole runs."""
 
 from collections import Counter
-from functools import cache
+from functools import partial
 
 import pytest
 
-from labs.kit import FakeKV, assert_drained, judge_random_scripts, load, make_request, one_step
-from labs.kit.toys.driver import RUNS
+from labs.kit import (
+    FakeKV,
+    assert_drained,
+    assert_texts_alone,
+    judge_random_scripts,
+    load,
+    make_request,
+    one_step,
+    tokens_of,
+)
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
-from mini_engine.trace import decisions, describe, replay
+from mini_engine.trace import describe
 
 scenarios = load("lab-03", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
@@ -71,10 +79,6 @@ def names(requests):
     return [request.request_id for request in requests]
 
 
-def text(trace, request_id):
-    return [token for record in trace.steps for token in record.new_tokens.get(request_id, ())]
-
-
 def events(trace, kind):
     """(step, id) of every event of this kind, in order."""
     return [(r.step, event.id) for r in trace.steps for event in r.events if event.type == kind]
@@ -88,16 +92,6 @@ def test_key_is_the_order_of_the_policy(lab, policy, order):
     """Sorted by key, fcfs goes by arrival alone, priority by priority first, 0 before 3 before 20."""
     requests = [waiter("a", 0, 20), waiter("b", 1, 0), waiter("c", 2, 20), waiter("d", 10**9, 3)]
     assert names(sorted(requests, key=lambda r: lab.policy_key(r, policy))) == list(order)
-
-
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_key_is_that_of_this_moment(lab, policy):
-    """The key is made of what the request says when it is asked for: a number given later counts."""
-    early, late = waiter("early", -1), waiter("late", -1)
-    assert [lab.policy_key(request, policy) for request in (early, late)]
-    early.arrival, late.arrival = 3, 7
-    first, second = (lab.policy_key(request, policy) for request in (early, late))
-    assert first < second
 
 
 def test_unknown_policy_is_refused(lab):
@@ -114,15 +108,6 @@ def test_queue_pops_in_policy_order(lab, policy, order):
         queue.push(request)
     assert [queue.pop().request_id for _ in range(4)] == list(order)
     assert not queue
-
-
-def test_peek_leaves_it_there(lab):
-    """peek shows the front and takes nothing: pop then gives the same request."""
-    queue = lab.RequestQueue("priority")
-    for request in (waiter("a", 0, 1), waiter("b", 1, 0)):
-        queue.push(request)
-    assert queue.peek() is queue.peek()
-    assert (len(queue), queue.pop().request_id, len(queue)) == (2, "b", 1)
 
 
 def test_remove_keeps_the_others_in_order(lab):
@@ -356,14 +341,6 @@ def test_preempted_waits_where_its_arrival_puts_it(lab, policy, order):
 # ----------------------------------------------------------------------------- make room, then schedule
 
 
-def test_none_goes_while_there_is_room(lab):
-    """Two decodes and exactly two free slots: both compute, neither is preempted."""
-    scheduler = scenarios.make(lab, FakeKV(10))
-    runner(scheduler, "a", 4), runner(scheduler, "b", 4)
-    assert decide(scheduler) == {"a": 1, "b": 1}
-    assert (len(scheduler.waiting), scheduler.kv.num_free_blocks) == (0, 0)
-
-
 @pytest.mark.parametrize("slots, goes", [(10, []), (9, ["b"])])
 def test_make_room_says_whether_one_had_to_go(lab, slots, goes):
     """With room for two decodes make_room says no, with room for one it says yes: schedule goes by that."""
@@ -382,12 +359,13 @@ def test_make_room_says_whether_one_had_to_go(lab, slots, goes):
         assert bool(answer) is bool(goes), f"make_room returned {answer!r}"
 
 
-def test_room_is_counted_for_all_together(lab):
-    """One slot is free, and two decodes could each take it: that is not room for both, so b goes."""
-    scheduler = scenarios.make(lab, FakeKV(9))
+@pytest.mark.parametrize("slots, goes, decided", [(10, [], {"a": 1, "b": 1}), (9, ["b"], {"a": 1})])
+def test_room_is_counted_for_all_together(lab, slots, goes, decided):
+    """Two decodes need two slots: with both free they compute; with one free there is no room, so b goes."""
+    scheduler = scenarios.make(lab, FakeKV(slots))
     runner(scheduler, "a", 4), runner(scheduler, "b", 4)
-    assert decide(scheduler) == {"a": 1}
-    assert names(scheduler.waiting) == ["b"]
+    assert decide(scheduler) == decided
+    assert (names(scheduler.waiting), scheduler.kv.num_free_blocks) == (goes, 4 if goes else 0)
 
 
 def test_only_as_many_go_as_must(lab):
@@ -625,28 +603,11 @@ def test_all_that_finish_leave_at_once(lab):
 
 def test_one_token_means_one(lab):
     """max_tokens=1 gives one token, out of the very step that ends the prompt: there is no decode."""
-    trace = scenarios.run(lab, _alone(prompt=6, max_tokens=1, blocks=6))
+    config = SCENARIOS["two in a tight pool"]["config"] | {"num_blocks": 6}
+    request = {"id": "r0", "prompt": 6, "max_tokens": 1, "at": 0}
+    trace = scenarios.run(lab, {"name": "alone", "config": config, "requests": [request]})
     assert_drained(trace)
-    assert (len(trace.steps), len(text(trace, "r0"))) == (1, 1)
-
-
-def test_what_just_fits_finishes(lab):
-    """Prompt 12 and 11 tokens in a pool of 22: all are said, and the last step holds every slot."""
-    trace = scenarios.run(lab, _alone(prompt=12, max_tokens=11, blocks=22))
-    assert_drained(trace)
-    assert len(text(trace, "r0")) == 11
-    assert trace.steps[-1].num_free_blocks == 0
-
-
-@pytest.mark.parametrize("kind", ["stop_token_ids", "eos_token_ids"])
-def test_a_stop_token_ends_it(lab, kind):
-    """A stop token, the caller's or the model's, ends it early, as its last output; the reason says stop."""
-    scheduler = scenarios.make(lab, FakeKV(32))
-    request = make_request("r0", 6, max_tokens=8, **{kind: (7,)})
-    scheduler.add(request)
-    assert scheduler.update(scheduler.schedule(), {"r0": [5]}) == []
-    assert scheduler.update(scheduler.schedule(), {"r0": [7]}) == [request]
-    assert (request.output_token_ids, request.finish_reason) == ([5, 7], "stop")
+    assert (len(trace.steps), len(tokens_of(trace, "r0"))) == (1, 1)
 
 
 def test_a_step_may_yield_several_tokens(lab):
@@ -660,7 +621,8 @@ def test_a_step_may_yield_several_tokens(lab):
 
 
 @pytest.mark.parametrize(
-    ("limit", "reason"), [({"stop_token_ids": (7,)}, "stop"), ({"max_tokens": 2}, "length")]
+    ("limit", "reason"),
+    [({"stop_token_ids": (7,)}, "stop"), ({"eos_token_ids": (7,)}, "stop"), ({"max_tokens": 2}, "length")],
 )
 def test_what_follows_a_stop_is_dropped(lab, limit, reason):
     """5, 7, 9 in one step, and 7 ends it: 9 is dropped, and the reason is that of 7."""
@@ -766,14 +728,6 @@ def test_abort_leaves_the_others_their_rows(lab):
 # --------------------------------------------------------------------------------- whole runs: policies
 
 
-def test_fcfs_in_order_of_arrival(lab):
-    """Three equals under fcfs: admitted in the order in which they came, and finished in it."""
-    trace = scenarios.run(lab, SCENARIOS["three equals"])
-    assert_drained(trace)
-    for kind in ("SCHEDULED", "FINISHED"):
-        assert [name for _, name in events(trace, kind)] == ["r0", "r1", "r2"]
-
-
 @pytest.mark.parametrize("policy, first", [("fcfs", "essay"), ("priority", "chat")])
 def test_policies_swap_the_admission(lab, policy, first):
     """An essay of 30 tokens (priority 2) and a chat of 6 (priority 0): the policies swap which is first."""
@@ -781,19 +735,6 @@ def test_policies_swap_the_admission(lab, policy, first):
     assert_drained(trace)
     assert events(trace, "SCHEDULED")[0] == (0, first)
     assert events(trace, "FINISHED")[0][1] == first
-
-
-def test_equal_priorities_are_fcfs(lab):
-    """Where all are equally important, priority decides what fcfs decides, preemptions included."""
-    for scenario in scenarios.draw(seed=1, count=8):
-        requests = [request | {"priority": 1} for request in scenario["requests"]]
-        runs = [
-            scenarios.run(
-                lab, scenario | {"requests": requests, "config": scenario["config"] | {"policy": policy}}
-            )
-            for policy in ("fcfs", "priority")
-        ]
-        assert [decisions(record) for record in runs[0].steps] == [decisions(r) for r in runs[1].steps]
 
 
 def test_a_latecomer_that_matters(lab):
@@ -808,40 +749,22 @@ def test_a_latecomer_that_matters(lab):
 
 # ------------------------------------------------------------------------------ whole runs: preemption
 
-TIGHT = ["two in a tight pool", "the second a step later"]
 
-
-@pytest.mark.parametrize("name", TIGHT)
+@pytest.mark.parametrize("name", ["two in a tight pool", "the second a step later"])
 def test_tight_memory_preempts_the_less_important(lab, name):
-    """10 + 10 tokens in 22 slots: the one of priority 2 has to go once, and both finish."""
+    """10 + 10 tokens in 22 slots: the one of priority 2 goes once, and ends with 10 + 10 - 1 slots."""
     trace = scenarios.run(lab, SCENARIOS[name])
     assert_drained(trace)
     assert [victim for _, victim in events(trace, "PREEMPTED")] == ["r0"]
-    assert [len(text(trace, name)) for name in ("r0", "r1")] == [10, 5]
+    assert [len(tokens_of(trace, name)) for name in ("r0", "r1")] == [10, 5]
     assert [name for _, name in events(trace, "FINISHED")] == ["r1", "r0"]
-
-
-@pytest.mark.parametrize("name", TIGHT)
-def test_kv_length_after_reentry(lab, name):
-    """Back again, r0 holds prompt plus outputs minus 1 at its end: 10 + 10 - 1 = 19, not 18, not 20."""
-    trace = scenarios.run(lab, SCENARIOS[name])
-    assert_drained(trace)
-    assert "r0" in trace.steps[-1].new_tokens
     assert 22 - trace.steps[-1].num_free_blocks == 10 + 10 - 1
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_text_is_that_of_a_run_alone(lab, name):
     """Preempted or not, each text is that of a run alone: each token once, none taken back."""
-    scenario = SCENARIOS[name]
-    trace = scenarios.run(lab, scenario)
-    assert_drained(trace)
-    aborted = {abort["id"] for abort in scenario.get("aborts", ())}
-    for request in scenario["requests"]:
-        if request["id"] not in aborted:
-            alone = scenario | {"requests": [request | {"at": 0}], "aborts": []}
-            assert text(trace, request["id"]) == text(scenarios.run(lab, alone), request["id"])
-            assert len(text(trace, request["id"])) == request["max_tokens"]
+    assert_texts_alone(SCENARIOS[name], partial(scenarios.run, lab))
 
 
 def test_the_newest_recomputes_prompt_and_outputs(lab):
@@ -859,78 +782,6 @@ def test_arrival_is_never_restamped(lab):
     trace = scenarios.run(lab, scenario)
     assert_drained(trace)
     assert [name for _, name in events(trace, "FINISHED")] == ["r0", "r1", "r2", "r3", "r4"]
-
-
-# ------------------------------------------------------------------------------ whole runs, at random
-
-
-def drawn(lab):
-    """30 random workloads and their traces. Run once for all these tests, and shown as each one's own."""
-    RUNS[:] = runs = ran(lab)
-    for _, trace in runs:
-        assert_drained(trace)
-    return runs
-
-
-@cache
-def ran(lab):
-    return [(scenario, scenarios.run(lab, scenario)) for scenario in scenarios.draw(seed=2, count=30)]
-
-
-def test_limits_hold_in_every_step(lab):
-    """On random workloads no step exceeds a limit, all that run are served, and a wait has a reason."""
-    for scenario, trace in drawn(lab):
-        config = scenario["config"]
-        for record, views in replay(trace):
-            held = sum(len(view.blocks) for view in views.values())
-            assert held + record.num_free_blocks == config["num_blocks"]
-            assert record.num_batched_tokens <= config["max_num_batched_tokens"]
-            assert record.num_running <= config["max_num_seqs"]
-            assert len(record.scheduled) == record.num_running
-            assert record.blocked.reason in ("budget", "slots", "memory", "preempted", "empty")
-        assert trace.end.num_free_blocks == config["num_blocks"]
-
-
-def test_victims_had_to_go(lab):
-    """On random workloads victims are the last in policy order, and no more of them than needed."""
-    preemptions = 0
-    for scenario, trace in drawn(lab):
-        by_priority = scenario["config"]["policy"] == "priority"
-        for record, views in replay(trace):
-            key = {name: (v.priority if by_priority else 0, v.arrival) for name, v in views.items()}
-            victims = sorted((n for n, v in views.items() if v.state == "preempted"), key=key.get)
-            if victims:
-                preemptions += len(victims)
-                assert max(key[name] for name in record.scheduled) < key[victims[0]]
-                spared = views[victims[0]]  # it holds, or needs now, a slot for each of its tokens
-                tokens = spared.num_prompt_tokens + spared.num_output_tokens
-                assert tokens > record.num_free_blocks, f"{victims[0]} could have stayed"
-    assert preemptions > 5
-
-
-def test_thrashing_ends(lab):
-    """Each admission of a victim yields a token, or ends for an earlier one's sake: so all of it ends."""
-    thrashing = SCENARIOS["thrashing"]
-    for scenario, trace in [*drawn(lab), (thrashing, scenarios.run(lab, thrashing))]:
-        assert_drained(trace)
-        by_priority = scenario["config"]["policy"] == "priority"
-        without_token = set()  # admitted, and no token since
-        for record, views in replay(trace):
-            key = {name: (v.priority if by_priority else 0, v.arrival) for name, v in views.items()}
-            for event in record.events:
-                if event.type == "PREEMPTED" and event.id in without_token:
-                    assert min(key[name] for name in record.scheduled) < key[event.id]
-                elif event.type == "SCHEDULED":
-                    without_token.add(event.id)
-            without_token -= record.new_tokens.keys()
-        outputs = sum(request["max_tokens"] for request in scenario["requests"])
-        assert len(events(trace, "PREEMPTED")) <= outputs + len(scenario["requests"])
-
-
-def _alone(*, prompt, max_tokens, blocks):
-    config = SCENARIOS["two in a tight pool"]["config"] | {"num_blocks": blocks}
-    request = {"id": "r0", "prompt": prompt, "max_tokens": max_tokens, "at": 0}
-    return {"name": "alone", "config": config, "requests": [request]}
 
 
 # ----------------------------------------------------------------------------------- random scripts

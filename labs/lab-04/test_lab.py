@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request
+from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request, tokens_of
 from labs.kit.tensor_toys import elsewhere
 
 scenarios = load("lab-04", "scenarios")
@@ -181,17 +181,6 @@ def test_mask_without_any_past(lab):
     check_real(mask, [0, 0], [3, 2], 1, [".x.", ".xx"])
 
 
-def test_mask_of_any_rows(lab):
-    """In every shape of step, each real query sees its past and its chunk up to itself, no more."""
-    for shapes in SHAPES.values():
-        past_lens, num_new = (list(column) for column in zip(*shapes, strict=True))
-        mask = mask_of(lab, past_lens, num_new)
-        for row, (past, new) in enumerate(shapes):
-            before = "." * (max(past_lens) - past) + "x" * past + "." * (max(num_new) - new)
-            expected = [before + "x" * nth + "." * (new - nth) for nth in range(1, new + 1)]
-            check_real(mask, past_lens, num_new, row, expected)
-
-
 def test_the_counts_are_only_read(lab):
     """past_lens and num_new are as they were afterwards: the batch holds them, too."""
     for past_lens, num_new in (([2, 4], [3, 1]), ([0, 0], [1, 2])):
@@ -318,25 +307,6 @@ def test_token_0_is_a_token(lab):
     assert batch.num_new.tolist() == [5, 3]
     check_rows(batch.positions, [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]], "positions", batch.request_ids)
     check_real(batch.mask, [5, 0], [5, 3], 1, [".......x..", ".......xx.", ".......xxx"])
-
-
-def test_the_mask_belongs_to_the_rows(lab):
-    """The mask is that of the batch's own counts: the tokens see 22, 15, 9 and 1 + 2 + ... + 8 = 36 keys."""
-    rows, caches = scenarios.worked_example()
-    batch = lab.assemble_fused_batch(rows, caches)
-    check_shape(batch.mask, [21, 14, 8, 0], [1, 1, 1, 8])
-    seen = [batch.mask[row, 0, -n:].sum().item() for row, n in enumerate((1, 1, 1, 8))]
-    assert seen == [22, 15, 9, 36], f"the tokens of the four rows see {seen} keys"
-
-
-def test_rows_and_requests_are_only_read(lab):
-    """Laying out a step changes no request, no cache and not the list of rows."""
-    rows, caches = scenarios.worked_example()
-    before, held = deepcopy(rows), stands(caches)
-    lab.assemble_fused_batch(rows, caches)
-    assert_unchanged(rows, before)
-    if stands(caches) != held:
-        raise AssertionError("a cache was changed, or another one stands in its place")
 
 
 def test_the_batch_is_on_the_device_of_the_caches(lab):
@@ -486,16 +456,6 @@ def test_every_layer_gets_its_own(lab):
     assert stored(caches["r1"], 1) == [(2201, -2201)]
 
 
-def test_what_was_there_stays(lab):
-    """New entries go behind the old ones, which are not touched."""
-    batch, new_kv, caches = by_hand(lab, [1, 3])
-    for layer in range(2):
-        caches["r0"].append(layer, torch.full((3, 2, 8), 7.0), torch.full((3, 2, 8), 8.0))
-    lab.disassemble_fused_cache(batch, new_kv, caches)
-    check_held(caches, [4, 3])
-    assert stored(caches["r0"], 0) == [(7, 8)] * 3 + [(1102, -1102)]
-
-
 # -------------------------------------------------------------------------------------- the whole
 
 
@@ -583,13 +543,6 @@ def test_a_refused_step_changes_nothing(lab):
         raise AssertionError("a refused step has changed a cache")
 
 
-def test_the_neighbours_do_not_matter(lab):
-    """The same decode beside a chunk, beside other decodes, and first or last gets the same logits."""
-    for shapes in ([(9, 1), (0, 12)], [(0, 3), (9, 1)], [(9, 1), (2, 1)]):
-        rows, caches = scenarios.fleet(shapes)
-        assert_alone(lab.fused_step(scenarios.model(), rows, caches), rows, f" in {shapes}")
-
-
 def test_float32_stays_float32(lab):
     """Other models are in float32: there keys, values and logits are, too, and right to 1e-3."""
     rows, caches = scenarios.fleet([(9, 1), (0, 5)])
@@ -619,10 +572,6 @@ def test_whole_runs(lab, name):
         text = tokens_of(trace, request["id"])
         assert len(text) == request["max_tokens"]
         assert text == scenarios.text_alone(request["id"], request["prompt"], request["max_tokens"])
-
-
-def tokens_of(trace, request_id):
-    return [token for step in trace.steps for token in step.new_tokens.get(request_id, ())]
 
 
 def test_random_scripts(lab):

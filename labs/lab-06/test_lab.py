@@ -125,13 +125,6 @@ def test_hash_is_chained(lab):
 # ----------------------------------------------------------------------------------- get_computed_blocks
 
 
-def test_an_empty_cache_finds_nothing(lab):
-    """Nothing is computed yet, so nothing is found, and asking changes nothing."""
-    kv = make(lab, 8, 4)
-    assert cached_for(kv, BASE) == 0
-    assert (kv.num_free_blocks, kv.num_cached_blocks) == (8, 0)
-
-
 def test_full_equal_blocks_are_found(lab):
     """Eight of nine equal tokens in blocks of four are found: two full blocks."""
     kv = make(lab, 8, 4)
@@ -153,14 +146,6 @@ def test_something_is_left_to_compute(lab, length):
     kv = make(lab, 8, 4)
     admitted(kv, "a", list(range(12)))
     assert cached_for(kv, list(range(length))) == (length - 1) // 4 * 4
-
-
-def test_equal_blocks_under_another_parent_do_not_hit(lab):
-    """The middle of one text is not the middle of another: keys depend on all that precedes them."""
-    kv = make(lab, 8, 2)
-    admitted(kv, "a", [1, 2, 3, 4, 5])
-    assert cached_for(kv, [3, 4, 3, 4, 5]) == 0, "the text a begins with 1, 2, and not with 3, 4"
-    assert cached_for(kv, [1, 2, 5, 3, 4]) == 2, "the first block is equal, the second is not"
 
 
 def test_each_block_is_named_after_the_one_before(lab):
@@ -346,23 +331,6 @@ def test_one_copy_stays_when_the_other_is_evicted(lab, first):
     assert cached_for(kv, BASE[:5]) == 4, "the copy that is still held can be found"
 
 
-def test_two_copies_live_side_by_side(lab):
-    """Two requests that compute the same text at the same time keep a block each; one hit is enough."""
-    kv = make(lab, 8, 4)
-    first, second = make_request("a", BASE), make_request("b", BASE)
-    for request in (first, second):
-        must_come_in(kv, request, "each needs three of eight blocks")
-    for request in (first, second):
-        request.num_computed_tokens = 9
-        kv.cache_blocks(request)
-    assert not set(kv.block_table(first)) & set(kv.block_table(second))
-    kv.free(first)
-    kv.free(second)
-    assert cached_for(kv, BASE) == 8
-    assert kv.num_free_blocks == 8
-    assert kv.num_cached_blocks == 4, "of each copy two full blocks"
-
-
 # ----------------------------------------------------------------------------------------- admit
 
 
@@ -513,17 +481,6 @@ def test_least_recently_used_goes_first(lab):
     assert found == {"freed last": 4, "freed before": 0}
 
 
-def test_used_means_until_it_was_freed(lab):
-    """When two requests came together, the one that stayed longer has used its blocks last."""
-    kv = make(lab, 6, 4)
-    stays = admitted(kv, "stays", [1] * 9)
-    kv.free(admitted(kv, "goes", [2] * 9))
-    kv.free(stays)
-    admitted(kv, "c", [3] * 16, computed=0)  # two empty blocks, and two more
-    found = {"stays": cached_for(kv, [1] * 9), "goes": cached_for(kv, [2] * 9)}
-    assert found == {"stays": 8, "goes": 0}
-
-
 def test_an_evicted_block_is_found_no_more(lab):
     """Its content is written over: it loses its hash at once, and is cached anew under its new one."""
     kv = make(lab, 3, 4)
@@ -594,17 +551,6 @@ def test_a_request_that_comes_back_finds_its_outputs_too(lab):
     assert (request.num_computed_tokens, request.num_new_tokens) == (12, 1), "12 of 13 tokens are found"
 
 
-def test_a_request_without_blocks_can_be_freed(lab):
-    """A request that holds nothing can be freed, any number of times: an abort in the queue does that."""
-    kv = make(lab, 4, 4)
-    kv.free(make_request("a", BASE))
-    second = admitted(kv, "b", BASE)
-    kv.free(second)
-    kv.free(second)
-    assert (kv.num_free_blocks, list(kv.block_table(second))) == (4, [])
-    must_come_in(kv, make_request("c", [7] * 16), "it needs four blocks, and four are free")
-
-
 # ----------------------------------------------------------------------------------------- reset
 
 
@@ -644,33 +590,6 @@ def test_the_budget_pays_for_uncached_tokens_only(lab):
         for request_id, num_tokens in record.scheduled.items():
             first.setdefault(request_id, num_tokens)
     assert first == {"a": 9, "b": 3, "c": 2, "d": 1}
-
-
-def test_the_preempted_come_back_through_their_own_blocks(lab):
-    """The victim's full blocks are still there when it returns, and it computes only the rest."""
-    trace = scenarios.run(lab, scenarios.NAMED["preempted, and back through its own blocks"])
-    events = [event for record in trace.steps for event in record.events]
-    victim = next(event.id for event in events if event.type == "PREEMPTED")
-    returns = [e.num_cached_tokens for e in events if e.type == "SCHEDULED" and e.id == victim]
-    assert returns[0] == 0
-    assert returns[1] >= 4
-
-
-def test_tokens_are_those_with_the_cache_off(lab):
-    """The cache changes when something is computed, never what comes out."""
-    for scenario in (s for s in scenarios.SCENARIOS if "requests" in s):
-        texts = []
-        for caching in (True, False):
-            trace = scenarios.run(
-                lab, scenario | {"config": scenario["config"] | {"prefix_caching": caching}}
-            )
-            assert_drained(trace)
-            text = {}
-            for record in trace.steps:
-                for request_id, tokens in record.new_tokens.items():
-                    text.setdefault(request_id, []).extend(tokens)
-            texts.append(text)
-        assert texts[0] == texts[1]
 
 
 def test_random_scripts(lab):

@@ -200,16 +200,23 @@ def random_workload(seed: int) -> tuple[dict, list[tuple[int, Request]]]:
     return settings, sorted(arrivals, key=lambda item: item[0])
 
 
-def play(settings: dict, arrivals, max_steps=3000) -> SlotEngine:
-    """Run requests that arrive at given steps to the end."""
+def play(settings: dict, arrivals, *, before=None, stop_after: int | None = None, **options) -> SlotEngine:
+    """Run requests that arrive at given steps to the end, or for some steps. `before` is called with the
+    engine before each; `options` are the Recorder's."""
     engine, left, step = SlotEngine(**settings), list(arrivals), 0
+    if options:
+        engine.recorder = Recorder(engine.scheduler, **options)
     while left or engine.scheduler.has_work:
         while left and left[0][0] <= step:
             engine.add(left.pop(0)[1])
+        if before:
+            before(engine)
         if engine.scheduler.has_work:
             engine.step()
         step += 1
-        assert step < max_steps, "no end"
+        assert step < 3000, "no end"
+        if step == stop_after:
+            return engine
     return engine.run()
 
 
@@ -223,24 +230,16 @@ def random_run(seed: int) -> SlotEngine:
 def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
     """Return a shared run: tight pools, late arrivals, aborts between steps, reused ids, its own clock."""
     rng = random.Random(seed)
-    settings, arrivals = random_workload(seed)
-    engine, step = SlotEngine(**settings), 0
-    clock = VirtualClock(lambda record: 0.25 + record.num_batched_tokens)
-    engine.recorder = Recorder(engine.scheduler, clock=clock, keep=keep)
-    while arrivals or engine.scheduler.has_work:
-        while arrivals and arrivals[0][0] <= step:
-            engine.add(arrivals.pop(0)[1])
+
+    def abort_some(engine):
         if rng.random() < 0.15 and (there := [*engine.scheduler.running, *engine.scheduler.waiting]):
             request = rng.choice(there)
             engine.abort(request.request_id)
             if rng.random() < 0.5:
                 engine.add(make_request(request.request_id, request.prompt_token_ids, 3))
-        if engine.scheduler.has_work:
-            engine.step()
-        step += 1
-        if step == stop_after:
-            break
-    return engine.trace
+
+    options = {"clock": VirtualClock(lambda record: 0.25 + record.num_batched_tokens), "keep": keep}
+    return play(*random_workload(seed), before=abort_some, stop_after=stop_after, **options).trace
 
 
 # ------------------------------------------------------------------------------ with torch

@@ -29,6 +29,8 @@ def with_gaps(trace):
 
 
 TRACES = [ready_setup(), *map(random_trace, range(7)), with_gaps(random_trace(8))]
+EVENTS = [event for trace in TRACES for record in trace.steps for event in record.events]
+assert any(e.type == "PREEMPTED" for e in EVENTS) and any(getattr(e, "reason", "") == "abort" for e in EVENTS)
 
 
 @pytest.fixture(params=range(len(TRACES)))
@@ -85,7 +87,8 @@ def kind(event) -> str:
 
 
 def test_the_tracks_agree_with_the_trace(exported):
-    """Chunks carry all prefill tokens, decode lasts as long as its steps, counters repeat the records."""
+    """A track a request, in order of arrival. Chunks carry all prefill tokens, decode lasts as long as its
+    steps, counters repeat the records."""
     trace, chrome = exported
     scale = MICROSECONDS[trace.header.unit]
     slices = [event for event in chrome["traceEvents"] if event["ph"] == "X"]
@@ -98,7 +101,10 @@ def test_the_tracks_agree_with_the_trace(exported):
                 decoded_in.setdefault(request_id, []).append(record)
     assert sorted(int(e["name"].split()[-1]) for e in slices if kind(e) == "chunk") == sorted(chunks)
     decodes = [e for e in slices if e["name"] == "decode"]
-    ids = {e["tid"]: e["args"]["name"] for e in chrome["traceEvents"] if e["name"] == "thread_name"}
+    named = [e for e in chrome["traceEvents"] if e["name"] == "thread_name" and e["pid"] == REQUESTS]
+    ids = {e["tid"]: e["args"]["name"] for e in named}
+    queued = [e.id for record in trace.steps for e in record.events if e.type == "QUEUED"]
+    assert list(ids.values()) == queued
     for request_id, records in decoded_in.items():
         # Slices of consecutive steps: they begin and end with one, and cover each step whole.
         own = [(e["ts"], e["ts"] + e["dur"]) for e in decodes if ids[e["tid"]] == request_id]
@@ -130,24 +136,7 @@ def test_an_arrow_leads_from_each_preemption_to_its_resumption(exported):
             assert begins & {(work, end["tid"], end["ts"]) for work in ("prefill", "decode")}
 
 
-def test_the_traces_exercise_preemption_and_abort():
-    """Without these two the tests above would show little."""
-    events = [e for trace in TRACES for record in trace.steps for e in record.events]
-    assert any(e.type == "PREEMPTED" for e in events)
-    assert any(e.type == "FINISHED" and e.reason == "abort" for e in events)
-
-
-def test_tracks_are_named_in_order_of_arrival():
-    """A viewer lists the requests in order of arrival."""
-    names = [
-        e["args"]["name"]
-        for e in to_perfetto(ready_setup())["traceEvents"]
-        if e["name"] == "thread_name" and e["pid"] == REQUESTS
-    ]
-    assert names == ["r0", "r1", "r2", "r3", "r4", "r5"]
-
-
-def test_requests_queued_after_the_last_step_have_no_track():
+def test_requests_queued_after_the_last_step_have_no_track_and_an_unknown_unit_is_refused():
     engine = SlotEngine().add(make_request("a", 1, 1))
     engine.step()
     engine.add(make_request("b"), make_request("c"))
@@ -155,10 +144,6 @@ def test_requests_queued_after_the_last_step_have_no_track():
     events = to_perfetto(engine.recorder.close("max_steps"))["traceEvents"]
     named = {e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == REQUESTS}
     assert named == {"a"}
-
-
-def test_an_unknown_unit_is_refused():
-    trace = ready_setup()
-    trace.header.unit = "fortnight"
-    with pytest.raises(ValueError, match="fortnight"):
-        to_perfetto(trace)
+    engine.trace.header.unit = "fortnight"
+    with pytest.raises(ValueError, match="time unit must be one of .*'fortnight'"):
+        to_perfetto(engine.trace)

@@ -1,7 +1,7 @@
 """Recording vLLM: the adapter, the recordings of docs/watch-the-real-one.md, and the page's statements.
 
-A stand-in with the attributes of vLLM 0.32.0's scheduler replaces the real one, except where
-MINI_ENGINE_PEERS names a folder with vLLM in it.
+Our scheduler with the attributes of vLLM 0.32.0's stands in for the real one, except where MINI_ENGINE_PEERS
+names a folder with vLLM in it.
 """
 
 import importlib.util
@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -20,10 +21,15 @@ from typer.testing import CliRunner
 import mini_engine
 from mini_engine.bench import environments
 from mini_engine.bench.watch import BOOTSTRAP, arguments, record_vllm
+from mini_engine.block_manager import BlockManager
 from mini_engine.commands import app
 from mini_engine.loading.registry import MODELS
+from mini_engine.request import Request as OurRequest
+from mini_engine.request import SamplingParams
+from mini_engine.scheduler import Scheduler as OurScheduler
 from mini_engine.sim import scenarios
-from mini_engine.trace import Finished, Preempted, Queued, Scheduled, first_difference, read_trace, replay
+from mini_engine.tests.helpers import make_request, record_run
+from mini_engine.trace import Finished, Queued, Scheduled, first_difference, read_trace, replay
 from mini_engine.trace.vllm import record
 
 ROOT = Path(__file__).parents[2]
@@ -34,23 +40,17 @@ RECORDINGS = ROOT / "docs" / "examples" / "vllm"
 # ------------------------------------------------------------------------------------ a small stand-in
 
 
-class Request:
+class Request(OurRequest):
     """A request with the attributes of vLLM's that are read."""
 
-    def __init__(self, name, prompt, max_tokens, priority=0):
-        self.request_id, self.num_prompt_tokens = f"{name}-0123abcd", prompt
-        self.max_tokens, self.priority = max_tokens, priority
-        self.num_computed_tokens, self.output_token_ids, self.reason = 0, [], None
-
-    @property
-    def num_tokens(self):
-        return self.num_prompt_tokens + len(self.output_token_ids)
+    def __init__(self, name, prompt, max_tokens):
+        super().__init__(f"{name}-0123abcd", [0] * prompt, SamplingParams(max_tokens=max_tokens))
 
     def is_finished(self):
-        return self.reason is not None
+        return self.finish_reason is not None
 
     def get_finished_reason(self):
-        return self.reason
+        return self.finish_reason
 
 
 class Queue(list):
@@ -59,28 +59,34 @@ class Queue(list):
 
 
 class Scheduler:
-    """A minimal scheduler like vLLM's: prompts in chunks; preempts the last request when one cannot grow."""
+    """Our scheduler behind the attributes of vLLM's.
+
+    vLLM's blocks begin at 1, and it counts what it schedules as computed at once.
+    """
 
     block_size, max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 4, 8, 2, 0
 
     def __init__(self, num_blocks=6):
-        self.policy = Has(value="fcfs")
+        self.kv = BlockManager(num_blocks, 4, watermark=0, enable_prefix_caching=False)
+        self.own = OurScheduler(self.kv, max_num_batched_tokens=8, max_num_seqs=2)
+        self.policy, self.requests = Has(value="fcfs"), {}
         self.scheduler_config = Has(async_scheduling=False, long_prefill_token_threshold=0)
-        self.free, self.tables = list(range(1, num_blocks + 1)), {}
         pool = Has(
             num_gpu_blocks=num_blocks + 1,
             blocks=[Has(block_id=n, block_hash="h" if n == 3 else None) for n in range(num_blocks + 1)],
-            get_num_free_blocks=lambda: len(self.free),
+            get_num_free_blocks=lambda: self.kv.num_free_blocks,
             cached_block_hash_to_block={"h": 3},
         )
         self.kv_cache_manager = Has(
             block_pool=pool,
             enable_caching=True,
             watermark_blocks=0,
-            get_block_ids=lambda name: (self.tables.get(name, []),),
+            get_block_ids=lambda name: ([n + 1 for n in self.kv.block_table(self.requests[name])],),
             kv_cache_config=Has(kv_cache_groups=[Has(kv_cache_spec=Has())]),
         )
-        self.requests, self.waiting, self.running = {}, Queue(), []
+
+    running = property(lambda self: self.own.running)
+    waiting = property(lambda self: Queue(self.own.waiting))
 
     def get_request_counts(self):
         return len(self.running), len(self.waiting)
@@ -90,61 +96,25 @@ class Scheduler:
 
     def add_request(self, request):
         self.requests[request.request_id] = request
-        self.waiting.append(request)
-
-    def allocate(self, request, num_tokens):
-        table = self.tables.setdefault(request.request_id, [])
-        lacking = -(-(request.num_computed_tokens + num_tokens) // self.block_size) - len(table)
-        if lacking > len(self.free):
-            return False
-        table += [self.free.pop(0) for _ in range(lacking)]
-        return True
+        self.own.add(request)
 
     def schedule(self, throttle_prefills=False):
-        scheduled, preempted, budget = {}, set(), self.max_num_scheduled_tokens
-        for request in list(self.running):
-            left = min(request.num_tokens - request.num_computed_tokens, budget)
-            while request in self.running and left and not self.allocate(request, left):
-                victim = self.running.pop()
-                self.free += self.tables.pop(victim.request_id)
-                victim.num_computed_tokens = 0
-                self.waiting.insert(0, victim)
-                preempted.add(victim.request_id)
-            if request in self.running and left:
-                scheduled[request.request_id] = left
-                budget -= left
-        while self.waiting and budget and not preempted and len(self.running) < self.max_num_running_reqs:
-            request = self.waiting[0]
-            left = min(request.num_tokens, budget)
-            if not self.allocate(request, left):
-                break
-            self.running.append(self.waiting.pop(0))
-            scheduled[request.request_id] = left
-            budget -= left
-        for name, num_tokens in scheduled.items():
-            self.requests[name].num_computed_tokens += num_tokens
-        return Has(num_scheduled_tokens=scheduled, preempted_req_ids=preempted)
+        before, scheduled = set(self.running), self.own.schedule()
+        for request in self.running:
+            request.num_computed_tokens += scheduled.get(request.request_id, 0)
+        gone = {request.request_id for request in before.difference(self.running)}
+        return Has(num_scheduled_tokens=scheduled, preempted_req_ids=gone)
 
     def update_from_output(self, output, sampled):
-        for name in output.num_scheduled_tokens:
-            request = self.requests.get(name)
-            if request and request.num_computed_tokens == request.num_tokens:
-                request.output_token_ids.append(7)
-                if len(request.output_token_ids) == request.max_tokens:
-                    self.leave(request, "length")
+        for request in self.running:
+            request.num_computed_tokens -= output.num_scheduled_tokens.get(request.request_id, 0)
+        rows = {r.request_id: r.num_new_tokens for r in self.running}
+        ends = {name: [7] for name, n in output.num_scheduled_tokens.items() if rows.get(name) == n}
+        self.own.update(output.num_scheduled_tokens, ends)
         return {0: sampled}
 
     def finish_requests(self, names, status):
-        gone = [self.requests[name] for name in names if name in self.requests]
-        for request in gone:
-            self.leave(request, status)
-        return gone
-
-    def leave(self, request, reason):
-        request.reason = reason
-        (self.running if request in self.running else self.waiting).remove(request)
-        self.free += self.tables.pop(request.request_id, [])
-        del self.requests[request.request_id]
+        return [self.requests[name] for name in names if self.own.abort(name)]
 
 
 def llm(scheduler=None):
@@ -172,23 +142,15 @@ def watched(*requests, keep=True, number=99):
 
 
 def test_a_run_is_written_in_our_format_and_folds(tmp_path):
-    """Two requests in a pool too small for both: chunks, preemptions, and both finish."""
+    """Two requests in a pool too small for both: what our Recorder writes, without vLLM's suffix."""
     watched(("a", 8, 8), ("b", 6, 6), keep=tmp_path / "run.jsonl")
     trace = read_trace(tmp_path / "run.jsonl")  # which checks it
-    events = [event for step in trace.steps for event in step.events]
-    assert [e.id for e in events if isinstance(e, Queued)] == ["a", "b"]  # without vLLM's suffix
-    assert [(e.id, e.for_) for e in events if isinstance(e, Preempted)] == [("b", "a"), ("b", "b")]
-    assert [e.id for e in events if isinstance(e, Scheduled)] == ["a", "b", "b", "b"]
-    assert {(e.id, e.reason) for e in events if isinstance(e, Finished)} == {("a", "length"), ("b", "length")}
-    assert trace.steps[0].scheduled == {"a": 8} and trace.steps[0].blocked.reason == "budget"
-    assert sum(len(ids) for step in trace.steps for ids in step.new_tokens.values()) == 14
-    assert (trace.end.end, trace.end.num_free_blocks) == ("drained", 6)
-    for step, views in replay(trace):
-        held = [block for view in views.values() for block in view.blocks]
-        assert len(held) == len(set(held)) == 6 - step.num_free_blocks
-        for name, num_tokens in step.scheduled.items():
-            computed = views[name].num_computed_tokens + num_tokens
-            assert computed <= 4 * len(views[name].blocks)
+    own = record_run(Scheduler().own, [(0, make_request("a", 8, 8)), (0, make_request("b", 6, 6))])
+    assert first_difference(trace, own) is None and trace.end == own.end
+    for theirs, ours in zip(trace.steps, own.steps, strict=True):
+        assert (theirs.blocks, theirs.blocked.reason) == (ours.blocks, ours.blocked.reason)
+    kinds = Counter(event.type for step in trace.steps for event in step.events)
+    assert kinds == {"QUEUED": 2, "SCHEDULED": 3, "PREEMPTED": 1, "FINISHED": 2}
 
 
 def test_settings_are_vllm_s_without_its_null_block():

@@ -236,21 +236,12 @@ class Recorder:
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
         """Return why the front of the queue was not admitted in this step."""
-        kv, config = self.kv, self.header.config
         if not len(self.waiting):
             return Blocked("empty")
-        request = self.waiting.peek()
-        needs = kv.num_new_blocks(request, request.num_new_tokens)
-        needs += kv.watermark if self.running else 0
-        if preempted:
-            return Blocked("preempted", request.request_id)
-        if len(self.running) >= config["max_num_seqs"]:
-            return Blocked("slots", request.request_id)
-        if sum(scheduled.values()) >= config["max_num_batched_tokens"]:
-            return Blocked("budget", request.request_id)
-        if needs > kv.num_free_blocks:
-            return Blocked("memory", request.request_id, needs, kv.num_free_blocks)
-        return Blocked("none", request.request_id)  # it could have been admitted: a bug in the scheduler
+        kv, request = self.kv, self.waiting.peek()
+        needs = kv.num_new_blocks(request, request.num_new_tokens) + (kv.watermark if self.running else 0)
+        room = needs, kv.num_free_blocks
+        return blocked(request.request_id, self.header, scheduled, len(self.running), preempted, *room)
 
     def _new_blocks(
         self, scheduled: dict[str, int], at_edge: list[Request], admitted: list[Request]
@@ -276,6 +267,21 @@ def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request]
         return [], after[len(before) :]
     were, are = set(before), set(after)
     return [r for r in before if r not in are], [r for r in after if r not in were]
+
+
+def blocked(
+    name: str, header: Header, scheduled: dict[str, int], running: int, preempted: bool, needs: int, free: int
+) -> Blocked:
+    """Return why the front of the queue, which needs so many blocks, was not admitted in a step."""
+    if preempted:
+        return Blocked("preempted", name)
+    if running >= header.config["max_num_seqs"]:
+        return Blocked("slots", name)
+    if sum(scheduled.values()) >= header.config["max_num_batched_tokens"]:
+        return Blocked("budget", name)
+    if needs > free:
+        return Blocked("memory", name, needs, free)
+    return Blocked("none", name)  # it could have been admitted: a bug in the scheduler
 
 
 def first_short(needs: dict[Key, int], gone: set[Key], free: int) -> Key | None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mini_engine.trace.clock import VirtualClock, WallClock
-from mini_engine.trace.recorder import first_short
+from mini_engine.trace.recorder import blocked, first_short
 from mini_engine.trace.records import (
     Blocked,
     End,
@@ -257,16 +257,10 @@ class VLLMRecorder:
         if not waiting:
             return Blocked("empty")
         request = waiting.peek_request()
-        name, free = self._names[request.request_id], self.pool.get_num_free_blocks()
-        if preempted:
-            return Blocked("preempted", name)
-        if len(self.scheduler.running) >= config["max_num_seqs"]:
-            return Blocked("slots", name)
-        if sum(scheduled.values()) >= config["max_num_batched_tokens"]:
-            return Blocked("budget", name)
         needs = -(-request.num_tokens // config["block_size"])  # an upper bound: some may be cached
         needs += config["watermark"] if self.scheduler.running else 0
-        return Blocked("memory", name, needs, free) if needs > free else Blocked("none", name)
+        name, room = self._names[request.request_id], (needs, self.pool.get_num_free_blocks())
+        return blocked(name, self.header, scheduled, len(self.scheduler.running), preempted, *room)
 
     def _finished(self, request: Any) -> Event:
         self._num_blocks_seen.pop(request.request_id, None)

@@ -178,6 +178,28 @@ def assert_drained(trace: Trace) -> None:
         raise AssertionError(f"the run ended as {end.end!r} in step {end.step}, with {said}")
 
 
+def tokens_of(trace: Trace, request_id: str) -> list[int]:
+    """Return all tokens that a request sampled in a run."""
+    return [token for record in trace.steps for token in record.new_tokens.get(request_id, ())]
+
+
+def assert_texts_alone(scenario: Scenario, run: Callable[[Scenario], Trace]) -> Trace:
+    """Return the trace of a run in which each request that is not aborted has the text of a run alone."""
+    __tracebackhide__ = True
+    trace = run(scenario)
+    assert_drained(trace)
+    aborted = {abort["id"] for abort in scenario.get("aborts", ())}
+    for request in scenario["requests"]:
+        name = request["id"]
+        if name not in aborted:
+            ours = tokens_of(trace, name)
+            alone = tokens_of(run(scenario | {"requests": [request | {"at": 0}], "aborts": []}), name)
+            if ours != alone or len(ours) != request["max_tokens"]:
+                wanted = f"alone it is {alone}, and max_tokens is {request['max_tokens']}"
+                raise AssertionError(f"the text of {name} is {ours}; {wanted}")
+    return trace
+
+
 def one_step(
     schedule_step: Callable[..., dict[str, int]],
     waiting: Any,

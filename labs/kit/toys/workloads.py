@@ -78,7 +78,6 @@ def draw_workloads(
             for i in range(rng.randint(*requests))
         ]
         seqs, config = rng.randint(*slots), {key: rng.choice(values) for key, values in choices.items()}
-        size = config.get("block_size", 1)
         most = max(row[1] if roomy else row[1] + row[2] - 1 for row in rows) + rng.randint(0, spare)
         if roomy:
             config["watermark"] = max_tokens[1] * seqs
@@ -87,7 +86,5 @@ def draw_workloads(
             "budget": rng.randint(seqs, budget),
             "threshold": rng.choice(threshold),
         }
-        drawn.append(
-            workload(f"drawn {seed}.{number}", rows, blocks=-(-most // size), slots=seqs, **limits, **config)
-        )
+        drawn.append(workload(f"drawn {seed}.{number}", rows, blocks=most, slots=seqs, **limits, **config))
     return drawn

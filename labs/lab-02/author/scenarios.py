@@ -1,9 +1,7 @@
 """lab-02's scenarios, and how one is run: `clamp` decides how large a chunk is, `next_chunk` cuts it."""
 
-from functools import partial
-
 from labs.kit import FakeKV, RequestQueue, StepLoop, drive
-from labs.kit.toys.workloads import draw_workloads, workload
+from labs.kit.toys.workloads import workload
 from mini_engine.scheduler import schedule_step
 
 SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
@@ -28,9 +26,6 @@ SCENARIOS = [
     workload("chats come and go around an essay", _CHATS, budget=8, blocks=200, threshold=3),
     workload("one token a prompt", [(f"r{i}", 1, 3, 0) for i in range(6)], budget=4),
 ]
-
-# With memory for all.
-draw = partial(draw_workloads, prompt=(1, 40), budget=16, threshold=(0, 0, 1, 4, 7), roomy=True, spare=300)
 
 
 def decode_first(lab):

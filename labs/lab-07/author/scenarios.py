@@ -12,7 +12,7 @@ import torch
 from labs.kit import make_request
 from labs.kit.tensor_toys.models import random_model, run_alone
 from labs.kit.toys.driver import PATIENCE, RUNS, ids
-from labs.kit.toys.workloads import draw_workloads, workload
+from labs.kit.toys.workloads import workload
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.registry import resolve
@@ -104,31 +104,6 @@ SCENARIOS = [
     ),
     _scenario("the plays", _PLAYS, blocks=12, model="shakespeare", prefix_caching=True),
 ]
-
-
-def draw(seed: int, count: int) -> list[dict]:
-    """Scenarios drawn from a seed. The largest request fits and little more, so that many preempt."""
-    drawn = draw_workloads(
-        seed,
-        count,
-        requests=(3, 6),
-        prompt=(1, 16),
-        max_tokens=(1, 12),
-        at=6,
-        slots=(2, 5),
-        spare=4,
-        threshold=(0, 0, 3),
-        priorities=3,
-        policy=("fcfs", "priority"),
-        block_size=(1, 2, 3, 4, 5),
-        prefix_caching=(True, False),
-        watermark=(0,),
-    )
-    for number, scenario in enumerate(drawn):
-        for i, request in enumerate(scenario["requests"]):
-            request |= {"temperature": 1.0, "seed": i} if (number + i) % 3 == 0 else {}
-        scenario["aborts"] = [{"step": number % 8 + 1, "id": "r0"}] if number % 3 == 0 else []
-    return drawn
 
 
 # ------------------------------------------------------------------------------------------- runs

@@ -11,26 +11,14 @@ from mini_engine.show.figures.compare import compare, compare_data
 from mini_engine.show.figures.itl_vs_threshold import itl_vs_threshold, itl_vs_threshold_data
 from mini_engine.show.figures.ladder import ladder, ladder_data
 from mini_engine.show.figures.latency import latency, latency_data
-from mini_engine.show.figures.style import (
-    DARK,
-    DECODE,
-    FINISHED,
-    PREEMPTED,
-    PREFILL,
-    WAITING,
-    YELLOW,
-    alt_text,
-    counted,
-    save,
-)
-from mini_engine.show.figures.timeline import HIT, timeline, timeline_data
+from mini_engine.show.figures.style import alt_text, counted, save
+from mini_engine.show.figures.timeline import timeline, timeline_data
 from mini_engine.show.figures.utilisation import utilisation, utilisation_data
 from mini_engine.show.figures.waste import waste, waste_data
 
 __all__ = [
-    "DARK", "DECODE", "FINISHED", "HIT", "PREEMPTED", "PREFILL", "WAITING", "YELLOW", "alt_text",
-    "attention_mask", "attention_mask_data", "block_map", "block_map_data", "budget", "budget_data",
-    "compare", "compare_data", "counted", "itl_vs_threshold", "itl_vs_threshold_data", "ladder",
-    "ladder_data", "latency", "latency_data", "save", "step_rows", "timeline", "timeline_data", "utilisation",
-    "utilisation_data", "waste", "waste_data",
+    "alt_text", "attention_mask", "attention_mask_data", "block_map", "block_map_data", "budget",
+    "budget_data", "compare", "compare_data", "counted", "itl_vs_threshold", "itl_vs_threshold_data",
+    "ladder", "ladder_data", "latency", "latency_data", "save", "step_rows", "timeline", "timeline_data",
+    "utilisation", "utilisation_data", "waste", "waste_data",
 ]  # fmt: skip

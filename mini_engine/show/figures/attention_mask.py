@@ -1,6 +1,5 @@
 """The attention mask of a fused batch, padded and ragged: the keys that each query sees."""
 
-from collections.abc import Iterable
 from itertools import islice, pairwise
 from typing import Any
 
@@ -65,11 +64,7 @@ def _sees(query: int | None, key: int | str) -> int | str:
 
 
 def attention_mask(
-    past_lens: list[int],
-    num_new: list[int],
-    axes: Iterable[Axes] | None = None,
-    *,
-    ids: list[str] | None = None,
+    past_lens: list[int], num_new: list[int], *, ids: list[str] | None = None
 ) -> tuple[Axes, ...]:
     """Draw the keys that each query sees, for the padded batch and the ragged one. Return two Axes.
 
@@ -84,10 +79,10 @@ def attention_mask(
         )
     if keys <= 12:  # side by side
         heights, cell = [rows, rows], min(0.26, 3.0 / keys)
-        axes = style.panels(axes, 1, 2, cell * rows + 1.0)
+        axes = style.panels(1, 2, cell * rows + 1.0)
     else:
         heights, cell = [rows, len(data["ragged"]["rows"])], min(0.26, 6.6 / keys)
-        axes = style.panels(axes, 2, 1, cell * sum(heights) + 1.5, height_ratios=heights)
+        axes = style.panels(2, 1, cell * sum(heights) + 1.5, height_ratios=heights)
     for ax, (name, mask), height in zip(axes, data.items(), heights, strict=True):
         title = f"{name.capitalize()}: {mask['computed']} cells, {mask['seen']} needed"
         style.cell_grid(ax, keys, height, title)

@@ -1,6 +1,5 @@
 """The KV pool as a grid: the owner of each block at some steps of a run."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from mini_engine.show.figures import style
@@ -51,19 +50,17 @@ def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
     }
 
 
-def block_map(
-    trace: Trace, steps: list[int] | None = None, axes: Iterable[Axes] | None = None
-) -> tuple[Axes, ...]:
+def block_map(trace: Trace, steps: list[int] | None = None) -> tuple[Axes, ...]:
     """Draw the pool as a grid at some steps: each block with its owner, shared and cached blocks marked.
 
-    `axes`: as many Axes as steps; they are returned. Raise ValueError for a pool of more than 250 blocks.
+    Return an Axes for each step. Raise ValueError for a pool of more than 250 blocks.
     """
     data = block_map_data(trace, steps)
     if data["num_blocks"] > 250:
         raise ValueError(f"{data['num_blocks']} blocks are too many to label; show a pool of at most 250")
     width = max(4, round((data["num_blocks"] * 1.3) ** 0.5))
     height = -(-data["num_blocks"] // width)
-    axes = tuple(_block_grid(len(data["steps"]), width, height) if axes is None else axes)
+    axes = tuple(_block_grid(len(data["steps"]), width, height))
     ids = sorted({rid for owners in data["owners"] for held in owners for rid in held}, key=_natural)
     names = {rid: rid if max(map(len, ids)) <= 3 else str(i) for i, rid in enumerate(ids, 1)}
     looks = {rid: (names[rid], OWNERS[i % len(OWNERS)]) for i, rid in enumerate(ids)}
@@ -81,7 +78,7 @@ def _block_grid(count: int, width: int, height: int) -> list[Axes]:
     ncols = 3 if width <= 9 else 2
     nrows = -(-count // ncols)
     panel = (style.WIDTH - 0.3) / ncols
-    grid = style.panels(None, nrows, ncols, nrows * (panel * height / width + 0.2) + 0.5)
+    grid = style.panels(nrows, ncols, nrows * (panel * height / width + 0.2) + 0.5)
     for spare in grid[count:]:
         spare.remove()
     return grid[:count]

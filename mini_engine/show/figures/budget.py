@@ -21,9 +21,9 @@ def budget_data(trace: Trace) -> style.Data:
     }
 
 
-def budget(trace: Trace, ax: Axes | None = None) -> Axes:
+def budget(trace: Trace) -> Axes:
     """Draw the tokens of each step, decode below prefill, against the budget. Return the Axes."""
-    ax = style.one_panel(ax, height=2.6)
+    (ax,) = style.panels(1, 1, 2.6)
     draw_budget(ax, budget_data(trace), headroom=0.15)
     ax.set_xlabel("engine step", fontsize=9, color=style.INK)
     style.add_legend(ax)

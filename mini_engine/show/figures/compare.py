@@ -1,7 +1,5 @@
 """Two traces of one workload, one above the other, with the first step that differs."""
 
-from collections.abc import Iterable
-
 from mini_engine.show.figures import style
 from mini_engine.show.figures.style import Axes
 from mini_engine.show.figures.timeline import (
@@ -33,7 +31,6 @@ def compare_data(trace: Trace, reference: Trace) -> style.Data:
 def compare(
     trace: Trace,
     reference: Trace,
-    axes: Iterable[Axes] | None = None,
     *,
     labels: tuple[str, str] = ("yours", "reference"),
     steps: tuple[int, int] | None = None,
@@ -57,7 +54,7 @@ def compare(
         refuse_unreadable(data)
     start = both[0]["steps"][0] - steps[0]  # a trace may begin in the middle of a run
     rows = [0.29 * max(len(data["ids"]), 2) for data in both]
-    axes = style.panels(axes, 2, 1, sum(rows) + 1.7, height_ratios=rows)
+    axes = style.panels(2, 1, sum(rows) + 1.7, height_ratios=rows)
     for ax, data, label in zip(axes, both, labels, strict=True):
         draw_rows(ax, data, ylabel=label, columns=steps[1] - steps[0] + 1)
         ax.tick_params(labelbottom=True)

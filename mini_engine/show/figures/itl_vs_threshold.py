@@ -13,21 +13,15 @@ def itl_vs_threshold_data(traces: Iterable[Trace]) -> list[style.Data]:
     """Return ITL and TTFT of each trace, by long_prefill_token_threshold, 0 (off) last; None if undefined."""
     rows = []
     for trace in traces:
-        run = summary(trace)
-        rows.append(
-            {
-                "threshold": trace.header.config["long_prefill_token_threshold"],
-                "itl_mean": run.itl and run.itl.mean,
-                "itl_p99": run.itl and run.itl.p99,
-                "itl_max": run.itl and run.itl.max,
-                "ttft_mean": run.ttft and run.ttft.mean,
-                "ttft_max": run.ttft and run.ttft.max,
-            }
-        )
+        run, row = summary(trace), {"threshold": trace.header.config["long_prefill_token_threshold"]}
+        for name in ("itl_mean", "itl_p99", "itl_max", "ttft_mean", "ttft_max"):
+            latency, number = name.split("_")
+            row[name] = getattr(getattr(run, latency), number, None)
+        rows.append(row)
     return sorted(rows, key=lambda row: row["threshold"] or float("inf"))
 
 
-def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+def itl_vs_threshold(traces: Sequence[Trace]) -> tuple[Axes, ...]:
     """Draw ITL and TTFT against the chunk threshold: smaller chunks shorten the gaps and delay first tokens.
 
     `traces`: one workload under several thresholds, on a clock with a cost model; on a clock that counts
@@ -35,7 +29,7 @@ def itl_vs_threshold(traces: Sequence[Trace], axes: Iterable[Axes] | None = None
     """
     rows = itl_vs_threshold_data(traces)
     unit = style.plural(traces[0].header.unit)
-    axes = style.panels(axes, 1, 2, 2.9, gridspec_kw={"wspace": 0.1})
+    axes = style.panels(1, 2, 2.9, gridspec_kw={"wspace": 0.1})
     labels = [str(row["threshold"] or "off") for row in rows]
     looks: dict[str, dict[str, Any]] = {
         "p99": {"color": style.GREY, "marker": "s", "markersize": 9, "markerfacecolor": "none", "ls": "--"},

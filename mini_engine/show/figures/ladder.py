@@ -1,7 +1,5 @@
 """The ladder: output throughput and longest gap of each way to run the same workload."""
 
-from collections.abc import Iterable
-
 from mini_engine.show.figures import style
 from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace
@@ -21,11 +19,11 @@ def ladder_data(traces: dict[str, Trace]) -> list[tuple[str, float, float, float
     return [(label, rates[label], ratios[label], run.max_itl or 0.0) for label, run in runs.items()]
 
 
-def ladder(traces: dict[str, Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+def ladder(traces: dict[str, Trace]) -> tuple[Axes, ...]:
     """Draw output throughput and longest gap of each trace, in the order given. Return two Axes."""
     names, rates, ratios, gaps = zip(*ladder_data(traces), strict=True)
     unit = next(iter(traces.values())).header.unit
-    axes = style.panels(axes, 1, 2, 0.3 * len(names) + 0.5, sharey=True, gridspec_kw={"wspace": 0.06})
+    axes = style.panels(1, 2, 0.3 * len(names) + 0.5, sharey=True, gridspec_kw={"wspace": 0.06})
     times = [f"  (\N{MULTIPLICATION SIGN}{ratio:.2g})" for ratio in ratios]
     titles = (
         f"Output tokens a {'step' if unit == 'step' else 'second'}",

@@ -1,6 +1,5 @@
 """Latencies: the cumulative distribution of TTFT, TPOT and ITL, one line per trace."""
 
-from collections.abc import Iterable
 from itertools import cycle
 
 from mini_engine.show.figures import style
@@ -17,10 +16,10 @@ LINES = (
 )
 
 
-def latency_data(traces: Trace | dict[str, Trace]) -> dict[str, dict[str, list[float]]]:
-    """Return {label: {"ttft": sorted values, "tpot": ..., "itl": ...}} of a trace or of {label: trace}."""
+def latency_data(traces: dict[str, Trace]) -> dict[str, dict[str, list[float]]]:
+    """Return {label: {"ttft": sorted values, "tpot": ..., "itl": ...}} of {label: trace}."""
     data = {}
-    for label, trace in (traces if isinstance(traces, dict) else {"": traces}).items():
+    for label, trace in traces.items():
         requests = request_metrics(trace).values()
         data[label] = {
             "ttft": sorted(r.ttft for r in requests if r.ttft is not None),
@@ -30,12 +29,11 @@ def latency_data(traces: Trace | dict[str, Trace]) -> dict[str, dict[str, list[f
     return data
 
 
-def latency(traces: Trace | dict[str, Trace], axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+def latency(traces: dict[str, Trace]) -> tuple[Axes, ...]:
     """Draw the cumulative distribution of TTFT, TPOT and ITL, one line per trace. Return three Axes."""
     data = latency_data(traces)
-    any_trace = next(iter(traces.values())) if isinstance(traces, dict) else traces
-    unit = style.plural(any_trace.header.unit)
-    axes = style.panels(axes, 1, 3, 2.7, sharey=True, gridspec_kw={"wspace": 0.06})
+    unit = style.plural(next(iter(traces.values())).header.unit)
+    axes = style.panels(1, 3, 2.7, sharey=True, gridspec_kw={"wspace": 0.06})
     titles = {"ttft": "Time to first token", "tpot": "Time per output token", "itl": "Inter-token latency"}
     for ax, (name, title) in zip(axes, titles.items(), strict=True):
         for (label, values), (colour, dash) in zip(data.items(), cycle(LINES), strict=False):
@@ -45,6 +43,5 @@ def latency(traces: Trace | dict[str, Trace], axes: Iterable[Axes] | None = None
         ax.set(xlim=(0, None), ylim=(0, 1.04))
     axes[0].set_ylabel("share of values", fontsize=9, color=style.INK)
     axes[0].yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    if any(data):
-        style.add_legend(axes[0].figure, axes[0].get_legend_handles_labels()[0])
+    style.add_legend(axes[0].figure, axes[0].get_legend_handles_labels()[0])
     return tuple(axes)

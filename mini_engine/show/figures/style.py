@@ -5,7 +5,6 @@ hatch, shape or letter repeat the meaning, so that a figure can be printed in gr
 background: text and lines beside coloured cells are grey, readable on white and on black.
 """
 
-from collections.abc import Iterable
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -32,25 +31,12 @@ DASH, DOT = (0, (4, 1.5)), (0, (1, 1.2))
 WIDTH = 7.5  # inches: a notebook's column, a printed page
 
 
-def pyplot() -> Any:
-    """Return pyplot, whose figures a notebook shows by itself. No figure is shown here."""
+def panels(rows: int, columns: int, height: float, **options: Any) -> list[Axes]:
+    """Return, row by row, the axes of a new figure of WIDTH by `height` inches."""
     import matplotlib.pyplot as plt
 
-    return plt
-
-
-def panels(
-    axes: Iterable[Axes] | None, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
-) -> list[Axes]:
-    """Return the given axes, or, row by row, those of a new figure of `width` by `height` inches."""
-    if axes is None:
-        size = {"figsize": (width, height), "layout": "constrained"}
-        axes = pyplot().subplots(rows, columns, squeeze=False, **size, **options)[1].flat
-    return list(axes)
-
-
-def one_panel(ax: Axes | None, height: float) -> Axes:
-    return panels(None, 1, 1, height)[0] if ax is None else ax
+    size: Data = {"figsize": (WIDTH, height), "layout": "constrained"}
+    return list(plt.subplots(rows, columns, squeeze=False, **size, **options)[1].flat)
 
 
 def plural(unit: str) -> str:
@@ -123,13 +109,15 @@ def save(
 
     It has no background. `alt` is stored in the PNG as its Description.
     """
+    import matplotlib.pyplot as plt
+
     figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
     options: Data = {"bbox_inches": "tight", "transparent": True}
     if isinstance(path, str | PathLike):
         options["format"] = Path(path).suffix.lstrip(".") or "png"
     picture = BytesIO()
     figure.savefig(picture, dpi=dpi, metadata={"Description": alt} if alt else None, **options)
-    pyplot().close(figure)
+    plt.close(figure)
     if isinstance(path, str | PathLike):
         write_whole(path, picture.getvalue())
     else:

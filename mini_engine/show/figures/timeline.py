@@ -1,6 +1,5 @@
 """The timeline: a row per request, a column per step, and below it the KV pool and the token budget."""
 
-from collections.abc import Iterable
 from itertools import groupby, islice, pairwise
 from typing import Any
 
@@ -73,23 +72,16 @@ def timeline_data(trace: Trace, steps: tuple[int, int] | None = None) -> style.D
     }
 
 
-def timeline(
-    trace: Trace,
-    axes: Iterable[Axes] | None = None,
-    *,
-    steps: tuple[int, int] | None = None,
-    width: float = style.WIDTH,
-) -> tuple[Axes, ...]:
+def timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> tuple[Axes, ...]:
     """Draw a row per request and a cell per step; below it the KV blocks in use and the token budget.
 
-    `axes`: three Axes, else those of a new figure `width` inches wide. `steps` (first, last) shows a
-    part. Return the three Axes. Raise ValueError for more than can be read.
+    `steps` (first, last) shows a part. Return the three Axes. Raise ValueError for more than can be read.
     """
     data = timeline_data(trace, steps)
     refuse_unreadable(data)
     rows = 0.29 * max(len(data["ids"]), 3) + 0.2
     heights = [rows, 0.85, 0.85]
-    axes = style.panels(axes, 3, 1, rows + 2.7, width=width, height_ratios=heights, sharex=True)
+    axes = style.panels(3, 1, rows + 2.7, height_ratios=heights, sharex=True)
     _draw_pool(axes[1], data)
     draw_budget(axes[2], data)
     axes[1].tick_params(labelbottom=False)

@@ -1,7 +1,5 @@
 """Busy slots: static batching against continuous batching, on one workload."""
 
-from collections.abc import Iterable
-
 from mini_engine.show.figures import style
 from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace
@@ -34,10 +32,10 @@ def _slots(trace: Trace) -> style.Data:
     }
 
 
-def utilisation(static: Trace, continuous: Trace, axes: Iterable[Axes] | None = None) -> tuple[Axes, ...]:
+def utilisation(static: Trace, continuous: Trace) -> tuple[Axes, ...]:
     """Draw the busy slots of each step, static above continuous batching. Return the two Axes."""
     data = utilisation_data(static, continuous)
-    axes = style.panels(axes, 2, 1, 3.8, sharex=True)
+    axes = style.panels(2, 1, 3.8, sharex=True)
     longest = max(data[name]["num_steps"] for name in ("static", "continuous"))
     for ax, name in zip(axes, ("static", "continuous"), strict=True):
         run = data[name]

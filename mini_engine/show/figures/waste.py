@@ -40,10 +40,10 @@ def waste_data(trace: Trace, max_model_len: int | None = None) -> style.Data:
     }
 
 
-def waste(trace: Trace, ax: Axes | None = None, *, max_model_len: int | None = None) -> Axes:
+def waste(trace: Trace, *, max_model_len: int | None = None) -> Axes:
     """Draw the KV memory reserved in each step, contiguous and paged, and the tokens that it holds."""
     data = waste_data(trace, max_model_len)
-    ax = style.one_panel(ax, height=3.0)
+    (ax,) = style.panels(1, 1, 3.0)
     edges = [data["steps"][0] - 0.5 + i for i in range(len(data["steps"]) + 1)]
     ax.stairs(data["held"], edges, fill=True, color=style.LIGHT_GREEN, linewidth=0, label="tokens held")
     for name, colour, dash in (("paged", style.BLUE, "-"), ("contiguous", style.VERMILLION, style.DASH)):

@@ -24,14 +24,14 @@ SHARED = 16
 
 def ready_setup() -> Trace:
     """Return the example's trace, in virtual time that counts steps."""
-    requests = {}
+    coming = []
     for n, (request_id, num_prompt, max_tokens, step) in enumerate(REQUESTS):
         prompt = [100 * n + position for position in range(num_prompt)]
         if request_id == "r3":
             prompt[:SHARED] = range(SHARED)
-        request = Request(request_id, prompt, SamplingParams(temperature=0, max_tokens=max_tokens))
-        requests[request_id] = (request, step)
-    scheduler = Recorder(
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        coming.append((step, Request(request_id, prompt, params)))
+    recorder = Recorder(
         Scheduler(
             BlockManager(num_blocks=20, block_size=4),
             max_num_batched_tokens=16,
@@ -39,16 +39,10 @@ def ready_setup() -> Trace:
             long_prefill_token_threshold=8,
         )
     )
-    left = dict(requests)
-    while left or scheduler.has_work:
-        for request_id, (request, step) in list(left.items()):
-            if step <= scheduler.step:
-                scheduler.add(request)
-                del left[request_id]
-        scheduled = scheduler.schedule()
-        sampled = {}
-        for request in scheduler.running:
-            if request.num_computed_tokens + scheduled.get(request.request_id, 0) == request.num_tokens:
-                sampled[request.request_id] = [1000 + request.num_tokens]  # a stand-in for the model's
-        scheduler.update(scheduled, sampled)
-    return scheduler.close("drained")
+    while coming or recorder.has_work:
+        while coming and coming[0][0] <= recorder.step:
+            recorder.add(coming.pop(0)[1])
+        scheduled = recorder.schedule()
+        ends = [r for r in recorder.running if scheduled.get(r.request_id) == r.num_new_tokens]
+        recorder.update(scheduled, {r.request_id: [1000 + r.num_tokens] for r in ends})  # made-up tokens
+    return recorder.close("drained")

@@ -10,12 +10,12 @@ from html import escape
 from itertools import groupby
 from textwrap import shorten, wrap
 
+from mini_engine.show.figures.block_map import OWNERS
 from mini_engine.trace import Finished, Preempted, RequestView, Scheduled, StepTrace, Trace, replay
 
 WIDTH, ROW, MOST = 760, 17, 24  # pixels; the most rows of a picture
 LEFT, RIGHT = 44, 430  # the sides of the chart; the words are to its right
 LEGEND = ("waiting", "prefill", "decode", "preempted")
-OWNERS = ("#F7C873", "#8CC6EC", "#8CCFBB", "#E3B0CB", "#F0E442", "#EE9A66", "#BFC7D5")
 STYLE = """text{font:12px system-ui,'DejaVu Sans',sans-serif;fill:#1c1f24}.m{fill:#5a616b}.s{font-size:10px}
 .b{font-weight:650;font-size:13px}.k{fill:#1a1a1a;font-weight:600;text-anchor:middle}.e{text-anchor:end}
 .card{fill:#fff;stroke:#d8dade}.track{fill:#eceef0}.waiting{fill:#8c8c8c}.prefill{fill:#0072b2}.decode{fill:#f3b54a}

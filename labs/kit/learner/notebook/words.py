@@ -5,16 +5,16 @@ from textwrap import wrap
 from typing import Any
 
 from mini_engine.show import figures
-from mini_engine.show.figures import counted
+from mini_engine.show.figures import counted, style
 from mini_engine.trace import Finished, Preempted, Scheduled, StepTrace, Trace
 
 WIDTH = 104  # characters of a notebook's line
 MARKS = {
-    figures.WAITING: ".",
-    figures.PREFILL: "P",
-    figures.DECODE: "d",
-    figures.PREEMPTED: "x",
-    figures.FINISHED: " ",
+    style.WAITING: ".",
+    style.PREFILL: "P",
+    style.DECODE: "d",
+    style.PREEMPTED: "x",
+    style.FINISHED: " ",
     None: " ",
 }
 
@@ -52,7 +52,7 @@ def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
         queues.sort(key=lambda row: data["priorities"][row[0]])
     rows = []
     for index, record in enumerate(trace.steps[first : None if last is None else last + 1], first):
-        waiting = [rid for rid, states in queues if states[index] in (figures.WAITING, figures.PREEMPTED)]
+        waiting = [rid for rid, states in queues if states[index] in (style.WAITING, style.PREEMPTED)]
         rows.append(
             {
                 "step": record.step,
