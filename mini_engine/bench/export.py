@@ -48,14 +48,10 @@ def write_folder(model: CausalLM, folder: Path) -> None:
 
 def hf_config(config: ModelConfig) -> dict[str, object]:
     """Return a config.json; no token ends a text in it, because all requests run to their length."""
-    names = (
-        "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-        "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta "
-        "tie_word_embeddings"
-    )
+    names = ("model_type", "vocab_size", "tie_word_embeddings", *KEYS)
     return {
         "architectures": [ARCHITECTURES[config.model_type]],
-        **{name: getattr(config, name) for name in names.split()},
+        **{name: getattr(config, name) for name in names},
         "hidden_act": "silu",
         "attention_bias": config.qkv_bias,
         "mlp_bias": config.mlp_bias,

@@ -7,7 +7,6 @@ nano-vllm's, read from a folder that the user names. They take turns, so that a 
 from __future__ import annotations
 
 import gc
-import random
 import statistics
 import sys
 from collections import deque
@@ -21,6 +20,7 @@ from typing import Any
 
 from rich.table import Table
 
+from mini_engine.bench.workloads import Workload
 from mini_engine.block_manager import BlockManager
 from mini_engine.interfaces import SchedulerLike
 from mini_engine.request import Request, SamplingParams
@@ -32,21 +32,6 @@ TOKEN = 7  # what every row samples: which token it is costs nothing
 
 
 @dataclass
-class Load:
-    """Prompts of random tokens, and how many tokens each request puts out."""
-
-    prompts: list[list[int]]
-    num_outputs: list[int]
-
-    @classmethod
-    def drawn(cls, num_requests: int = 4096, seed: int = 0) -> Load:
-        """Prompts of 100 to 512 tokens, outputs of 64 to 256."""
-        rng = random.Random(seed)
-        prompts = [rng.choices(range(32_000), k=rng.randint(100, 512)) for _ in range(num_requests)]
-        return cls(prompts, [rng.randint(64, 256) for _ in range(num_requests)])
-
-
-@dataclass
 class Run:
     """One pass over the load: CPU seconds in schedule and update, their calls, the rows they served."""
 
@@ -55,10 +40,10 @@ class Run:
     num_rows: int
 
 
-Contestant = Callable[[Load], Run]
+Contestant = Callable[[Workload], Run]
 
 
-def mini_engine(load: Load, traced: bool = False, keep: Retention = True) -> Run:
+def mini_engine(load: Workload, traced: bool = False, keep: Retention = True) -> Run:
     kv = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
     scheduler: SchedulerLike = Scheduler(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
     if traced:
@@ -85,7 +70,7 @@ def nano_vllm(folder: Path) -> Contestant:
     """Return nano-vllm's scheduler as a contestant. Raises ValueError if the folder is not its source."""
     engine = _nano_vllm_modules(folder)
 
-    def serve(load: Load) -> Run:
+    def serve(load: Workload) -> Run:
         engine.Sequence.block_size = BLOCK_SIZE
         limits = {"max_num_seqs": SLOTS, "max_num_batched_tokens": BUDGET}
         pool = {"kvcache_block_size": BLOCK_SIZE, "num_kvcache_blocks": NUM_BLOCKS}
@@ -150,7 +135,7 @@ def contestants(nano_vllm_folder: Path | None = None) -> dict[str, Contestant]:
 
 
 def race(
-    contestants: dict[str, Contestant], load: Load, rounds: int, report: Callable[[str], None]
+    contestants: dict[str, Contestant], load: Workload, rounds: int, report: Callable[[str], None]
 ) -> dict[str, list[Run]]:
     """Let the contestants take turns; `report` gets a line per turn."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}

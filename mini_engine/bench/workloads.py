@@ -58,6 +58,13 @@ class Workload:
         prompts = [_tokens(rng, vocab_size, rng.randint(100, 1024)) for _ in range(num_prompts)]
         return cls(prompts, [rng.randint(100, 1024) for _ in prompts])
 
+    @classmethod
+    def scheduling(cls, num_prompts: int = 4096, seed: int = 0) -> "Workload":
+        """Prompts of 100 to 512 tokens, outputs of 64 to 256, for `bench scheduler`, which has no model."""
+        rng = random.Random(seed)
+        prompts = [_tokens(rng, 32_000, rng.randint(100, 512)) for _ in range(num_prompts)]
+        return cls(prompts, [rng.randint(64, 256) for _ in prompts])
+
     def warm_up(self) -> "Workload":
         """Return a few of the requests with a few tokens each, which load the weights into memory."""
         few = max(1, len(self.prompts) // 8)

@@ -113,8 +113,9 @@ def scheduler(
 ) -> None:
     """Time schedule and update without a model, with and without a trace. A round takes about 5 s."""
     from mini_engine.bench import scheduler
+    from mini_engine.bench.workloads import Workload
     from mini_engine.show.tables import print_table
 
     contestants = scheduler.contestants(nano_vllm)
-    runs = scheduler.race(contestants, scheduler.Load.drawn(requests), rounds, report)
+    runs = scheduler.race(contestants, Workload.scheduling(requests), rounds, report)
     print_table(scheduler.table(runs))

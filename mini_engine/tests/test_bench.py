@@ -57,17 +57,12 @@ def test_workloads_are_what_they_say_and_repeat():
         assert make(1000) == make(1000), name
         assert all(0 <= token < 1000 for prompt in make(1000).prompts for token in prompt)
     mixed, skewed, shared, single, long, throughput = (make(1000) for make in WORKLOADS.values())
-    assert len(throughput.prompts) == 256
-    drawn = [*map(len, throughput.prompts), *throughput.num_outputs]
-    assert 100 <= min(drawn) < 110 and 1015 < max(drawn) <= 1024
-    assert len(mixed.prompts) == 32 and all(16 <= len(prompt) <= 256 for prompt in mixed.prompts)
-    assert set(mixed.num_outputs) == {16, 32, 64, 128}
-    assert sorted(skewed.num_outputs)[-1] == 500 and 10 <= min(skewed.num_outputs)
-    assert sorted(skewed.num_outputs)[-2] <= 40
-    assert len({tuple(prompt[:512]) for prompt in shared.prompts}) == 1 and set(shared.num_outputs) == {32}
-    assert len({tuple(prompt) for prompt in shared.prompts}) == 32
-    assert [len(prompt) for prompt in single.prompts] == [32] and single.num_outputs == [128]
-    assert [len(prompt) for prompt in long.prompts] == [2000] * 4 and long.num_outputs == [64] * 4
+    lengths = [sorted(map(len, load.prompts)) for load in (mixed, skewed, shared, single, long, throughput)]
+    assert [len(each) for each in lengths] == [32, 32, 32, 1, 4, 256]
+    assert lengths[0][0] >= 16 and lengths[0][-1] <= 256 and set(mixed.num_outputs) == {16, 32, 64, 128}
+    assert sorted(skewed.num_outputs)[-2] <= 40 and max(skewed.num_outputs) == 500
+    assert len({tuple(prompt[:512]) for prompt in shared.prompts}) == 1 < len(set(map(tuple, shared.prompts)))
+    assert lengths[3:5] == [[32], [2000] * 4] and 100 <= lengths[5][0] <= lengths[5][-1] <= 1024
 
 
 def test_contestants_take_turns_after_a_warm_up():
@@ -288,7 +283,7 @@ def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
 
 
 def test_the_benchmark_for_a_gpu_in_a_tiny_form(tmp_path):
-    """On the CPU, with two requests; what runs on a card is the same but for sizes."""
+    """On the CPU, with two requests; what runs on a card is the same but for sizes. Weights repeat."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     shape = replace(gpu.QWEN3, **TINY, **heads, max_position_embeddings=4096)
     this = gpu.race(tmp_path, "cpu", [], rounds=1, num_prompts=2, dtype="float32", config=shape)
@@ -296,16 +291,11 @@ def test_the_benchmark_for_a_gpu_in_a_tiny_form(tmp_path):
     assert [len(tokens) for tokens in this.tokens[OURS]] == this.num_outputs
     assert all(100 <= n <= 1024 for n in this.num_outputs)
     assert Race.read(tmp_path / "throughput.json") == this
-
-
-def test_weights_at_random_have_the_shape_of_qwen3_and_repeat(tmp_path):
-    shape = replace(gpu.QWEN3, **TINY)
-    folder = gpu.random_model(tmp_path / "a", "bfloat16", shape)
-    model = load_model(folder, "bfloat16", "cpu")
+    weights = tmp_path / "models" / "qwen3-random-float32"
+    model = load_model(weights, "float32", "cpu")
     assert model.config == shape and model.layers[1].self_attn.q_norm is not None
-    again = load_model(gpu.random_model(tmp_path / "b", "bfloat16", shape), "bfloat16", "cpu")
+    again = load_model(gpu.random_model(tmp_path / "b", "float32", shape), "float32", "cpu")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    assert float(model.embed_tokens.weight.float().std()) == pytest.approx(0.02, rel=0.1)
     with torch.device("meta"):
         full = type(model)(gpu.QWEN3)
     assert sum(p.numel() for p in full.parameters()) == pytest.approx(0.596e9, rel=0.01)

@@ -3,6 +3,7 @@
 import pytest
 
 from mini_engine.bench import scheduler as bench
+from mini_engine.bench.workloads import Workload
 
 # In the shape of nano-vllm's source: a package whose import would need a model, and modules that do not.
 SOURCE = {
@@ -40,7 +41,7 @@ def source(tmp_path):
 
 def test_the_whole_load_is_served(source):
     """Each contestant, traced or not, has a row for each output token, and a line of the table."""
-    load = bench.Load.drawn(6)
+    load = Workload.scheduling(6)
     assert all(100 <= len(prompt) <= 512 for prompt in load.prompts)
     assert all(64 <= n <= 256 for n in load.num_outputs)
     reported = []

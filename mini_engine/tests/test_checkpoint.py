@@ -10,12 +10,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from mini_engine.loading import weights
 from mini_engine.loading.checkpoint import load, load_model
 from mini_engine.loading.files import GGUFFile
 from mini_engine.model import sdpa
+from mini_engine.tests.helpers import byte_tokenizer
 
 CONFIG = {
     "model_type": "llama",
@@ -72,11 +73,6 @@ def tensors_of(config: dict) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return write_folder(tmp_path / "model", CONFIG)
-
-
 def write_folder(path, config, tensors=None):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
@@ -84,12 +80,12 @@ def write_folder(path, config, tensors=None):
     return path
 
 
-def change(folder, edit):
-    """Rewrite the weights of a folder after edit(tensors)."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    edit(tensors)
-    save_file(tensors, file)
+def whole_folder(path):
+    """A model folder with all its files, and a tokenizer of bytes."""
+    config = CONFIG | {"vocab_size": 257}
+    folder = write_folder(path, config)
+    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 @torch.no_grad()
@@ -102,55 +98,13 @@ def attend(layer, q, k, v):
     return sdpa(q[None], k[None], v[None], is_causal=True)[0]
 
 
-# What is loaded
-
-
-def test_fused_parameters_hold_their_parts_in_order(folder):
-    tensors = tensors_of(CONFIG)
-    layer = load_model(folder, device="cpu").layers[0]
-    q, k, v = layer.self_attn.qkv_proj.weight.split([64, 32, 32])
-    gate, up = layer.mlp.gate_up_proj.weight.split(96)
-    found = {"self_attn.q": q, "self_attn.k": k, "self_attn.v": v, "mlp.gate": gate, "mlp.up": up}
-    for name, tensor in found.items():
-        assert torch.equal(tensor, tensors[f"{LAYER}{name}_proj.weight"])
-
-
-def test_model_is_ready_for_inference(folder):
-    model = load_model(folder, device="cpu")
-    assert not model.training
-    assert not any(p.requires_grad for p in model.parameters())
-    assert all(p.device.type == "cpu" for p in model.parameters())
-
-
-def test_tied_embeddings_stay_one_parameter(tmp_path):
-    config = {**CONFIG, "tie_word_embeddings": True}
-    model = load_model(write_folder(tmp_path / "model", config), device="cpu")
-    assert model.lm_head.weight is model.embed_tokens.weight
-    assert len(list(model.parameters())) == len(dict(model.named_parameters(remove_duplicate=False))) - 1
-
-
-@pytest.mark.parametrize(
-    "dtype, expected", [("auto", "float32"), ("bfloat16", "bfloat16"), (torch.float64, "float64")]
-)
-def test_dtype(folder, dtype, expected):
-    """auto on the CPU is float32, whatever the checkpoint holds."""
-    change(folder, lambda tensors: tensors.update({n: t.bfloat16() for n, t in tensors.items()}))
-    model = load_model(folder, dtype=dtype, device="cpu")
-    assert {p.dtype for p in model.parameters()} == {getattr(torch, expected)}
-
-
-def test_names_without_the_prefix_load_the_same(tmp_path):
-    with_prefix = load_model(write_folder(tmp_path / "a", CONFIG), device="cpu")
+def test_old_checkpoints_without_the_prefix_and_with_rotary_frequencies_load_the_same(tmp_path):
+    """The frequencies follow from the config."""
     bare = {name.removeprefix("model."): t for name, t in tensors_of(CONFIG).items()}
-    without = load_model(write_folder(tmp_path / "b", CONFIG, bare), device="cpu")
-    assert torch.equal(logits(with_prefix), logits(without))
-
-
-def test_leftovers_of_old_checkpoints_are_ignored(folder):
-    """Older files carry the rotary frequencies, which follow from the config."""
-    expected = logits(load_model(folder, device="cpu"))
-    change(folder, lambda t: t.update({f"{LAYER}self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
-    assert torch.equal(logits(load_model(folder, device="cpu")), expected)
+    bare[f"{LAYER.removeprefix('model.')}self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    folders = write_folder(tmp_path / "new", CONFIG), write_folder(tmp_path / "old", CONFIG, bare)
+    new, old = (logits(load_model(folder, device="cpu")) for folder in folders)
+    assert torch.equal(new, old)
 
 
 # GGUF
@@ -204,19 +158,11 @@ def test_gguf_equals_the_folder_it_was_made_from(family, tmp_path):
         assert torch.equal(found, parameter), name
 
 
-@pytest.mark.parametrize("quant", [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_1], ids=lambda q: q.name)
+@pytest.mark.parametrize("quant", [Q.F16, Q.BF16, Q.Q8_0], ids=lambda q: q.name)
 def test_gguf_quantized_types(quant, tmp_path):
-    """Every type is dequantized row by row to what the package says it is worth."""
-    tensors = tensors_of(CONFIG)
-    model = load_model(write_gguf(tmp_path / "model.gguf", CONFIG, tensors, quant), device="cpu")
-    down_proj = model.layers[1].mlp.down_proj
-    for found, name in (
-        (down_proj, "model.layers.1.mlp.down_proj.weight"),
-        (model.lm_head, "lm_head.weight"),
-    ):
-        expected = dequantize(quantize(tensors[name].numpy(), quant), quant)
-        assert torch.equal(found.weight, torch.from_numpy(expected))
-        assert 0 < (found.weight - tensors[name]).abs().max() < 0.2
+    weight = tensors_of(CONFIG)["lm_head.weight"].numpy()
+    model = load_model(write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), quant), device="cpu")
+    assert np.array_equal(model.lm_head.weight.numpy(), dequantize(quantize(weight, quant), quant))
 
 
 BLOCK_TYPES = sorted(gguf.quants._type_traits, key=lambda kind: kind.name)
@@ -243,18 +189,6 @@ def test_pieces_hold_what_the_package_makes_of_the_whole(kind, heads):
     assert np.array_equal(torch.cat(pieces).numpy().view(np.int32), expected.reshape(-1).view(np.int32))
 
 
-def test_quantized_vectors_are_read_too(tmp_path):
-    """No converter writes them, but nothing forbids them; of interleaved heads, the values change places."""
-    tensors = tensors_of(CONFIG | {"attention_bias": True})
-    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors)
-    expected = load_model(file, device="cpu")
-    vector = quantize(next(t.data for t in GGUFFile(file).tensors if t.name == "blk.0.attn_q.bias"), Q.Q8_0)
-    tensor = gguf.ReaderTensor("t", Q.Q8_0, np.array([64], np.uint32), 64, vector.nbytes, 0, vector, None)
-    (found,) = weights._values(tensor, file, 4)
-    bias = expected.layers[0].self_attn.qkv_proj.bias[:64]
-    torch.testing.assert_close(found, bias, rtol=0, atol=0.01)
-
-
 def test_load_opens_a_gguf_file_once(tmp_path, monkeypatch):
     """Parsing a large vocabulary takes a tenth of a second; model and tokenizer share it."""
     words = [lambda writer: writer.add_tokenizer_model("llama"), lambda w: w.add_token_scores([0.0] * 3)]
@@ -266,7 +200,7 @@ def test_load_opens_a_gguf_file_once(tmp_path, monkeypatch):
     assert (model.config.vocab_size, tokenizer.vocab_size, tokenizer.decode([0, 2])) == (64, 3, "aü")
 
 
-def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):
+def test_gguf_rope_scaling_of_llama3_is_a_tensor_and_linear_a_key(tmp_path):
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = {**CONFIG, "rope_scaling": scaling | {"original_max_position_embeddings": 32}}
     expected = load_model(write_folder(tmp_path / "model", config), device="cpu")
@@ -277,14 +211,9 @@ def test_gguf_llama3_rope_scaling_comes_as_a_tensor(tmp_path):
     ours = load_model(write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=add), device="cpu")
     torch.testing.assert_close(ours.inv_freq, expected.inv_freq)
     torch.testing.assert_close(logits(ours), logits(expected), rtol=1e-4, atol=1e-4)
-
-
-def test_gguf_linear_rope_scaling(tmp_path):
-    def add(writer):
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(4.0)
-
-    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors_of(CONFIG), extra=[add])
+    linear = [lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)]
+    linear.append(lambda writer: writer.add_rope_scaling_factor(4.0))
+    file = write_gguf(tmp_path / "linear.gguf", CONFIG, tensors_of(CONFIG), extra=linear)
     assert load_model(file, device="cpu").config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
 
 
@@ -299,8 +228,6 @@ def test_quick_gguf_reader_reads_what_the_package_reads(tmp_path):
 
 
 # What is wrong, in one sentence (more of it is in test_input_errors)
-
-SHARD, INDEX = "model-00001-of-00002.safetensors", "model.safetensors.index.json"
 
 
 def refused(path, match, error=ValueError):
@@ -343,22 +270,10 @@ def test_paths_that_are_no_model(tmp_path):
     ],
     ids=["missing", "shape", "unexpected", "quantized"],
 )
-def test_tensors_that_do_not_fit_the_config(folder, name, tensor, match):
-    change(folder, lambda t: t.pop(LAYER + name) if tensor is None else t.update({LAYER + name: tensor}))
-    refused(folder, match)
-
-
-def test_truncated_weight_file(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    refused(folder, "model.safetensors: damaged or cut short")
-
-
-def test_a_shard_that_the_index_names_is_missing(folder):
-    (folder / "model.safetensors").rename(folder / SHARD)
-    weight_map = dict.fromkeys(tensors_of(CONFIG), SHARD) | {"lm_head.weight": SHARD.replace("1", "2", 1)}
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    refused(folder, f"00002-of-00002.*: there is no such file, though {INDEX} names it", FileNotFoundError)
+def test_tensors_that_do_not_fit_the_config(tmp_path, name, tensor, match):
+    tensors = tensors_of(CONFIG) | {LAYER + name: tensor}
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    refused(write_folder(tmp_path / "model", CONFIG, present), match)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.004, 0.5, 0.99])
@@ -370,12 +285,8 @@ def test_truncated_gguf(tmp_path, share):
     refused(file, "m.gguf: " + ("cut short, tensor '.*' ends" if share > 0.1 else "not a whole GGUF file"))
 
 
-def test_gguf_without_a_tensor_or_a_key(tmp_path):
-    tensors = tensors_of(CONFIG)
-    tensors.pop(f"{LAYER}mlp.up_proj.weight")
-    file = write_gguf(tmp_path / "m.gguf", CONFIG, tensors)
-    refused(file, "m.gguf: tensor 'layers.0.mlp.up_proj.weight' is missing")
-    writer = gguf.GGUFWriter(file, "llama")
+def test_gguf_without_a_key(tmp_path):
+    writer = gguf.GGUFWriter(file := tmp_path / "m.gguf", "llama")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -31,14 +31,12 @@ from mini_engine.loading.config import read_config
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.request import Request, SamplingParams
-from mini_engine.scheduler import Scheduler
 from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import ready_setup, write_player
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import read_arrivals, workload
-from mini_engine.tests.helpers import byte_tokenizer
 from mini_engine.tests.soak import SOAK, count
-from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder, write_gguf
+from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, whole_folder, write_gguf
 from mini_engine.trace import Finished, read_trace, write_trace
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -133,12 +131,6 @@ def test_engine_settings(name, value, words):
     refusal(lambda: EngineConfig(**{name: value}), words)
 
 
-def test_a_scheduler_by_itself_wants_whole_numbers_too():
-    limits = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "long_prefill_token_threshold": 2.5}
-    words = "long_prefill_token_threshold must be a whole number, but is 2.5"
-    refusal(lambda: Scheduler(None, **limits), words)
-
-
 def test_a_pool_that_no_machine_holds():
     config = EngineConfig(num_blocks=2**20, block_size=2**16)
     refusal(lambda: config.fitted(128, 1000), "num_blocks 1048576 of block_size 65536 take")
@@ -187,10 +179,8 @@ def test_conversations(messages, llm):
 TEMPLATES = [
     "{{ 1 / 0 }}",
     "{{ messages[9]['content'] }}",
-    "{% if %}",
     "{{ 'a' + 1 }}",
     "{{ raise_exception('no\nway') }}",
-    "{{ messages.__class__.__mro__ }}",
     "{{ undefined_name.x }}",
     "{% for i in range(10**9) %}{% endfor %}",
 ]
@@ -257,11 +247,7 @@ def test_config_json(name, value, words):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model folder with all its files."""
-    config = CONFIG | {"vocab_size": 257}
-    folder = write_folder(tmp_path / "model", config, tensors_of(config))
-    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return whole_folder(tmp_path / "model")
 
 
 BOS_TOKENS = [{"bos_token": v} for v in (5, [1], {"content": 5}, True)]
@@ -292,6 +278,11 @@ WEIGHT_MAPS = [{"weight_map": {"a": v}} for v in (5, None, "../x.safetensors", "
     ("model.safetensors", (b"", b"\xff" * 64), "model.safetensors: damaged or cut short"),
     ("model.safetensors.index.json", ({}, {"weight_map": {}}), "'weight_map' is missing"),
     ("model.safetensors.index.json", WEIGHT_MAPS, "which is not a file of this folder"),
+    (
+        "model.safetensors.index.json",
+        ({"weight_map": {"a": "b"}},),
+        "though model.safetensors.index.json names it",
+    ),
 )
 def test_files_of_a_model_folder(name, value, words, folder):
     file = folder / name
@@ -305,11 +296,9 @@ def test_files_of_a_model_folder(name, value, words, folder):
     refusal(lambda: load(folder), f"{name}: {words}" if value is None else words, error=MISSING)
 
 
-def test_a_folder_without_safetensors_says_what_to_do(folder):
+def test_a_shard_without_its_index_says_what_to_do(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     refusal(lambda: load(folder), "index.json: there is no such file", "copy it too", error=MISSING)
-    (folder / "model-00001-of-00002.safetensors").rename(folder / "pytorch_model.bin")
-    refusal(lambda: load(folder), "pytorch_model.bin: a pickle can run code", "safetensors", error=MISSING)
 
 
 def read_or_refused(file, raw, read):
@@ -393,34 +382,17 @@ TOKENS_65 = ["a", "b", "ab", *map(str, range(62))]
     ("tokenizer.chat_template", (b"\xff\xff",), "chat_template' cannot be read"),
     ("general.architecture", (b"\xff",), "architecture' cannot be read"),
     ("general.architecture", (5,), "architecture must be str, but is 5"),
-    ("general.architecture", ("mamba",), "model_type 'mamba' is not supported"),
     ("split.count", ("two",), "split.count must be int, but is 'two'"),
     ("llama.expert_count", (8,), "llama.expert_count is not supported"),
     ("llama.attention.head_count", (0, [4, 4], "4"), "num_attention_heads must be a whole number from 1"),
-    ("llama.attention.head_count_kv", (0,), "num_key_value_heads must be a whole number from 1"),
-    ("llama.attention.head_count_kv", (3,), "is not a multiple of num_key_value_heads 3"),
-    ("llama.attention.key_length", (15,), "head_dim must be even"),
-    ("llama.attention.layer_norm_rms_epsilon", (-1.0,), "rms_norm_eps must be a number above 0"),
-    ("llama.rope.freq_base", (0.0, NAN), "rope_theta must be a number above 0"),
     ("llama.rope.dimension_count", (8,), "llama.rope.dimension_count is 8, but head_dim is 16"),
-    ("llama.rope.scaling.type", (5,), "rope scaling 5 is not supported"),
     ("llama.rope.scaling.type", ("yarn",), "rope scaling 'yarn' is not supported"),
-    ("llama.block_count", (2**31,), "num_hidden_layers must be a whole number from 1 to 10000"),
     ("llama.block_count", (9000,), "num_hidden_layers is 9000, but the weights have 2 layers"),
-    ("llama.context_length", (0,), "max_position_embeddings must be a whole number from 1"),
     ("llama.embedding_length", (32, 2**30), "has shape"),
-    ("llama.feed_forward_length", (2**31 - 2,), "has shape"),
 )
 def test_gguf_metadata(name, value, words, tmp_path):
     file = gguf_file(tmp_path / "m.gguf", put(name, value))
     refusal(lambda: load(file), "m.gguf", words)
-
-
-@pytest.mark.parametrize("seed", [1616, 3044])
-def test_flips_that_were_tracebacks_once(seed, tmp_path):
-    whole = gguf_file(tmp_path / "whole.gguf")
-    raw = damaged(whole.read_bytes(), seed, gguf.GGUFReader(whole).data_offset)
-    read_or_refused(tmp_path / "m.gguf", raw, load)
 
 
 def test_more_tokens_than_embeddings(tmp_path):
@@ -429,7 +401,7 @@ def test_more_tokens_than_embeddings(tmp_path):
     refusal(lambda: load(file), "m.gguf: 65 tokens, but embeddings for 64 only")
 
 
-@pytest.mark.parametrize("start", range(0, 2505 if SOAK else 60, 15))
+@pytest.mark.parametrize("start", [*range(0, 2505 if SOAK else 60, 15), 1616, 3044])
 def test_damaged_gguf(start, tmp_path):
     """Bits flipped in metadata, vocabulary and tensor table, and files cut anywhere."""
     whole = gguf_file(tmp_path / "whole.gguf")
@@ -522,7 +494,6 @@ END = json.dumps({"end": "drained", "step": 1, "events": finished("x")})
         ("deep", "[" * 100_000, "line 1: nested too deeply for a trace"),
         ("digits", '{"trace":' + "9" * 5000 + "}", "line 1: "),
         ("two files", "\n".join([*map(json.dumps, LINES), FIRST]), "a line after the end of the trace"),
-        ("twice", "\n".join([HEADER, FIRST, FIRST]), "line 3: the step's 'step' must increase"),
         ("no header", FIRST, "line 1: not the header"),
         ("an unknown request", f"{HEADER}\n{END}", "line 2: the event's 'id' names request 'x'"),
     ]
@@ -601,18 +572,9 @@ def command(*arguments, **kwargs):
 
 COMMANDS = [
     ("generate -p a\udcff", "--prompt has a lone surrogate"),
-    ("generate -p a --stop b\udcff", "stop must be"),
-    ("generate -p a --device mps", "device must be auto, cpu or cuda, but is 'mps'"),
-    ("generate -p a --device xpu", "device must be"),
-    ("generate -p a --device meta", "device must be"),
     ("generate -p a --device cuda:99", "CUDA device"),
     ("generate -p a --dtype int8", "dtype must be auto"),
-    ("generate -p a --top-k -2", "top_k must be"),
-    ("generate -p a --top-k 9223372036854775808", "top_k must be"),
     ("generate -p a --temperature nan", "temperature must be"),
-    ("generate -p a --repetition-penalty 1e-40", "repetition_penalty must be"),
-    ("generate -p a --seed -1", "seed must be"),
-    ("generate -p a --max-tokens 0", "max_tokens must be"),
     ("generate -p a -m FOLDER", "config.json: there is no such file"),
     ("generate -p a -m bad.gguf", "bad.gguf: not a whole GGUF file"),
     ("generate -p a -m gpt5", "unknown model 'gpt5'"),
@@ -623,16 +585,12 @@ COMMANDS = [
     ("chat --model shakespeare", "no chat template"),
     ("trace play", "give a trace.jsonl"),
     ("chat --system a\udcff", "--system has a lone surrogate"),
-    ("demo --out t.jsonl", "t.jsonl is not a writable folder"),
     ("demo --out t.jsonl/deeper", "t.jsonl is not a writable folder"),
-    ("trace timeline t.png", "t.png is also the input; name another file"),
     ("trace timeline t.jsonl -o t.jsonl", "t.jsonl is also the input; name another file"),
     ("trace timeline t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
     ("trace timeline t.jsonl -o x.xyz", "xyz"),
     ("trace timeline t.jsonl -o t.jsonl/x.png", "t.jsonl"),
     ("trace export t.jsonl -o t.jsonl", "t.jsonl is also the input; name another file"),
-    ("trace export t.jsonl -o FOLDER", "is a folder; name the file to write in it"),
-    ("trace play t.jsonl --no-open -o t.jsonl", "t.jsonl is also the input; name another file"),
     ("trace play t.jsonl t2.jsonl --no-open -o t2.jsonl", "t2.jsonl is also the input; name another file"),
     ("trace summary FOLDER", "FOLDER"),
     ("trace summary no.jsonl", "no.jsonl: there is no such file; `mini-engine demo` writes one to out/trace"),
@@ -644,7 +602,6 @@ COMMANDS = [
     ("simulate -w FOLDER", "workload must be one of"),
     ("simulate -b tidal", "baseline must be one of"),
     ("simulate --rate nan", "rate must be above 0"),
-    ("simulate --rate 1e-320", "rate must be above 0"),
     ("simulate --fit t.jsonl", "only a trace in wall time can be fitted"),
     ("simulate --requests 99999999999999", "Usage"),
     ("simulate -b mixed --requests 3 --ttft-limit nan", "--ttft-limit must be above 0, in ms, but is nan"),
@@ -652,7 +609,6 @@ COMMANDS = [
     ("simulate -b mixed --requests 3 --out pipe", "pipe is not a regular file"),
     ("trace timeline t.jsonl -o pipe.png", "pipe.png is not a regular file"),
     ("trace export t.jsonl -o pipe", "pipe is not a regular file"),
-    ("trace play t.jsonl --no-open -o pipe", "pipe is not a regular file"),
     ("demo --out pipe", "pipe is not a writable folder"),
     ("models fetch gpt5", "unknown model 'gpt5'"),
 ]
@@ -661,7 +617,7 @@ COMMANDS = [
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("t.jsonl", "t2.jsonl", "t.png"):
+    for name in ("t.jsonl", "t2.jsonl"):
         write_trace(name, ready_setup())
     Path("FOLDER").mkdir()
     if PIPES:

@@ -162,11 +162,6 @@ def test_chat():
     assert front.tokenizer.decode(outputs[1].prompt_token_ids) == "<user>hi<assistant>yo>"
 
 
-def test_an_unknown_model_is_refused():
-    with pytest.raises(ValueError, match="unknown model 'gpt-17'"):
-        LLM("gpt-17")
-
-
 def test_the_embedded_model_writes():
     """LLM() is the embedded model; greedy text repeats and continues the prompt with words."""
     front = LLM(num_blocks=40)

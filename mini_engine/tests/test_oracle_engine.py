@@ -66,29 +66,12 @@ def tiny(request, tmp_path_factory):
     return load_model(path, device="cpu"), theirs
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 16])
-def test_tiny_checkpoints(tiny, block_size):
-    """Random Llama, Qwen2 and Qwen3: mixed lengths, shared prefixes, chunks, preemptions."""
-    ours, theirs = tiny
-    generator = torch.Generator().manual_seed(3)
-    shared = torch.randint(96, (40,), generator=generator).tolist()
-    prompts = [shared[:n] + torch.randint(96, (m,), generator=generator).tolist() for n, m in (
-        (0, 1), (40, 3), (0, 30), (40, 7), (20, 2),
-    )]  # fmt: skip
-    limits = {"max_num_batched_tokens": 13, "max_num_seqs": 5, "long_prefill_token_threshold": 8}
-    pool = {"block_size": block_size, "num_blocks": -(-112 // block_size)}
-    found, engine = serve(ours, prompts, 24, **pool, **limits)
-    assert num_preempted(engine) > 0
-    assert engine.scheduler.kv.stats.hits > 0
-    assert found == generate(theirs, prompts, 24)
-
-
 @pytest.mark.parametrize("part", range(4 if SOAK else 1))
 def test_random_workloads(tiny, part):
     """Small random workloads: lengths, shared beginnings, limits, pools and budgets, all drawn."""
     ours, theirs = tiny
-    preempted = 0
-    for number in range(64 if SOAK else 2):
+    preempted = hits = 0
+    for number in range(64 if SOAK else 6):
         seed = f"oracle {part} {number}"
         rng = random.Random(seed)
         shared = [rng.randrange(96) for _ in range(rng.randint(1, 30))]
@@ -113,9 +96,10 @@ def test_random_workloads(tiny, part):
         )
         assert found == generate(theirs, prompts, max_tokens), seed
         preempted += num_preempted(engine)
+        hits += engine.scheduler.kv.stats.hits
         count("differential workloads against transformers")
         count("tokens compared with transformers", sum(map(len, found)))
-    assert preempted or not SOAK
+    assert preempted and hits
 
 
 @pytest.fixture(scope="module")

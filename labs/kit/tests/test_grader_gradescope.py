@@ -244,10 +244,7 @@ def test_what_the_guide_shows_is_what_its_commands_print(tmp_path):
         assert told.stdout == output, f"{line}\n{told.stderr}"
 
 
-def test_its_links_lead_to_files_and_its_case_is_the_one_there():
-    prose = re.sub(r"^```.*?^```", "", GUIDE, flags=re.M | re.S)
-    for target in re.findall(r"\]\((?!https?://|#)([^)\s]+)\)", prose):
-        assert (ROOT / "docs" / target.partition("#")[0]).exists(), target
+def test_its_case_is_the_one_there():
     case = (EXAMPLES / "hidden/lab-02/overdrawn.json").read_text("utf-8")
     assert f"```json\n{case}```" in GUIDE
     assert "(docs/instructors.md)" in (ROOT / "README.md").read_text("utf-8")

@@ -8,7 +8,7 @@ import pytest
 from labs.kit.author.check import imports
 from labs.kit.grader import blame
 from labs.kit.grader.grading import grade, replayed
-from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
+from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
@@ -195,12 +195,3 @@ def test_an_instructors_own_scripts_are_cases(tmp_path):
     assert (right.name, right.hidden, right.passed) == ("own short.json", True, True)
     body = "return 7 if (num_new, budget) == (8, 3) else max(0, min(num_new, budget, threshold or num_new))"
     assert not graded("lab-02", replace_body(source, "clamp", body), own=tmp_path).cases[-1].passed
-
-
-def test_a_grade_goes_to_json_and_back():
-    lab = find_lab("lab-01")
-    submission = Submission(
-        "ada", {"lab-01": pristine_source(lab).encode()}, ["conftest.py"], {}, "2026-01-01"
-    )
-    found = grade(submission, Settings(("lab-01",), "a seed", hidden=2))
-    assert Grade.from_json(found.to_json()) == found
