@@ -123,6 +123,14 @@ def test_no_work_is_an_error_of_its_own():
         engine.step()
 
 
+def test_a_scheduler_that_schedules_nothing_is_reported():
+    engine = scripted_engine({})
+    engine.add_request("hi", greedy(1))
+    engine.scheduler.schedule = dict
+    with pytest.raises(RuntimeError, match="scheduled nothing with 1 requests waiting and 0 running"):
+        engine.step()
+
+
 def test_what_is_not_said_is_as_documented():
     """A priority of 0, and the model computed as quickly as can be."""
     engine = Engine(tiny_model(dtype="float32"), num_blocks=8, block_size=4)
@@ -259,9 +267,18 @@ def test_a_stream_is_queued_at_once():
     engine = scripted_engine({})
     stream = engine.stream("hi", greedy(3), request_id="a")
     assert "a" in engine.requests
-    with pytest.raises(ValueError, match="'a' is in use"):
-        engine.stream("hi", greedy(3), request_id="a")
+    added = spy(engine.scheduler, "add")
+    for call in (engine.stream, engine.add_request):
+        with pytest.raises(ValueError, match="request id 'a' is in use"):
+            call("hi", greedy(3), request_id="a")
+    assert added == [], "a scheduler of one's own need not look"
     assert len(list(stream)) == 3
+
+
+def test_the_stream_of_an_aborted_request_says_so():
+    engine = scripted_engine({})
+    stream = engine.stream("hi", greedy(3), request_id="a")
+    assert engine.abort("a") and [delta.finish_reason for delta in stream] == ["abort"]
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -356,16 +373,6 @@ def test_requests_that_cannot_work_are_refused(prompt, params, message):
     assert not engine.has_work and engine.requests == {} and engine.output_processor.request_states == {}
     engine.add_request("hi", greedy(1), request_id="a")
     drain(engine)
-
-
-def test_a_duplicate_id_is_refused():
-    engine = scripted_engine({})
-    engine.add_request("hi", greedy(2), request_id="a")
-    added = spy(engine.scheduler, "add")
-    with pytest.raises(ValueError, match="request id 'a' is in use"):
-        engine.add_request("hi", greedy(2), request_id="a")
-    assert added == [], "a scheduler of one's own need not look"
-    assert len(drain(engine)["a"]) == 2
 
 
 def test_text_needs_a_tokenizer(model):
