@@ -8,39 +8,22 @@ import random
 import pytest
 import torch
 
-from mini_engine.attention import PagedBackend
 from mini_engine.backends import padded as dense_attention
 from mini_engine.backends.dense import DenseCache, dense_attend
 from mini_engine.backends.padded import PaddedBackend, fused_attention_mask, fused_step
 from mini_engine.block_manager import BlockManager
-from mini_engine.engine import Engine
-from mini_engine.model import CausalLM, ModelConfig
-from mini_engine.parts import Parts
-from mini_engine.request import Request, SamplingParams
-from mini_engine.tests.helpers import row
-
-CONFIG = ModelConfig("llama", 64, 32, 48, 2, 4, 2, 8, 256)
-
-
-@pytest.fixture(scope="module")
-def model():
-    """Two layers, grouped queries, float64, weights large enough for logits to differ."""
-    torch.manual_seed(0)
-    model = CausalLM(CONFIG).double().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    return model
+from mini_engine.request import Request
+from mini_engine.tests import test_isolation as isolation
+from mini_engine.tests.helpers import dense_logits, row, tiny_model
 
 
 def tokens(num: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(1, CONFIG.vocab_size), k=num)
+    return random.Random(seed).choices(range(1, 64), k=num)
 
 
 def solo(model, token_ids: list[int]) -> torch.Tensor:
-    """The logits behind the last token, computed in one go with nothing beside it."""
-    cache = DenseCache(model.config, model.dtype)
-    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), dense_attend(cache))
-    return model.logits(hidden[-1])
+    """Return the logits behind the last token, computed in one go with nothing beside it."""
+    return dense_logits(model, token_ids)[-1]
 
 
 def mid_flight(model, past: int, new: int, seed: int, name: str) -> tuple[Request, DenseCache]:
@@ -65,7 +48,7 @@ def fleet(model, shapes: list[tuple[int, int]]) -> tuple[list, dict[str, DenseCa
 def test_dense_cache_in_chunks_equals_all_at_once(model, cut):
     """Cut anywhere, also across the doublings at 16 and 32 tokens, the logits stay the same."""
     token_ids = tokens(40, 7)
-    cache = DenseCache(CONFIG, torch.float64)
+    cache = DenseCache(model.config, torch.float64)
     for start in range(0, 40, cut):
         chunk = torch.tensor(token_ids[start : start + cut])
         hidden = model(chunk, torch.arange(start, start + len(chunk)), dense_attend(cache))
@@ -75,10 +58,11 @@ def test_dense_cache_in_chunks_equals_all_at_once(model, cut):
 
 def test_dense_cache_grows_by_doubling():
     """1,000 appended tokens move the cache six times, not a thousand times."""
-    cache, moves = DenseCache(CONFIG), set()
-    one = torch.ones(1, CONFIG.num_key_value_heads, CONFIG.head_dim)
+    config, moves = tiny_model().config, set()
+    cache = DenseCache(config)
+    one = torch.ones(1, config.num_key_value_heads, config.head_dim)
     for _ in range(1000):
-        for layer in range(CONFIG.num_hidden_layers):
+        for layer in range(config.num_hidden_layers):
             cache.append(layer, one, one)
         moves.add(cache.k.shape[1])
     assert moves == {16, 32, 64, 128, 256, 512, 1024}
@@ -144,61 +128,35 @@ def test_an_unmasked_new_pad_would_show(model, monkeypatch):
 # ------------------------------------------------------------------------------------- the backend
 
 
-def run(model, backend, seed: int, **settings):
-    """A random workload with preemptions: tokens by request, logits of every sampled row, trace."""
-    rng = random.Random(seed)
-    engine = Engine(
-        model,
-        max_num_batched_tokens=12,
-        max_num_seqs=6,
-        block_size=4,
-        num_blocks=16,
-        enable_prefix_caching=False,
-        record=True,
-        parts=Parts(attend_backend=backend),
-        **settings,
-    )
-    seen, forward = [], engine.backend.forward
-    engine.backend.forward = lambda rows: seen.append(forward(rows)) or seen[-1]
-    requests = {}
-    for _ in range(8):
-        params = SamplingParams(temperature=0, max_tokens=rng.randint(1, 20))
-        name = engine.add_request(tokens(rng.randint(1, 30), rng.random()), params)
-        requests[name] = engine.requests[name]
-    while engine.has_work:
-        engine.step()
-    return requests, torch.cat(seen), engine.trace
+class Noting(isolation.Noting, PaddedBackend):
+    pass
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, 5])
-def test_engine_on_the_padded_backend_equals_paged_and_solo(model, seed):
-    """Same schedule, same tokens, same logits, with chunks, preemption and recomputation."""
-    ours, logits, trace = run(model, PaddedBackend, seed)
-    theirs, paged_logits, paged_trace = run(model, PagedBackend, seed)
-    assert [s.scheduled for s in trace.steps] == [s.scheduled for s in paged_trace.steps]
-    assert any(request.num_preemptions for request in ours.values())
-    torch.testing.assert_close(logits, paged_logits, rtol=0, atol=1e-9)
-    for name, request in ours.items():
-        assert request.output_token_ids == theirs[name].output_token_ids
-        for end in range(request.num_prompt_tokens, request.num_tokens):
-            expected = int(solo(model, request.token_ids(0, end)).argmax())
-            assert request.token_ids(end, end + 1) == [expected]
-
-
-def test_caches_of_those_who_left_are_dropped(model):
-    """When the last request has been served, one cache is left at most."""
-    backends = []
-
-    def remember(*args, **kwargs):
-        backends.append(PaddedBackend(*args, **kwargs))
-        return backends[-1]
-
-    run(model, remember, 0)
-    assert len(backends[0].caches) == 1
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_engine_on_the_padded_backend(model, block_size):
+    """Tokens and logits are those of each request alone, the schedule that of the paged backend."""
+    runs = []
+    for backend in (Noting, isolation.Watched):
+        engine, requests = isolation.run(
+            model,
+            num_blocks=64 // block_size,
+            block_size=block_size,
+            max_num_batched_tokens=12,
+            max_num_seqs=6,
+            policy="priority",
+            enable_prefix_caching=False,
+            record=True,
+            backend=backend,
+        )
+        assert isolation.num_preemptions(requests) > 0
+        runs.append([record.scheduled for record in engine.trace.steps])
+        if backend is Noting:
+            assert len(engine.backend.caches) == 1, "those of all others are dropped"
+    assert runs[0] == runs[1]
 
 
 def test_prefix_caching_is_refused(model):
-    """Dense caches share nothing, so a cached prefix would be missing: say so at the door."""
+    """Dense caches share nothing, so a cached prefix would be missing."""
     with pytest.raises(ValueError, match="enable_prefix_caching=False"):
         PaddedBackend(model, BlockManager(8, 4))
 

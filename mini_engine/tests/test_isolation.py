@@ -19,12 +19,26 @@ POISON = 1e4  # not NaN: a masked NaN still poisons the sum, since 0 times NaN i
 TOLERANCE = 1e-9
 
 
-class Watched(PagedBackend):
-    """The engine's backend with a poisoned pool, noting the logits of every sampled row."""
+class Noting:
+    """Notes the logits of every sampled row; a base beside a backend."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.logits = {}
+
+    def forward(self, rows):
+        logits = super().forward(rows)
+        ending = [row.request for row in rows if row.is_last]
+        for request, row in zip(ending, logits, strict=True):
+            self.logits[request.request_id, request.num_tokens] = row
+        return logits
+
+
+class Watched(Noting, PagedBackend):
+    """The engine's backend with a poisoned pool."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.num_poisoned = 0
         self.pool.k.fill_(POISON)
         self.pool.v.fill_(POISON)
@@ -38,12 +52,7 @@ class Watched(PagedBackend):
         self.num_poisoned += len(useless)
         for cache in (self.pool.k, self.pool.v):
             cache.flatten(1, 2)[:, useless] = POISON
-        logits = super().forward(rows)
-        ending = [row.request for row in rows if row.is_last]
-        assert len(logits) == len(ending)
-        for request, row in zip(ending, logits, strict=True):
-            self.logits[request.request_id, request.num_tokens] = row
-        return logits
+        return super().forward(rows)
 
 
 SHARED = [(7 * i) % 64 for i in range(34)]  # two blocks of 16 and a bit
@@ -88,9 +97,9 @@ def check(engine, backend, requests, model):
                 assert (found - logits[n - 1]).abs().max() < TOLERANCE, (request.request_id, n)
 
 
-def run(model, *, arrivals=None, aborts=(), backend=None, **settings):
+def run(model, *, arrivals=None, aborts=(), backend=Watched, **settings):
     """Serve the workload, request i arriving at step arrivals[i]; aborts are (step, i)."""
-    engine = Engine(model, parts=Parts(attend_backend=backend or Watched), **settings)
+    engine = Engine(model, parts=Parts(attend_backend=backend), **settings)
     kv, step, requests = engine.scheduler.kv, 0, {}
     left = sorted(zip(arrivals or [0] * 8, range(8), workload(), strict=True))
     while left or engine.has_work:
@@ -107,7 +116,7 @@ def run(model, *, arrivals=None, aborts=(), backend=None, **settings):
         step += 1
         assert step < 1000, "no end"
     assert kv.num_free_blocks == kv.num_blocks
-    assert engine.backend.num_poisoned
+    assert backend is not Watched or engine.backend.num_poisoned
     check(engine, engine.backend, requests.values(), model)
     return engine, requests
 
