@@ -25,10 +25,11 @@ from hypothesis.stateful import (
 
 from labs.kit.judge import loading
 from mini_engine.block_manager import BlockManager
+from mini_engine.engine import Engine
 from mini_engine.invariants import watch
 from mini_engine.request import SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.tests.helpers import VOCAB, make_request, random_workload, record_run
+from mini_engine.tests.helpers import VOCAB, alone, make_request, random_workload, record_run, tiny_model
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_conformance import FreesTooMuch, SharesToo
 from mini_engine.tests.test_invariants import KeepsFinished, ThrowsOutTheFirst
@@ -357,6 +358,7 @@ FEW = [
     HEADS[0][:n] + tail for n, tail in [(0, [3]), (3, [1]), (4, [2]), (8, [0, 0]), (9, [4]), (5, [1, 2, 3])]
 ]
 FEW.append(HEADS[1][:9])
+MODEL = tiny_model(vocab_size=VOCAB)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -376,10 +378,8 @@ class EngineMachine(RuleBasedStateMachine):
         fast=st.sampled_from([True, False]),
     )
     def start(self, num_blocks, block_size, budget, slots, caching, policy, threshold, fast):
-        from mini_engine.engine import Engine
-
         self.engine = Engine(
-            the_model(),
+            MODEL,
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_batched_tokens=budget,
@@ -446,7 +446,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert set(self.engine.requests) == live == set(self.monitor.known)
         for request in self.requests.values():
             outputs = request.output_token_ids
-            expected = expected_outputs(tuple(request.prompt_token_ids), request.sampling_params)
+            expected = alone(MODEL, request.prompt_token_ids, request.sampling_params)
             assert outputs == expected[: len(outputs)], request
             if request.finish_reason == "length":
                 assert outputs == expected
@@ -462,23 +462,6 @@ class EngineMachine(RuleBasedStateMachine):
             assert not self.engine.sampler._generators
             count("engine steps", self.monitor.step)
             self.watching.__exit__(None, None, None)
-
-
-_model = []
-
-
-def the_model():
-    from mini_engine.tests.helpers import tiny_model
-
-    if not _model:
-        _model.append(tiny_model(vocab_size=VOCAB))
-    return _model[0]
-
-
-def expected_outputs(prompt, sampling):
-    from mini_engine.tests.helpers import alone
-
-    return alone(the_model(), prompt, sampling)
 
 
 def test_engine():
