@@ -191,13 +191,17 @@ def test_recording_is_off_unless_asked_for(model):
 
 
 def test_a_trace_streamed_to_a_file_is_the_one_kept_in_memory(model, tmp_path):
-    """record=PATH writes each step as it comes; the file is there once the engine is closed."""
+    """record=PATH writes each step as it comes; the file is there once the engine is closed. In memory the
+    trace can be read in the middle of a run, as often as one likes, and changes nothing."""
     path, traces = tmp_path / "run.jsonl", []
     for record in (path, True):
         engine = Engine(model, num_blocks=20, block_size=4, record=record, clock=VirtualClock())
         for i in range(3):
             engine.add_request([3, 4, 5, i], greedy(6))
-        drain(engine)
+        while engine.has_work:
+            engine.step()
+            seen = [engine.trace for _ in range(3)] if record is True else []
+            assert all(trace.end.end == ("max_steps" if engine.has_work else "drained") for trace in seen)
         assert not path.exists() or record is True
         engine.close()
         traces.append(read_trace(path) if record is path else engine.trace)
@@ -212,22 +216,6 @@ def test_closing_in_mid_run(model, tmp_path):
         engine.step()
         engine.close()
     assert read_trace(tmp_path / "run.jsonl").end.end == "max_steps"
-
-
-def test_reading_the_trace_changes_nothing(model):
-    """However often it is read in the middle of a run, the run and its trace are those of one not read."""
-    traces = []
-    for looks in (0, 3):
-        engine = Engine(model, num_blocks=20, block_size=4, record=True, clock=VirtualClock())
-        for i in range(3):
-            engine.add_request([3, 4, 5, i], greedy(6))
-        while engine.has_work:
-            engine.step()
-            seen = [engine.trace for _ in range(looks)]
-            assert all(trace.end.end == ("max_steps" if engine.has_work else "drained") for trace in seen)
-        assert not looks or len(seen[0].steps) == len(engine.trace.steps)
-        traces.append(engine.trace)
-    assert [line.to_json() for line in traces[0].lines()] == [line.to_json() for line in traces[1].lines()]
 
 
 def test_a_step_that_yields_several_tokens(model):
@@ -424,13 +412,11 @@ def test_the_sources_of_parts_can_be_named(model):
     assert engine.trace.header.parts == {"clamp": "lab-01"}
 
 
-def test_the_pool_is_sized_by_memory_or_by_use(model):
-    """The pool has as many blocks as the bytes allow, and no more than could ever be used."""
+def test_the_pool_is_sized_by_memory(model):
+    """The pool has as many blocks as the bytes allow."""
     per_token = 2 * 2 * 2 * 6 * 8  # k and v, layers, kv heads, head_dim, bytes
     engine = Engine(model, block_size=4, kv_cache_bytes=per_token * 4 * 10 + 1)
     assert engine.scheduler.kv.num_blocks == 10
-    engine = Engine(model, block_size=4, max_num_seqs=3, max_model_len=30)
-    assert engine.scheduler.kv.num_blocks == 3 * 8
 
 
 def test_importing_the_package_does_not_import_torch():
