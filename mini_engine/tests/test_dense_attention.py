@@ -1,6 +1,7 @@
 """The dense reference and the padded backend: the same numbers as alone, whatever is beside them.
 
-The functions of the padded batch are lab-04's, whose tests run on the engine's own, too.
+The functions of the padded batch are lab-04's: its tests, with mixed steps and pads that would show, run on
+the engine's own too (`labs check`).
 """
 
 import random
@@ -10,7 +11,7 @@ import torch
 
 from mini_engine.backends import padded as dense_attention
 from mini_engine.backends.dense import DenseCache, dense_attend
-from mini_engine.backends.padded import PaddedBackend, fused_attention_mask, fused_step
+from mini_engine.backends.padded import PaddedBackend
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request
 from mini_engine.tests import test_isolation as isolation
@@ -24,21 +25,6 @@ def tokens(num: int, seed: int) -> list[int]:
 def solo(model, token_ids: list[int]) -> torch.Tensor:
     """Return the logits behind the last token, computed in one go with nothing beside it."""
     return dense_logits(model, token_ids)[-1]
-
-
-def mid_flight(model, past: int, new: int, seed: int, name: str) -> tuple[Request, DenseCache]:
-    """A request with `past` computed tokens, in its cache, and `new` more that are known."""
-    request = Request(name, tokens(past + new, seed))
-    cache = DenseCache(model.config, model.dtype)
-    if past:
-        model(torch.tensor(request.token_ids(0, past)), torch.arange(past), dense_attend(cache))
-    request.num_computed_tokens = past
-    return request, cache
-
-
-def fleet(model, shapes: list[tuple[int, int]]) -> tuple[list, dict[str, DenseCache]]:
-    made = [mid_flight(model, past, new, i, f"r{i}") for i, (past, new) in enumerate(shapes)]
-    return [row(r, r.num_new_tokens) for r, _ in made], {r.request_id: cache for r, cache in made}
 
 
 # ------------------------------------------------------------------------------------------ dense
@@ -67,62 +53,6 @@ def test_dense_cache_grows_by_doubling():
         moves.add(cache.k.shape[1])
     assert moves == {16, 32, 64, 128, 256, 512, 1024}
     assert cache.get(1)[0].sum() == 1000 * one.numel()
-
-
-# ----------------------------------------------------------------------------------- the rectangle
-
-
-SHAPES = {
-    "decodes only": [(21, 1), (14, 1), (8, 1)],
-    "one chunk only": [(0, 8)],
-    "several first chunks": [(0, 8), (0, 3), (0, 1)],
-    "later chunks and decodes": [(21, 1), (5, 6), (14, 1), (0, 9), (30, 2)],
-    "no past beside a long one": [(40, 1), (0, 1)],
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_fused_step_equals_each_request_alone(model, name):
-    """Rows of different length, mixed in one call, give the logits that each gives alone."""
-    rows, caches = fleet(model, SHAPES[name])
-    logits = fused_step(model, rows, caches)
-    assert list(logits) == [request.request_id for request, *_ in rows]
-    for request, *_ in rows:
-        expected = solo(model, request.token_ids())
-        torch.testing.assert_close(logits[request.request_id], expected, rtol=0, atol=1e-9)
-
-
-def test_poisoned_pads_change_nothing(model, monkeypatch):
-    """Pads of the past at 1e4 and pads of the new tokens at another token and position: same logits."""
-    shapes = SHAPES["later chunks and decodes"]
-    rows, caches = fleet(model, shapes)
-    clean = fused_step(model, rows, caches)
-
-    def poisoned(sequences):
-        integer = not sequences[0].is_floating_point()
-        return torch.nn.utils.rnn.pad_sequence(
-            list(sequences), batch_first=True, padding_side="left", padding_value=63 if integer else 1e4
-        )
-
-    monkeypatch.setattr(dense_attention, "pad_left", poisoned)
-    rows, caches = fleet(model, shapes)
-    dirty = fused_step(model, rows, caches)
-    for name, logits in clean.items():
-        torch.testing.assert_close(dirty[name], logits, rtol=0, atol=1e-9)
-
-
-def test_an_unmasked_new_pad_would_show(model, monkeypatch):
-    """The check has teeth: letting the new pads be seen moves a decode's logits by more than 0.1."""
-    rows, caches = fleet(model, [(21, 1), (0, 8)])
-
-    def leaky(past_lens, num_new):
-        mask = fused_attention_mask(past_lens, num_new)
-        mask[0, :, :, int(past_lens.max()) :] = True
-        return mask
-
-    monkeypatch.setattr(dense_attention, "fused_attention_mask", leaky)
-    logits = fused_step(model, rows, caches)
-    assert (logits["r0"] - solo(model, rows[0][0].token_ids())).abs().max() > 0.1
 
 
 # ------------------------------------------------------------------------------------- the backend

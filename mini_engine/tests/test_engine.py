@@ -237,6 +237,18 @@ def test_a_step_that_yields_several_tokens(model):
     assert engine.trace.steps[0].new_tokens == {"a": [7, 8, 9], "b": [7, 8]}
 
 
+def test_several_tokens_are_accepted_up_to_a_stop_string():
+    engine = scripted_engine({})
+    engine.add_request("hi", greedy(9, stop="b", logprobs=0), request_id="a")
+    tokens, request = engine.tokenizer.encode("abc"), engine.requests["a"]
+    logits = torch.arange(3 * 257.0).reshape(3, 257) ** 2 / 1e5
+    accepted = engine.output_processor.process([(request, tokens, logits)])
+    assert accepted == ({"a": tokens[:2]}, {"a": "b"})
+    expected = [logits[i].log_softmax(-1)[token].item() for i, token in enumerate(tokens[:2])]
+    found = engine.output_processor.request_states["a"].logprobs
+    assert [list(row.values()) for row in found] == [[pytest.approx(logprob)] for logprob in expected]
+
+
 def test_a_step_leaves_no_gradients(model):
     model = tiny_model().requires_grad_(True)
     engine = Engine(model, num_blocks=20, block_size=4)
