@@ -1,7 +1,7 @@
 """From what a user gives to a Request: text becomes token ids, and what cannot work is refused by name."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request, SamplingParams, shown
@@ -21,8 +21,9 @@ class InputProcessor:
     """Makes the requests of one engine. Their `config` is fitted to the model."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, vocab_size: int):
-        self.tokenizer, self.vocab_size, self.config = tokenizer, vocab_size, config
-        self.max_model_len = config.max_model_len or 0
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self.max_model_len = cast(int, config.max_model_len)  # a fitted config has both
+        self.num_slots = cast(int, config.num_blocks) * config.block_size
         self.eos_token_ids = tokenizer.eos_token_ids if tokenizer else ()
 
     def make_request(
@@ -74,5 +75,4 @@ class InputProcessor:
                 f"the model's length {self.max_model_len}; shorten the prompt or lower max_tokens"
             )
         if request.max_tokens is None:
-            room = (self.config.num_blocks or 0) * self.config.block_size
-            request.max_tokens = max(1, min(longest, room + 1 - request.num_prompt_tokens))
+            request.max_tokens = max(1, min(longest, self.num_slots + 1 - request.num_prompt_tokens))

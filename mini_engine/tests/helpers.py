@@ -27,6 +27,14 @@ def make_request(request_id, prompt=4, max_tokens=4, *, priority=0, cache_salt="
     return Request(request_id, prompt, params, priority, cache_salt=cache_salt, eos_token_ids=eos)
 
 
+def computed(kv, request: Request, num_tokens=None) -> list[int]:
+    """Admit a request, act as if its tokens, or so many, were computed, and return its block table."""
+    assert kv.admit(request)
+    request.num_computed_tokens = num_tokens or request.num_tokens
+    kv.cache_blocks(request)
+    return kv.block_table(request)
+
+
 def record_run(scheduler, arrivals, *, token=lambda request: 7, before=None, after=None, **options) -> Trace:
     """Return the trace of (step, Request) arrivals, by step, each output of which is `token(request)`.
 

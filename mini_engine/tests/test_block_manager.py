@@ -3,7 +3,7 @@
 import pytest
 
 from mini_engine.block_manager import BlockManager, PrefixCacheStats, hash_block
-from mini_engine.tests.helpers import make_request
+from mini_engine.tests.helpers import computed, make_request
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,7 @@ def test_allocation_does_not_search():
 def test_check_is_able_to_fail(damage, message):
     """Each invariant, broken by hand, is named."""
     kv, request = BlockManager(6, 4), make_request("a", 9)
-    kv.admit(request)
-    request.num_computed_tokens = 9
-    kv.cache_blocks(request)
+    computed(kv, request)
     kv.check()
     damage(kv)
     with pytest.raises(RuntimeError, match=message):
@@ -176,9 +174,8 @@ def test_shrink_gives_back_what_allocate_took_and_no_more():
 def test_shrink_knows_nothing_of_an_earlier_life():
     """A request that had grown, was preempted and is admitted again, as far as it had come."""
     kv, request = BlockManager(8, 2), make_request("a", [1, 2, 3, 4])
-    kv.admit(request)
-    request.num_computed_tokens, request.output_token_ids = 4, [5]
-    kv.cache_blocks(request)
+    computed(kv, request)
+    request.output_token_ids = [5]
     assert kv.allocate(request, 1)
     kv.free(request)
     assert kv.admit(request) and request.num_computed_tokens == 4
@@ -190,9 +187,7 @@ def test_shrink_knows_nothing_of_an_earlier_life():
 def test_what_was_not_admitted_after_all_is_not_counted(num_preemptions):
     kv, prompt = BlockManager(8, 2), [1, 2, 3, 4, 5]
     first, second = make_request("a", prompt), make_request("b", prompt)
-    kv.admit(first)
-    first.num_computed_tokens = 5
-    kv.cache_blocks(first)
+    computed(kv, first)
     kv.stats, second.num_preemptions = PrefixCacheStats(), num_preemptions
     free = kv.num_free_blocks
     assert kv.admit(second) and second.num_cached_tokens == 4
@@ -211,9 +206,7 @@ def test_evicted_blocks_are_found_no_more():
     kv = BlockManager(8, 2)
     a, b = make_request("a", [1, 2, 3]), make_request("b", [1, 2, 5, 6, 7])
     for request in (a, b):
-        kv.admit(request)
-        request.num_computed_tokens = request.num_tokens
-        kv.cache_blocks(request)
+        computed(kv, request)
     assert len(kv.get_computed_blocks(make_request("c", [1, 2, 5, 6, 7]))) == 2
     assert kv.evict_blocks(b) == kv.block_table(b)[1:]
     assert kv.get_computed_blocks(make_request("d", [1, 2, 5, 6, 7])) == kv.block_table(b)[:1]

@@ -1,4 +1,4 @@
-"""EngineConfig: what it leaves open comes from the model."""
+"""EngineConfig: what it leaves open comes from the model. What it refuses is in test_input_errors.py."""
 
 from dataclasses import FrozenInstanceError, replace
 

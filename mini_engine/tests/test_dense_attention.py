@@ -1,6 +1,7 @@
 """The dense reference and the padded backend: the same numbers as alone, whatever is beside them.
 
-The functions of the padded batch are lab-04's: its tests run on the engine's own, with all kinds of rows.
+The functions of the padded batch are lab-04's: its tests, with mixed steps and pads that would show, run on
+the engine's own too (`labs check`).
 """
 
 import random
@@ -8,14 +9,13 @@ import random
 import pytest
 import torch
 
-from mini_engine.attention import PagedBackend
+from mini_engine.backends import padded as dense_attention
 from mini_engine.backends.dense import DenseCache, dense_attend
-from mini_engine.backends.padded import PaddedBackend, fused_step
+from mini_engine.backends.padded import PaddedBackend
 from mini_engine.block_manager import BlockManager
-from mini_engine.engine import Engine
-from mini_engine.parts import Parts
-from mini_engine.request import Request, SamplingParams
-from mini_engine.tests.helpers import dense_logits, row
+from mini_engine.request import Request
+from mini_engine.tests import test_isolation as isolation
+from mini_engine.tests.helpers import dense_logits, row, tiny_model
 
 
 def tokens(num: int, seed: int) -> list[int]:
@@ -42,12 +42,13 @@ def test_dense_cache_in_chunks_equals_all_at_once(model, cut):
     assert len(cache) == 40
 
 
-def test_dense_cache_grows_by_doubling(model):
+def test_dense_cache_grows_by_doubling():
     """1,000 appended tokens move the cache six times, not a thousand times."""
-    cache, moves = DenseCache(model.config), set()
-    one = torch.ones(1, model.config.num_key_value_heads, model.config.head_dim)
+    config, moves = tiny_model().config, set()
+    cache = DenseCache(config)
+    one = torch.ones(1, config.num_key_value_heads, config.head_dim)
     for _ in range(1000):
-        for layer in range(model.config.num_hidden_layers):
+        for layer in range(config.num_hidden_layers):
             cache.append(layer, one, one)
         moves.add(cache.k.shape[1])
     assert moves == {16, 32, 64, 128, 256, 512, 1024}
@@ -57,61 +58,35 @@ def test_dense_cache_grows_by_doubling(model):
 # ------------------------------------------------------------------------------------- the backend
 
 
-def run(model, backend, seed: int, **settings):
-    """A random workload with preemptions: tokens by request, logits of every sampled row, trace."""
-    rng = random.Random(seed)
-    engine = Engine(
-        model,
-        max_num_batched_tokens=12,
-        max_num_seqs=6,
-        block_size=4,
-        num_blocks=16,
-        enable_prefix_caching=False,
-        record=True,
-        parts=Parts(attend_backend=backend),
-        **settings,
-    )
-    seen, forward = [], engine.backend.forward
-    engine.backend.forward = lambda rows: seen.append(forward(rows)) or seen[-1]
-    requests = {}
-    for _ in range(8):
-        params = SamplingParams(temperature=0, max_tokens=rng.randint(1, 20))
-        name = engine.add_request(tokens(rng.randint(1, 30), rng.random()), params)
-        requests[name] = engine.requests[name]
-    while engine.has_work:
-        engine.step()
-    return requests, torch.cat(seen), engine.trace
+class Noting(isolation.Noting, PaddedBackend):
+    pass
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, 5])
-def test_engine_on_the_padded_backend_equals_paged_and_solo(model, seed):
-    """Same schedule, same tokens, same logits, with chunks, preemption and recomputation."""
-    ours, logits, trace = run(model, PaddedBackend, seed)
-    theirs, paged_logits, paged_trace = run(model, PagedBackend, seed)
-    assert [s.scheduled for s in trace.steps] == [s.scheduled for s in paged_trace.steps]
-    assert any(request.num_preemptions for request in ours.values())
-    torch.testing.assert_close(logits, paged_logits, rtol=0, atol=1e-9)
-    for name, request in ours.items():
-        assert request.output_token_ids == theirs[name].output_token_ids
-        for end in range(request.num_prompt_tokens, request.num_tokens):
-            expected = int(solo(model, request.token_ids(0, end)).argmax())
-            assert request.token_ids(end, end + 1) == [expected]
-
-
-def test_caches_of_finished_requests_are_dropped(model):
-    """When the last request has been served, one cache is left at most."""
-    backends = []
-
-    def remember(*args, **kwargs):
-        backends.append(PaddedBackend(*args, **kwargs))
-        return backends[-1]
-
-    run(model, remember, 0)
-    assert len(backends[0].caches) == 1
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_engine_on_the_padded_backend(model, block_size):
+    """Tokens and logits are those of each request alone, the schedule that of the paged backend."""
+    runs = []
+    for backend in (Noting, isolation.Watched):
+        engine, requests = isolation.run(
+            model,
+            num_blocks=64 // block_size,
+            block_size=block_size,
+            max_num_batched_tokens=12,
+            max_num_seqs=6,
+            policy="priority",
+            enable_prefix_caching=False,
+            record=True,
+            backend=backend,
+        )
+        assert isolation.num_preemptions(requests) > 0
+        runs.append([record.scheduled for record in engine.trace.steps])
+        if backend is Noting:
+            assert len(engine.backend.caches) == 1, "those of all others are dropped"
+    assert runs[0] == runs[1]
 
 
 def test_prefix_caching_is_refused(model):
-    """Dense caches share nothing, so a cached prefix would be missing: the error says so."""
+    """Dense caches share nothing, so a cached prefix would be missing."""
     with pytest.raises(ValueError, match="enable_prefix_caching=False"):
         PaddedBackend(model, BlockManager(8, 4))
 
@@ -127,14 +102,24 @@ def test_a_request_left_out_of_a_step_is_named(model):
         backend.forward([row(second, 1)])
 
 
-def test_a_subclass_brings_its_own_step(model):
-    calls, request = [], Request("r", tokens(5, 0))
+@pytest.mark.parametrize(
+    "name", ["fused_attention_mask", "assemble_fused_batch", "disassemble_fused_cache", "fused_step"]
+)
+def test_own_functions_are_used(model, monkeypatch, name):
+    """The step is made of the four: fused_step calls the others, and a subclass brings its own."""
+    ours, calls = getattr(dense_attention, name), []
 
-    def own(*args):
-        calls.append(args)
-        return fused_step(*args)
+    def counted(*args, **kwargs):
+        calls.append(name)
+        return ours(*args, **kwargs)
 
-    backend = type("Own", (PaddedBackend,), {"fused_step": staticmethod(own)})
-    logits = backend(model, BlockManager(8, 4, enable_prefix_caching=False)).forward([row(request, 5)])
-    assert len(calls) == 1
+    kv = BlockManager(8, 4, enable_prefix_caching=False)
+    request = Request("r", tokens(5, 0))
+    if name == "fused_step":
+        backend = type("Own", (PaddedBackend,), {name: staticmethod(counted)})
+    else:
+        monkeypatch.setattr(dense_attention, name, counted)
+        backend = PaddedBackend
+    logits = backend(model, kv).forward([row(request, 5)])
+    assert calls == [name]
     torch.testing.assert_close(logits[0], solo(model, request.token_ids()), rtol=0, atol=1e-9)

@@ -123,6 +123,14 @@ def test_no_work_is_an_error_of_its_own():
         engine.step()
 
 
+def test_a_scheduler_that_schedules_nothing_is_reported():
+    engine = scripted_engine({})
+    engine.add_request("hi", greedy(1))
+    engine.scheduler.schedule = dict
+    with pytest.raises(RuntimeError, match="scheduled nothing with 1 requests waiting and 0 running"):
+        engine.step()
+
+
 def test_what_is_not_said_is_as_documented():
     """A priority of 0, and the model computed as quickly as can be."""
     engine = Engine(tiny_model(dtype="float32"), num_blocks=8, block_size=4)
@@ -183,13 +191,17 @@ def test_recording_is_off_unless_asked_for(model):
 
 
 def test_a_trace_streamed_to_a_file_is_the_one_kept_in_memory(model, tmp_path):
-    """record=PATH writes each step as it comes; the file is there once the engine is closed."""
+    """record=PATH writes each step as it comes; the file is there once the engine is closed. In memory the
+    trace can be read in the middle of a run, as often as one likes, and changes nothing."""
     path, traces = tmp_path / "run.jsonl", []
     for record in (path, True):
         engine = Engine(model, num_blocks=20, block_size=4, record=record, clock=VirtualClock())
         for i in range(3):
             engine.add_request([3, 4, 5, i], greedy(6))
-        drain(engine)
+        while engine.has_work:
+            engine.step()
+            seen = [engine.trace for _ in range(3)] if record is True else []
+            assert all(trace.end.end == ("max_steps" if engine.has_work else "drained") for trace in seen)
         assert not path.exists() or record is True
         engine.close()
         traces.append(read_trace(path) if record is path else engine.trace)
@@ -204,22 +216,6 @@ def test_closing_in_mid_run(model, tmp_path):
         engine.step()
         engine.close()
     assert read_trace(tmp_path / "run.jsonl").end.end == "max_steps"
-
-
-def test_reading_the_trace_changes_nothing(model):
-    """However often it is read in the middle of a run, the run and its trace are those of one not read."""
-    traces = []
-    for looks in (0, 3):
-        engine = Engine(model, num_blocks=20, block_size=4, record=True, clock=VirtualClock())
-        for i in range(3):
-            engine.add_request([3, 4, 5, i], greedy(6))
-        while engine.has_work:
-            engine.step()
-            seen = [engine.trace for _ in range(looks)]
-            assert all(trace.end.end == ("max_steps" if engine.has_work else "drained") for trace in seen)
-        assert not looks or len(seen[0].steps) == len(engine.trace.steps)
-        traces.append(engine.trace)
-    assert [line.to_json() for line in traces[0].lines()] == [line.to_json() for line in traces[1].lines()]
 
 
 def test_a_step_that_yields_several_tokens(model):
@@ -241,6 +237,18 @@ def test_a_step_that_yields_several_tokens(model):
     assert engine.trace.steps[0].new_tokens == {"a": [7, 8, 9], "b": [7, 8]}
 
 
+def test_several_tokens_are_accepted_up_to_a_stop_string():
+    engine = scripted_engine({})
+    engine.add_request("hi", greedy(9, stop="b", logprobs=0), request_id="a")
+    tokens, request = engine.tokenizer.encode("abc"), engine.requests["a"]
+    logits = torch.arange(3 * 257.0).reshape(3, 257) ** 2 / 1e5
+    accepted = engine.output_processor.process([(request, tokens, logits)])
+    assert accepted == ({"a": tokens[:2]}, {"a": "b"})
+    expected = [logits[i].log_softmax(-1)[token].item() for i, token in enumerate(tokens[:2])]
+    found = engine.output_processor.request_states["a"].logprobs
+    assert [list(row.values()) for row in found] == [[pytest.approx(logprob)] for logprob in expected]
+
+
 def test_a_step_leaves_no_gradients(model):
     model = tiny_model().requires_grad_(True)
     engine = Engine(model, num_blocks=20, block_size=4)
@@ -259,9 +267,18 @@ def test_a_stream_is_queued_at_once():
     engine = scripted_engine({})
     stream = engine.stream("hi", greedy(3), request_id="a")
     assert "a" in engine.requests
-    with pytest.raises(ValueError, match="'a' is in use"):
-        engine.stream("hi", greedy(3), request_id="a")
+    added = spy(engine.scheduler, "add")
+    for call in (engine.stream, engine.add_request):
+        with pytest.raises(ValueError, match="request id 'a' is in use"):
+            call("hi", greedy(3), request_id="a")
+    assert added == [], "a scheduler of one's own need not look"
     assert len(list(stream)) == 3
+
+
+def test_the_stream_of_an_aborted_request_says_so():
+    engine = scripted_engine({})
+    stream = engine.stream("hi", greedy(3), request_id="a")
+    assert engine.abort("a") and [delta.finish_reason for delta in stream] == ["abort"]
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -353,16 +370,6 @@ def test_requests_that_cannot_work_are_refused(prompt, params, message):
     drain(engine)
 
 
-def test_a_duplicate_id_is_refused():
-    engine = scripted_engine({})
-    engine.add_request("hi", greedy(2), request_id="a")
-    added = spy(engine.scheduler, "add")
-    with pytest.raises(ValueError, match="request id 'a' is in use"):
-        engine.add_request("hi", greedy(2), request_id="a")
-    assert added == [], "a scheduler of one's own need not look"
-    assert len(drain(engine)["a"]) == 2
-
-
 def test_text_needs_a_tokenizer(model):
     engine = Engine(model, num_blocks=8, block_size=4)
     with pytest.raises(ValueError, match="no tokenizer; give the prompt as token ids"):
@@ -412,13 +419,11 @@ def test_the_sources_of_parts_can_be_named(model):
     assert engine.trace.header.parts == {"clamp": "lab-01"}
 
 
-def test_the_pool_is_sized_by_memory_or_by_use(model):
-    """The pool has as many blocks as the bytes allow, and no more than could ever be used."""
+def test_the_pool_is_sized_by_memory(model):
+    """The pool has as many blocks as the bytes allow."""
     per_token = 2 * 2 * 2 * 6 * 8  # k and v, layers, kv heads, head_dim, bytes
     engine = Engine(model, block_size=4, kv_cache_bytes=per_token * 4 * 10 + 1)
     assert engine.scheduler.kv.num_blocks == 10
-    engine = Engine(model, block_size=4, max_num_seqs=3, max_model_len=30)
-    assert engine.scheduler.kv.num_blocks == 3 * 8
 
 
 def test_importing_the_package_does_not_import_torch():

@@ -38,6 +38,8 @@ from mini_engine.trace import VirtualClock, read_trace, replay, write_trace
 
 SEEDS = range(1400 if SOAK else 40)
 FAULTS = 8  # of a workload
+# A backend that cannot compute a request by itself.
+PADDED = {"parts": Parts(attend_backend=PaddedBackend), "enable_prefix_caching": False}
 
 
 def greedy(max_tokens=8, **kwargs):
@@ -142,7 +144,7 @@ class Run:
         model = MODELS["float32" if seed % 4 == 0 else "float64"]  # float32 on the CPU is computed by fast/
         tokenizer = byte_tokenizer()
         if seed % 5 == 1:
-            settings |= {"parts": Parts(attend_backend=PaddedBackend), "enable_prefix_caching": False}
+            settings |= PADDED
         self.engine = Engine(model, tokenizer, record=True, clock=VirtualClock(), **settings)
         self.num_points = {}  # that a call of this name has had
         self.done, self.num_faults = Counter(), faults
@@ -466,14 +468,15 @@ def ends_in_trace(engine):
 
 
 @pytest.mark.parametrize("threshold", [0, 4])
-@pytest.mark.parametrize("fast", [True, "torch", False])
-def test_a_request_whose_logits_are_nan(fast, threshold):
+@pytest.mark.parametrize("way", [True, "torch", False, PADDED])
+def test_a_request_whose_logits_are_nan(way, threshold):
     """It ends with an error that names the weight; all others have the tokens they have without it, also
     where they read a padded batch or blocks that were its own, or decode while it is read in chunks."""
     settings = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "long_prefill_token_threshold": threshold}
+    settings |= way if way is PADDED else {"fast": way}
     outcomes = []
     for weights in (tiny_model(dtype="float32", tie_word_embeddings=False), nan_model()):
-        engine = Engine(weights, num_blocks=40, block_size=4, fast=fast, record=True, **settings)
+        engine = Engine(weights, num_blocks=40, block_size=4, record=True, **settings)
         engine.add_request([7] * 20, greedy(), request_id="bad")
         for i in range(5):
             engine.add_request([1, 2, 3 + i % 4, 4] * (i + 1), greedy(6 + i), request_id=f"g{i}")
@@ -522,17 +525,6 @@ def test_a_weight_that_is_nan_is_named(name, fast):
     (delta,) = engine.step()
     assert delta.finish_reason == "error" and f"the model's {name} holds NaN" in delta.error
     assert not engine.has_work
-
-
-def test_logits_that_are_nan_on_another_backend():
-    """One that cannot compute a request by itself: the message is the same."""
-    parts = Parts(attend_backend=PaddedBackend)
-    engine = Engine(nan_model(), num_blocks=8, block_size=4, parts=parts, enable_prefix_caching=False)
-    engine.add_request([7], greedy(2), request_id="bad")
-    engine.add_request([1, 3], greedy(2), request_id="good")
-    said = drain(engine)
-    assert said["bad"][-1].error.startswith("request 'bad': its largest logit is nan; the model's embed_tok")
-    assert len(tokens_of(said["good"])) == 2
 
 
 class Brittle(OutputText):

@@ -45,28 +45,17 @@ def test_an_output_has_all_its_fields():
     assert output.outputs[0].logprobs is None
 
 
-@pytest.mark.parametrize("prompts", ["hi", ["hi"]])
-def test_one_prompt_or_a_list(prompts):
-    (output,) = llm(["hello"]).generate(prompts, greedy(5), progress=False)
-    assert output.outputs[0].text == "hello" and llm().generate([], progress=False) == []
+IDS = ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(i) for i in (1, 2, 3)])
 
 
-def test_prompts_as_token_ids():
-    """A flat list of ids is one prompt; a list of lists is several; ids and text may be mixed."""
-    front = llm(["one", "two", "three", "four"])
-    (output,) = front.generate([1, 2, 3], greedy(3), progress=False)
-    assert (output.prompt, output.prompt_token_ids, output.outputs[0].text) == (None, [1, 2, 3], "one")
-    outputs = front.generate([[1, 2], "hi", (3,)], greedy(3), progress=False)
-    assert [len(output.prompt_token_ids) for output in outputs] == [2, 2, 1]
-    assert [output.prompt for output in outputs] == [None, "hi", None]
-
-
-def test_numpy_and_tensor_prompts():
-    for prompt in (np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(1), np.int64(2), np.int64(3)]):
-        (output,) = llm().generate(prompt, greedy(2), progress=False)
-        assert output.prompt_token_ids == [1, 2, 3]
-        (output,) = llm().generate([prompt], greedy(2), progress=False)
-        assert output.prompt_token_ids == [1, 2, 3]
+@pytest.mark.parametrize("prompt", ["hi", *IDS], ids=type)
+def test_one_prompt_or_a_list(prompt):
+    """Text, or token ids of any kind: a flat list of ids is one prompt, a list of lists is several."""
+    text, token_ids = (prompt, [71, 72]) if isinstance(prompt, str) else (None, [1, 2, 3])
+    for prompts in (prompt, [prompt], [prompt, "ho"]):
+        output, *others = llm(["hello", "two"]).generate(prompts, greedy(5), progress=False)
+        assert (output.prompt, output.prompt_token_ids) == (text, token_ids)
+        assert output.outputs[0].text == "hello" and [other.prompt for other in others] in ([], ["ho"])
 
 
 def test_the_default_parameters_are_vllms():

@@ -6,6 +6,7 @@ request has alone. Drawn alike in every `make test`; `make soak` draws other and
 
 import os
 import random
+from contextlib import nullcontext
 
 import hypothesis.strategies as st
 import pytest
@@ -24,13 +25,15 @@ from hypothesis.stateful import (
 
 from labs.kit.judge import loading
 from mini_engine.block_manager import BlockManager
+from mini_engine.engine import Engine
 from mini_engine.invariants import watch
 from mini_engine.request import SamplingParams
 from mini_engine.scheduler import Scheduler
-from mini_engine.tests.helpers import VOCAB, make_request, random_workload
+from mini_engine.tests.helpers import VOCAB, alone, make_request, random_workload, record_run, tiny_model
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_conformance import FreesTooMuch, SharesToo
 from mini_engine.tests.test_invariants import KeepsFinished, ThrowsOutTheFirst
+from mini_engine.trace import VirtualClock, decisions
 
 HEADS = [[0, 1, 2, 3, 4] * 3, [0, 1, 2, 3, 1] * 3]  # prompts begin like one of these
 PROMPTS = st.builds(
@@ -324,39 +327,28 @@ def test_many_scheduler_steps(part):
 
 
 def side_by_side(model, seed):
-    """A random workload through both schedulers, with aborts; how many steps it took."""
+    """Run a random workload through both schedulers, with aborts; return the number of steps."""
     rng = random.Random(f"aborts of {seed}")
-    both, aborts = [], {rng.randint(1, 30): f"q{rng.randint(0, 9)}" for _ in range(2)}
+    runs, aborts = [], {rng.randint(1, 30): f"q{rng.randint(0, 9)}" for _ in range(2)}
     for kind in (Scheduler, model.Scheduler):
         options, arrivals = random_workload(seed)
         size, caching = options.pop("block_size"), options.pop("caching")
         pool, watermark = options.pop("num_blocks"), options.pop("watermark")
         kv = BlockManager(pool, size, enable_prefix_caching=caching, watermark=watermark)
-        both.append((kind(kv, **options), arrivals))
-    with watch(both[0][0], seed) as monitor:
-        runs = zip(*(decided(scheduler, arrivals, aborts) for scheduler, arrivals in both), strict=True)
-        for ours, theirs in runs:
-            assert ours == theirs, f"workload {seed!r}, step {monitor.step}"
-    return monitor.step
-
-
-def decided(scheduler, arrivals, aborts):
-    """Yield a scheduler's decisions in each step of a workload. The tokens follow from what is known."""
-    left, step = list(arrivals), 0
-    while left or scheduler.has_work:
-        while left and left[0][0] <= step:
-            scheduler.add(left.pop(0)[1])
-        if step in aborts:
-            scheduler.abort(aborts[step])
-        if scheduler.has_work:
-            scheduled = scheduler.schedule()
-            rows = [r for r in scheduler.running if r.num_new_tokens == scheduled.get(r.request_id)]
-            sampled = {r.request_id: [(r.num_tokens * 7 + r.arrival) % VOCAB] for r in rows}
-            finished = scheduler.update(scheduled, sampled)
-            ended = [(r.request_id, r.finish_reason, r.output_token_ids) for r in finished]
-            yield list(scheduled.items()), ended, scheduler.kv.num_free_blocks
-        step += 1
-        assert step < 5000, "no end"
+        scheduler = kind(kv, **options)
+        vars(scheduler).update(options)  # the Recorder reads them, and the oracle keeps them elsewhere
+        with watch(scheduler, seed) if kind is Scheduler else nullcontext():
+            trace = record_run(
+                scheduler,
+                arrivals,
+                token=lambda request: (request.num_tokens * 7 + request.arrival) % VOCAB,
+                before=lambda recorder: recorder.abort(aborts.get(recorder.step, "")),
+                clock=VirtualClock(),
+            )
+        runs.append([(decisions(record), record.num_free_blocks) for record in trace.steps])
+    for step, (ours, theirs) in enumerate(zip(*runs, strict=True)):
+        assert ours == theirs, f"workload {seed!r}, step {step}"
+    return len(runs[0])
 
 
 # ---------------------------------------------------------------------------------- the engine
@@ -366,6 +358,7 @@ FEW = [
     HEADS[0][:n] + tail for n, tail in [(0, [3]), (3, [1]), (4, [2]), (8, [0, 0]), (9, [4]), (5, [1, 2, 3])]
 ]
 FEW.append(HEADS[1][:9])
+MODEL = tiny_model(vocab_size=VOCAB)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -385,10 +378,8 @@ class EngineMachine(RuleBasedStateMachine):
         fast=st.sampled_from([True, False]),
     )
     def start(self, num_blocks, block_size, budget, slots, caching, policy, threshold, fast):
-        from mini_engine.engine import Engine
-
         self.engine = Engine(
-            the_model(),
+            MODEL,
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_batched_tokens=budget,
@@ -455,7 +446,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert set(self.engine.requests) == live == set(self.monitor.known)
         for request in self.requests.values():
             outputs = request.output_token_ids
-            expected = expected_outputs(tuple(request.prompt_token_ids), request.sampling_params)
+            expected = alone(MODEL, request.prompt_token_ids, request.sampling_params)
             assert outputs == expected[: len(outputs)], request
             if request.finish_reason == "length":
                 assert outputs == expected
@@ -471,23 +462,6 @@ class EngineMachine(RuleBasedStateMachine):
             assert not self.engine.sampler._generators
             count("engine steps", self.monitor.step)
             self.watching.__exit__(None, None, None)
-
-
-_model = []
-
-
-def the_model():
-    from mini_engine.tests.helpers import tiny_model
-
-    if not _model:
-        _model.append(tiny_model(vocab_size=VOCAB))
-    return _model[0]
-
-
-def expected_outputs(prompt, sampling):
-    from mini_engine.tests.helpers import alone
-
-    return alone(the_model(), prompt, sampling)
 
 
 def test_engine():

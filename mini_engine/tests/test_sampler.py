@@ -50,55 +50,43 @@ def test_greedy_takes_the_best_and_the_first_of_equals():
     assert sampler._generators == {}, "greedy needs no randomness"
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_temperature(temperature):
-    assert_distributed(draw(3000, temperature=temperature), probabilities(LOGITS, temperature))
+ALL = set(range(len(LOGITS)))
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"temperature": 0.5}, ALL),
+        ({}, ALL),
+        ({"temperature": 2.0}, ALL),
+        ({"top_k": 3}, {0, 1, 2}),
+        ({"top_p": 0.7}, {0, 1}),  # the smallest set that reaches it
+        ({"min_p": 0.2}, {0, 1, 2}),
+        ({"top_k": 3, "top_p": 0.9}, {0, 1, 2}),  # of the 3 that are left, all are needed to reach 0.9
+        ({"top_p": 0.7, "temperature": 4.0}, {0, 1, 2, 3}),  # the temperature comes before the limits
+        ({"min_p": 0.2, "temperature": 4.0}, ALL),
+    ],
+)
+def test_the_distribution(params, kept):
+    """The tokens that the limits keep are drawn as often as their probabilities say, and no others."""
+    probs = probabilities(LOGITS, params.get("temperature", 1.0))
+    assert_distributed(draw(3000, **params), renormalized(probs, kept))
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)])
+def test_the_best_token_always_stays(name, value):
+    assert draw(50, **{name: value})[0] == 50
+
+
+def test_limits_that_are_just_met():
+    assert draw(300, top_k=100) == draw(300), "more than there are is no limit"
+    assert draw(50, [0.0, 0.0], top_p=0.5) == [50, 0], "half is reached by the first"
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-300])
 def test_a_tiny_temperature_is_greedy(temperature):
     """No overflow on the way: the best token, always."""
     assert draw(20, [-5.0, 80.0, 79.0, 30.0], temperature=temperature) == [0, 20, 0, 0]
-
-
-def test_top_k():
-    probs = probabilities(LOGITS)
-    assert_distributed(draw(3000, top_k=3), renormalized(probs, {0, 1, 2}))
-    assert draw(50, top_k=1)[0] == 50
-    assert draw(300, top_k=100) == draw(300), "more than there are is no limit"
-
-
-def test_top_p():
-    """The smallest set that reaches top_p; the best token always stays."""
-    probs = probabilities(LOGITS)
-    assert probs[0] < 0.7 < probs[0] + probs[1]
-    assert_distributed(draw(3000, top_p=0.7), renormalized(probs, {0, 1}))
-    assert draw(50, top_p=1e-9)[0] == 50
-    assert draw(50, [0.0, 0.0], top_p=0.5) == [50, 0], "half is reached by the first"
-
-
-def test_min_p():
-    """Tokens less likely than min_p times the best are dropped."""
-    probs = probabilities(LOGITS)
-    keep = {i for i, p in enumerate(probs) if p >= 0.2 * probs[0]}
-    assert keep == {0, 1, 2}
-    assert_distributed(draw(3000, min_p=0.2), renormalized(probs, keep))
-    assert draw(50, min_p=1.0)[0] == 50
-
-
-def test_top_k_comes_before_top_p():
-    """top_p is reached among what top_k has left: of 3 tokens 0.9 is reached later than of 6."""
-    probs = renormalized(probabilities(LOGITS), {0, 1, 2})
-    assert probs[0] + probs[1] < 0.9
-    assert_distributed(draw(3000, top_k=3, top_p=0.9), probs)
-
-
-def test_the_temperature_comes_before_the_limits():
-    """Hot, more tokens are needed to reach top_p, and more are close enough for min_p."""
-    hot = probabilities(LOGITS, 4.0)
-    assert sum(hot[:3]) < 0.7 < sum(hot[:4])
-    assert_distributed(draw(3000, top_p=0.7, temperature=4.0), renormalized(hot, {0, 1, 2, 3}))
-    assert draw(500, min_p=0.2, temperature=4.0)[5] > 0
 
 
 def test_the_order_of_the_vocabulary_plays_no_part():

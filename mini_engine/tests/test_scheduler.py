@@ -124,15 +124,6 @@ def test_the_head_of_the_queue_blocks():
     engine.run()
 
 
-def test_a_waiter_with_computed_tokens_schedules_what_is_left():
-    """The cached prefix is not paid for out of the budget."""
-    engine = SlotEngine(max_num_batched_tokens=8)
-    prompt = [1, 2, 3, 4] * 3
-    engine.add(make_request("a", prompt, 1)).run()
-    engine.add(make_request("b", [*prompt, 2], 1), make_request("c", [0] * 9, 1))
-    assert engine.step() == {"b": 1, "c": 7}
-
-
 # -------------------------------------------------------------------- several tokens, and their end
 
 
