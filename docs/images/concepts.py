@@ -28,7 +28,7 @@ def step_cost() -> Any:
     cost = CostModel()
     tokens = [2**n for n in range(13)]
     time = [cost.step_time(StepLoad(1, n, n)) for n in tokens]
-    axes = style.panels(None, 1, 2, 2.6, gridspec_kw={"wspace": 0.28})
+    axes = style.panels(1, 2, 2.6, gridspec_kw={"wspace": 0.28})
     each = [t / n for t, n in zip(time, tokens, strict=True)]
     panels = (time, "a step takes (ms)", [8, 30, 100, 300]), (each, "a token costs (ms)", [0.1, 1, 8])
     for ax, (values, label, ticks) in zip(axes, panels, strict=True):
@@ -62,7 +62,7 @@ def two_counters() -> Any:
             known.append(view.num_prompt_tokens + view.num_output_tokens + new)
             computed.append(view.num_computed_tokens + view.num_scheduled)
             out += [record.step] if view.state in ("preempted", "waiting") else []
-    ax = style.one_panel(None, 2.8)
+    (ax,) = style.panels(1, 1, 2.8)
     style.frame(ax, xlabel="engine step", ylabel="tokens")
     ax.step(steps, known, where="mid", color=style.VERMILLION, lw=2, label="num_tokens")
     ax.step(steps, computed, where="mid", color=style.BLUE, lw=2, label="num_computed_tokens")
@@ -80,7 +80,7 @@ def swap_or_recompute() -> Any:
     tokens = list(range(0, 4001, 250))
     swap = [2 * n * 128 * 1024 / 25e9 * 1e3 for n in tokens]
     recompute = [n * CostModel().per_token for n in tokens]
-    ax = style.one_panel(None, 2.6)
+    (ax,) = style.panels(1, 1, 2.6)
     style.frame(ax, xlabel="tokens of the victim", ylabel="ms")
     ax.plot(tokens, recompute, color=style.VERMILLION, lw=2, label="recompute, 0.08 ms a token")
     ax.plot(tokens, swap, color=style.BLUE, lw=2, label="swap, 128 KiB a token, out and in at 25 GB/s")
@@ -102,7 +102,7 @@ def metrics() -> Any:
     found = request_metrics(trace)[name]
     queued = next(e.t for r in trace.steps for e in r.events if e.type == "QUEUED" and e.id == name)
     times = [record.t_end - queued for record in trace.steps if name in record.new_tokens]
-    ax = style.one_panel(None, 1.9)
+    (ax,) = style.panels(1, 1, 1.9)
     ax.set(xlim=(-0.03 * times[-1], times[-1] * 1.04), ylim=(-1.5, 1.5), yticks=[])
     ax.spines[["left", "right", "top"]].set_visible(False)
     ax.set_xlabel("ms since the request arrived", fontsize=9, color=style.INK)

@@ -31,11 +31,11 @@ DASH, DOT = (0, (4, 1.5)), (0, (1, 1.2))
 WIDTH = 7.5  # inches: a notebook's column, a printed page
 
 
-def panels(rows: int, columns: int, height: float, **options: Any) -> list[Axes]:
-    """Return, row by row, the axes of a new figure of WIDTH by `height` inches."""
+def panels(rows: int, columns: int, height: float, width: float = WIDTH, **options: Any) -> list[Axes]:
+    """Return, row by row, the axes of a new figure of `width` by `height` inches."""
     import matplotlib.pyplot as plt
 
-    size: Data = {"figsize": (WIDTH, height), "layout": "constrained"}
+    size: Data = {"figsize": (width, height), "layout": "constrained"}
     return list(plt.subplots(rows, columns, squeeze=False, **size, **options)[1].flat)
 
 

@@ -13,7 +13,7 @@ def png(summary: Summary) -> bytes:
     from matplotlib.ticker import MaxNLocator
 
     missed = summary.missed[:MANY]
-    left, right = panels(None, 1, 2, 1.3 + 0.2 * MANY, width=9.5, width_ratios=(1, 1))
+    left, right = panels(1, 2, 1.3 + 0.2 * MANY, width=9.5, width_ratios=(1, 1))
     edges = [100 * number / BINS for number in range(BINS)]
     left.bar(edges, summary.bins, width=100 / BINS * 0.92, align="edge", color=BLUE)
     if summary.points and summary.rows:
