@@ -888,7 +888,7 @@ def log_of(*operations, num_blocks=4, error="") -> Any:
 OPERATIONS = (
     ("admit", ["a", 9], True, {"a": 3}),
     ("admit", ["b", 5], False, {"a": 3}),
-    ("grow", ["a"], True, {"a": 4}),
+    ("decode", ["a"], 4, {"a": 4}),
     ("free", ["a"], None, {"a": 0}),
 )
 
@@ -905,6 +905,7 @@ def test_an_operation_log_is_played_operation_by_operation(open_player):
     ]
     page.locator(".calls-card .row").nth(2).click()
     assert page.evaluate("player.step") == 2
+    assert "a asks for room for one more token, and there is room." in page.locator(".op-card").inner_text()
     assert page.locator(".calls-card .row[aria-current=step] .number").text_content() == "2"
     assert page.locator(".tables-card .row").first.get_attribute("title") == "a: 4 blocks, +1"
     assert page.get_by_role("button", name="a: 4 blocks, +1", exact=True).count() == 1
@@ -919,7 +920,7 @@ def test_an_operation_log_is_played_operation_by_operation(open_player):
 
 def test_two_operation_logs_stop_at_the_first_difference(open_player):
     """The first operation from equal state with another effect; and the error that ends one log."""
-    ours = log_of(*OPERATIONS[:2], ("grow", ["a"], True, {"a": 3}), error="AssertionError: room for 12")
+    ours = log_of(*OPERATIONS[:2], ("decode", ["a"], 4, {"a": 3}), error="AssertionError: room for 12")
     page = open_player(ours, log_of(*OPERATIONS), names=("yours", "reference"))
     assert page.evaluate(DIVERGENCES) == [[2, True, False, []], [3, False, True, []]]
     page.keyboard.press("n")

@@ -78,6 +78,7 @@ class Texts(Ledger):
             "num_free_blocks": kv.num_free_blocks,
             "num_cached_blocks": kv.num_cached_blocks,
             "lengths": lengths,
+            "num_computed_tokens": {name: self.requests[name].num_computed_tokens for name in lengths},
             "shared": sum(lengths.values()) - len(held),
         }
 

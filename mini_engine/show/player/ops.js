@@ -67,11 +67,11 @@ function opSentences(run, index) {
   const before = run.observed(index - 1), after = run.observed(index), id = String(who ?? "");
   const ids = run.lives.has(id) ? [id] : [];
   const lines = [{ kind: "call", ids, text: `${callOf(run.steps[index].op, true)} returned ${inPython(returned)}.` }];
-  const done = Array.isArray(returned) ? returned[0] : returned;
-  const what = { admit: `${id} asks to be admitted`, grow: `${id} asks for room for one more token`, token: `${id} asks for room for one more token`, preempt: `${id} is preempted and asks to be admitted again`, free: `${id} frees its blocks` }[name];
-  if (what && name !== "free" && done === false) lines.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
-  else if (what && done === true) lines.push({ kind: "admit", ids, text: `${what}, and there is room.` });
-  if (Array.isArray(returned) && Number.isInteger(returned[1]) && returned[1]) lines.push({ kind: "admit", ids, text: `The prefix cache had ${count(returned[1], "token")} of it.` });
+  const what = { admit: `${id} asks to be admitted`, admit_again: `${id} asks to be admitted again`, admit_all: `${id} asks to be admitted`, decode: `${id} asks for room for one more token`, compute: `${id} asks for room for its next chunk`, allocate: `${id} asks for room` }[name];
+  if (what && returned === false) lines.push({ kind: "wait", ids, text: `${what}, and is refused: nothing may change.` });
+  else if (what && (returned === true || Number.isInteger(returned))) lines.push({ kind: "admit", ids, text: `${what}, and there is room.` });
+  const found = name.startsWith("admit") && returned === true && after.num_computed_tokens?.[id];
+  if (found) lines.push({ kind: "admit", ids, text: `The prefix cache had ${count(found, "token")} of it.` });
   for (const one of new Set([...Object.keys(before.lengths), ...Object.keys(after.lengths)])) {
     const [was, is] = [before.lengths[one] ?? 0, after.lengths[one] ?? 0];
     if (was === is) continue;
