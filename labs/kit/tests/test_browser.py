@@ -99,7 +99,9 @@ def test_it_ships_the_student_edition_and_loads_little(pages):
     with zipfile.ZipFile(pages / "app" / "course.zip") as archive:
         ours = [name for name in archive.namelist() if not name.startswith("site/")]
         assert not [
-            name for name in ours if re.search(r"solution\.py|mistakes\.toml|/author/|/grader/|/tests/", name)
+            name
+            for name in ours
+            if re.search(r"solution\.py|mistakes\.toml|kit/author/|/grader/|/tests/", name)
         ]
         texts = {name: archive.read(name).decode("utf-8") for name in ours if name.endswith((".py", ".toml"))}
     texts |= {p.name: p.read_text("utf-8") for p in pages.rglob("*") if p.suffix in (".txt", ".json")}

@@ -6,7 +6,8 @@ No module here imports torch: the pages in a browser load them.
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from dis import get_instructions
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from labs.kit.toys.scripts import Skip
@@ -31,19 +32,23 @@ class Play:
         return self.requests[name]
 
     def names_that_need_torch(self) -> list[str]:
-        """Return the global names of the part's file that are torch's, or a module's that imports torch."""
+        """Return the names that the part's functions take from the top of the file, and the file from torch.
+
+        A module that imports torch counts as torch. One task among another file's names uses none of them.
+        """
 
         def home(value: Any) -> str:
             module = isinstance(value, ModuleType)
             return (value.__name__ if module else getattr(value, "__module__", None)) or ""
 
-        found = vars(self.part).items() if hasattr(self.part, "__source__") else ()
-        homes = {name: home(value) for name, value in found}
+        own = vars(self.part)
+        homes = {name: home(value) for name, value in own.items()} if "__source__" in own else {}
         is_torch = {one: one.partition(".")[0] == "torch" for one in homes.values()}
+        used = {name for code in codes_of(own.values(), own) for name in global_names(code)}
         return sorted(
             name
             for name, one in homes.items()
-            if is_torch[one] or "torch" in vars(sys.modules.get(one, object))
+            if name in used and (is_torch[one] or "torch" in vars(sys.modules.get(one, object)))
         )
 
     @contextmanager
@@ -68,6 +73,23 @@ class Play:
         ]
         self.changed = []
         return changed
+
+
+def codes_of(values: Iterable[Any], home: dict[str, Any]) -> Iterator[CodeType]:
+    """Yield the code of the functions that were defined in a module, `home`, and of what they contain."""
+    for value in values:
+        if isinstance(value, CodeType):
+            yield value
+            yield from codes_of(value.co_consts, home)
+        elif isinstance(value, FunctionType) and value.__globals__ is home:
+            yield from codes_of([value.__code__], home)
+        elif isinstance(value, type) and value.__module__ == home["__name__"]:
+            yield from codes_of(vars(value).values(), home)
+
+
+def global_names(code: CodeType) -> set[str]:
+    """Return the global names that a code reads; a name that it imports itself is its own."""
+    return {str(one.argval) for one in get_instructions(code) if one.opname == "LOAD_GLOBAL"}
 
 
 def plain(value: Any) -> Any:
