@@ -51,8 +51,8 @@ test-fast: $(VENV)/installed
 	@$(PYTEST) mini_engine $(wildcard labs/lab-*) $(SLOW:%=--ignore=%)
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
-SOAKING = $(patsubst %,mini_engine/tests/test_%.py,faults machines oracle_engine oracle_model fast input_errors) \
-	$(patsubst %,labs/kit/tests/test_%.py,random_scripts grader_honest browser)
+SOAKING = $(patsubst %,mini_engine/tests/test_%.py,bench faults fast input_errors machines oracle_engine oracle_model) \
+	$(patsubst %,labs/kit/tests/test_%.py,browser edition grader_gradescope grader_honest random_scripts)
 
 soak: $(VENV)/installed
 	@$(BIN)/python -m mini_engine.tests.soak

@@ -268,6 +268,7 @@ def test_a_process_that_has_died_has_failed(tmp_path):
                 processes.serve(OURS, LOAD)
 
 
+@pytest.mark.soak
 def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
     pytest.importorskip("transformers", reason="the peer that needs no environment of its own")
     against = ["transformers/3", "transformers/batch", "mini-engine/static"]

@@ -49,7 +49,6 @@ def verdicts(command, cwd=ROOT):
 
 QUICK = {  # the mistake that make test tries of a lab; all of them take minutes
     "lab-01": "waiting-first",
-    "lab-02": "asking-advances",
     "lab-06": "own-hits-are-the-reserve",
 }
 # A page's Python may go less deep: far enough for a function that calls itself once a request.

@@ -232,6 +232,7 @@ def test_the_classroom_workflow_grades_what_it_clones(tmp_path):
 # ------------------------------------------------------------------------------------------------- the guide
 
 
+@pytest.mark.soak
 def test_what_the_guide_shows_is_what_its_commands_print(tmp_path):
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     programs = tmp_path / "programs"

@@ -20,6 +20,7 @@ class Ledger(Play):
     def __init__(self, part: Any, kv: Any):
         super().__init__(part)
         self.kv, self.size = kv, kv.block_size
+        self.strangers: dict[str, Request] = {}  # other objects with the ids of the requests
         self.names: dict[int, int] = {}  # of the blocks that are held: id in the pool, and name here
 
     # ------------------------------------------------------------------------------------- calls
@@ -165,7 +166,9 @@ class Ledger(Play):
 
     def table(self, name: str) -> list[int]:
         """The blocks of a request; another object with its id is the same request."""
-        table: list[int] = self.kv.block_table(make_request(name, 3))
+        if name not in self.strangers:
+            self.strangers[name] = make_request(name, 3)
+        table: list[int] = self.kv.block_table(self.strangers[name])
         return table
 
     def holder(self, name: str) -> Request:

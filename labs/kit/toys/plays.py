@@ -13,6 +13,8 @@ from typing import Any
 from labs.kit.toys.scripts import Skip
 from mini_engine.request import Request
 
+SCALARS = {int, str, bool, float, type(None)}
+
 
 class Play:
     """The state of a script that is being played on `part`; a lab's Play adds the calls of its scripts."""
@@ -94,8 +96,12 @@ def global_names(code: CodeType) -> set[str]:
 
 def plain(value: Any) -> Any:
     """Return a copy that can be compared: of tensors the numbers, of requests the fields."""
+    if type(value) in SCALARS:
+        return value
+    if type(value) is list and SCALARS.issuperset(map(type, value)):  # token ids, mostly: often and long
+        return value[:]
     if isinstance(value, Request):
-        return {name: plain(one) for name, one in vars(value).items()}
+        return {name: one if type(one) in SCALARS else plain(one) for name, one in vars(value).items()}
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -190,6 +190,7 @@ class Play(Texts):
                 call = parent, tuple(request.token_ids(end - self.size, end))
                 self.to_ask.add(call)
                 parent = repr(call).encode()
+        self.came.clear()
         blocks = getattr(self.kv, "blocks", None)  # of a class that keeps them as the starter's does
         names = {getattr(block, "hash", None) for block in blocks} if isinstance(blocks, list) else set()
         others = names - {None} - {repr(call).encode() for call in self.to_ask}
