@@ -172,7 +172,7 @@ def test_the_unpacked_weights_are_dropped_with_the_model():
 
 @pytest.mark.parametrize(("fast", "kind"), [(True, FastBackend), (False, PagedBackend)])
 def test_two_passes_are_as_fast_and_the_trace_does_not_say_which(fast, kind):
-    """What the engine is compared with computes its products and its attention the same way."""
+    """The two-pass baseline computes products and attention in the engine's way, fast or simple."""
     small = tiny_model(dtype="float32")
     engine = Engine(small, parts=Parts(attend_backend=TwoPassBackend), fast=fast)
     assert type(engine.backend.paged) is kind

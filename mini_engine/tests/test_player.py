@@ -553,7 +553,7 @@ def test_hostile_ids_stay_text(open_player):
 
 
 def test_a_broken_trace_is_reported_on_the_page(open_player):
-    """As a sentence that a screen reader reads at once, not as an empty page."""
+    """A sentence that a screen reader reads at once, not an empty page."""
     trace = ready_setup()
     trace.steps[3].scheduled = {"unknown": 1}
     page = open_player(trace)

@@ -355,7 +355,7 @@ def test_first_difference_finds_the_step(change):
     ],
 )
 def test_times_block_ids_and_reasons_do_not_count(change):
-    """Of a run and its repetition, either."""
+    """A comparison ignores them, and changes no record."""
     trace = play(*random_workload(1)).trace
     other = play(*random_workload(1)).trace
     change(other.steps[0])

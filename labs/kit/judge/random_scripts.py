@@ -41,7 +41,7 @@ class Step:
 
     @cached_property
     def row(self) -> str:
-        """As `digest` has it, of the model's own step."""
+        """Return the row of a step that is the oracle's own."""
         return row(self, self)
 
 

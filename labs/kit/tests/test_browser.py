@@ -33,7 +33,7 @@ SAME = ("started", "problem", "done", "tasks", "next", "name", "fingerprints")
 
 @pytest.fixture(scope="module")
 def course(pages, tmp_path_factory):
-    """What the pages' Python has, for a Python of this machine."""
+    """The pages' Python files, for a Python of this machine."""
     folder = tmp_path_factory.mktemp("course")
     with zipfile.ZipFile(pages / "app" / "course.zip") as archive:
         archive.extractall(folder, [name for name in archive.namelist() if not name.startswith("site/")])

@@ -36,7 +36,7 @@ def prose(text: str) -> str:
 
 @cache
 def anchors(path: str) -> set[str]:
-    """What headings of a page can be linked to by, as forges and the book name them."""
+    """Return the anchors of a page's headings, as forges and the book name them."""
     found = re.findall(r"^#{1,4} (.+)$", prose((ROOT / path).read_text("utf-8")), re.M)
     plain = (re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", heading) for heading in found)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}

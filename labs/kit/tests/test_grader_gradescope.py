@@ -50,7 +50,7 @@ def run(line, folder, programs=None, **variables):
 
 
 def unpacked(upload, folder):
-    """As unzip does it: what may be run stays so."""
+    """Unpack like unzip: executable files stay executable."""
     with zipfile.ZipFile(upload) as archive:
         for entry in archive.infolist():
             os.chmod(archive.extract(entry, folder), entry.external_attr >> 16 & 0o777)

@@ -1,4 +1,4 @@
-"""What lateness costs, and where the times come from."""
+"""The cost of lateness, and the source of the times."""
 
 import json
 from datetime import UTC, datetime
