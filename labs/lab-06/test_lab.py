@@ -1,6 +1,8 @@
 """lab-06's tests. LAB_IMPL chooses what they judge: solution (default), starter or engine."""
 
 import builtins
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -97,9 +99,11 @@ def test_hash_is_the_same_in_every_run(lab, monkeypatch):
             return any(map(differs, value)) if isinstance(value, tuple) else isinstance(value, bytes | str)
 
         monkeypatch.setattr(builtins, "hash", lambda value: real(value) + number * differs(value))
-        anew = {"__name__": f"run_{number}", "hash_block": lab.hash_block}
-        exec(getattr(lab, "__source__", ""), anew)
-        return anew["hash_block"](b"parent", (5, 6))
+        anew = ModuleType(f"run_{number}")
+        anew.hash_block = lab.hash_block
+        monkeypatch.setitem(sys.modules, anew.__name__, anew)  # where a dataclass looks for its module
+        exec(getattr(lab, "__source__", ""), vars(anew))
+        return anew.hash_block(b"parent", (5, 6))
 
     real = hash
     names = [in_run(1), in_run(2)]
