@@ -50,8 +50,9 @@ class Examination(matrix.Matrix):
         random_scripts.only = None
         wrong = [name for name in suspects if any(not result.passed for result in status.alone.get(name, ()))]
         if len(self.together(wrong)) == 1 and not status.unwritten:  # the whole file shows the same
+            whole = {result.test: result for result in status.results}
             for name in wrong:
-                del status.alone[name]
+                status.alone[name] = [r if r.passed else whole[r.test] for r in status.alone[name]]
         elif wrong:
             again = {matrix.RANDOM_SCRIPTS} if quick else set()
             ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})

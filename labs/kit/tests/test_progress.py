@@ -137,7 +137,10 @@ def test_a_task_runs_alone_only_where_that_can_change_the_verdict():
     failing = {own, "test_random_scripts"}
     one = Played(failing, {TAKE: failing})
     assert dict(one.runs) == {YOURS: len(lab.tests)} | {task.name: 1 for task in lab.tasks} | {TAKE: 2}
-    assert one.status.wrong == [lab.task(TAKE)] and TAKE not in one.status.alone
+    take = lab.task(TAKE)
+    assert one.status.wrong == [take] and one.status.judged(take) == one.status.of(take, one.status.results)
+    for task in (task for task in lab.tasks if task != take):
+        assert one.status.passed(task) == len(task.tests) and one.status.waits_for(task) == take
     two = Played(failing, {TAKE: failing, FIND: {"test_random_scripts"}})
     for name in (TAKE, FIND):
         assert {result.test for result in two.status.alone[name]} == {*lab.task(name).tests}
@@ -162,7 +165,7 @@ def test_of_a_class_left_whole_one_run_serves_all_tasks():
     failing, first = {own, "test_random_scripts"}, methods[0].name
     one = Played(failing, {first: failing}, left_whole=["BlockManager"])
     assert one.runs == [(YOURS, len(lab.tests)), *((name, 1) for name in others), (first, 2)]
-    assert [task.name for task in one.status.wrong] == [TAKE] and not {TAKE, first} & {*one.status.alone}
+    assert [task.name for task in one.status.wrong] == [TAKE]
     two = Played(failing, {first: failing, others[0]: {"test_random_scripts"}}, left_whole=["BlockManager"])
     assert {name for name, _ in two.runs} == {YOURS, *others, first}
     for task in methods:
