@@ -13,7 +13,7 @@ from _pytest._code.code import (
 )
 
 from labs.kit.judge import loading
-from labs.kit.judge.guard import PrintFlood, TimeUp
+from labs.kit.judge.guard import PrintFlood, TimeUp, late
 from labs.kit.judge.manifest import Lab
 from labs.kit.judge.pristine import NOT_WRITTEN
 
@@ -38,7 +38,7 @@ def in_words(lab: Lab, error: BaseException, seconds: float | None = None) -> li
     if isinstance(error, TimeUp):
         line = loading.line_in_starter(error)
         where = f" It was in starter.py, line {line}." if line else ""
-        return [f"{lab.id}: no answer within {seconds or lab.timeout:g} s: a loop that never ends?{where}"]
+        return [f"{lab.id}: {late(error, seconds or lab.timeout)}{where}"]
     if isinstance(error, PrintFlood):
         return [f"{lab.id}: {error} in one step; print less, for example a line a step"]
     return []

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import monotonic, process_time  # the code under test may replace time.monotonic
 from types import CodeType
@@ -22,7 +22,10 @@ from typing import Any, NoReturn, TextIO
 from labs.kit.toys.driver import PULSE
 
 FLOOD = 20_000  # characters printed in one step of a test
-BUSY = 4  # times its seconds that a block may take on a busy machine
+# Times its seconds that a block may wait without computing. A browser does not tell that from a busy machine.
+WAIT = 10 if sys.platform == "emscripten" else 4
+HELD = 5.0  # seconds more, after which a call that holds the interpreter ends with its process
+LOOK = 1.0  # at most so many seconds between two looks at a block
 PAUSE = 0.005  # seconds between two looks at the clock; a longer time was not spent computing
 
 last_words = 2  # the file descriptor for the traceback of a process that is ended; pytest redirects 2
@@ -36,18 +39,32 @@ _looked, _worked = 0.0, 0.0  # the last look at the clock, and the computing tim
 
 
 class TimeUp(BaseException):
-    """The code did not end in time."""
+    """The code computed for too long."""
+
+    why = "no answer within {:g} s of computing: a loop that never ends?"
+
+
+class TimeUpWaiting(TimeUp):
+    """The code waited for too long."""
+
+    why = "no answer within {:g} s, and it waits without computing: a sleep, a lock, or input?"
 
 
 class PrintFlood(BaseException):
     """The code printed too much."""
 
 
-def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Raise TimeUp in this thread if the block computes, or sleeps, for longer than `seconds`.
+def late(error: TimeUp, seconds: float) -> str:
+    """Return why a block with this limit was ended, in one sentence for the learner."""
+    return error.why.format(seconds * (WAIT if isinstance(error, TimeUpWaiting) else 1))
 
-    Processor time counts, so that nothing fails because the machine is busy. A block that not even TimeUp
-    ends (a call inside C that holds the interpreter) ends the process, and a traceback shows where it was.
+
+def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Raise TimeUp in this thread if the block computes for longer than `seconds`.
+
+    Processor time counts, so that nothing fails because the machine is busy. A block that sleeps, or waits
+    for a lock, for WAIT times as long gets a TimeUpWaiting. One that not even this ends (a call inside C that
+    holds the interpreter) ends the process, and a traceback shows where it was.
     """
     if sys.platform == "emscripten":  # a browser's Python starts no thread
         return _looking_at_the_clock(seconds)
@@ -57,33 +74,71 @@ def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
     return manager
 
 
+class _Spent:
+    """The seconds that a block has computed, and those that its thread has waited without being kept waiting.
+
+    A thread that is ready to run, and does not because the machine is busy, does not wait. Linux counts that
+    time. Elsewhere a thread that computes at all is taken to have been ready for the rest of the time.
+    """
+
+    def __init__(self) -> None:
+        self.file = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self.computed = self.waited = self.late = self.slow = 0.0
+        self.began, self.used, self.starved = monotonic(), process_time(), self._starved()
+        self.looked = self.began
+
+    def look(self, planned: float) -> None:
+        """Bring both up to date. What passed beyond the planned seconds, this process was kept waiting."""
+        now, computed, starved = monotonic(), process_time() - self.used, self._starved()
+        passed = now - self.looked
+        self.late += max(0.0, passed - planned)
+        if computed - self.computed > passed / 50:
+            self.slow += passed - (computed - self.computed)
+        kept_waiting = self.slow if self.starved is None or starved is None else starved - self.starved
+        self.computed, self.looked = computed, now
+        self.waited = now - self.began - computed - kept_waiting - self.late
+
+    def _starved(self) -> float | None:
+        try:
+            with open(self.file) as file:
+                ran, ready, _ = map(int, file.read().split())
+        except (OSError, ValueError):
+            return None
+        return ready / 1e9 if ran else None
+
+
 @contextlib.contextmanager
 def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
     thread_id = threading.get_ident()
     done, lock = threading.Event(), threading.Lock()
-    began, computed, can_wake = monotonic(), process_time(), _can_wake()
-
-    def in_time() -> bool:
-        passed, worked = monotonic() - began, process_time() - computed
-        return _no_limit or (worked < seconds and worked > passed / 20 and passed < BUSY * seconds)
+    spent, can_wake = _Spent(), _can_wake()
+    last_resort: list[Callable[[], None]] = []
 
     def watch() -> None:
-        wait = seconds
+        wait = min(seconds, LOOK)
+        error: type[TimeUp] | None = None
         while not done.wait(wait):
-            if in_time():
-                wait = 0.1
+            spent.look(wait)
+            in_time = spent.computed < seconds and spent.waited < WAIT * seconds
+            if _no_limit or (in_time and not error):
+                with lock:
+                    if last_resort and not (done.is_set() or _no_limit):
+                        last_resort[0]()  # put off: this thread runs, so nothing holds the interpreter
+                wait = max(0.02, min(seconds - spent.computed, LOOK))
                 continue
+            error = error or (TimeUp if spent.computed >= seconds else TimeUpWaiting)
             with lock:
                 if block[0].gi_frame is None:  # TimeUp came while the block began or ended: it is over
                     return
                 if not done.is_set():
-                    _raise_in(thread_id, TimeUp)
+                    _raise_in(thread_id, error)
                     if can_wake:  # to interrupt a sleep or a lock
                         signal.pthread_kill(thread_id, signal.SIGURG)
             wait = 0.5  # a bare `except:` in the learner's loop caught it: again
 
     threading.Thread(target=watch, daemon=True).start()
-    with _last_resort(BUSY * seconds + 5):
+    with _last_resort(WAIT * seconds + HELD) as put_off:
+        last_resort.append(put_off)
         try:
             yield
         finally:
@@ -107,7 +162,7 @@ def _looking_at_the_clock(seconds: float) -> Iterator[None]:
     global _looked
     _looked = now = monotonic()
     seconds *= scale
-    events, tool, end = _monitoring.events, _monitoring.DEBUGGER_ID, (now + BUSY * seconds, _worked + seconds)
+    events, tool, end = _monitoring.events, _monitoring.DEBUGGER_ID, (now + WAIT * seconds, _worked + seconds)
     if not _ends:
         _monitoring.use_tool_id(tool, "deadline")
         for event in (events.JUMP, events.PY_START):
@@ -143,7 +198,7 @@ def _look(code: CodeType, *_: object) -> None:
     learner_s = path.endswith("starter.py") or path.startswith("<lab-")
     if learner_s or (now >= _look_again and path not in (__file__, contextlib.__file__)):
         _look_again = now + 0.5
-        raise TimeUp
+        raise TimeUp if any(_worked >= worked for _, worked in _ends) else TimeUpWaiting
 
 
 def no_limit() -> None:
@@ -166,17 +221,25 @@ def _can_wake() -> bool:
     return True
 
 
+def _nothing() -> None:
+    """Put off no last resort, where there is none."""
+
+
 @contextlib.contextmanager
-def _last_resort(seconds: float) -> Iterator[None]:
-    """End the process if the block takes longer. An outer block's limit stays; a debugger has none."""
+def _last_resort(seconds: float) -> Iterator[Callable[[], None]]:
+    """End the process these seconds after the last call of what this returns.
+
+    An outer block's limit stays; a debugger has none.
+    """
     global _armed
     if _armed or _no_limit:
-        yield
+        yield _nothing
         return
     _armed = True
-    faulthandler.dump_traceback_later(seconds, exit=True, file=last_words)
+    put_off = partial(faulthandler.dump_traceback_later, seconds, exit=True, file=last_words)
+    put_off()
     try:
-        yield
+        yield put_off
     finally:
         faulthandler.cancel_dump_traceback_later()
         _armed = False

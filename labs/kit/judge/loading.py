@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, silence
+from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, late, silence
 from labs.kit.judge.manifest import Lab, LabError, Mistake, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.toys.words import describe
@@ -114,8 +114,8 @@ def _starter(lab: Lab, name: str = "starter") -> types.ModuleType:
     try:
         with deadline(lab.timeout), silence(), kept_alive():
             module = execute(source, _module_name(lab, name), path)
-    except TimeUp:
-        problem = "importing starter.py does not end; a loop at its top level?"
+    except TimeUp as error:
+        problem = f"importing starter.py: {late(error, lab.timeout)}"
     except PrintFlood as error:
         problem = f"importing starter.py floods the screen: {error}"
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, cast
 
-from labs.kit.judge.guard import TimeUp, deadline, kept_alive, limited_prints
+from labs.kit.judge.guard import TimeUp, deadline, kept_alive, late, limited_prints
 from labs.kit.judge.loading import Broken, namespace
 from labs.kit.judge.manifest import LabError, find_lab
 from labs.kit.learner.progress import Progress, all_progress
@@ -168,7 +168,7 @@ class LearnerParts:
     def explain(self, error: BaseException, step: int | None = None) -> RuntimeError:
         """Return the error as one sentence with the lab, the step, the line and the request."""
         where = "" if step is None else f" in step {step}"
-        late = isinstance(error, TimeUp) and f"no answer within {SECONDS_A_STEP:g} s: a loop that never ends?"
+        why = late(error, SECONDS_A_STEP) if isinstance(error, TimeUp) else ""
         for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
             path = frame.f_code.co_filename
             if isinstance(error, NoWorkError) and frame.f_code.co_name == "step":
@@ -181,10 +181,10 @@ class LearnerParts:
                 lab_id = os.path.basename(os.path.dirname(path))
                 return RuntimeError(
                     f"{lab_id}: {frame.f_code.co_name} stopped the run{where}{about} "
-                    f"(starter.py, line {line}): {late or describe(error)}"
+                    f"(starter.py, line {line}): {why or describe(error)}"
                 )
         owners = ", ".join(sorted(set(self.names.values()))) or "no lab's parts"
-        return RuntimeError(f"the run with {owners} ended{where}: {late or said(error)}")
+        return RuntimeError(f"the run with {owners} ended{where}: {why or said(error)}")
 
 
 def _timed(step: Callable[[Engine], list[Delta]]) -> Callable[[Engine], list[Delta]]:

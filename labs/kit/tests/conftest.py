@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from threading import Thread
@@ -123,6 +123,31 @@ def copied_lab(course, monkeypatch):
     """lab-01 of the copied course as a Lab of this process, read again with every call."""
     monkeypatch.setattr(manifest, "LABS_DIR", course.labs)
     return lambda: manifest.find_lab("lab-01")
+
+
+@pytest.fixture(scope="session")
+def spinning():
+    """with spinning(6): six processes beside this one compute without end, and end with the block.
+
+    On Linux they share its first processor, unless they are told to use `everywhere`.
+    """
+    pin = "import os, sys\nif sys.argv[1:]:\n    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    line = [sys.executable, "-c", pin + "print(flush=True)\nwhile True:\n    pass"]
+
+    @contextmanager
+    def spin(count: int, everywhere: bool = False):
+        pinned = [] if everywhere or not hasattr(os, "sched_setaffinity") else ["pinned"]
+        running = [subprocess.Popen([*line, *pinned], stdout=subprocess.PIPE) for _ in range(count)]
+        try:
+            for process in running:
+                process.stdout.readline()
+            yield
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+
+    return spin
 
 
 # ----------------------------------------------------------------- the book and the labs' pages, in a browser

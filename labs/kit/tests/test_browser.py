@@ -221,7 +221,7 @@ def test_what_never_ends_is_ended(learner):
     page.evaluate("labPage.quiet = 4_000")  # ms of silence, where learners are given longer
     page.click("#run")
     learner.until("verdict.textContent.includes('and nothing interrupts it')")
-    page.evaluate("labPage.quiet = 25_000, labPage.scale = 1")
+    page.evaluate("labPage.quiet = 60_000, labPage.scale = 1")
     learner.write(learner.solution)
     learner.run()
     assert learner.says("#verdict").startswith("All ")

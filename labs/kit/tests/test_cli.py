@@ -232,7 +232,7 @@ ENDS = {
 @pytest.mark.parametrize("body, words", ENDS.values(), ids=ENDS)
 def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, words):
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
-    course.edit("../kit/judge/guard.py", "BUSY * seconds + 5", "BUSY * seconds")
+    course.edit("../kit/judge/guard.py", "WAIT * seconds + HELD", "WAIT * seconds")
     course.write(body)
     result = labs(course, "test", "1")
     assert result.returncode == 1

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from labs.kit.judge import guard
-from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, deadline, limited_prints
+from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, TimeUpWaiting, deadline, limited_prints
 from labs.kit.toys.words import brief, describe
 
 
@@ -53,28 +53,48 @@ def test_a_clock_that_the_code_replaced_does_not_help_it(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a sleep can be woken by a signal only")
 @pytest.mark.parametrize("hang", [lambda: time.sleep(60), threading.Event().wait], ids=["sleep", "lock"])
-def test_waiting_is_ended_without_the_patience_for_a_busy_machine(monkeypatch, hang):
-    monkeypatch.setattr(guard, "BUSY", 1000)
+@pytest.mark.parametrize("counted", [True, False], ids=["linux", "elsewhere"])
+def test_waiting_is_ended_by_the_clock_and_called_waiting(monkeypatch, hang, counted):
+    if not counted:
+        monkeypatch.setattr(guard._Spent, "_starved", lambda self: None)
     began = time.monotonic()
-    with pytest.raises(TimeUp), deadline(0.2):
+    with pytest.raises(TimeUpWaiting) as ended, deadline(0.2):
         hang()
-    assert time.monotonic() - began < 30
+    assert 0.8 <= time.monotonic() - began < 30
+    said = guard.late(ended.value, 0.2)
+    assert said == "no answer within 0.8 s, and it waits without computing: a sleep, a lock, or input?"
 
 
 def test_computing_now_and_then_buys_no_time(monkeypatch):
-    monkeypatch.setattr(guard, "BUSY", 0.1)
+    monkeypatch.setattr(guard, "WAIT", 0.1)
     began = time.process_time()
-    with pytest.raises(TimeUp), deadline(0.2):
+    with pytest.raises(TimeUpWaiting), deadline(0.2):
         while True:
             compute(0.001)
             time.sleep(0.009)
     assert time.process_time() - began < 0.15
 
 
+@pytest.mark.parametrize("counted", [True, False], ids=["linux", "elsewhere"])
+def test_a_busy_machine_costs_a_block_nothing(counted, spinning):
+    """A block that computes in time is in time, even if it gets no processor for longer than it may wait."""
+    code = (
+        "import os, time\nfrom labs.kit.judge import guard\nguard.WAIT = 0.5\n"
+        "if hasattr(os, 'sched_setaffinity'):\n    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        f"if not {counted}:\n    guard._Spent._starved = lambda self: None\n"
+        "began = time.monotonic()\nend = time.process_time() + 0.4\n"
+        "with guard.deadline(0.6):\n    while time.process_time() < end:\n        pass\n"
+        "print(time.monotonic() - began)"
+    )
+    with spinning(6):
+        ended = python(code)
+    assert not ended.stderr and float(ended.stdout) > 0.4 + 2 * 0.5 * 0.6  # or the machine was not busy
+
+
 def test_a_call_that_nothing_interrupts_ends_with_its_process():
     code = (
         "from itertools import count\nfrom labs.kit.judge import guard\n"
-        "guard.BUSY = -90\nwith guard.deadline(0.05):\n    sum(count())"  # for 0.5 s in all
+        "guard.HELD = 0.3\nwith guard.deadline(0.05):\n    sum(count())"  # for 0.5 s in all
     )
     ended = python(code)
     assert ended.returncode == 1
@@ -84,11 +104,20 @@ def test_a_call_that_nothing_interrupts_ends_with_its_process():
 def test_a_last_resort_is_called_off():
     """Nothing ends a process that was in time, not even long after; nor an outer block by an inner one."""
     code = (
-        "import time\nfrom labs.kit.judge import guard\nguard.BUSY = -90\n"
+        "import time\nfrom labs.kit.judge import guard\nguard.HELD = 0.3\n"
         "with guard.deadline(0.05):\n    pass\n"
         "time.sleep(1)\nprint('alive')"
     )
     ended = python(code)
+    assert (ended.returncode, ended.stdout) == (0, "alive\n")
+
+
+def test_a_last_resort_is_for_what_holds_the_interpreter():
+    """It is put off as long as other threads run: the block may compute, and wait, for longer."""
+    ended = python(
+        "import time\nfrom labs.kit.judge import guard\nguard.HELD, guard.LOOK = -39.0, 0.1\n"
+        "with guard.deadline(10):\n    time.sleep(2)\nprint('alive')"
+    )
     assert (ended.returncode, ended.stdout) == (0, "alive\n")
 
 
@@ -116,7 +145,7 @@ def test_a_deadline_that_is_struck_as_it_begins_is_over(monkeypatch):
     @contextlib.contextmanager
     def struck(seconds):
         raise TimeUp
-        yield
+        yield guard._nothing
 
     monkeypatch.setattr(guard, "_last_resort", struck)
     with pytest.raises(TimeUp), deadline(0.02):

@@ -4,7 +4,7 @@ import { makeEditor } from "./editor.js";
 
 // For tests. quiet: ms without a message, after which Python hangs in a call that nothing interrupts.
 // scale: factor of the time limit of each test.
-window.labPage = { quiet: 25_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
+window.labPage = { quiet: 60_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
 const key = (name) => `mini-engine/${lab.id}/${name}`;
