@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import frames
-from labs.kit.grader.inside import SCRATCH
+from labs.kit.grader.inside import CLOCK, SCRATCH
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
 
 ROOT = LABS_DIR.parent
-LIMIT, MEMORY, START = 32 << 20, 4 << 30, 120.0  # bytes of a reply; of memory; seconds to start
+LIMIT, MEMORY, START = 32 << 20, 4 << 30, 600.0  # bytes of a reply; of memory; seconds to start
 COPIED = (
     "labs/__init__.py",
     "labs/kit/__init__.py",
@@ -179,8 +179,8 @@ class Sandbox:
         try:
             frames.send(self.requests, request)
             frames.send_bytes(self.requests, batch.encode())
-            reply = frames.receive(self.replies, 1 << 16, self.seconds + 30)
-            said = frames.receive_bytes(self.replies, LIMIT, self.seconds + 30)
+            reply = frames.receive(self.replies, 1 << 16, CLOCK * self.seconds + 120)
+            said = frames.receive_bytes(self.replies, LIMIT, 120)
         except (frames.BadFrame, TimeoutError, OSError) as error:
             self.stop()
             return Answer([], ended=f"the sandbox gave no answer: {type(error).__name__}")

@@ -1,6 +1,8 @@
 """Honest work: the reference earns all, the starter nothing, a known mistake costs its task's points."""
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -181,8 +183,30 @@ def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
     found = graded("lab-01", loop, seconds=2.0)
     said = [case.said for case in found.cases]
     assert found.earned == 0 and any(case.passed for case in found.cases)
-    assert said.count("no answer within 2 s") == 1 and "not begun" in said
-    assert "no answer within 2 s" in found.problem
+    assert said.count("no answer within 2 s of computing") == 1 and "not begun" in said
+    assert "no answer within 2 s of computing" in found.problem
+
+
+def test_a_case_that_waits_is_ended_and_said_to_wait():
+    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    sleep = source.replace("    scheduled = {}\n", "    scheduled = {}\n    __import__('time').sleep(99)\n")
+    assert graded("lab-01", sleep, seconds=0.5).problem.endswith(
+        "no answer within 2 s, and it waits without computing"
+    )
+
+
+def test_a_busy_machine_costs_no_points(spinning):
+    """The limit is for computing: kept from the processor for longer than that, all cases are judged."""
+    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    slow = "import time\nend = time.process_time() + 1.2\nwhile time.process_time() < end:\n    pass\n"
+    processors, began = os.sched_getaffinity(0), time.monotonic()
+    os.sched_setaffinity(0, {min(processors)})
+    try:
+        with spinning(6):
+            assert graded("lab-01", source + slow, seconds=3.0).earned == 100
+    finally:
+        os.sched_setaffinity(0, processors)
+    assert time.monotonic() - began > 2 * 3.0  # or the machine was not busy
 
 
 def test_an_instructors_own_scripts_are_cases(tmp_path):
