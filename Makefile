@@ -52,7 +52,7 @@ test-fast: $(VENV)/installed
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,bench faults fast input_errors machines oracle_engine oracle_model) \
-	$(patsubst %,labs/kit/tests/test_%.py,browser edition grader_gradescope grader_honest random_scripts)
+	$(patsubst %,labs/kit/tests/test_%.py,browser edition grader_gradescope grader_honest guard random_scripts)
 
 soak: $(VENV)/installed
 	@$(BIN)/python -m mini_engine.tests.soak

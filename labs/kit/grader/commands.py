@@ -19,7 +19,9 @@ def grade(
     labs: Labs = "",
     seed: Annotated[str, typer.Option(help="seed of hidden cases; default: the report's, or new")] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="workers; 0: one for each core")] = 0,
-    time_limit: Annotated[float, typer.Option(min=1, max=3600, help="seconds for a lab's cases")] = 20.0,
+    time_limit: Annotated[
+        float, typer.Option(min=1, max=3600, help="seconds that a lab's cases may compute")
+    ] = 20.0,
     hidden: Hidden = None,
     late: Annotated[Path | None, typer.Option(help="deadlines and times of submission, TOML")] = None,
     cluster: Annotated[str, typer.Option(help="address of a Dask scheduler that has workers")] = "",

@@ -9,9 +9,13 @@ import time
 
 import pytest
 
+from labs.kit.author.check import right
 from labs.kit.judge import guard
 from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, TimeUpWaiting, deadline, limited_prints
+from labs.kit.judge.manifest import find_lab, lab_ids
+from labs.kit.judge.matrix import run_matrix, side_by_side
 from labs.kit.toys.words import brief, describe
+from mini_engine.tests.soak import count
 
 
 def python(code):
@@ -89,6 +93,19 @@ def test_a_busy_machine_costs_a_block_nothing(counted, spinning):
     with spinning(6):
         ended = python(code)
     assert not ended.stderr and float(ended.stdout) > 0.4 + 2 * 0.5 * 0.6  # or the machine was not busy
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(10_000)
+def test_a_busy_machine_fails_no_right_solution(spinning):
+    """All labs' tests pass, for all right solutions, beside sixteen processes that compute without end."""
+    with spinning(16, everywhere=True):
+        outcomes = side_by_side(lambda lab: run_matrix(lab, right(lab)), [*map(find_lab, lab_ids())])
+    for found in outcomes:
+        assert not found.trouble and {*found.results} == {*right(found.lab)}
+        results = [result for results in found.results.values() for result in results]
+        assert [(r.test, r.said) for r in results if not r.passed] == []
+        count("tests of right solutions on a busy machine", len(results))
 
 
 def test_a_call_that_nothing_interrupts_ends_with_its_process():
