@@ -22,21 +22,19 @@ def schedule_step(
     clamp(num_new, budget, threshold): how many of num_new tokens a request may compute, given what
     is left of the budget. You write it in lab-02; here you call the one you are given.
 
-    1. The budget of this step is max_num_batched_tokens. It is one pool, for all requests.
-    2. Running. For each running request, in order: n = clamp(request.num_new_tokens, budget,
-       long_prefill_token_threshold). If n is 0, leave the request out. Otherwise call
-       kv.allocate(request, n), write n into the result and pay for it out of the budget. The
-       caller has made sure that there is room; if allocate still says False, raise a RuntimeError
-       that names the request.
-    3. Waiting. While a request waits, there is budget left, and fewer than max_num_seqs are running:
-       look at the front (peek). kv.admit(request) claims room for the whole sequence and sets
-       request.num_computed_tokens to what is cached already. If it says False, stop: no request
-       behind the front is tried. If it says True, take the request off the queue, append it to
-       running, and set request.status to RequestStatus.RUNNING (from mini_engine.request import
-       RequestStatus). Then n = clamp(...) as in 2, write n into the result and pay for it. There is
-       no allocate here: admit has claimed the room.
-    4. Return the result, a new dict in each step. Of a request you set the status and nothing else, and
-       only after its admission; the caller counts what has been computed, after the step.
+    - max_num_batched_tokens is the budget: in one step all requests together compute at most that many.
+    - The running requests are served first, in their order. Then waiting ones are admitted, from the front.
+    - clamp says how many tokens a request gets, from its num_new_tokens, the budget that is left, and
+      long_prefill_token_threshold. A running request that gets 0 is left out of the result.
+    - A running request needs room for its tokens: kv.allocate(request, num_tokens). The caller has made
+      sure of it; if the answer is still False, raise a RuntimeError that names the request.
+    - A waiting request is admitted if there is budget left, fewer than max_num_seqs requests run, and
+      kv.admit(request) says True: that claims room for the whole sequence, and sets
+      request.num_computed_tokens to what is cached already. It leaves the queue, joins running at the
+      end with the status RequestStatus.RUNNING (from mini_engine.request import RequestStatus), and
+      computes in this step. When the front is not admitted, no request behind it is tried.
+    - The result is a new dict in each step. Of a request you set the status and nothing else, and only
+      after its admission; the caller counts what has been computed, after the step.
     """
     budget = max_num_batched_tokens
     scheduled = {}

@@ -124,6 +124,16 @@ def test_nothing_left_to_compute(lab):
     assert names(running) == ["idle", "next", "a"]
 
 
+def test_no_limit_of_its_own(lab):
+    """Nothing but the settings limits a step: not at 300 slots, and not at a budget above 2**20 tokens."""
+    kv, tokens = BlockManager(302, 2**22, watermark=0), 2**20 + 9
+    waiting, running = queue(**{f"r{i}": 1 for i in range(301)}), []
+    waiting.peek().prompt_token_ids = range(tokens)
+    scheduled = step(lab, waiting, running, kv, budget=tokens + 320, slots=300)
+    assert scheduled == {"r0": tokens} | {f"r{i}": 1 for i in range(1, 300)}
+    assert names(waiting) == ["r300"]
+
+
 # --------------------------------------------------------------------------- running before waiting
 
 
@@ -261,6 +271,33 @@ def test_no_room_for_a_running_request_is_named(lab):
     with pytest.raises(RuntimeError, match="unlucky"):
         step(lab, queue(), running, kv)
     assert names(running) == ["first", "unlucky", "last"]
+
+
+def without_room(kv, name, prompt):
+    """A running prompt that holds nothing, as on a memory that is claimed chunk by chunk."""
+    request = make_running(kv, name, prompt, computed=0)
+    kv.free(request)
+    return request
+
+
+def test_no_room_for_a_running_prompt_is_named(lab):
+    """A running prompt of 8 finds 6 free slots: that is an error too, and no smaller chunk is tried."""
+    kv = FakeKV(14)
+    running = [make_running(kv, "half", 4, computed=2), without_room(kv, "unlucky", 8)]
+    running.append(make_running(kv, "last", 4, computed=2))
+    with pytest.raises(RuntimeError, match="unlucky"):
+        step(lab, queue(), running, kv)
+    assert (names(running), kv.num_free_blocks) == (["half", "unlucky", "last"], 6)
+
+
+def test_a_chunk_asks_for_its_own_room(lab):
+    """The same with a threshold of 5: room for 5 is enough, and is taken; not for 8, and not for 1."""
+    kv = FakeKV(14)
+    running = [make_running(kv, "half", 8, computed=2), without_room(kv, "lucky", 6)]
+    lucky = running[1]
+    lucky.prompt_token_ids = list(range(8))
+    assert step(lab, queue(), running, kv, threshold=5) == {"half": 5, "lucky": 5}
+    assert kv.num_free_blocks == 1
 
 
 # ------------------------------------------------------------------------- work that is done already

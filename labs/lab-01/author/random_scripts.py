@@ -4,12 +4,13 @@ Between the steps requests come, leave and are preempted, as the engine around `
 """
 
 from labs.kit import FakeKV, RequestQueue, Skip, make_request
+from labs.kit.toys.plays import plain
 from mini_engine import request_queue
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
 
 SCRIPTS = 60
-KEPT = ("prompt_token_ids", "output_token_ids", "arrival", "priority", "max_tokens", "finish_reason")
+SET = {"status", "num_computed_tokens", "num_cached_tokens", "block_hashes"}  # by a step or by admit
 CLAMPS = {  # other than the one that a step uses by itself
     "half": lambda num_new, budget, threshold: max(0, min((num_new + 1) // 2, budget)),
     "one": lambda num_new, budget, threshold: max(0, min(num_new, budget, 1)),
@@ -20,6 +21,9 @@ CLAMPS = {  # other than the one that a step uses by itself
 
 def draw(rng):
     """Two to eight requests, some with outputs, on memory that is now short and now plentiful."""
+    kind = rng.random()
+    if kind < 0.2:
+        return (draw_large if kind < 0.08 else draw_without_room)(rng)
     lengths = {f"r{i}": rng.choice((1, 2, 3, 5, 8, 12, 20)) for i in range(rng.randint(2, 8))}
     config = {"calls": "add(id, prompt, outputs), step(budget, slots, threshold, clamp), update(late)"}
     config |= {"queue": rng.choice(("deque", "fcfs", "priority")), "block_size": rng.choice((1, 1, 2, 4))}
@@ -44,12 +48,43 @@ def draw(rng):
             settings = [rng.choice((1, 2, 3, 5, 9, 14, 24)), rng.randint(1, 6), rng.choice((0, 0, 2, 4, 7))]
         if rng.random() < 0.5:
             comes()
-        if rng.random() < 0.25:
-            calls.append([rng.choice(("abort", "preempt", "preempt")), rng.choice(list(lengths))])
+        if rng.random() < 0.3:
+            kind = rng.choice(("abort", "preempt", "preempt", "lose_room", "lose_room"))
+            calls.append([kind, rng.choice(list(lengths))])
         clamp = [rng.choice(list(CLAMPS))] if rng.random() < 0.15 else []
         calls.append(["step", *(settings if settings[2] or clamp else settings[:2]), *clamp])
         if rng.random() < 0.85:
             calls.append(["update"] + ([rng.choice(list(lengths)[:4])] if rng.random() < 0.3 else []))
+    return {"config": config, "calls": calls}
+
+
+def draw_without_room(rng):
+    """Running prompts that hold nothing; what they ask for, chunk by chunk, others have taken. Few slots."""
+    lengths, calls = [rng.randint(3, 9) for _ in range(3)], []
+    config = {"calls": "add(id, prompt), step(budget, slots, threshold), lose_room(id), update(late)"}
+    config |= {"queue": "deque", "block_size": 1, "watermark": 0, "cached": {}}
+    config["num_blocks"], slots = sum(lengths) + rng.randint(0, 8), rng.choice((3, 6))
+    calls += [["add", f"r{i}", length] for i, length in enumerate(lengths)]
+    calls += [["step", 30, slots], ["update"]]
+    calls += [["lose_room", name] for name in rng.sample(("r0", "r1", "r2"), rng.randint(0, 2))]
+    calls += [["add", "r3", rng.randint(1, 6)]] * rng.randint(0, 1)
+    for _ in range(4):
+        calls += [["step", rng.choice((4, 6, 30)), slots, rng.choice((0, 2, 3))]]
+        calls += [["update", *rng.choice(([], ["r0"]))]]
+    return {"config": config, "calls": calls}
+
+
+def draw_large(rng):
+    """Prompts, budgets and thresholds on the edge of a number of tokens, more requests than slots."""
+    size, slots, calls = rng.choice((4096, 2**16, 2**20, 2**20)), rng.choice((2, 2, 2, 300)), []
+    config = {"calls": "add(id, prompt), crowd(count), step(budget, slots, threshold), update()"}
+    config |= {"queue": rng.choice(("deque", "fcfs")), "block_size": 2**22, "num_blocks": 310, "watermark": 0}
+    for name in rng.sample(("r0", "r1", "r2"), 3):
+        calls.append(["add", name, rng.choice((1, 2)) * size + rng.randint(-1, 1)])
+    calls.insert(rng.randint(0, 3), ["crowd", slots])
+    for _ in range(3):
+        threshold = rng.choice((0, 0, size - 1, size, size + 1))
+        calls += [["step", 2 * size + rng.choice((-1, 0, 1, size)), slots, threshold], ["update"]]
     return {"config": config, "calls": calls}
 
 
@@ -86,12 +121,17 @@ class Play:
         """A request joins the queue; one with outputs has been preempted before."""
         if name in self.requests:
             raise Skip
-        request = make_request(name, list(range(prompt)), max_tokens=64, priority=prompt % 3)
+        request = make_request(name, 1, max_tokens=64, priority=prompt % 3)
+        request.prompt_token_ids = range(prompt)  # as long as one likes, at no cost
         request.output_token_ids = [100 + i for i in range(outputs)]
         request.num_preemptions, request.arrival = int(outputs > 0), self.arrivals
         self.arrivals += 1
         self.requests[name] = request
         self.waiting.push(request)
+
+    def crowd(self, count):
+        for i in range(count):
+            self.add(f"c{self.arrivals + i}", 1)
 
     def step(self, budget, slots, threshold=0, clamp=""):
         """The rows of `schedule_step`, or whether its error names the request that found no room."""
@@ -118,7 +158,7 @@ class Play:
                 f"{request.request_id}.{name}"
                 for request, fields in before.items()
                 for name, value in kept(request).items()
-                if value != fields[name]
+                if value != fields.get(name, ...)
             ] + ["the result of the step before" for result, was in self.handed_out if result != was]
         if not isinstance(scheduled, dict):
             return f"a {type(scheduled).__name__}, where a dict should be"
@@ -150,6 +190,15 @@ class Play:
         self.scheduled.pop(name, None)
         self.waiting.push(request)
 
+    def lose_room(self, name):
+        """The memory has lost what a running request held: it asks for room again, chunk by chunk."""
+        request = self.find(name)
+        if request not in self.running:
+            raise Skip
+        self.kv.free(request)
+        request.num_computed_tokens = 0
+        self.scheduled.pop(name, None)
+
     def abort(self, name):
         request = self.find(name)
         (self.running if request in self.running else self.waiting).remove(request)
@@ -178,4 +227,4 @@ class Play:
 
 def kept(request):
     """Return the fields that a step may only read, as they are now."""
-    return {name: repr(getattr(request, name)) for name in KEPT}
+    return {name: value for name, value in plain(request).items() if name not in SET}
