@@ -10,7 +10,7 @@ class BlockManager:
 
     The pool has num_blocks blocks of block_size slots, numbered from 0; a slot holds one token's
     keys and values. Each request has a block table: the ids of its blocks, in order of position.
-    How you keep all this is your choice; what counts is the methods below. Nothing here is a tensor.
+    Nothing here is a tensor.
 
     Requests are told apart by request_id: another Request object with the same id is the same request.
     """
@@ -22,23 +22,21 @@ class BlockManager:
         none, None is one percent of the pool, rounded down. Raises ValueError for num_blocks or
         block_size below 1, and for a watermark below 0 or as large as the pool.
 
-        Make your containers here: one for the free blocks, one for the tables. Taking a free block and
-        giving one back must cost O(1) a block, and counting them O(1) in all, however large the pool is
-        and however many requests hold blocks: a real pool may have a hundred thousand.
+        Make two containers here. self._free holds the ids of the free blocks; of which kind is your choice.
+        self._tables is a dict: the block table, a list, of each request_id that holds blocks. Taking a
+        free block and giving one back must cost O(1) a block, however large the pool is and however
+        many requests hold blocks: a real pool may have a hundred thousand.
         """
         raise NotImplementedError("lab-05: BlockManager.__init__ is not written yet")
 
     @property
     def num_free_blocks(self) -> int:
-        """How many blocks no request holds."""
-        raise NotImplementedError("lab-05: BlockManager.num_free_blocks is not written yet")
+        """Given: how many blocks no request holds."""
+        return len(self._free)
 
     def block_table(self, request) -> list[int]:
-        """A list of the ids of the request's blocks, in order of position; [] if it holds none.
-
-        The list may be your own or a copy: the caller only reads it.
-        """
-        raise NotImplementedError("lab-05: BlockManager.block_table is not written yet")
+        """Given: the ids of the request's blocks, in order of position; [] if it holds none."""
+        return self._tables.get(request.request_id, [])
 
     def admit(self, request) -> bool:
         """Claim room for the whole sequence as it stands, prompt and outputs. False changes nothing.

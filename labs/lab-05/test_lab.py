@@ -40,6 +40,35 @@ def admitted(kv, request_id, num_tokens):
     return request
 
 
+def must_wait(kv, request, why):
+    """admit says False; asserted by its name, so that no request is printed."""
+    free, answer = kv.num_free_blocks, kv.admit(request)
+    assert answer is False, f"with {free} free blocks {request.request_id} should wait: {why}"
+
+
+def must_come_in(kv, request, why):
+    free, answer = kv.num_free_blocks, kv.admit(request)
+    assert answer is True, f"with {free} free blocks {request.request_id} should be admitted: {why}"
+
+
+def assert_room(kv, request, num_new_tokens, expected=True, why=""):
+    """allocate says so: there is room for so many tokens more, or there is none."""
+    free, answer = kv.num_free_blocks, kv.allocate(request, num_new_tokens)
+    there, held = ("room" if expected else "no room"), len(table_of(kv, request.request_id))
+    assert answer is expected, (
+        f"with {free} free blocks, and {held} held now, {request.request_id} should find {there} "
+        f"for {num_new_tokens} more tokens {why}"
+    )
+
+
+def table_of(kv, name):
+    return list(kv.block_table(make_request(name, 1)))
+
+
+def slots_of(kv, name, start, end):
+    return list(kv.slot_mapping(make_request(name, 1), start, end))
+
+
 def assert_free(kv, num_blocks, when):
     assert kv.num_free_blocks == num_blocks, (
         f"{when} {num_blocks} blocks must be free, but num_free_blocks is {kv.num_free_blocks}"
@@ -74,9 +103,9 @@ def test_a_pool_knows_its_sizes(lab):
 def test_two_pools_share_nothing(lab):
     """A change in one pool is not seen in another, be it older or newer."""
     before, kv = pool(lab, 4, 4), pool(lab, 4, 4)
-    request = admitted(kv, "a", 16)
+    admitted(kv, "a", 16)
     for other in (before, pool(lab, 4, 4)):
-        assert list(other.block_table(request)) == [], "a has blocks of one pool, but another shows some too"
+        assert table_of(other, "a") == [], "a has blocks of one pool, but another shows some too"
         assert_free(other, 4, "in a pool that a is not in")
         admitted(other, "a", 16)
     assert_free(kv, 0, "in the pool that a fills")
@@ -98,22 +127,12 @@ def test_senseless_sizes_are_refused(lab, sizes):
         lab.BlockManager(num_blocks, block_size, watermark=watermark)
 
 
-def test_free_blocks_are_not_counted_by_the_tables(lab):
-    """num_free_blocks does no more work with 128 requests in 2,048 blocks than with 4 in 64: O(1)."""
-    small, large = (work_in_a_pool(lab, num_blocks)["num_free_blocks"] for num_blocks in (64, 2048))
-    assert large <= 5 * small, f"it takes {large} steps of Python instead of {small}"
-
-
 def test_a_stranger_has_an_empty_table(lab):
     """The table of a request that was never admitted is the empty list, and asking makes it no holder."""
     kv = pool(lab, 6, 4, watermark=2)
-    stranger = make_request("stranger", 24)
-    assert kv.block_table(stranger) == []
-    assert kv.block_table(stranger) == []
+    assert [table_of(kv, "stranger") for _ in range(2)] == [[], []]
     assert kv.num_free_blocks == 6
-    assert kv.admit(stranger) is True, (
-        "only its table was asked for before: it held no block, and may have all 6 of an empty pool"
-    )
+    must_come_in(kv, make_request("stranger", 24), "only its table was asked for before: it held no block")
 
 
 # ------------------------------------------------------------------------------------- counting
@@ -124,7 +143,8 @@ def test_blocks_for_lengths_around_an_edge(lab, block_size):
     """kB - 1 and kB tokens need k blocks, kB + 1 need k + 1, for block sizes 1, 3, 4 and 16."""
     kv = pool(lab, 8, block_size)
     for num_tokens, blocks in edges(block_size):
-        assert kv.num_new_blocks(make_request("a", num_tokens), num_tokens) == blocks
+        needed = kv.num_new_blocks(make_request("a", num_tokens), num_tokens)
+        assert needed == blocks, f"{num_tokens} tokens in blocks of {block_size} need {blocks}, not {needed}"
 
 
 def test_what_is_held_is_not_counted_again(lab):
@@ -148,7 +168,7 @@ def test_what_is_needed_may_be_more_than_there_is(lab):
             admitted(kv, f"holds {held}", 4 * (kv.num_free_blocks - (4 - held)))
         needed = kv.num_new_blocks(request, 13)
         assert needed == 4, f"13 tokens need 4 blocks, but the answer is {needed} with {4 - held} free"
-    assert kv.allocate(request, 13) is False
+    assert_room(kv, request, 13, False)
 
 
 # ------------------------------------------------------------------------------------- admission
@@ -158,7 +178,7 @@ def test_admission_claims_the_whole_sequence(lab):
     """Two 15-token prompts in a pool of 20 slots: the second is refused though nothing is computed."""
     kv = pool(lab, 5, 4)
     admitted(kv, "a", 15)
-    assert kv.admit(make_request("b", 15)) is False
+    must_wait(kv, make_request("b", 15), "it needs 4 blocks, and a has claimed 4 of 5")
 
 
 def test_outputs_need_room_too(lab):
@@ -167,8 +187,8 @@ def test_outputs_need_room_too(lab):
     request = make_request("back", 6)
     request.output_token_ids = list(range(7))
     request.num_computed_tokens = 12
-    assert kv.admit(request) is True
-    assert (len(kv.block_table(request)), request.num_computed_tokens) == (4, 0)
+    must_come_in(kv, request, "its 13 tokens need 4 of 8 blocks")
+    assert (len(table_of(kv, "back")), request.num_computed_tokens) == (4, 0), "blocks, computed tokens"
 
 
 def test_the_last_block_can_be_had(lab):
@@ -185,8 +205,8 @@ def test_a_refused_admission_changes_nothing(lab):
     admitted(kv, "a", 9)
     large = make_request("large", 5)
     large.num_computed_tokens = 3
-    assert kv.admit(large) is False
-    assert (kv.num_free_blocks, list(kv.block_table(large)), large.num_computed_tokens) == (1, [], 3)
+    must_wait(kv, large, "it needs 2 blocks")
+    assert (kv.num_free_blocks, table_of(kv, "large"), large.num_computed_tokens) == (1, [], 3)
     admitted(kv, "small", 4)
 
 
@@ -194,18 +214,18 @@ def test_the_watermark_stays_free_at_admission(lab):
     """With a watermark of 2 of 8 blocks, a request that would leave fewer is refused beside others."""
     kv = pool(lab, 8, 4, watermark=2)
     admitted(kv, "a", 12)
-    assert kv.admit(make_request("b", 13)) is False
+    must_wait(kv, make_request("b", 13), "it needs 4 of 5 free blocks, and 2 must stay free")
     admitted(kv, "c", 12)
     back = make_request("back", 2)
     back.output_token_ids = [7]
-    assert kv.admit(back) is False, "one block, and preempted before, but an admission like any other"
+    must_wait(kv, back, "one block, and preempted before, but an admission like any other")
     assert kv.num_free_blocks == 2
 
 
 def test_an_empty_pool_has_no_watermark(lab):
     """Alone in the pool a request may have every block, and not one more; a refused one holds none."""
     kv = pool(lab, 8, 4, watermark=2)
-    assert kv.admit(make_request("too large", 33)) is False
+    must_wait(kv, make_request("too large", 33), "it needs 9 blocks, and the pool has 8")
     admitted(kv, "a", 32)
 
 
@@ -213,12 +233,12 @@ def test_admitting_twice_is_an_error(lab):
     """A second admission would lose the first one's blocks: a ValueError with the id; nothing changes."""
     kv = pool(lab, 8, 4)
     request = admitted(kv, "twice", 6)
-    request.num_computed_tokens, table = 5, list(kv.block_table(request))
+    request.num_computed_tokens, table = 5, table_of(kv, "twice")
     for one in (request, make_request("twice", 3)):  # the id counts, not the object
         with pytest.raises(ValueError, match="twice"):
             kv.admit(one)
     assert kv.num_free_blocks == 6
-    assert (list(kv.block_table(request)), request.num_computed_tokens) == (table, 5)
+    assert (table_of(kv, "twice"), request.num_computed_tokens) == (table, 5)
 
 
 def test_waste_is_below_a_block_a_request(lab):
@@ -264,11 +284,11 @@ def test_allocating_nothing_leaves_nothing(lab):
     """Room for 0 tokens is no room: a request that asks for it holds no block, and can be admitted."""
     kv = pool(lab, 4, 4)
     stranger = make_request("stranger", 3)
-    assert kv.allocate(stranger, 0) is True
-    assert (list(kv.block_table(stranger)), kv.num_free_blocks) == ([], 4)
+    assert_room(kv, stranger, 0)
+    assert (table_of(kv, "stranger"), kv.num_free_blocks) == ([], 4)
     admitted(kv, "alone in the pool", 16)
-    assert kv.allocate(stranger, 0) is True, "also in a full pool"
-    assert kv.admit(stranger) is False, "it holds no block, so it is refused, and without an error"
+    assert_room(kv, stranger, 0, why="(also in a full pool)")
+    must_wait(kv, stranger, "it holds no block, so it is refused, and without an error")
 
 
 def test_chunks_of_an_admitted_prompt_take_nothing(lab):
@@ -277,7 +297,7 @@ def test_chunks_of_an_admitted_prompt_take_nothing(lab):
     request = admitted(kv, "long", 30)
     for start in (0, 10, 20):
         request.num_computed_tokens = start
-        assert kv.allocate(request, 10) is True
+        assert_room(kv, request, 10)
         assert kv.num_free_blocks == 2
 
 
@@ -285,12 +305,12 @@ def test_a_table_only_grows_at_its_end(lab):
     """Growing leaves the blocks that a request has where they are: its tokens are in them."""
     kv = pool(lab, 10, 2)
     gone, request = admitted(kv, "gone", 4), admitted(kv, "a", 5)
-    before = list(kv.block_table(request))
+    before = table_of(kv, "a")
     admitted(kv, "b", 10)
     kv.free(gone)  # whose blocks come behind those of a now, though they were given out first
     request.num_computed_tokens = 5
-    assert kv.allocate(request, 4) is True
-    after = list(kv.block_table(request))
+    assert_room(kv, request, 4)
+    after = table_of(kv, "a")
     assert after[:3] == before, f"the table was {before}, and grew to {after}"
     assert len(after) == 5, f"9 tokens in blocks of 2 need 5, but the table is {after}"
 
@@ -299,15 +319,15 @@ def test_a_refused_allocation_changes_nothing(lab):
     """Three blocks asked for, two there: False, both still free, the table untouched."""
     kv = pool(lab, 4, 4)
     request = admitted(kv, "a", 8)
-    before = list(kv.block_table(request))
+    before = table_of(kv, "a")
     request.num_computed_tokens = 8
-    assert kv.allocate(request, 12) is False
-    assert (kv.num_free_blocks, list(kv.block_table(request))) == (2, before)
+    assert_room(kv, request, 12, False)
+    assert (kv.num_free_blocks, table_of(kv, "a")) == (2, before)
     stranger = make_request("stranger", 4)
-    assert kv.allocate(stranger, 12) is False
-    assert kv.admit(stranger) is True, "it was refused by allocate, so it held no block"
+    assert_room(kv, stranger, 12, False)
+    must_come_in(kv, stranger, "it was refused by allocate, so it held no block")
     kv.free(stranger)
-    assert kv.allocate(request, 8) is True
+    assert_room(kv, request, 8)
 
 
 def test_decodes_may_use_the_watermark(lab):
@@ -316,7 +336,7 @@ def test_decodes_may_use_the_watermark(lab):
     request = admitted(kv, "a", 8)
     admitted(kv, "b", 4)
     decode(request)
-    assert kv.allocate(request, 1) is True
+    assert_room(kv, request, 1)
     assert kv.num_free_blocks == 0
 
 
@@ -328,9 +348,10 @@ def test_a_freed_request_holds_nothing(lab):
     kv = pool(lab, 4, 4)
     request = admitted(kv, "a", 7)
     kv.free(request)
-    assert list(kv.block_table(request)) == []
+    assert table_of(kv, "a") == []
     assert_free(kv, 4, "when it is freed")
-    assert kv.num_new_blocks(request, 7) == 2
+    needed = kv.num_new_blocks(request, 7)
+    assert needed == 2, f"it holds nothing, so 7 tokens need 2 blocks, not {needed}"
 
 
 def test_freeing_twice_gives_nothing_twice(lab):
@@ -361,12 +382,12 @@ def test_a_request_may_come_again(lab):
     request = admitted(kv, "again", 7)
     for _ in range(2):
         kv.free(request)
-        assert kv.admit(request) is True
+        must_come_in(kv, request, "the pool is empty")
     kv.free(make_request("again", 1))  # the id counts, not the object
     assert_free(kv, 4, "when another object with its id was freed")
     request = admitted(kv, "again", 13)
     kv.free(request)
-    assert (list(kv.block_table(request)), kv.num_free_blocks) == ([], 4)
+    assert (table_of(kv, "again"), kv.num_free_blocks) == ([], 4)
 
 
 def test_no_block_is_searched_for(lab):
@@ -394,20 +415,20 @@ def test_slots_follow_the_table(lab):
     request, other = admitted(kv, "a", 4), admitted(kv, "other", 4)
     for grown in (other, request, other, request):  # in turn, so that no table is in a row
         grown.num_computed_tokens = 4 * len(kv.block_table(grown))
-        assert kv.allocate(grown, 3) is True
-    table = list(kv.block_table(request))
+        assert_room(kv, grown, 3)
+    table = table_of(kv, "a")
     expected = [table[p // 4] * 4 + p % 4 for p in range(11)]
-    assert list(kv.slot_mapping(request, 0, 11)) == expected
-    assert list(kv.slot_mapping(request, 3, 9)) == expected[3:9]
-    assert list(kv.slot_mapping(request, 5, 5)) == []
-    assert list(kv.slot_mapping(request, 12, 12)) == [], "no position is asked for, also at the room's end"
+    assert slots_of(kv, "a", 0, 11) == expected
+    assert slots_of(kv, "a", 3, 9) == expected[3:9]
+    assert slots_of(kv, "a", 5, 5) == []
+    assert slots_of(kv, "a", 12, 12) == [], "no position is asked for, also at the room's end"
 
 
 def test_positions_without_room_are_refused(lab):
     """A position after the last block, below 0, or of a stranger is a ValueError with the request's id."""
     kv = pool(lab, 4, 4)
     request = admitted(kv, "short", 6)
-    assert len(kv.slot_mapping(request, 0, 8)) == 8
+    assert len(slots_of(kv, "short", 0, 8)) == 8
     for start, end in ((6, 9), (8, 9), (-1, 2), (-2, 0)):
         with pytest.raises(ValueError, match="short"):
             kv.slot_mapping(request, start, end)
@@ -419,17 +440,17 @@ def test_slots_of_a_used_pool(lab):
     """When requests have come and gone and come again, each position is where the table of now says."""
     kv = pool(lab, 8, 2)
     first = [admitted(kv, name, 4) for name in "abcd"]
-    before = {request.request_id: list(kv.slot_mapping(request, 0, 4)) for request in first}
+    before = {name: slots_of(kv, name, 0, 4) for name in "abcd"}
     for request in (first[2], first[0], first[3]):
         kv.free(request)
     with pytest.raises(ValueError):
         kv.slot_mapping(first[2], 0, 1)
     again = [admitted(kv, "d", 5), admitted(kv, "a", 3)]
     for request in again:
-        table = list(kv.block_table(request))
+        name, table = request.request_id, table_of(kv, request.request_id)
         expected = [table[p // 2] * 2 + p % 2 for p in range(request.num_tokens)]
-        assert list(kv.slot_mapping(request, 0, request.num_tokens)) == expected
-    assert list(kv.slot_mapping(first[1], 0, 4)) == before["b"]
+        assert slots_of(kv, name, 0, request.num_tokens) == expected
+    assert slots_of(kv, "b", 0, 4) == before["b"]
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, late, silence
 from labs.kit.judge.manifest import Lab, LabError, Mistake, find_lab
-from labs.kit.judge.pristine import pristine_source
+from labs.kit.judge.pristine import pristine_source, with_given
 from labs.kit.toys.words import describe
 from mini_engine.renamed import modernized
 
@@ -154,7 +154,7 @@ def read(lab: Lab, path: Path) -> str:
         problem = f"is not UTF-8 text (byte {error.start} is {byte:#x}); save it as UTF-8"
     else:
         if "\0" not in source:
-            return modernized(source)
+            return with_given(lab, modernized(source))
         problem = f"has a null byte in line {source[: source.index(chr(0))].count(chr(10)) + 1}; delete it"
     raise LoadProblem(f"{lab.id}: starter.py {problem}")
 

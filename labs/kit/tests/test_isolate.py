@@ -66,6 +66,25 @@ def test_another_container_of_the_same_name_is_no_book_of_its_own():
     assert method.BlockManager.admit.__code__.co_filename != "starter.py"
 
 
+def test_what_is_given_now_is_filled_into_a_starter_of_an_earlier_edition(tmp_path):
+    """Two methods were left to write; where the file has another container, its method still is."""
+    lab = find_lab("lab-05")
+    path, made, admit = tmp_path / "starter.py", "BlockManager.__init__", "BlockManager.admit"
+    given = "BlockManager.num_free_blocks", "BlockManager.block_table"
+    for containers, filled in (("self._free, self._tables", 2), ("self._free_ids, self._tables", 1), ("", 2)):
+        source = pristine_source(lab)
+        for name in given:
+            unwritten = f'raise NotImplementedError("lab-05: {name} is not written yet")'
+            source = replace_body(source, name, unwritten)
+        if containers:
+            source = replace_body(source, made, f"{containers} = [0, 1], {{}}")
+        path.write_text(replace_body(source, admit, "return True"), "utf-8")
+        found = loading.read(lab, path)
+        assert sum(f"{name} is not written" not in found for name in given) == filled
+        assert {made, admit} - {*isolate.unwritten(lab, found)} == ({made, admit} if containers else {admit})
+        assert len(found.splitlines()) == len(source.splitlines())
+
+
 def test_what_only_the_tasks_needed_is_imported():
     """The starter's unused imports are gone; the reference's functions find theirs."""
     module = alone("lab-03", "pick_victim", pristine_source(find_lab("lab-03")))
