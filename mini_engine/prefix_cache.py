@@ -4,6 +4,7 @@ A block is found if its content and all that precedes it are equal; the hash onl
 """
 
 from collections.abc import Callable
+from itertools import count
 from struct import Struct
 
 from mini_engine.request import Request
@@ -39,7 +40,7 @@ class PrefixCache:
         # the block is then its parent's number, or the cache salt of a first block.
         self._prefixes = [0] * num_blocks
         self._parents: list[str | int] = [""] * num_blocks
-        self._num_prefixes = 0
+        self._new_prefixes = count()
         self._named: dict[bytes, tuple[int, ...]] = {}  # by hash; rarely more than one
 
     def find_longest_cache_hit(self, request: Request, most: int) -> list[int]:
@@ -67,15 +68,13 @@ class PrefixCache:
             token_ids = all_ids[(index - first) * size : (index - first + 1) * size]
             hash = self._hash(request, index, token_ids)
             named = self._named.get(hash, ())
-            twin = self._match(named, token_ids, parent) if named else None
+            twin = self._match(named, token_ids, parent)
             self._named[hash] = named + (block_id,)
             self.block_hashes[block_id] = hash
             self._token_ids[block_id] = token_ids
             self._parents[block_id] = parent
-            if twin is None:
-                self._num_prefixes += 1
             # Two requests that computed the same at the same time keep a copy each, under one prefix number.
-            parent = self._num_prefixes if twin is None else self._prefixes[twin]
+            parent = next(self._new_prefixes) if twin is None else self._prefixes[twin]
             self._prefixes[block_id] = parent
         self.num_blocks += end - first
 
@@ -83,9 +82,8 @@ class PrefixCache:
         """Let the block be found no more: its content is about to be overwritten, or wrong."""
         hash = self.block_hashes[block_id]
         assert hash is not None
-        named = self._named.pop(hash)
-        if len(named) > 1:
-            self._named[hash] = tuple(other for other in named if other != block_id)
+        if others := tuple(other for other in self._named.pop(hash) if other != block_id):
+            self._named[hash] = others
         self.block_hashes[block_id] = None
         self.num_blocks -= 1
 

@@ -52,7 +52,7 @@ class Recovery:
             return []
         try:
             token_ids = [[token_id] for token_id in self.sampler(logits, requests)]
-            return list(zip(requests, token_ids, logits.unsqueeze(1), strict=True))
+            return list(zip(requests, token_ids, logits[:, None], strict=True))
         except Exception:
             return [one for row, r in zip(logits, requests, strict=True) for one in self._sample_one(row, r)]
 
@@ -61,7 +61,7 @@ class Recovery:
         try:
             if not row.max().isfinite() and (alone := self.backend.compute_alone(request)) is not None:
                 row = alone
-            logits = row.unsqueeze(0)
+            logits = row[None]
             return [(request, self.sampler(logits, [request]), logits)]
         except Exception as error:
             self.fail(request, error)

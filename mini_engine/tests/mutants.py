@@ -37,6 +37,7 @@ TESTS = Path(__file__).parent
 # time, and what starts processes, which would read the module's own file.
 COVER = {
     "scheduler": ["scheduler", "invariants", "conformance", "faults"],
+    "request_queue": ["scheduler", "invariants"],
     "block_manager": ["block_manager", "invariants", "conformance", "faults", "renamed"],
     "prefix_cache": ["block_manager", "invariants", "conformance", "faults"],
     "batch": ["batch", "paged_attention"],

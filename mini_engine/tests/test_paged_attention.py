@@ -126,3 +126,17 @@ def test_the_backend_returns_logits_of_ending_rows_only():
     assert len(calls) == 2
     assert torch.allclose(logits[0], dense_logits(model, a.prompt_token_ids)[-1], atol=1e-9)
     assert torch.allclose(logits[1], dense_logits(model, b.prompt_token_ids)[-1], atol=1e-9)
+
+
+def test_a_request_computed_alone_reads_its_own_tokens_only():
+    """NaN in every other slot, those at the end of its last block among them, does not reach its logits."""
+    model, kv = tiny_model(), BlockManager(4, 4)
+    backend, request = PagedBackend(model, kv), make_request("a", [5, 6, 7, 8, 9, 10])
+    assert kv.admit(request)
+    for pool in (backend.pool.k, backend.pool.v):
+        pool.fill_(math.nan)
+    with torch.inference_mode():
+        backend.forward([row(request, 4)])
+        request.num_computed_tokens = 4
+        logits = backend.compute_alone(request)
+    assert torch.allclose(logits, dense_logits(model, request.prompt_token_ids)[-1], atol=1e-9)

@@ -195,6 +195,17 @@ def test_removal_anywhere_keeps_the_order():
             queue.remove(make_request("gone", 1))
 
 
+def test_removed_requests_are_dropped_when_they_are_more_than_half_of_the_heap():
+    queue, requests = RequestQueue(), stamped(*[0] * 6)
+    for request in requests:
+        queue.push(request)
+    sizes = []
+    for request in reversed(requests):
+        queue.remove(request)
+        sizes.append(len(queue._heap))
+    assert sizes == [6, 6, 6, 2, 2, 0]
+
+
 def test_add_and_abort_cost_little_however_many_wait():
     """A request is added, and aborted, among 16,000 that wait in hardly more time than among 1,000."""
 
