@@ -31,6 +31,7 @@ def grade(
     weak: Annotated[
         bool, typer.Option("--allow-weak-isolation", help="grade even where there are no namespaces")
     ] = False,
+    as_root: Annotated[bool, typer.Option("--as-root", help="grade even as the superuser")] = False,
 ) -> None:
     """For instructors: grade a class. After an interruption the same command goes on where it was."""
     from labs.kit.grader import arguments, run
@@ -38,7 +39,7 @@ def grade(
 
     ids = arguments.chosen(labs)
     own, seed = arguments.own_cases(hidden, ids), arguments.seed(seed, out)
-    settings = Settings(ids, seed, seconds=time_limit, own=own, weak=weak, reveal=reveal)
+    settings = Settings(ids, seed, seconds=time_limit, own=own, weak=weak, reveal=reveal, as_root=as_root)
     raise typer.Exit(run.grade(submissions, out, settings, jobs, late, cluster, similarity, regrade))
 
 

@@ -100,7 +100,7 @@ def arguments(root: Path, work: Path) -> list[str]:
     asked = json.loads((source / ASKED).read_text("utf-8"))
     metadata = json.loads((root / METADATA).read_text("utf-8")) if (root / METADATA).exists() else {}
     copy_submission(root / "submission", work / "submissions" / student(metadata), asked["labs"])
-    options = ["--labs", ",".join(asked["labs"]), "--seed", asked["seed"], "--jobs", "1"]
+    options = ["--labs", ",".join(asked["labs"]), "--seed", asked["seed"], "--jobs", "1", "--as-root"]
     options += ["--reveal"] if asked["reveal"] else []
     if (source / HIDDEN).is_dir():
         options += ["--hidden", str(source / HIDDEN)]

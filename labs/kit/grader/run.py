@@ -12,7 +12,7 @@ from labs.kit.grader.late import Deadlines
 from labs.kit.grader.late import read as read_deadlines
 from labs.kit.grader.report import write_reports
 from labs.kit.grader.results import Case
-from labs.kit.grader.sandbox import WeakIsolation
+from labs.kit.grader.sandbox import WeakIsolation, is_root
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LabError, find_lab
 from labs.kit.learner.screen import complain, say
@@ -20,6 +20,10 @@ from mini_engine.commands.common import check_folder
 
 NOT_GRADED = "not-graded.txt"
 WEAK = "--allow-weak-isolation grades without them, and the report says so in its first line"
+ROOT = (
+    "root should not run what others wrote: grade as another user, or, on a machine that holds nothing else "
+    "and is thrown away, with --as-root"
+)
 
 
 def grade(
@@ -43,6 +47,8 @@ def grade(
     entries, others = intake.entries(submissions)
     if not cluster and not settings.weak and grading.isolation() != "namespaces":
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
+    if not cluster and is_root() and not settings.as_root:
+        raise LabError(ROOT)
     for other in others:
         say(f"not a submission, so it was not read: {other}")
     deadlines = read_deadlines(late, len(entries)) if late else Deadlines()
@@ -103,6 +109,8 @@ def summary(outcomes: Sequence[pool.Outcome], grades: store.Grades, settings: Se
 def replay(report: Path, student: str, lab: str, case: str) -> Case:
     """Play one case of a graded submission again, print its run, and return its result."""
     settings, submissions, late = arguments.recorded(report)
+    if is_root() and not settings.as_root:
+        raise LabError(ROOT)
     lab_id, (entries, _) = find_lab(lab).id, intake.entries(submissions)
     entry = next((one for one in entries if one.student == student), None)
     if entry is None:

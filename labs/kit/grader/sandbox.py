@@ -4,9 +4,11 @@ Inside there are the interpreter, its packages, and a copy of the course for one
 no test, and no part of the engine that answers the lab. The submission comes in through a descriptor.
 """
 
+import errno
 import itertools
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -19,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labs.kit.grader import frames
-from labs.kit.grader.inside import CLOCK, SCRATCH
+from labs.kit.grader import frames, seccomp
+from labs.kit.grader.inside import CLOCK, NOBODY, SCRATCH
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
 
@@ -33,13 +35,19 @@ COPIED = (
     "labs/kit/tensor_toys",
     "labs/kit/judge",
 )
-INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py")
+INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py", "seccomp.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
+AS_ROOT = """--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try
+    --cap-add CAP_SETUID --cap-add CAP_SETGID""".split()  # to become nobody
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 
 
 class WeakIsolation(Exception):
     """This machine offers no namespaces, or has no bubblewrap to make them."""
+
+
+def is_root() -> bool:
+    return sys.platform != "win32" and os.geteuid() == 0
 
 
 @cache
@@ -56,6 +64,8 @@ def bubblewrap() -> str:
 
 def course_for(lab: Lab, folder: Path) -> Path:
     """Copy the part of the course that a submission of this lab may see; return the folder."""
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)  # nobody has to read it, where root grades
     for name in COPIED:
         copy(ROOT / name, folder / name)
     for name in INSIDE:
@@ -101,25 +111,33 @@ def without(source: str, names: tuple[str, ...]) -> str:
 
 @cache
 def probe() -> bool:
-    """Whether this machine lets bubblewrap, and a process in it, make namespaces."""
-    code = "import ctypes; print(ctypes.CDLL(None).unshare(0x78020000))"
+    """Whether this machine lets bubblewrap, and a process in it, make namespaces and filter system calls."""
+    code = f"import ctypes, os; os.getuid() or os.setresuid({NOBODY}, {NOBODY}, {NOBODY}); "
+    code += "libc = ctypes.CDLL(None, use_errno=True); print(libc.unshare(0x78020000), "
+    code += f"libc.prctl({seccomp.SET_SECCOMP}, {seccomp.FILTER}, 0, 0, 0) and ctypes.get_errno())"
     try:
         line = [*surroundings(), sys.executable, "-I", "-c", code]
         done = subprocess.run(line, capture_output=True, text=True, timeout=30, env={})
     except (OSError, subprocess.SubprocessError, WeakIsolation):
         return False
-    return done.stdout.strip() == "0"
+    known = platform.machine() in seccomp.ARCHITECTURES
+    return known and done.stdout.split() == ["0", str(errno.EFAULT)]  # no filter, but it was looked for
 
 
 def surroundings() -> list[str]:
-    """Return bubblewrap's command line, without the course: namespaces, the interpreter, nothing writable."""
+    """Return bubblewrap's command line, without the course: namespaces, the interpreter, nothing writable.
+
+    Root's sandbox stays in root's user namespace, where its server becomes nobody: in a new one it would
+    still be the owner of /proc/sys.
+    """
     paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
     binds = [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
     return [
-        bubblewrap(), "--unshare-all", "--die-with-parent", "--new-session", "--clearenv",
+        bubblewrap(), *(AS_ROOT if is_root() else ["--unshare-all"]),
+        "--die-with-parent", "--new-session", "--clearenv",
         *itertools.chain.from_iterable(("--setenv", *pair) for pair in ENVIRONMENT.items()),
         *itertools.chain.from_iterable(("--ro-bind", path, path) for path in binds),
-        "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
+        "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev", "--remount-ro", "/dev",
         "--size", str(16 << 20), "--tmpfs", SCRATCH,
     ]  # fmt: skip
 
@@ -141,7 +159,7 @@ class Sandbox:
             line = [*server, str(self.course)]
         else:
             course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
-            line = [*surroundings(), *course, "--", *server, "/course"]
+            line = [*surroundings(), *course, "--", *server, "/course", *(["nobody"] if is_root() else [])]
         self.process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,

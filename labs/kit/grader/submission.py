@@ -15,6 +15,7 @@ class Settings:
     own: Path | None = None  # folder of an instructor's own cases: lab-NN/NAME.json
     weak: bool = False  # grade without namespaces, too
     reveal: bool = False  # show hidden cases to students
+    as_root: bool = False  # grade as the superuser, too
 
 
 @dataclass

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import grading, pool, regrade, similarity, store, workers
+from labs.kit.grader import arguments, grading, pool, regrade, similarity, store, workers
 from labs.kit.grader import run as commands
 from labs.kit.grader.pool import FAILED, GRADED, KEPT
 from labs.kit.grader.results import Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import WeakIsolation
 from labs.kit.grader.submission import Settings, Submission
-from labs.kit.judge.manifest import LABS_DIR, find_lab
+from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
 from labs.kit.tests import marks
 
 LABS = ("lab-01",)
@@ -303,11 +303,11 @@ def test_the_command_grades_goes_on_and_replays(tmp_path):
     for student, source in {"ann": right, "bob": lab.mistakes[0].apply(right), "cy": ""}.items():
         (tmp_path / "class" / student).mkdir(parents=True)
         (tmp_path / "class" / student / "lab-01.py").write_text(source, "utf-8")
-    line = ("grade", tmp_path / "class", "--labs", "1", "--seed", "s", "--out")
+    line = ("grade", tmp_path / "class", "--labs", "1", "--seed", "s", "--as-root", "--out")
     first = labs(*line, tmp_path / "a", "--jobs", "2")
     assert first.returncode == 0, first.stderr
     assert "3 graded; mean 33.3 of 100 points; isolation: namespaces; seed s" in first.stdout
-    again = labs(*line[:4], "--out", tmp_path / "a", "--regrade", tmp_path / "a")
+    again = labs(*line[:4], *line[6:], tmp_path / "a", "--regrade", tmp_path / "a")
     assert "3 graded (3 of them before)" in again.stdout and "0 changed, 3 the same" in again.stdout
     assert labs(*line, tmp_path / "b", "--jobs", "1").returncode == 0
     assert stored(tmp_path / "a") == stored(tmp_path / "b")
@@ -317,6 +317,19 @@ def test_the_command_grades_goes_on_and_replays(tmp_path):
     assert replayed.returncode == 1 and "but should be" in replayed.stdout, replayed.stderr
     right = labs("replay", tmp_path / "a", "ann", "1", wrong.name)
     assert f"ann, lab-01, {wrong.name}: passes" in right.stdout
+
+
+def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "is_root", lambda: True)
+    monkeypatch.setattr(grading, "isolation", lambda: "namespaces")
+    (tmp_path / "class" / "ann").mkdir(parents=True)
+    wished = (tmp_path / "class", tmp_path / "out", SETTINGS, 1, None, "", False, None)
+    with pytest.raises(LabError, match="root should not run what others wrote.* --as-root"):
+        commands.grade(*wished)
+    assert not (tmp_path / "out").exists()
+    arguments.record(tmp_path / "out", tmp_path / "class", None, SETTINGS)
+    with pytest.raises(LabError, match="--as-root"):
+        commands.replay(tmp_path / "out", "ann", "1", "public 1")
 
 
 def test_submissions_that_were_not_graded_are_printed_and_written_down(tmp_path, capsys):
