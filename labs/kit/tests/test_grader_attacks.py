@@ -148,7 +148,8 @@ def sandboxed() -> list[str]:
 def test_an_attack_in_place_of_honest_code_earns_nothing(attack):
     lab = graded(dishonest(DISHONEST[attack]))
     assert lab.earned == 0 and lab.tasks[0].state == WRONG
-    assert not any(case.passed for case in lab.cases if case.hidden)
+    # In some cases it is right to schedule nothing, or to raise an error.
+    assert sum(case.passed for case in lab.cases) < len(lab.cases) / 4
 
 
 @pytest.mark.parametrize("attack", BESIDE)
