@@ -46,6 +46,7 @@ def changes(function, before, made):
     changed = [
         f"{name} from {value!r} to {after[name]!r}" for name, value in before.items() if value != after[name]
     ]
+    changed += sorted({*vars(made)} - {*before})
     return f"{function} changed {', '.join(changed)}" if changed else ""
 
 
@@ -60,7 +61,15 @@ def test_clamp_to_the_budget(lab, num_new, budget, threshold):
 
 @pytest.mark.parametrize(
     "num_new, budget, threshold",
-    [(100, 64, 16), (17, 64, 16), (100, 17, 16), (11, 10, 10), (5, 9, 1), (5000, 4096, 1003)],
+    [
+        (100, 64, 16),
+        (17, 64, 16),
+        (100, 17, 16),
+        (11, 10, 10),
+        (5, 9, 1),
+        (5000, 4096, 1003),
+        (2**21, 2**21, 2**20 + 1),
+    ],
 )
 def test_clamp_to_the_threshold(lab, num_new, budget, threshold):
     """Where the threshold is the smallest, it caps the chunk, though there is budget to burn."""
@@ -74,9 +83,9 @@ def test_clamp_to_what_is_left(lab, num_new, budget, threshold):
 
 
 def test_no_threshold_is_no_limit(lab):
-    """A threshold of 0 is off, no other takes its place: a prompt may use a budget of 64, or of 131,071."""
+    """A threshold of 0 is off, no other takes its place: a prompt may use a budget of 64, or of 2**20 + 1."""
     assert lab.clamp(100, 64, 0) == 64
-    assert lab.clamp(200_000, 131_071, 0) == 131_071
+    assert lab.clamp(2_000_000, 2**20 + 1, 0) == 2**20 + 1
     assert lab.clamp(50, 64, 0) == 50
 
 
@@ -167,6 +176,16 @@ def test_recomputed_in_chunks_of_any_size(lab):
         assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
+def test_far_into_a_long_sequence(lab):
+    """At 65,530 of 70,005 tokens whose ids exceed 2**31, a chunk is what it is at the beginning."""
+    made = request(1, outputs=5, computed=65_530)
+    made.prompt_token_ids = [2**31 + 7 * i for i in range(70_000)]
+    for size, is_last in ((4_474, False), (4_475, True)):
+        chunk, end = lab.next_chunk(made, size), 65_530 + size
+        assert list(chunk.token_ids) == made.token_ids(65_530, end)
+        assert (list(chunk.positions), chunk.is_last) == (list(range(65_530, end)), is_last)
+
+
 def test_asking_changes_nothing(lab):
     """next_chunk only looks: asked twice it says the same, and the request is as it was."""
     for size in (8, 14):
@@ -247,6 +266,14 @@ def test_counting_changes_nothing(lab):
     assert all(map(is_, running, order)), "prefill_budget put other requests into running"
     for fields, made in zip(before, order, strict=True):
         assert not (said := changes("prefill_budget", fields, made)), said
+
+
+def test_hundreds_of_decodes(lab):
+    """Three hundred decodes with the same tokens leave 2**20 of a budget that is so much larger."""
+    decodes = [request(4, 1, 4, f"d{i}") for i in range(300)]
+    for made in decodes:
+        made.prompt_token_ids = [1, 2, 3, 4]
+    assert lab.prefill_budget(decodes, 2**20 + 300) == 2**20
 
 
 @pytest.mark.parametrize("decodes, budget, left", [(3, 2, -1), (5, 0, -5), (4, 4, 0)])

@@ -10,10 +10,11 @@ class Chunk(NamedTuple):
 
 
 def clamp(num_new, budget, threshold):
-    """Give token after token, as long as no limit forbids the next one."""
+    """Give tokens, 4,096 at a time and then one by one, as long as no limit forbids the next ones."""
     given = 0
-    while given < num_new and given < budget and (threshold == 0 or given < threshold):
-        given += 1
+    for more in (4096, 1):
+        while all(given + more <= limit for limit in (num_new, budget, threshold or num_new)):
+            given += more
     return given
 
 

@@ -5,19 +5,19 @@ preempted at any time, so that its outputs are computed once more.
 """
 
 from labs.kit import Skip, make_request
+from labs.kit.toys.plays import plain
 from mini_engine.request import RequestStatus
 
 SCRIPTS = 80
 NUMBERS = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 100, 511, 2048, 2049)
-FIELDS = (
-    "prompt_token_ids", "output_token_ids", "num_computed_tokens", "num_cached_tokens", "num_preemptions",
-    "status", "arrival", "priority", "max_tokens", "finish_reason",
-)  # fmt: skip
+EDGES = (4095, 4096, 4097, 65_535, 65_536, 65_537)
 
 
 def draw(rng):
     """A few requests, and steps in which some of them advance, by themselves or all together."""
     config = {"calls": "add(id, prompt, outputs, computed), preempt(id, cached), step(budget, threshold)"}
+    if rng.random() < 0.1:
+        return {"config": config, "calls": draw_large(rng)}
     names, calls = [f"r{i}" for i in range(rng.randint(1, 5))], []
     for name in names:
         prompt, outputs = rng.choice((1, 2, 3, 5, 8, 16, 17)), rng.choice((0, 0, 1, 2, 5, 9))
@@ -40,6 +40,17 @@ def draw(rng):
     return {"config": config, "calls": calls}
 
 
+def draw_large(rng):
+    """Numbers, positions and token ids on the edge of a size, and hundreds of decodes."""
+    computed, base = 4096 - rng.randint(1, 9), rng.choice((2**16, 2**31))
+    calls = [["add", "r0", 4200, rng.choice((0, 3)), computed, base], ["add", "r1", 5000, 0, 10]]
+    for _ in range(4):
+        a, b, c = (rng.choice(EDGES) for _ in "abc")
+        calls += [["clamp", a, b, rng.choice((0, 0, c))], ["next_chunk", "r0", rng.choice((1, 2, 8, 40))]]
+    calls += [["next_chunk", "r1", 4097], ["clamp", 2**21, 2**20 + 1, rng.choice((0, 2**20 + 1))]]
+    return [*calls, ["crowd", rng.choice((2, 2, 300))], ["prefill_budget", rng.choice(EDGES)]]
+
+
 class Play:
     """The running requests, and what an engine does with the answers of the three functions."""
 
@@ -48,15 +59,15 @@ class Play:
 
     def watching(self, name, *arguments):
         """Ask one of the three functions, and see what it changes of that which it may only read."""
-        before, order = {request: state(request) for request in self.running}, list(self.running)
+        before, order = {request: plain(request) for request in self.running}, list(self.running)
         try:
             return getattr(self.part, name)(*arguments)
         finally:
             self.changed += [
                 f"{request.request_id}.{field}"
                 for request, fields in before.items()
-                for field, value in state(request).items()
-                if value != fields[field]
+                for field, value in plain(request).items()
+                if value != fields.get(field, ...)
             ]
             self.changed += ["running"] if self.running != order else []
 
@@ -66,13 +77,17 @@ class Play:
                 return request
         raise Skip
 
-    def add(self, name, prompt, outputs, computed):
+    def add(self, name, prompt, outputs, computed, base=0):
         """A running request; one with outputs to compute once more was preempted before."""
-        request = make_request(name, [5 * i % 11 for i in range(prompt)], max_tokens=None)
+        request = make_request(name, [base + 5 * i % 11 for i in range(prompt)], max_tokens=None)
         request.output_token_ids = [9000 + i % 3 for i in range(outputs)]
         request.num_computed_tokens, request.status = computed, RequestStatus.RUNNING
         request.num_preemptions = int(outputs > 0 and request.num_new_tokens > 1)
         self.running.append(request)
+
+    def crowd(self, count):
+        for i in range(count):
+            self.add(f"d{i}", 1, 1, 1)
 
     def clamp(self, num_new, budget, threshold):
         return self.watching("clamp", num_new, budget, threshold)
@@ -92,12 +107,12 @@ class Play:
 
     def emptied(self, chunk):
         """The caller may do with a chunk's lists as it likes; the request is not to be changed by that."""
-        before = {request: state(request) for request in self.running}
+        before = {request: plain(request) for request in self.running}
         for part in (chunk.token_ids, chunk.positions):
             if isinstance(part, list):
                 part.clear()
         self.changed += [
-            f"{r.request_id}, with a chunk" for r, fields in before.items() if fields != state(r)
+            f"{r.request_id}, with a chunk" for r, fields in before.items() if fields != plain(r)
         ]
 
     def prefill_budget(self, budget):
@@ -122,8 +137,3 @@ class Play:
     def seen(self):
         computed = {r.request_id: f"{r.num_computed_tokens} of {r.num_tokens}" for r in self.running}
         return {"num_computed_tokens": computed, "changed by asking": self.changed}
-
-
-def state(request):
-    """All of a request, as it is now."""
-    return {name: repr(getattr(request, name)) for name in FIELDS}
