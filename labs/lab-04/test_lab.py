@@ -2,12 +2,14 @@
 
 import re
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request, tokens_of
 from labs.kit.tensor_toys import elsewhere
+from mini_engine.backends.dense import DenseCache
 
 scenarios = load("lab-04", "scenarios")
 SCENARIOS = {scenario["name"]: scenario for scenario in scenarios.SCENARIOS}
@@ -257,8 +259,8 @@ def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
 
 
 def test_a_chunk_of_one_token_is_the_next_one(lab):
-    """One token out of a prompt's middle is the one at num_computed_tokens, not the last that is known."""
-    for past, outputs in ((2, 0), (0, 0), (2, 3)):
+    """One token out of the middle, of a prompt or of outputs that are computed again, is the next in turn."""
+    for past, outputs in ((2, 0), (0, 0), (2, 3), (5, 3)):
         request, cache = scenarios.mid_flight("slow", past, 7 - past, outputs=outputs)
         batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"slow": cache})
         check_rows(batch.positions, [[past]], "positions", ["slow"])
@@ -296,6 +298,10 @@ def test_the_end_of_the_prompt_is_not_the_end_of_the_sequence(lab):
         batch = lab.assemble_fused_batch([scenarios.row(request, num_tokens)], {"back": cache})
         assert batch.is_last == [False], f"sampled after {num_tokens} of 7 tokens"
     assert lab.assemble_fused_batch([scenarios.row(request, 7)], {"back": cache}).is_last == [True]
+    for past in (4, 5):  # amid its outputs, a token at a time
+        request, cache = scenarios.mid_flight("back", past, 7 - past, outputs=3)
+        batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"back": cache})
+        assert batch.is_last == [False], f"sampled after {past + 1} of 7 tokens"
 
 
 def test_token_0_is_a_token(lab):
@@ -307,6 +313,25 @@ def test_token_0_is_a_token(lab):
     assert batch.num_new.tolist() == [5, 3]
     check_rows(batch.positions, [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]], "positions", batch.request_ids)
     check_real(batch.mask, [5, 0], [5, 3], 1, [".......x..", ".......xx.", ".......xxx"])
+
+
+def test_long_sequences_and_large_token_ids(lab):
+    """Positions beyond 32,767, a chunk of 600 and ids of up to 2**31: sizes change nothing in the layout."""
+    edges = [0, 1, 4095, 4096, 2**16, 2**20, 2**20 + 1, 2**24 + 1, 2**31]
+    for past_lens, num_new in (([2**15, 3], [1, 2]), ([0, 2], [600, 1])):
+        rows, caches = scenarios.long_rows(past_lens, num_new, edges)
+        batch, width = lab.assemble_fused_batch(rows, caches), max(num_new)
+        pads = [[0] * (width - n) for n in num_new]
+        places = [range(past, past + n) for past, n in zip(past_lens, num_new, strict=True)]
+        tokens = [pad + row[0].token_ids()[-row[1] :] for pad, row in zip(pads, rows, strict=True)]
+        check_rows(batch.tokens, tokens, "tokens", batch.request_ids)
+        positions = [[*pad, *own] for pad, own in zip(pads, places, strict=True)]
+        check_rows(batch.positions, positions, "positions", batch.request_ids)
+        check_shape(batch.mask, past_lens, num_new)
+        for row, own in enumerate(places):
+            seen = batch.mask[row, 0, -len(own) :].sum(dim=-1).tolist()
+            wrong = [p for p, count in zip(own, seen, strict=True) if count != p + 1]
+            assert not wrong, f"position {wrong[0]} of r{row} sees {seen[wrong[0] - own[0]]} keys"
 
 
 def test_the_batch_is_on_the_device_of_the_caches(lab):
@@ -326,7 +351,7 @@ def test_the_batch_is_on_the_device_of_the_caches(lab):
 
 def test_a_stale_cache_is_refused(lab):
     """A cache that holds more or less than is computed is refused in any row, with name and both numbers."""
-    for computed, held, num_tokens in ((0, 5, 8), (5, 0, 3), (0, 5, 2)):
+    for computed, held, num_tokens in ((0, 5, 8), (5, 0, 3), (0, 5, 2), (5, 3, 3), (5, 4, 1)):
         rows, caches = scenarios.fleet([(9, 1), (3, 4)])
         request, caches["evicted"] = scenarios.mid_flight("evicted", held, 8 - held)
         request.num_computed_tokens = computed
@@ -334,7 +359,7 @@ def test_a_stale_cache_is_refused(lab):
         before, stood = deepcopy(rows), stands(caches)
         with pytest.raises(ValueError, match="evicted") as refusal:
             lab.assemble_fused_batch(rows, caches)
-        missing = {"0", "5"} - set(re.findall(r"\d+", str(refusal.value)))
+        missing = {str(computed), str(held)} - set(re.findall(r"\d+", str(refusal.value)))
         if missing:
             wanted = f"{computed} computed tokens and {held} in the cache"
             raise AssertionError(f"the message should have both numbers, {wanted}; it is: {refusal.value}")
@@ -366,7 +391,7 @@ def test_what_visible_pads_would_do(lab):
 # ------------------------------------------------------------------------------------ the way back
 
 
-def by_hand(lab, num_new):
+def by_hand(lab, num_new, layers=2):
     """A batch of which only names and counts matter, and new keys that say where they come from."""
     batch = lab.FusedBatch(
         request_ids=[f"r{row}" for row in range(len(num_new))],
@@ -379,8 +404,10 @@ def by_hand(lab, num_new):
     )
     places = 100.0 * torch.arange(1, len(num_new) + 1)[:, None] + torch.arange(max(num_new))
     k = places[:, :, None, None].expand(-1, -1, 2, 8).double()
-    new_kv = [(1000 * layer + k, -1000 * layer - k) for layer in (1, 2)]
-    return batch, new_kv, {request_id: scenarios.empty_cache() for request_id in batch.request_ids}
+    new_kv = [(1000 * layer + k, -1000 * layer - k) for layer in range(1, layers + 1)]
+    config = replace(scenarios.CONFIG, num_hidden_layers=layers)
+    caches = {name: DenseCache(config, torch.float64) for name in batch.request_ids}
+    return batch, new_kv, caches
 
 
 def stored(cache, layer):
@@ -449,11 +476,19 @@ def test_batch_and_new_keys_are_only_read(lab):
 
 
 def test_every_layer_gets_its_own(lab):
-    """Layer 1's keys and values go to layer 1, keys as keys and values as values."""
-    batch, new_kv, caches = by_hand(lab, [2, 1])
+    """Layer 1's keys and values go to layer 1, keys as keys and values as values; so in all five layers."""
+    batch, new_kv, caches = by_hand(lab, [2, 1], layers=5)
     lab.disassemble_fused_cache(batch, new_kv, caches)
     assert stored(caches["r0"], 1) == [(2100, -2100), (2101, -2101)]
     assert stored(caches["r1"], 1) == [(2201, -2201)]
+    assert stored(caches["r1"], 4) == [(5201, -5201)]
+
+
+def test_a_long_chunk_is_stored_whole(lab):
+    """600 new tokens beside one: 600 are stored."""
+    batch, new_kv, caches = by_hand(lab, [600, 1])
+    lab.disassemble_fused_cache(batch, new_kv, caches)
+    check_held(caches, [600, 1])
 
 
 # -------------------------------------------------------------------------------------- the whole

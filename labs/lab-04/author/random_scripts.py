@@ -12,7 +12,7 @@ from zlib import crc32
 
 import torch
 
-from labs.kit import Skip
+from labs.kit import Skip, load
 from labs.kit.tensor_toys import elsewhere
 from labs.kit.toys.plays import Play as Base
 from mini_engine.backends.dense import DenseCache
@@ -20,10 +20,12 @@ from mini_engine.interfaces import Row
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
 
-SCRIPTS = 20
-NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
+SCRIPTS = 24
+scenarios = load("lab-04", "scenarios")
+NAMES = ["a", "b", "A", "aa", "aab", "é", "a ", "0"]  # some differ by little
+EDGES = [0, 1, *(2**bits + more for bits in (12, 16, 20, 24, 31, 32, 53) for more in (-1, 0, 1))]
 VOCAB = 11
-CONFIG = ModelConfig("llama", VOCAB, 8, 8, 2, 2, 1, 4, 64, tie_word_embeddings=True)
+CONFIG = ModelConfig("llama", VOCAB, 8, 8, 3, 2, 1, 4, 64, tie_word_embeddings=True)
 WEIGHTS = torch.arange(1, CONFIG.head_dim + 1, dtype=torch.float64).sqrt()  # of a key's or value's elements
 TENSORS = ("tokens", "positions", "past_lens", "num_new", "mask")  # of a batch
 DIGITS = 5  # behind the point, of what is shown
@@ -34,8 +36,9 @@ def draw(rng):
     calls, here = [], {}  # name: [tokens, computed]
 
     def arrives(name):
-        prompt, outputs = rng.randint(1, longest), rng.choice((0, 0, 1, 1, 3))
-        computed = rng.choice((0, 0, prompt + outputs - 1, rng.randint(0, prompt + outputs - 1)))
+        prompt, outputs = rng.randint(1, longest), rng.choice((0, 0, 1, 3, 5))
+        last = prompt + outputs - 1
+        computed = rng.choice((0, 0, last, rng.randint(0, last), rng.randint(min(prompt, last), last)))
         here[name] = [prompt + outputs, computed]
         calls.append(["arrive", name, prompt, outputs, computed])
 
@@ -54,10 +57,8 @@ def draw(rng):
 
     def loses_or_keeps():
         """A preemption as it should be, or a cache that does not fit the counter, a step, and then a cure."""
-        name, kind = (
-            rng.choice(sorted(here)),
-            rng.choice(("preempt", "keep_cache", "lose_cache", "longer_cache")),
-        )
+        kinds = ("preempt", "keep_cache", "lose_cache", "longer_cache", "shorter_cache")
+        name, kind = rng.choice(sorted(here)), rng.choice(kinds)
         here[name][1] = 0
         calls.append([kind, name])
         if kind != "preempt":
@@ -75,7 +76,7 @@ def draw(rng):
         steps(shares=shares)
 
     def masks(*device):
-        count, any_past = rng.randint(1, 5), rng.random() < 0.7
+        count, any_past = rng.choice((1, 2, 3, 4, 5, 5, 5, 70)), rng.random() < 0.7
         past_lens = [rng.choice((0, 1, rng.randint(0, 9))) * any_past for _ in range(count)]
         num_new = [rng.choice((1, 1, rng.randint(1, 5))) for _ in range(count)]
         calls.append(["fused_attention_mask", past_lens, num_new, *device])
@@ -90,7 +91,11 @@ def draw(rng):
             steps("store")
         if rng.random() < 0.3:
             rng.choice((lambda: arrives(rng.choice(NAMES)), comes_again))()
-    dtype = rng.choice(("float64",) * 7 + ("float32",))
+    dtype = rng.choice(("float64",) * 7 + ("float32", "bfloat16"))
+    if rng.random() < 0.2:
+        past = rng.choice((511, 1024, 4095, 4096, 4097, 2**15))
+        num_new = [rng.randint(1, 2), 2 if past > 5000 else len(EDGES)]
+        calls.append(["assemble_long", [past, rng.randint(0, 9)], num_new])
     if rng.random() < 0.15:  # seldom, as each of torch's operations is then ours
         masks("another device")
     if rng.random() < 0.15:
@@ -153,6 +158,11 @@ class Play(Base):
         self.made = said(SimpleNamespace(request_ids=batch.request_ids, is_last=batch.is_last, **here))
         return {name: lies_on(x) for name, x in tensors.items()}
 
+    def assemble_long(self, past_lens, num_new):
+        """Rows of long sequences, whose token ids lie at the edges of the numbers of machines."""
+        rows, caches = scenarios.long_rows(past_lens, num_new, EDGES)
+        self.made = said(self.part.assemble_fused_batch(rows, caches))
+
     def store(self, shares):
         """disassemble_fused_cache, with keys and values that are made up, those of the pads too."""
         rows = self.rows(shares)
@@ -203,8 +213,14 @@ class Play(Base):
         self.known(name)
         self.caches[name] = made_up(name, 0, self.dtype)
 
-    def longer_cache(self, name):
-        self.caches[name] = made_up(name, self.known(name).num_computed_tokens + 1, self.dtype)
+    def longer_cache(self, name, more=1):
+        self.caches[name] = made_up(name, self.known(name).num_computed_tokens + more, self.dtype)
+
+    def shorter_cache(self, name):
+        """Something is in it, but not all that is computed."""
+        if self.known(name).num_computed_tokens < 2:
+            raise Skip
+        self.longer_cache(name, -1)
 
     # -------------------------------------------------------------------------------------- seen
 
@@ -319,7 +335,7 @@ def said(batch):
 
 
 def rounded(tensor):
-    """Numbers as they are shown; of those in float32, which depend on the order of summation, how many."""
-    if tensor.dtype == torch.float32:
+    """Numbers as they are shown; of those in fewer bits, which depend on the order of summation, how many."""
+    if tensor.dtype != torch.float64:
         return [None] * len(tensor)
     return (tensor.round(decimals=DIGITS) + 0.0).tolist()

@@ -27,7 +27,7 @@ SHAPES = {
     "several first chunks": [(0, 8), (0, 3), (0, 1)],
     "later chunks and decodes, in any order": [(5, 6), (21, 1), (0, 9), (14, 1), (30, 2)],
     "no past beside a long one": [(40, 1), (0, 1)],
-    "a long chunk, a long past and many decodes": [(260, 1), (3, 60), *((past, 1) for past in range(5, 16))],
+    "a long chunk, a long past and many decodes": [(260, 1), (3, 60), *((past, 1) for past in range(5, 45))],
 }
 
 
@@ -85,6 +85,20 @@ def fleet(shapes: list[tuple[int, int]]):
         request, caches[f"r{number}"] = mid_flight(f"r{number}", past, new, outputs=outputs)
         rows.append(row(request, new))
     return rows, dict(reversed(caches.items()))
+
+
+def long_rows(past_lens, num_new, edges):
+    """Rows and caches of long sequences: the ids of the tokens are `edges`, in turn; keys are zeros."""
+    rows, caches = [], {}
+    for number, (past, new) in enumerate(zip(past_lens, num_new, strict=True)):
+        tokens = [edges[(number + place) % len(edges)] for place in range(past + new)]
+        request = make_request(f"r{number}", tokens)
+        request.num_computed_tokens = past
+        rows.append(row(request, new))
+        caches[request.request_id] = empty_cache()
+        for layer in range(CONFIG.num_hidden_layers):
+            caches[request.request_id].append(layer, *torch.zeros(2, past, 2, 8, dtype=torch.float64))
+    return rows, caches
 
 
 def worked_example():
