@@ -4,7 +4,6 @@ A block is found if its content and all that precedes it are equal; the hash onl
 """
 
 from collections.abc import Callable
-from itertools import count
 from struct import Struct
 
 from mini_engine.request import Request
@@ -26,8 +25,8 @@ def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
 class PrefixCache:
     """The blocks that can be found, by hash. The manager holds and frees them.
 
-    A block is its number, which is its index in each list. An entry is valid while `block_hashes` has a
-    hash at that index.
+    A block is its number: its index in each list, its key in `_prefixes`. An entry is valid while
+    `block_hashes` has a hash at that index.
     """
 
     def __init__(self, num_blocks: int, block_size: int, hash_block: HashBlock = hash_block):
@@ -38,9 +37,9 @@ class PrefixCache:
         self._token_ids: list[tuple[int, ...]] = [()] * num_blocks
         # A prefix number names the whole content from the first token to the block's last. What precedes
         # the block is then its parent's number, or the cache salt of a first block.
-        self._prefixes = [0] * num_blocks
+        self._prefixes: dict[int, int] = {}
         self._parents: list[str | int] = [""] * num_blocks
-        self._new_prefixes = count()
+        self._num_prefixes = 0
         self._named: dict[bytes, tuple[int, ...]] = {}  # by hash; rarely more than one
 
     def find_longest_cache_hit(self, request: Request, most: int) -> list[int]:
@@ -73,8 +72,10 @@ class PrefixCache:
             self.block_hashes[block_id] = hash
             self._token_ids[block_id] = token_ids
             self._parents[block_id] = parent
+            if twin is None:
+                self._num_prefixes += 1
             # Two requests that computed the same at the same time keep a copy each, under one prefix number.
-            parent = next(self._new_prefixes) if twin is None else self._prefixes[twin]
+            parent = self._num_prefixes if twin is None else self._prefixes[twin]
             self._prefixes[block_id] = parent
         self.num_blocks += end - first
 

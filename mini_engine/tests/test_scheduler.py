@@ -195,6 +195,11 @@ def test_removal_anywhere_keeps_the_order():
             queue.remove(make_request("gone", 1))
 
 
+def test_a_queue_of_an_unknown_policy_is_refused():
+    with pytest.raises(ValueError, match="policy must be one of fcfs, priority, but is 'lifo'"):
+        RequestQueue("lifo")
+
+
 def test_removed_requests_are_dropped_when_they_are_more_than_half_of_the_heap():
     queue, requests = RequestQueue(), stamped(*[0] * 6)
     for request in requests:
