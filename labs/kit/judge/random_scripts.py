@@ -223,9 +223,14 @@ def as_log(script: Script, steps: list[Step]) -> OpLog:
     log = OpLog(OpHeader(script["config"]))
     for number, step in enumerate(steps):
         seen = dict(step.seen)
-        log.steps.append(OpStep(number, step.call, seen.pop("returned", seen.pop("raised", None)), seen))
+        log.steps.append(OpStep(number, step.call, returned_of(seen), seen))
     log.end = End("drained", len(steps))
     return log
+
+
+def returned_of(seen: dict[str, Any]) -> Any:
+    """Take what a call returned out of what was seen; {"raised": kind} if it raised an error."""
+    return {"raised": seen.pop("raised")} if "raised" in seen else seen.pop("returned", None)
 
 
 def fingerprint(lab_id: str, part: Any) -> list[str]:

@@ -1,0 +1,300 @@
+"""Sentences on traces: labs 01 to 04 and 07. The rules follow the order of a step.
+
+Both runs agree up to the step where they part, so the state before it is the same in both.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from labs.kit.judge.compare import comparable
+from labs.kit.judge.sentences.rules import Clauses, Sentence
+from labs.kit.judge.sentences.words import count, listing, pair, place, places, value
+from mini_engine.trace import Event, Finished, Preempted, Queued, RequestView, Scheduled, StepTrace, Trace
+from mini_engine.trace.fold import Fold
+
+
+@dataclass
+class Parting:
+    """The step in which two runs part: both records, the config, and the requests before the step."""
+
+    number: int
+    yours: StepTrace
+    theirs: StepTrace
+    trace: Trace  # the reference's
+
+    @property
+    def step(self) -> str:
+        return f"Your step {self.number}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.trace.header.config
+
+    @cached_property
+    def before(self) -> dict[str, RequestView]:
+        """The requests as the step found them, its own arrivals included."""
+        fold = Fold(self.trace.header)
+        for record in self.trace.steps[: self.number]:
+            fold.add(record)
+        return dict(fold.settle())
+
+    def of(self, kind: type[Event], own: bool) -> dict[str, Any]:
+        """Return the events of a kind in one of the two steps, by id and in their order."""
+        events = (self.yours if own else self.theirs).events
+        return {event.id: event for event in events if isinstance(event, kind)}
+
+    def left(self, name: str, own: bool) -> int:
+        """Return what is left of the budget where a request's turn comes; below 0 if it is overdrawn."""
+        left = int(self.config["max_num_batched_tokens"])
+        for other, num_tokens in (self.yours if own else self.theirs).scheduled.items():
+            if other == name:
+                break
+            left -= num_tokens
+        return left
+
+
+Found = Iterator[Clauses]
+
+
+def sentence(yours: Trace, reference: Trace, index: int) -> Sentence:
+    """Return the first rule's sentence on the step in which two runs part."""
+    if index >= len(yours.steps) or index >= len(reference.steps):
+        return Sentence(*ended(yours, reference, index))
+    parting = Parting(index, yours.steps[index], reference.steps[index], reference)
+    return next(Sentence(*found) for rule in RULES for found in rule(parting))
+
+
+def ended(yours: Trace, reference: Trace, index: int) -> Clauses:
+    """One of the two runs has ended before this step."""
+    if index < len(yours.steps):
+        work = work_of(yours.steps[index])
+        return (
+            "end",
+            f"Your run goes on in step {index}, which {work}",
+            "the reference's run is over by then",
+        )
+    end = yours.end
+    how = {"error": f"with {end.error}", "drained": "with nothing left to do"} if end else {}
+    said = how.get(end.end if end else "", "there")
+    work = work_of(reference.steps[index])
+    return "end", f"Your run ends before step {index}, {said}", f"the reference's step {index} {work}"
+
+
+def work_of(record: StepTrace) -> str:
+    rows = [f"{name} {count(num_tokens, 'token')}" for name, num_tokens in record.scheduled.items()]
+    return f"gives {listing(rows)}" if rows else "schedules nothing"
+
+
+def queued(at: Parting) -> Found:
+    yours, theirs = at.of(Queued, True), at.of(Queued, False)
+    for name in [*theirs, *yours]:
+        for key in ("arrival", "priority", "num_prompt_tokens", "max_tokens"):
+            a, b = (getattr(each.get(name), key, None) for each in (yours, theirs))
+            if a != b:
+                yield (
+                    "queued",
+                    f"In step {at.number} {name} is queued with {key} {a}",
+                    f"in the reference with {b}",
+                )
+
+
+def aborted(at: Parting) -> Found:
+    """Aborts come before a step is scheduled."""
+    yours, theirs = (
+        {name for name, event in at.of(Finished, own).items() if event.reason == "abort"}
+        for own in (True, False)
+    )
+    for name in sorted(yours - theirs):
+        yield "finish", f"{at.step} aborts {name}", "the reference does not"
+    for name in sorted(theirs - yours):
+        yield "finish", f"{at.step} does not abort {name}", "the reference does"
+
+
+def preempted(at: Parting) -> Found:
+    yours, theirs = at.of(Preempted, True), at.of(Preempted, False)
+    preempts, should = f"{at.step} preempts {listing(yours)}", f"the reference preempts {listing(theirs)}"
+    a, b = next(iter(yours.values()), None), next(iter(theirs.values()), None)
+    if list(yours) == list(theirs):
+        if a and b and (a.needs, a.free) != (b.needs, b.free):
+            yield "memory", f"{preempts}, as {short(a)}", f"in the reference {short(b)}"
+        elif a and b and a.for_ != b.for_:
+            yield "preemption", f"{preempts} for {a.for_}", f"the reference does so for {b.for_}"
+    elif a and not b:
+        yield "preemption", f"{preempts}, when {short(a)}", should
+    elif b and not a:
+        yield "preemption", preempts, f"{should}, as {short(b)}"
+    elif set(yours) == set(theirs):
+        yield "victim", f"{preempts} in this order", should
+    elif set(yours) > set(theirs) or set(yours) < set(theirs):
+        yield "preemption", preempts, should
+    else:
+        mine = next(name for name in yours if name not in theirs)
+        other = next(name for name in theirs if name not in yours)
+        yield "victim", f"{at.step} preempts {who(at, mine)}", f"the reference preempts {who(at, other)}"
+
+
+def short(event: Preempted) -> str:
+    return f"the running requests need {count(event.needs, 'block')} and {event.free} are free"
+
+
+def who(at: Parting, name: str) -> str:
+    """Name a request with what decides on a victim."""
+    view = at.before.get(name)
+    if view is None:
+        return name
+    priority = f"priority {view.priority}, " if at.config.get("policy") == "priority" else ""
+    return f"{name} ({priority}arrival {view.arrival})"
+
+
+def admitted(at: Parting) -> Found:
+    yours, theirs = at.of(Scheduled, True), at.of(Scheduled, False)
+    for name in yours:
+        if name not in theirs:
+            yield "admission", f"{at.step} admits {name}", f"the reference does not{why_not(at, name)}"
+    for name in theirs:
+        if name not in yours:
+            gives = f"gives it {count(at.theirs.scheduled.get(name, 0), 'token')}"
+            yield "admission", f"{at.step} does not admit {name}", f"the reference does, and {gives}"
+    if list(yours) != list(theirs):
+        yield (
+            "admission order",
+            f"{at.step} admits {listing(yours)} in this order",
+            f"the reference {listing(theirs)}",
+        )
+    for name, event in yours.items():
+        a, b = event.num_cached_tokens, theirs[name].num_cached_tokens
+        if a != b:
+            yield (
+                "cached",
+                f"{at.step} admits {name} with {count(a, 'computed token')}",
+                f"the reference with {b}",
+            )
+
+
+def why_not(at: Parting, name: str) -> str:
+    """Say why the reference does not admit a request in this step."""
+    blocked, view = at.theirs.blocked, at.before.get(name)
+    if blocked.id is None or view is None or view.running:
+        return ""
+    if blocked.id != name:
+        return f": {blocked.id} stands before it in the queue"
+    if blocked.reason == "memory":
+        reserve = at.config.get("watermark") if at.theirs.num_running else 0
+        kept = f", a reserve of {reserve} included" if reserve else ""
+        return f": it needs {count(blocked.needs, 'block')}{kept}, and {blocked.free} are free"
+    return {
+        "slots": f": {at.theirs.num_running} requests run, and at most {at.config['max_num_seqs']} may",
+        "budget": f": the budget of {at.config['max_num_batched_tokens']} is used up",
+        "preempted": ": it has preempted in this step",
+    }.get(blocked.reason, "")
+
+
+def rows(at: Parting) -> Found:
+    yours, theirs = at.yours.scheduled, at.theirs.scheduled
+    for name in dict.fromkeys([*theirs, *yours]):
+        if name not in theirs:
+            gives = f"{at.step} gives {name} {count(yours[name], 'token')}"
+            yield "row", gives, f"the reference leaves it out{nothing_for(at, name)}"
+        elif name not in yours:
+            yield (
+                "row",
+                f"{at.step} leaves {name} out",
+                f"the reference gives it {count(theirs[name], 'token')}",
+            )
+        elif yours[name] != theirs[name]:
+            yield chunk(at, name, yours[name], theirs[name])
+    if list(yours) != list(theirs):
+        yield (
+            "row order",
+            f"{at.step} serves {listing(yours)} in this order",
+            f"the reference {listing(theirs)}",
+        )
+
+
+def nothing_for(at: Parting, name: str) -> str:
+    """Say why the reference gives a running request nothing in this step."""
+    view, budget = at.before.get(name), at.config["max_num_batched_tokens"]
+    if sum(at.theirs.scheduled.values()) >= budget:
+        return f": the others use up the budget of {budget}"
+    return ": nothing of it is left to compute" if view and view.num_new_tokens == 0 else ""
+
+
+def chunk(at: Parting, name: str, yours: int, theirs: int) -> Clauses:
+    """One request gets another number of tokens."""
+    budget, threshold = at.config["max_num_batched_tokens"], at.config.get("long_prefill_token_threshold", 0)
+    gives, should = f"{at.step} gives {name} {count(yours, 'token')}", f"the reference gives it {theirs}"
+    left, view = at.left(name, True), at.before.get(name)
+    if yours > left:
+        return "budget", f"{gives}, and {max(0, left)} of the budget of {budget} are left", should
+    if threshold and yours > threshold == theirs:
+        return "threshold", gives, f"{should}, the threshold"
+    if view and view.running and view.num_new_tokens == theirs:
+        return "chunk", gives, f"{should}, all that is left of it to compute"
+    if theirs == at.left(name, False):
+        return "chunk", gives, f"{should}, all that is left of the budget of {budget}"
+    return "chunk", gives, f"{should}, the threshold" if theirs == threshold else should
+
+
+def counts(at: Parting) -> Found:
+    a, b = at.yours, at.theirs
+    if a.num_free_blocks != b.num_free_blocks:
+        left = f"{at.step} leaves {count(a.num_free_blocks, 'block')} free"
+        yield "memory", left, f"in the reference {b.num_free_blocks} are free"
+    for key, words in (("num_running", "running"), ("num_waiting", "waiting")):
+        mine, other = getattr(a, key), getattr(b, key)
+        if mine != other:
+            yield (
+                "count",
+                f"In step {at.number} {count(mine, f'{words} request')}",
+                f"in the reference {other}",
+            )
+
+
+def tokens(at: Parting) -> Found:
+    yours, theirs = at.yours.new_tokens, at.theirs.new_tokens
+    for name in dict.fromkeys([*theirs, *yours]):
+        a, b = yours.get(name, []), theirs.get(name, [])
+        if len(a) != len(b):
+            gets = f"{at.step} yields {count(len(a), 'new token')} for {name}"
+            yield "tokens", gets, f"in the reference {len(b)}"
+        for mine, other in zip(a, b, strict=False):
+            if mine != other:
+                yield (
+                    "tokens",
+                    f"{at.step} yields token {value(mine)} for {name}",
+                    f"in the reference {value(other)}",
+                )
+    if list(yours) != list(theirs):
+        yield (
+            "tokens",
+            f"{at.step} yields tokens for {listing(yours)} in this order",
+            f"the reference for {listing(theirs)}",
+        )
+
+
+def finished(at: Parting) -> Found:
+    yours, theirs = at.of(Finished, True), at.of(Finished, False)
+    for name in dict.fromkeys([*theirs, *yours]):
+        a, b = ((f"ends with {e.reason!r}" if e else "goes on") for e in (yours.get(name), theirs.get(name)))
+        if a != b:
+            yield "finish", f"After step {at.number} {name} {a}", f"in the reference it {b}"
+    if list(yours) != list(theirs):
+        yield (
+            "finish",
+            f"In step {at.number} {listing(yours)} end in this order",
+            f"in the reference {listing(theirs)}",
+        )
+
+
+def field(at: Parting) -> Found:
+    """The plainest: which field differs."""
+    for path, *both in places(comparable(at.yours), comparable(at.theirs)):
+        mine, other = pair(*both)
+        yield "field", f"In step {at.number} {place(path)} is {mine}", f"in the reference it is {other}"
+
+
+RULES: list[Callable[[Parting], Found]] = [
+    queued, aborted, preempted, admitted, rows, counts, tokens, finished, field,
+]  # fmt: skip
