@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from labs.kit.judge import compare, loading, page
+from labs.kit.judge import compare, loading, page, sentences
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab
 from labs.kit.toys.driver import EXPECTED, RUNS
@@ -53,16 +53,17 @@ def given(item: pytest.Function) -> dict[str, Any]:
     return (dict(item.callspec.params) if hasattr(item, "callspec") else {}) | item.funcargs
 
 
-def sections(
+def diagnosis(
     item: pytest.Function, lab: Lab, error: BaseException, look_for_state: bool = False
-) -> list[tuple[str, str]]:
-    """Return titled texts for the report of a failed test."""
+) -> tuple[sentences.Sentence | None, list[tuple[str, str]]]:
+    """Return the sentence on a failed test's run, if it parts from the reference's, and titled texts."""
     yours, reference = Outcome(tuple(RUNS), describe(error)), Outcome(tuple(EXPECTED))
-    found = []
+    sentence, found = None, []
     try:
         ready(lab)
         with deadline(PATIENCE):
             reference = reference if reference.runs else on_reference(item, lab)
+            sentence = sentences.of_runs(yours.runs, reference.runs)
             found += [
                 ("where your run departs from the reference", text)
                 for text in departures(item, yours, reference)
@@ -73,7 +74,8 @@ def sections(
         pass
     except Exception as error:  # no run may prevent the report of the test
         found.append(("no comparison with the reference", describe(error)))
-    return found + [("step through it", line) for line in played(item, lab, yours, reference)]
+    played = page_of(item, lab, yours, reference, sentence)
+    return sentence, found + [("step through it", line) for line in played]
 
 
 def ready(lab: Lab) -> None:
@@ -89,21 +91,32 @@ def on_reference(item: pytest.Function, lab: Lab) -> Outcome:
     return Outcome((), done.failure) if done.failure else done
 
 
-def played(
-    item: pytest.Function, lab: Lab, yours: Outcome | None = None, reference: Outcome | None = None
+def cut_short(item: pytest.Function, lab: Lab) -> list[str]:
+    """Return the sentence on the run of a test that was ended, and the line that names its page."""
+    yours, reference, sentence = Outcome(tuple(RUNS)), Outcome(tuple(EXPECTED)), None
+    try:
+        ready(lab)
+        reference = reference if reference.runs else on_reference(item, lab)
+        sentence = sentences.of_runs(yours.runs, reference.runs)
+    except Exception:  # solution.py does not load: the learner's run is shown alone
+        pass
+    said = [filled(sentence.text)] if sentence else []
+    return said + page_of(item, lab, yours, reference, sentence)
+
+
+def page_of(
+    item: pytest.Function,
+    lab: Lab,
+    yours: Outcome,
+    reference: Outcome,
+    sentence: sentences.Sentence | None,
 ) -> list[str]:
     """Write the page of the test's run. Return the line that names it, or nothing without a run."""
-    yours = yours or Outcome(tuple(RUNS))
     if not yours.runs:
         return []
-    if reference is None:
-        try:
-            ready(lab)
-            reference = on_reference(item, lab)
-        except Exception:  # solution.py does not load: the learner's run is shown alone
-            reference = Outcome(())
     first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
-    line = page.write(lab, yours.runs, reference.runs, may_write=first_worker)
+    said = sentence.text if sentence else ""
+    line = page.write(lab, yours.runs, reference.runs, said, may_write=first_worker)
     columns = shutil.get_terminal_size().columns
     return [fill(line, columns, break_long_words=False, break_on_hyphens=False)] if line else []
 

@@ -147,11 +147,11 @@ class Report:
             self.report = report
 
 
-def report(status: TaskStatus) -> str:
-    """Return the report of the most informative failure; "" if nothing fails."""
+def report(status: TaskStatus) -> tuple[str, str]:
+    """Return the report of the most informative failure, and its hint; two empty texts if nothing fails."""
     lab, task, result = status.lab, status.next_task, status.most_informative
     if task is None or result is None:
-        return ""
+        return "", ""
     whole = {r.test: r for r in status.of(task, status.results)}
     shown_alone = isolate_needed(status, task, whole.get(result.test))
     variant = f"{YOURS}@{task.name}" if shown_alone else YOURS
@@ -171,7 +171,7 @@ def report(status: TaskStatus) -> str:
         lines += ["", "--- looks like ---", diagnose.filled(f"{name.title}: {name.hint.strip()}")]
     for title, text in said.sections if said else ():
         lines += ["", f"--- {title} ---", text.rstrip("\n")]
-    return "\n".join(lines)
+    return "\n".join(lines), getattr(said, "hint", "")
 
 
 def isolate_needed(status: TaskStatus, task: Task, whole: Result | None) -> bool:
@@ -193,7 +193,8 @@ def main(lab_id: str, out: str, *options: str) -> None:
         if ended := examination.examine():
             if "report" in options:
                 os.environ["LAB_IMPL"] = "starter"
-                examination.write({"report": report(examination.status)})
+                text, hint = report(examination.status)
+                examination.write({"report": text, "hint": hint})
             examination.write("the end")
     sys.stdout.flush()
     os._exit(0 if ended else 2)

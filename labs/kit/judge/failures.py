@@ -55,9 +55,9 @@ def a_few_words(lines: list[str]) -> ExceptionRepr:
 
 
 def short_traceback(
-    item: pytest.Function, lab: Lab, excinfo: pytest.ExceptionInfo[BaseException], whole: bool
+    opening: list[str], lab: Lab, excinfo: pytest.ExceptionInfo[BaseException], whole: bool
 ) -> ExceptionRepr:
-    """The test's claim and pytest's short traceback of the lab's own files; a long message is cut."""
+    """Return the opening lines and pytest's short traceback of the lab's own files; a long message is cut."""
     ours = excinfo.traceback.filter(lambda entry: lab.path in Path(entry.path).parents)
     excinfo.traceback = ours or excinfo.traceback
     shown = excinfo.getrepr(style="short", chain=False)
@@ -71,6 +71,6 @@ def short_traceback(
         entry.lines = [*code, *message]
     if shown.reprcrash:  # the line in the summary, which pytest does not cut where CI is set
         shown.reprcrash.message = shown.reprcrash.message.split("\n")[0][:WIDEST]
-    first = ReprEntryNative([claim(item) + "\n"])
+    first = ReprEntryNative([f"{line}\n" for line in opening])
     shown.reprtraceback.reprentries = [first, *shown.reprtraceback.reprentries]
     return shown

@@ -48,6 +48,7 @@ class Outcomes:
     trouble: str = ""
 
     report: str = ""  # of an examination
+    hint: str = ""  # of the failure that it reports
     modules: list[str] = field(default_factory=list)  # the files of all that was imported
 
     def failed(self, variant: str) -> set[str]:
@@ -105,6 +106,7 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
                 outcomes.results.setdefault(row[0], []).append(Result(**row[1]))
             elif isinstance(row, dict):
                 outcomes.report = row.get("report", outcomes.report)
+                outcomes.hint = row.get("hint", outcomes.hint)
                 outcomes.modules = row.get("modules", outcomes.modules)
     else:
         outcomes.trouble = _trouble(lab, code, rows, said)

@@ -23,10 +23,12 @@ def path_of(lab: Lab) -> Path:
     return lab.path.parents[1] / "out" / f"{lab.id}.html"
 
 
-def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: bool = True) -> str:
+def write(
+    lab: Lab, yours: compare.Runs, reference: compare.Runs, said: str = "", may_write: bool = True
+) -> str:
     """Write the page. Return the line that names it, or "" if there is no step to play.
 
-    It opens at the first step in which the two differ. Without a reference it shows the learner's run alone.
+    It opens at the first step in which the two differ, with the sentence `said` on top. Without a reference it shows the learner's run alone.
     Whatever the run was like, this raises nothing but KeyboardInterrupt.
     """
     name = f"out/{path_of(lab).name}"
@@ -37,13 +39,14 @@ def write(lab: Lab, yours: compare.Runs, reference: compare.Runs, may_write: boo
                 return ""
             from mini_engine.show.player import payload, write_player
 
+            options: dict[str, Any] = {"names": ("yours", "reference"), "said": said, **found}
             if screen:
-                screen(payload(run, expected, names=("yours", "reference"), **found))
+                screen(payload(run, expected, **options))
                 lead = "the player shows"
             elif lab.id in _written or not may_write:
                 return f"{name} shows the first failure of these tests; run this one alone to see it there"
             else:
-                write_player(path_of(lab), run, expected, names=("yours", "reference"), **found)
+                write_player(path_of(lab), run, expected, **options)
                 _written.add(lab.id)
                 lead = f"{name} in a browser:"
     except KeyboardInterrupt:

@@ -152,20 +152,23 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
     if isinstance(error, pytest.skip.Exception) or not (words or is_learners):
         return None
     if is_learners and isinstance(error, TimeUp | PrintFlood):
-        words = [claim(item), *words, *diagnose.played(item, lab)]
+        words = [*words, *diagnose.cut_short(item, lab), claim(item)]
     result = matrix.result_of(item, lab, call, item.name)
     report = pytest.TestReport.from_item_and_call(item, without_error(call))  # rendering it takes long
     report.outcome = "failed"
-    report.longrepr = (
-        a_few_words(words) if words else short_traceback(item, lab, call.excinfo, whole=REPORTING)
-    )
+    if words:
+        report.longrepr = a_few_words(words)
     if is_learners and not REPORTING:
         report.seen = [lab.id, vars(result)]  # type: ignore[attr-defined]
     if not words:
         printed = [(name, "\n".join(text.splitlines()[-PRINTED_LINES:])) for name, text in report.sections]
         _fresh[lab.id] += 1
         look_for_state = not REPORTING and _fresh[lab.id] <= ENOUGH
-        report.sections = [*diagnose.sections(item, lab, error, look_for_state), *printed]
+        sentence, sections = diagnose.diagnosis(item, lab, error, look_for_state)
+        opening = [*([diagnose.filled(sentence.text), ""] if sentence else []), claim(item)]
+        report.longrepr = short_traceback(opening, lab, call.excinfo, whole=REPORTING)
+        report.hint = sentence.hint if sentence else ""  # type: ignore[attr-defined]
+        report.sections = [*sections, *printed]
         return report
     report.sections = []
     if isinstance(error, NotBegun | loading.LoadProblem):

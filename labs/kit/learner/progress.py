@@ -27,11 +27,15 @@ _writing = threading.Lock()
 
 @dataclass
 class Progress(TaskStatus):
-    """The status of a lab's starter.py; `problem` says why there are no results, `report` shows a failure."""
+    """The status of a lab's starter.py; `problem` says why there are no results.
+
+    `report` shows the most informative failure, `hint` helps with it.
+    """
 
     problem: str = ""
     started: bool = True
     report: str = ""
+    hint: str = ""
 
 
 def progress(lab: Lab, report: bool = False) -> Progress:
@@ -48,7 +52,15 @@ def progress(lab: Lab, report: bool = False) -> Progress:
     if kept.get("key") == key and (not report or (kept["report"] and kept.get("columns") == columns)):
         by_task = {task: [Result(**row) for row in rows] for task, rows in kept["alone"].items()}
         results = [Result(**row) for row in kept["results"]]
-        return Progress(lab, results, by_task, unwritten, kept["problem"], report=kept["report"])
+        return Progress(
+            lab,
+            results,
+            by_task,
+            unwritten,
+            kept["problem"],
+            report=kept["report"],
+            hint=kept.get("hint", ""),
+        )
     with contextlib.suppress(OSError):
         page.path_of(lab).unlink()  # it shows another starter
     outcomes = matrix.run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
@@ -64,13 +76,14 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         "key": key,
         "problem": problem,
         "report": outcomes.report,
+        "hint": outcomes.hint,
         "columns": columns,
         "results": [vars(result) for result in results],
         "alone": {task: [vars(result) for result in rows] for task, rows in alone.items()},
     }
     with _writing, contextlib.suppress(OSError):  # without a place to keep them, the tests run again
         write_state("results.json", read_state("results.json") | {lab.id: entry})
-    return Progress(lab, results, alone, unwritten, problem, report=outcomes.report)
+    return Progress(lab, results, alone, unwritten, problem, report=outcomes.report, hint=outcomes.hint)
 
 
 def all_progress() -> list[Progress]:

@@ -85,19 +85,21 @@ def payload(
     follow: str | None = None,
     texts: Texts | None = None,
     veil: bool = False,
+    said: str = "",
 ) -> dict[str, Any]:
     """Return the component's data as JSON.
 
     `names` are the traces' titles. The player opens at `step` (the number in its record) and follows the
     request `follow`. With `texts` it shows each request's text so far. With `veil` its picture of the whole
-    run ends at the last step that was shown. Raise ValueError if there is no step to play.
+    run ends at the last step that was shown. `said` stands above all.
+    Raise ValueError if there is no step to play.
     """
     runs = [trace] if other is None else [trace, other]
     names = names or ("trace", "reference")
     if not any(run.steps for run in runs):
         raise ValueError(f"the trace {names[0]!r} has no steps to play; record a run first")
     traces = [_plain(name, run, texts) for name, run in zip(names, runs, strict=False)]
-    return {"traces": traces, "step": step, "follow": follow, "veil": veil}
+    return {"traces": traces, "step": step, "follow": follow, "veil": veil, "said": said}
 
 
 def _plain(name: str, run: Playable, texts: Texts | None) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 // The component: controls, and one pane per trace. It is in a shadow root below the given element, has no global
-// name, and gets its data from outside: new Player(element, options).load({ traces, step, follow, theme, veil }).
+// name, and gets its data from outside: new Player(element, options).load({ traces, step, follow, theme, veil, said }).
 
 const PAUSE = 400; // ms between two reports of the place: browsers limit changes of the address
 const MANY_NAMES = 24; // with more requests, one is found by typing its name
@@ -41,8 +41,10 @@ class Player {
   }
 
   /** Show one or two traces. The followed request stays followed. */
-  load({ traces, step = null, follow = null, theme = null, veil = false }) {
+  load({ traces, step = null, follow = null, theme = null, veil = false, said = "" }) {
     this.play(false);
+    this.part("said").textContent = said;
+    this.part("said").hidden = !said;
     this.part("failure").hidden = true;
     this.tints.clear();
     this.panes = [];

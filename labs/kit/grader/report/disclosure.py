@@ -14,6 +14,7 @@ from labs.kit.grader.grading import logs_to_run
 from labs.kit.grader.names import printable, safe
 from labs.kit.grader.results import MISSING, NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade, LabGrade, TaskGrade
 from labs.kit.grader.submission import Settings
+from labs.kit.judge import compare, sentences
 from labs.kit.judge.manifest import LabError, find_lab
 from mini_engine.show.player import payload
 
@@ -145,7 +146,7 @@ def lab_disclosed(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
         (public.count(False), len(public)),
         (hidden.count(False), len(hidden)),
         case_name(shown.name) if shown else "",
-        story_of(shown.said) if shown else (),
+        story_of("\n".join(filter(None, [sentence_on(lab), shown.said]))) if shown else (),
         play_of(lab) if shown else None,
         line(late),
     )
@@ -177,6 +178,18 @@ def story_of(text: str) -> tuple[str, ...]:
     lines = text.splitlines()
     shown = [printable(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
     return (*shown, *([f"and {len(lines) - LINES} lines more"] if len(lines) > LINES else []))
+
+
+def sentence_on(lab: LabGrade) -> str:
+    """Return the sentence on the departing run, or "" if there is none, or none that can be read."""
+    if lab.yours is None or lab.expected is None:
+        return ""
+    try:
+        yours, expected = logs_to_run(lab.yours), logs_to_run(lab.expected)
+        found = compare.departure(yours, expected)
+        return sentences.sentence(yours, expected, found).text if found else ""
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        return ""
 
 
 def play_of(lab: LabGrade) -> Play | None:

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from labs.kit.judge import compare, loading
+from labs.kit.judge import compare, loading, sentences
 from labs.kit.judge.compare import Run
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import find_lab, impl_from_environment
@@ -135,7 +135,10 @@ class Panel:
         found = compare.departure(yours, reference) if yours and yours.steps else None
         name = IMPLEMENTATIONS[self.switch.value]
         if found:
-            self._say(trouble, f"The runs of {name} and of the reference differ from step {found.index} on.")
+            said = sentences.sentence(yours, reference, found).text if yours else ""
+            self._say(
+                trouble, f"The runs of {name} and of the reference differ from step {found.index} on.", said
+            )
         elif trouble:
             self._say(trouble, "The player shows the reference's run.")
         else:
