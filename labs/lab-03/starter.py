@@ -1,9 +1,8 @@
-"""lab-03, preemption: your file.
+"""lab-03, preemption: the reference, written to be read."""
 
-Replace each NotImplementedError by code; the docstrings say what to do, README.md says why.
-Check with: LAB_IMPL=starter pytest labs/lab-03     Stuck? python -m labs hint lab-03
-"""
+import heapq
 
+from mini_engine.request import RequestStatus
 from mini_engine.scheduler import clamp, schedule_step  # yours from lab-01 and lab-02 fit in their place
 
 POLICIES = ("fcfs", "priority")
@@ -15,7 +14,7 @@ def policy_key(request, policy):
     fcfs looks at `arrival` alone. priority looks at `priority` first (0 is the most important) and
     breaks ties by `arrival`. An arrival is a sequence number, so two requests never have equal keys.
     """
-    raise NotImplementedError("lab-03: policy_key is not written yet")
+    return (request.priority if policy == "priority" else 0, request.arrival)
 
 
 class RequestQueue:
@@ -26,36 +25,42 @@ class RequestQueue:
 
     def __init__(self, policy="fcfs"):
         """Start empty. Raise a ValueError that names the policy if it is not one of POLICIES."""
-        raise NotImplementedError("lab-03: RequestQueue.__init__ is not written yet")
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, but is {policy!r}")
+        self.policy = policy
+        self._heap = []
 
     def push(self, request):
         """Put a request into its place. What it is pushed with (arrival, priority) does not change."""
-        raise NotImplementedError("lab-03: RequestQueue.push is not written yet")
+        heapq.heappush(self._heap, (policy_key(request, self.policy), request))
 
     def peek(self):
         """The request at the front, which stays there."""
-        raise NotImplementedError("lab-03: RequestQueue.peek is not written yet")
+        return self._heap[0][1]
 
     def pop(self):
         """Take the request at the front."""
-        raise NotImplementedError("lab-03: RequestQueue.pop is not written yet")
+        return heapq.heappop(self._heap)[1]
 
     def remove(self, request):
         """Take this request out, wherever it is; the others keep their order."""
-        raise NotImplementedError("lab-03: RequestQueue.remove is not written yet")
+        self._heap.remove((policy_key(request, self.policy), request))
+        heapq.heapify(self._heap)  # the hole has broken the heap
 
     def __len__(self):
         """How many wait. It gives the queue its truth value, too."""
-        raise NotImplementedError("lab-03: RequestQueue.__len__ is not written yet")
+        return len(self._heap)
 
     def __iter__(self):
         """All waiting requests in the order in which they would be popped; nothing is taken."""
-        raise NotImplementedError("lab-03: RequestQueue.__iter__ is not written yet")
+        # sorted, not the heap as it lies: only the first element of a heap is in its place.
+        return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
 
 
 def pick_victim(running, policy):
     """The request to preempt: the last in policy order: the newest (of the least important)."""
-    raise NotImplementedError("lab-03: pick_victim is not written yet")
+    # Served last, so it gives way first: one order for both. The newest has the least to recompute.
+    return min(running, key=lambda request: policy_key(request, policy))
 
 
 class Scheduler:
@@ -113,7 +118,20 @@ class Scheduler:
 
         A refusal leaves no trace: the request is as it was, and no number is used up.
         """
-        raise NotImplementedError("lab-03: Scheduler.add is not written yet")
+        if any(other.request_id == request.request_id for other in (*self.running, *self.waiting)):
+            raise ValueError(f"request id {request.request_id!r} is in use by a request that is not finished")
+        longest = self.kv.num_blocks * self.kv.block_size + 1 - request.num_prompt_tokens
+        max_tokens = longest if request.max_tokens is None else request.max_tokens
+        if max(max_tokens, 1) > longest:
+            raise ValueError(
+                f"request {request.request_id!r} could never finish: prompt {request.num_prompt_tokens} + "
+                f"max_tokens {max(max_tokens, 1)} - 1 is more than the pool of {self.kv.num_blocks} blocks "
+                f"of {self.kv.block_size} holds; shorten it or enlarge the pool"
+            )
+        request.max_tokens = max_tokens
+        request.arrival = self.num_arrivals
+        self.num_arrivals += 1
+        self.waiting.push(request)
 
     def schedule(self):
         """Decide the next step: {request_id: number of tokens}, in row order.
@@ -123,7 +141,18 @@ class Scheduler:
            max_num_seqs=..., long_prefill_token_threshold=..., clamp=...) and return what it says.
            If room had to be made, hand it an empty queue, so that none is admitted in this step.
         """
-        raise NotImplementedError("lab-03: Scheduler.schedule is not written yet")
+        made_room = self.make_room()
+        # The room is for those that stay; a request that came in now would take it from them again.
+        waiting = RequestQueue(self.policy) if made_room else self.waiting
+        return self.schedule_step(
+            waiting,
+            self.running,
+            self.kv,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            clamp=self.clamp,
+        )
 
     def make_room(self):
         """See to it that every running request can compute a token; True if one had to go for it.
@@ -132,7 +161,11 @@ class Scheduler:
         (none, while it computes what admission has claimed). As long as all running requests
         together would take more than kv.num_free_blocks, preempt a victim; then count again.
         """
-        raise NotImplementedError("lab-03: Scheduler.make_room is not written yet")
+        made_room = False
+        while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
+            self.preempt(pick_victim(self.running, self.policy))
+            made_room = True
+        return made_room
 
     def preempt(self, request):
         """Send a running request back to the queue, to be recomputed later.
@@ -141,7 +174,13 @@ class Scheduler:
         num_preemptions counts up, the status is WAITING (from mini_engine.request import
         RequestStatus). Outputs and arrival stay as they are.
         """
-        raise NotImplementedError("lab-03: Scheduler.preempt is not written yet")
+        self.running.remove(request)
+        self.kv.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        # Its old arrival puts it ahead of all that came later: nothing more is needed for that.
+        self.waiting.push(request)
 
     def update(self, scheduled, sampled, stopped=()):
         """Take back a computed step; return a new list of the requests that finished in it, in row order.
@@ -160,7 +199,32 @@ class Scheduler:
         3. If its id is in stopped, the finish_reason is "stop", whatever check_stop() has said.
         4. If there is a finish_reason, it leaves running, gives its room back, and is FINISHED.
         """
-        raise NotImplementedError("lab-03: Scheduler.update is not written yet")
+        finished = []
+        for request in list(self.running):  # a copy, because the finished leave the list on the way
+            if request.request_id not in scheduled:
+                continue
+            request.num_computed_tokens += scheduled[request.request_id]
+            self.kv.cache_blocks(request)
+            if request.request_id not in sampled:
+                continue
+            if request.num_new_tokens:
+                raise ValueError(
+                    f"request {request.request_id!r} got a token, but has {request.num_new_tokens} tokens "
+                    "still to compute; only a chunk that ends the sequence is sampled"
+                )
+            for token_id in sampled[request.request_id]:
+                request.output_token_ids.append(token_id)
+                request.finish_reason = request.check_stop()
+                if request.finish_reason:
+                    break
+            if request.request_id in stopped:
+                request.finish_reason = "stop"
+            if request.finish_reason:
+                self.running.remove(request)
+                self.kv.free(request)
+                request.status = RequestStatus.FINISHED
+                finished.append(request)
+        return finished
 
     def abort(self, request_id):
         """Drop a request, wherever it is: True. False if no request of this id waits or runs.
@@ -168,4 +232,12 @@ class Scheduler:
         It leaves its list and gives its room back (kv.free does nothing for a request that holds
         nothing); finish_reason is "abort", the status FINISHED.
         """
-        raise NotImplementedError("lab-03: Scheduler.abort is not written yet")
+        for request in (*self.running, *self.waiting):
+            if request.request_id == request_id:
+                is_running = request.status is RequestStatus.RUNNING
+                (self.running if is_running else self.waiting).remove(request)
+                self.kv.free(request)
+                request.finish_reason = "abort"
+                request.status = RequestStatus.FINISHED
+                return True
+        return False

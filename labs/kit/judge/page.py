@@ -28,7 +28,8 @@ def write(
 ) -> str:
     """Write the page. Return the line that names it, or "" if there is no step to play.
 
-    It opens at the first step in which the two differ, with the sentence `said` on top. Without a reference it shows the learner's run alone.
+    It opens at the first step in which the two differ, with the sentence `said` on top. Without a reference
+    it shows the learner's run alone.
     Whatever the run was like, this raises nothing but KeyboardInterrupt.
     """
     name = f"out/{path_of(lab).name}"

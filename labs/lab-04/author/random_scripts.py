@@ -230,7 +230,9 @@ class Play(Base):
         for name, r in self.requests.items():
             store = self.caches.get(name)
             held = "its cache is gone" if store is None else len(store)
-            made[name] = [r.num_computed_tokens, r.prompt_token_ids, r.output_token_ids, held]
+            for field in ("num_computed_tokens", "prompt_token_ids", "output_token_ids"):
+                made[f"{name}.{field}"] = getattr(r, field)
+            made[f"num_tokens in {name}'s cache"] = held
             for layer in range(CONFIG.num_hidden_layers if held else 0):
                 for what, pairs in zip(("keys", "values"), store.get(layer), strict=True):
                     made[f"{name}'s {what} in layer {layer}"] = rounded(

@@ -89,15 +89,16 @@ def work_of(record: StepTrace) -> str:
 
 def queued(at: Parting) -> Found:
     yours, theirs = at.of(Queued, True), at.of(Queued, False)
-    for name in [*theirs, *yours]:
+    for name in dict.fromkeys([*theirs, *yours]):
+        if name not in yours or name not in theirs:
+            words = ("is queued", "is not") if name in yours else ("is not queued", "is")
+            yield "queued", f"In step {at.number} {name} {words[0]}", f"in the reference it {words[1]}"
+            continue
         for key in ("arrival", "priority", "num_prompt_tokens", "max_tokens"):
-            a, b = (getattr(each.get(name), key, None) for each in (yours, theirs))
+            a, b = getattr(yours[name], key), getattr(theirs[name], key)
             if a != b:
-                yield (
-                    "queued",
-                    f"In step {at.number} {name} is queued with {key} {a}",
-                    f"in the reference with {b}",
-                )
+                own = f"In step {at.number} {name} is queued with {key} {a}"
+                yield "queued", own, f"in the reference with {b}"
 
 
 def aborted(at: Parting) -> Found:
@@ -277,7 +278,7 @@ def tokens(at: Parting) -> Found:
 def finished(at: Parting) -> Found:
     yours, theirs = at.of(Finished, True), at.of(Finished, False)
     for name in dict.fromkeys([*theirs, *yours]):
-        a, b = ((f"ends with {e.reason!r}" if e else "goes on") for e in (yours.get(name), theirs.get(name)))
+        a, b = map(end_of, (yours.get(name), theirs.get(name)))
         if a != b:
             yield "finish", f"After step {at.number} {name} {a}", f"in the reference it {b}"
     if list(yours) != list(theirs):
@@ -286,6 +287,12 @@ def finished(at: Parting) -> Found:
             f"In step {at.number} {listing(yours)} end in this order",
             f"in the reference {listing(theirs)}",
         )
+
+
+def end_of(event: Finished | None) -> str:
+    if event is None:
+        return "goes on"
+    return f"ends with {event.reason!r}" if event.reason else "ends without a reason"
 
 
 def field(at: Parting) -> Found:
