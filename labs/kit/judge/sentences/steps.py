@@ -177,7 +177,7 @@ def admitted(at: Parting) -> Found:
 def why_not(at: Parting, name: str) -> str:
     """Say why the reference does not admit a request in this step."""
     blocked, view = at.theirs.blocked, at.before.get(name)
-    if blocked.id is None or view is None or view.running:
+    if blocked.id is None or view and view.running:
         return ""
     if blocked.id != name:
         return f": {blocked.id} stands before it in the queue"
