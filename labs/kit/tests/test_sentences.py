@@ -86,9 +86,12 @@ def not_admitted(side, name, reason):
 
 
 NUMBER, NAME, LIST = r"(-?\d+)", r"(\S+?)", r"(.+?)"
+NEED = rf"the running requests need {NUMBER} blocks? and {NUMBER} are free"
+LEFT = rf"{NUMBER} of the budget of {NUMBER} are left"
+ARRIVAL = rf"{NAME} \((?:priority -?\d+, )?arrival {NUMBER}\)"
 OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"Your step \d+ gives {NAME} {NUMBER} tokens?": gives,
-    rf"Your step \d+ gives {NAME} {NUMBER} tokens?, and {NUMBER} of the budget of {NUMBER} are left": lambda s, name, n, left, budget: (
+    rf"Your step \d+ gives {NAME} {NUMBER} tokens?, and {LEFT}": lambda s, name, n, left, budget: (
         gives(s, name, n)
         and max(0, s.left(name)) == int(left) < int(n)
         and s.config["max_num_batched_tokens"] == int(budget)
@@ -104,10 +107,10 @@ OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"Your step \d+ preempts {LIST}(?: in this order)?": lambda s, rows: (
         list(s.events(Preempted)) == names(rows)
     ),
-    rf"Your step \d+ preempts {NAME} \((?:priority -?\d+, )?arrival {NUMBER}\)": lambda s, name, n: (
+    rf"Your step \d+ preempts {ARRIVAL}": lambda s, name, n: (
         name in s.events(Preempted) and arrival(s, name) == int(n)
     ),
-    rf"Your step \d+ preempts {LIST}, (?:as|when) the running requests need {NUMBER} blocks? and {NUMBER} are free": lambda s, rows, *n: (
+    rf"Your step \d+ preempts {LIST}, (?:as|when) {NEED}": lambda s, rows, *n: (
         list(s.events(Preempted)) == names(rows) and short(next(iter(s.events(Preempted).values())), *n)
     ),
     rf"Your step \d+ preempts {LIST} for {NAME}": lambda s, rows, name: (
@@ -153,24 +156,24 @@ THEIRS = {  # of the reference's clause; the first group of the learner's clause
     rf"the reference does, and gives it {NUMBER} tokens?": lambda s, n, name: (
         name in s.events(Scheduled) and s.step.scheduled.get(name, 0) == int(n)
     ),
-    rf"the reference preempts {LIST}(?:, as the running requests need {NUMBER} blocks? and {NUMBER} are free)?": lambda s, rows, needs, free, _: (
+    rf"the reference preempts {LIST}(?:, as {NEED})?": lambda s, rows, needs, free, _: (
         list(s.events(Preempted)) == names(rows)
         and (needs is None or short(next(iter(s.events(Preempted).values())), needs, free))
     ),
-    rf"the reference preempts {NAME} \((?:priority -?\d+, )?arrival {NUMBER}\)": lambda s, name, n, _: (
+    rf"the reference preempts {ARRIVAL}": lambda s, name, n, _: (
         name in s.events(Preempted) and arrival(s, name) == int(n)
     ),
     rf"the reference does so for {NAME}": lambda s, name, _: (
         next(iter(s.events(Preempted).values())).for_ == name
     ),
-    rf"in the reference the running requests need {NUMBER} blocks? and {NUMBER} are free": lambda s, needs, free, _: (
-        short(next(iter(s.events(Preempted).values())), needs, free)
+    rf"in the reference {NEED}": lambda s, needs, free, _: short(
+        next(iter(s.events(Preempted).values())), needs, free
     ),
     r"the reference does": lambda s, name: s.events(Finished)[name].reason == "abort",
     r"in the reference it is": lambda s, name: name in s.events(Queued),
     r"in the reference it is not": lambda s, name: name not in s.events(Queued),
     rf"in the reference {NUMBER} are free": lambda s, n, _: s.step.num_free_blocks == int(n),
-    rf"in the reference it (goes on|ends with '\w+'|ends without a reason)": lambda s, how, name: ended(
+    r"in the reference it (goes on|ends with '\w+'|ends without a reason)": lambda s, how, name: ended(
         s, name, how
     ),
     rf"(?:in the reference|the reference)(?: with| for)? {LIST}": lambda s, said, _: listed(s, said),
@@ -312,7 +315,7 @@ def rules_of(lab_id, most):
     lab, rules = find_lab(lab_id), Counter()
     for mistake in lab.mistakes:
         with deadline(SECONDS), silence(), kept_alive():
-            for number, (yours, reference) in enumerate(runs_of(lab, mistake, most)):
+            for yours, reference in runs_of(lab, mistake, most):
                 rules[tell(yours, reference).rule] += 1
     return rules
 

@@ -31,9 +31,16 @@ def value(thing: Any) -> str:
 
 
 def pair(yours: Any, reference: Any) -> tuple[str, str]:
-    """Return two different values so that the difference shows: floats with as many digits as that takes."""
+    """Return two different values so that the difference shows: of long lists the first entry that differs."""
     both = value(yours), value(reference)
-    return both if both[0] != both[1] else (shorten(repr(yours), 300), shorten(repr(reference), 300))
+    if both[0] != both[1]:
+        return both
+    if isinstance(yours, list) and isinstance(reference, list):
+        for number, (a, b) in enumerate(zip(yours, reference, strict=False)):
+            if a != b:
+                return f"{value(a)} at place {number}", f"{value(b)}"
+        return f"a list of {len(yours)}", f"one of {len(reference)}"
+    return shorten(repr(yours), 150, placeholder=" ..."), shorten(repr(reference), 150, placeholder=" ...")
 
 
 def listing(names: Iterable[object]) -> str:
