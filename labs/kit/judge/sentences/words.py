@@ -31,7 +31,7 @@ def value(thing: Any) -> str:
 
 
 def pair(yours: Any, reference: Any) -> tuple[str, str]:
-    """Return two different values so that the difference shows: of long lists the first entry that differs."""
+    """Return two values so that their difference shows: of long lists the first entry that differs."""
     both = value(yours), value(reference)
     if both[0] != both[1]:
         return both
