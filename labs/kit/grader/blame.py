@@ -132,11 +132,16 @@ class Blame:
 
     @cached_property
     def names(self) -> dict[str, Name]:
-        return self.names_of(logs(self.scripts, self.answer))
+        return self.names_of(logs(self.scripts, self.answer)) if self.played_as_drawn else {}
+
+    @cached_property
+    def played_as_drawn(self) -> bool:
+        """Whether the public cases are the scripts that fingerprints.json was made from."""
+        return not hasattr(loading.load(self.lab.id, "random_scripts"), "graded")
 
     def isolated_name(self, task: Task, answer: Answer) -> Name | None:
         """Return the known mistake of a task that was played by itself, from its run in the public cases."""
-        if answer.ended or answer.broken:
+        if answer.ended or answer.broken or not self.played_as_drawn:
             return None
         scripts = self.failing[: len(answer.logs)]
         rest = [script for script in self.scripts if not (script.hidden or script in scripts)]

@@ -16,7 +16,6 @@ from labs.kit.grader.sandbox import Answer, Sandbox, step
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import loading, random_scripts
 from labs.kit.judge.manifest import Lab
-from labs.kit.toys.scripts import Script
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class CaseScript:
 
     name: str
     hidden: bool
-    script: str  # JSON
+    script: str  # JSON; the order of its keys is that of the rows of a step
 
 
 def cases(lab: Lab, settings: Settings) -> list[CaseScript]:
@@ -33,7 +32,7 @@ def cases(lab: Lab, settings: Settings) -> list[CaseScript]:
     graded = getattr(loading.load(lab.id, "random_scripts"), "graded", lambda script: script)
 
     def drawn(name: str, seed: object, hidden: bool) -> CaseScript:
-        return CaseScript(name, hidden, canonical(graded(random_scripts.drawn(lab.id, seed))))
+        return CaseScript(name, hidden, json.dumps(graded(random_scripts.drawn(lab.id, seed))))
 
     public = [drawn(f"public {n + 1}", n, False) for n in range(random_scripts.count(lab.id))]
     hidden = [drawn(f"hidden {n + 1}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
@@ -43,12 +42,8 @@ def cases(lab: Lab, settings: Settings) -> list[CaseScript]:
 def own_cases(lab_id: str, folder: Path | None) -> list[CaseScript]:
     """Return an instructor's own cases: {"config": ..., "calls": [...]} in FOLDER/lab-NN/*.json."""
     files = sorted((folder / lab_id).glob("*.json")) if folder else []
-    texts = [(file.name, canonical(json.loads(file.read_text("utf-8")))) for file in files]
+    texts = [(file.name, json.dumps(json.loads(file.read_text("utf-8")))) for file in files]
     return [CaseScript(f"own {name}", True, text) for name, text in texts]
-
-
-def canonical(script: Script) -> str:
-    return json.dumps(script, sort_keys=True)
 
 
 @dataclass(frozen=True)

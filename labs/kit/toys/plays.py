@@ -11,9 +11,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from labs.kit.toys.scripts import Skip
-from mini_engine.request import Request
+from mini_engine.request import Request, RequestStatus, SamplingParams
 
-SCALARS = {int, str, bool, float, type(None)}
+SCALARS = {int, str, bool, float, type(None), bytes, RequestStatus, SamplingParams}  # nothing in them changes
 
 
 class Play:
@@ -96,24 +96,27 @@ def global_names(code: CodeType) -> set[str]:
 
 def plain(value: Any) -> Any:
     """Return a copy that can be compared: of tensors the numbers, of requests the fields."""
-    if type(value) in SCALARS:
+    kind = type(value)
+    if kind in SCALARS:
         return value
-    if type(value) is list and SCALARS.issuperset(map(type, value)):  # token ids, mostly: often and long
-        return value[:]
-    if isinstance(value, Request):
+    if kind in (list, tuple) and SCALARS.issuperset(map(type, value)):  # token ids, mostly: often and long
+        return list(value)
+    if kind is Request or isinstance(value, Request):
         return {name: one if type(one) in SCALARS else plain(one) for name, one in vars(value).items()}
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [one.request_id if isinstance(one, Request) else plain(one) for one in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def differences(name: str, before: Any, after: Any) -> Iterator[str]:
+    if before == after:
+        return
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         for key in before:
             yield from differences(f"{name}.{key}", before[key], after[key])
-    elif before != after:
+    else:
         yield name
 
 

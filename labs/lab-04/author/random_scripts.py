@@ -7,6 +7,7 @@ it its next token where it was sampled. Keys are made up where a request arrives
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from itertools import islice
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -227,6 +228,7 @@ class Play(Base):
     def seen(self):
         """Return what was made, the requests, and each entry of a cache as one number."""
         made, self.made = self.made | {"changed, and only to be read": self.all_changed()}, {}
+        stored = {}
         for name, r in self.requests.items():
             store = self.caches.get(name)
             held = "its cache is gone" if store is None else len(store)
@@ -235,9 +237,10 @@ class Play(Base):
             made[f"num_tokens in {name}'s cache"] = held
             for layer in range(CONFIG.num_hidden_layers if held else 0):
                 for what, pairs in zip(("keys", "values"), store.get(layer), strict=True):
-                    made[f"{name}'s {what} in layer {layer}"] = rounded(
-                        pairs.flatten(1) @ WEIGHTS.to(self.dtype)
-                    )
+                    stored[f"{name}'s {what} in layer {layer}"] = pairs.flatten(1)
+        if stored:  # one operation for all: they are many and small
+            numbers = iter(rounded(torch.cat([*stored.values()]) @ WEIGHTS.to(self.dtype)))
+            made |= {name: [*islice(numbers, len(entries))] for name, entries in stored.items()}
         return made
 
     # ----------------------------------------------------------------------------------- helpers
