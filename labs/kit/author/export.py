@@ -4,12 +4,10 @@ Files that the labs need, and that would give answers away, are sealed (packed):
 oracles, the reference solutions. This is no lock, and the grader does not rely on it.
 """
 
-import base64
 import json
 import shutil
 import tempfile
 import textwrap
-import zlib
 from dataclasses import astuple
 from fnmatch import fnmatch
 from importlib import import_module
@@ -17,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, lab_ids
-from labs.kit.judge.pristine import starter_source
+from labs.kit.judge.pristine import packed, starter_source
 from labs.kit.judge.task_status import known
 from mini_engine.renamed import old_names
 
@@ -41,13 +39,12 @@ LEFT_OUT = (
 
 SEALED = '''"""{words}, sealed: it runs, but its source is hidden, as it would give answers away."""
 
-import base64
-import zlib
+from mini_engine.sealed import opened
 
 _PACKED = """
 {packed}
 """
-exec(compile(zlib.decompress(base64.b64decode(_PACKED)), "<{name}, sealed>", "exec"))
+exec(opened(_PACKED, "{name}"))
 '''
 
 
@@ -154,8 +151,7 @@ def twins() -> dict[str, str]:
 
 def seal(source: str, words: str) -> str:
     """Return a module's source in a form that runs but cannot be read; `words` describe it."""
-    packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
-    lines = "\n".join(textwrap.wrap(packed, 100))
+    lines = "\n".join(textwrap.wrap(packed(source, words), 100))
     return SEALED.format(words=words[0].upper() + words[1:], name=words, packed=lines)
 
 

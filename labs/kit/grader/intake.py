@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from labs.kit.grader import known
 from labs.kit.grader.contents import SKIPPED, Found, Refused, contents
 from labs.kit.grader.names import safe, shown
 from labs.kit.grader.submission import Submission
-from labs.kit.judge.manifest import LabError
+from labs.kit.judge.manifest import LabError, find_lab
 
 LISTED = 200  # names in `ignored`
 NESTED = re.compile(r"(?:.*/)?lab[-_]([0-9]{2})/starter\.py")
@@ -86,7 +87,10 @@ def choose(found: Iterable[Found], labs: Sequence[str], submission: Submission) 
             submission.ignored.append(shown(one.name) + (f": {why}" if why else ""))
     for lab, files in sorted(candidates.items()):
         try:
-            chosen, submission.files[lab] = chosen_file(files)
+            chosen, data = chosen_file(files)
+            if why := known.refusal(find_lab(lab), data.decode("utf-8-sig")):
+                raise Refused(f"{shown(chosen.name)} is not graded: {why}")
+            submission.files[lab] = data
         except Refused as refusal:
             submission.problems[lab] = str(refusal)
             continue

@@ -3,6 +3,7 @@
 The class is generated: each submission has every lab, one in three the reference, the others a known mistake.
 """
 
+import ast
 import resource
 import tempfile
 from pathlib import Path
@@ -45,7 +46,12 @@ def hand_in(folder: Path, number: int) -> None:
     """Write one submission."""
     for at, lab in enumerate(map(find_lab, lab_ids())):
         source = lab.file("solution.py").read_text("utf-8")
-        if (number + at) % 3:
+        if (number + at) % 3 == 0:  # the reference as it is would not be graded
+            tree = ast.parse(source)
+            for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+                function.body.append(ast.Assert(ast.Constant(True)))
+            source = ast.unparse(ast.fix_missing_locations(tree))
+        else:
             source = lab.mistakes[(7 * number + at) % len(lab.mistakes)].apply(source)
         (folder / lab.id).mkdir(parents=True)
         (folder / lab.id / "starter.py").write_text(source, "utf-8")

@@ -300,7 +300,8 @@ def labs(*line):
 def test_the_command_grades_goes_on_and_replays(tmp_path):
     lab = find_lab("lab-01")
     right = lab.file("solution.py").read_text("utf-8")
-    for student, source in {"ann": right, "bob": lab.mistakes[0].apply(right), "cy": ""}.items():
+    other = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
+    for student, source in {"ann": other, "bob": lab.mistakes[0].apply(right), "cy": ""}.items():
         (tmp_path / "class" / student).mkdir(parents=True)
         (tmp_path / "class" / student / "lab-01.py").write_text(source, "utf-8")
     line = ("grade", tmp_path / "class", "--labs", "1", "--seed", "s", "--as-root", "--out")

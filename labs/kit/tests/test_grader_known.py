@@ -1,0 +1,72 @@
+"""The course's own files are not graded as a student's, in any form in which a student may have them."""
+
+import ast
+import base64
+import zlib
+from pathlib import Path
+
+import pytest
+
+from labs.kit.author.export import seal, sealed_files
+from labs.kit.grader import intake
+from labs.kit.grader.grading import grade
+from labs.kit.grader.known import refusal
+from labs.kit.grader.submission import Settings, Submission
+from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
+from labs.kit.judge.pristine import packed, starter_source
+from labs.kit.tests import marks
+
+ROOT = LABS_DIR.parent
+ALTERNATIVES = Path(__file__).parent / "alternatives"
+LAB = find_lab("lab-04")
+SOLUTION = LAB.file("solution.py").read_text("utf-8")
+PACKED = base64.b64encode(zlib.compress(SOLUTION.encode())).decode()
+NAME = "lab-04's reference"
+FORMS = {
+    "as it is": SOLUTION,
+    "with other spaces": SOLUTION.replace("\n", "\r\n").replace("    ", "\t"),
+    "without comments": ast.unparse(ast.parse(SOLUTION)),
+    "with other names": SOLUTION.replace("caches", "kv").replace("rows", "them"),
+    "beside other code": SOLUTION + "\nmine = 1\n",
+    "with statements that do nothing": SOLUTION.replace("    return", "    pass\n    return"),
+    "as earlier editions sealed it": f'import zlib, base64\ncode = """{PACKED}"""',
+    "in a text": f"exec({SOLUTION!r})",
+    "sealed": seal(SOLUTION, NAME),
+    "sealed, its text alone": f"text = {packed(SOLUTION, NAME)!r}",
+    "the engine's part": (ROOT / "mini_engine/backends/padded.py").read_text("utf-8"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_course_s_own_file_is_not_graded(form, tmp_path):
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann" / "lab-04.py").write_text(FORMS[form], "utf-8", newline="")
+    submission = intake.read(intake.entries(tmp_path)[0][0], ["lab-04"])
+    assert not submission.files
+    assert "lab-04.py is not graded: it " in submission.problems["lab-04"]
+    lab = grade(submission, Settings(("lab-04",), "s", hidden=1, weak=True)).labs[0]
+    assert lab.earned == 0 and "the course's own file" in lab.problem
+
+
+def test_every_sealed_file_of_the_edition_is_recognised():
+    for path, (_, words) in sealed_files().items():
+        found = [refusal(find_lab(id), seal((ROOT / path).read_text("utf-8"), words)) for id in lab_ids()]
+        assert any(path in why for why in found) or "__init__" in path, path
+
+
+@marks.namespaces
+def test_a_sealed_file_cannot_run_where_files_are_graded():
+    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    handed_in = seal(source, "another description").encode()
+    lab = grade(Submission("ann", {"lab-01": handed_in}), Settings(("lab-01",), "s", hidden=1)).labs[0]
+    assert lab.earned == 0 and "does not load" in lab.problem
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_honest_files_are_graded(lab_id):
+    """Starters, other right solutions, and each known mistake, which is the reference but for a line."""
+    lab = find_lab(lab_id)
+    solution = lab.file("solution.py").read_text("utf-8")
+    honest = [path.read_text("utf-8") for path in ALTERNATIVES.glob(f"{lab_id.replace('-', '_')}*.py")]
+    honest += [starter_source(lab), "def broken(:", "(" * 1000, *(m.apply(solution) for m in lab.mistakes)]
+    assert not [why for source in honest if (why := refusal(lab, source))]
