@@ -245,10 +245,12 @@ def test_a_small_negative_logit_is_made_smaller_too():
 
 
 def test_a_request_forgotten_in_the_middle_goes_on_where_its_output_ends():
+    """Also where a number was drawn for a token that it did not get."""
     request, row = Request("a", [0], SamplingParams(seed=3)), torch.zeros(1, 1000)
     sampler, whole = Sampler(), Sampler()
     expected = [whole(row, [request])[0] for _ in range(4)]
     request.output_token_ids = [sampler(row, [request])[0] for _ in range(2)]
+    sampler(row, [request])
     sampler.forget("a")
     assert [sampler(row, [request])[0] for _ in range(2)] == expected[2:]
 
