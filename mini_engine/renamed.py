@@ -7,11 +7,7 @@ defines only an old name be used, and `modernized` reads a file that was written
 import re
 from typing import Any, TypeVar
 
-NAMES = {
-    "find_prefix": "get_computed_blocks",
-    "publish": "cache_blocks",
-    "sampling": "sampling_params",
-}
+NAMES = {"find_prefix": "get_computed_blocks", "publish": "cache_blocks", "sampling": "sampling_params"}
 # As an attribute, or where a method is defined; not in other names and not in prose.
 _USES = re.compile(rf"(?<=\.)({'|'.join(NAMES)})\b|(?<=def )({'|'.join(NAMES)})\b(?=\()")
 Part = TypeVar("Part")

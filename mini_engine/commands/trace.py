@@ -25,10 +25,7 @@ def summary(path: TracePath) -> None:
 
 
 @app.command()
-def timeline(
-    path: TracePath,
-    out: Beside = None,
-) -> None:
+def timeline(path: TracePath, out: Beside = None) -> None:
     """Draw a recorded run as a picture."""
     import matplotlib
 

@@ -16,16 +16,7 @@ from mini_engine.engine import Engine, step
 from mini_engine.fast.model import FastLM
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import (
-    alone,
-    drain,
-    row,
-    scripted_engine,
-    spy,
-    text_of,
-    tiny_model,
-    tokens_of,
-)
+from mini_engine.tests.helpers import alone, drain, row, scripted_engine, spy, text_of, tiny_model, tokens_of
 from mini_engine.trace import Recorder, VirtualClock, read_trace, replay
 
 
@@ -142,8 +133,7 @@ def test_what_is_not_said_is_as_documented():
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "num_blocks", "max_tokens"),
-    [(3, 8, 30), (3, 64, 125), (127, 64, 1), (32, 8, 1)],
+    ("num_tokens", "num_blocks", "max_tokens"), [(3, 8, 30), (3, 64, 125), (127, 64, 1), (32, 8, 1)]
 )
 def test_without_max_tokens_a_request_goes_on_to_the_limit(num_tokens, num_blocks, max_tokens):
     """The pool's, which need not hold the last token, or the model's."""

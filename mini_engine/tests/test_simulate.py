@@ -75,10 +75,7 @@ def test_arrivals_from_a_file(tmp_path):
         {"timestamp": 30.5, "input_length": 10, "output_length": 2, "prefix_group": "a", "priority": 1},
     ]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    assert list(read_arrivals(path)) == [
-        Arrival(0, 700, 5, hash_ids=(0, 1)),
-        Arrival(30.5, 10, 2, 1, "a"),
-    ]
+    assert list(read_arrivals(path)) == [Arrival(0, 700, 5, hash_ids=(0, 1)), Arrival(30.5, 10, 2, 1, "a")]
     path.write_text("\n".join(map(json.dumps, reversed(rows))))
     with pytest.raises(ValueError, match="line 2: earlier than the line before"):
         list(read_arrivals(path))

@@ -80,10 +80,7 @@ def made(lab: Lab, reference: ModuleType) -> dict[str, list[str]]:
 
 
 def with_other_attributes(
-    lab: Lab,
-    module: ModuleType | loading.Broken,
-    expected: Mapping[str, Sequence[str]],
-    left: Sequence[str],
+    lab: Lab, module: ModuleType | loading.Broken, expected: Mapping[str, Sequence[str]], left: Sequence[str]
 ) -> set[str]:
     """Return the classes whose __init__ sets other attributes than the reference's; `left` is not written."""
     tasks, found = {task.name for task in lab.tasks}, set()

@@ -112,21 +112,9 @@ SLOTS, LIMIT = "test_slots_cap_the_running_set", "len(running) < max_num_seqs"
 HEAD, NOBODY = "test_head_of_line_blocks", "test_nobody_there"
 MISTAKES = [  # id, title, the test named for it, and what is replaced by what
     ("off-by-one", "one slot too many", SLOTS, LIMIT, "len(running) <= max_num_seqs"),
-    (
-        "off-by-one-again",
-        "in other words",
-        HEAD,
-        LIMIT,
-        "not len(running) > max_num_seqs",
-    ),
+    ("off-by-one-again", "in other words", HEAD, LIMIT, "not len(running) > max_num_seqs"),
     ("off-by-one-once-more", "another name", SLOTS, LIMIT, "len(running) - 1 < max_num_seqs"),
-    (
-        "only-a-test-sees-it",
-        "an attribute",
-        NOBODY,
-        "{}\n",
-        "{}\n    schedule_step.seen = True\n",
-    ),
+    ("only-a-test-sees-it", "an attribute", NOBODY, "{}\n", "{}\n    schedule_step.seen = True\n"),
     ("cannot-be-made", "its snippet is gone", HEAD, "no such line", ""),
 ]
 KEYS = ("id", "title", "caught_by", "find", "replace")

@@ -94,11 +94,7 @@ def runs_of(lab_id: str, mistake_id: str, number: int) -> tuple[compare.Runs, co
 
 @pytest.mark.parametrize(
     "lab_id, mistake_id, number",
-    [
-        ("lab-01", "waiting-first", 5),
-        ("lab-05", "offset-forgotten", 0),
-        ("lab-06", "freed-is-forgotten", 0),
-    ],
+    [("lab-01", "waiting-first", 5), ("lab-05", "offset-forgotten", 0), ("lab-06", "freed-is-forgotten", 0)],
 )
 def test_the_page_opens_where_the_two_part(browser, tmp_path, monkeypatch, lab_id, mistake_id, number):
     """Steps of a run, and operations of labs 05 and 06."""

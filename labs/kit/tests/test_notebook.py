@@ -10,15 +10,7 @@ import pytest
 
 from labs.kit.author import notebooks
 from labs.kit.judge import loading, manifest
-from labs.kit.learner.notebook import (
-    Quiz,
-    check,
-    in_milliseconds,
-    show,
-    steps_table,
-    trace_of,
-    traces,
-)
+from labs.kit.learner.notebook import Quiz, check, in_milliseconds, show, steps_table, trace_of, traces
 from labs.kit.learner.notebook.words import cell as shown
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, step_loads

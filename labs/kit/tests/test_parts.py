@@ -240,10 +240,7 @@ def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
     learner = LearnerParts.from_labs("lab-02,lab-05")
     right, lines = texts.compared(learner, texts.answered(learner, *plays, 0), *plays, temperature=0)
     assert not right and len(lines) <= 6
-    assert lines[-2:] == [
-        "The parts of lab-05 alone cause it. Test them:",
-        "  python -m labs test lab-05",
-    ]
+    assert lines[-2:] == ["The parts of lab-05 alone cause it. Test them:", "  python -m labs test lab-05"]
 
 
 def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):

@@ -67,11 +67,7 @@ def test_nan_and_zeros_are_called_so():
 def test_rows_of_one_request_are_put_together():
     owners = [Owner("a", position) for position in (3, 4, 5)] + ["a free slot"]
     lines = said(changed(0, 1, 3), owners=owners)
-    assert lines[1:4] == [
-        "wrong: a at 3 to 4: off by 0.5",
-        "wrong: a free slot: off by 0.5",
-        "right: a at 5",
-    ]
+    assert lines[1:4] == ["wrong: a at 3 to 4: off by 0.5", "wrong: a free slot: off by 0.5", "right: a at 5"]
     assert "wrong: a at 3, 5:" in said(changed(0, 2), owners=owners)[1]
 
 

@@ -7,10 +7,7 @@ from labs.kit.author.pictures.sheet import Sheet, solution
 from labs.kit.judge import loading
 from mini_engine.show.figures import style
 
-TEXTS = {
-    "a": "the cat sat on the mat and slept all day",
-    "b": "the cat sat on the mat and purred all night",
-}
+TEXTS = {"a": "the cat sat on the mat and slept all day", "b": "the cat sat on the mat and purred all night"}
 SIZE = 4
 COLUMNS = (84, 292, 500)
 COLOURS = {"a, b": style.LIGHT_GREEN, "a": style.LIGHT_ORANGE, "b": style.LIGHT_BLUE}

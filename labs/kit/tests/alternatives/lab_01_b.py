@@ -18,14 +18,7 @@ class Step:
 
 
 def schedule_step(
-    waiting,
-    running,
-    kv,
-    *,
-    max_num_batched_tokens,
-    max_num_seqs,
-    long_prefill_token_threshold=0,
-    clamp=clamp,
+    waiting, running, kv, *, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold=0, clamp=clamp
 ):
     step = Step(max_num_batched_tokens, long_prefill_token_threshold, clamp)
     for request in running:

@@ -5,14 +5,7 @@ from mini_engine.scheduler import clamp
 
 
 def schedule_step(
-    waiting,
-    running,
-    kv,
-    *,
-    max_num_batched_tokens,
-    max_num_seqs,
-    long_prefill_token_threshold=0,
-    clamp=clamp,
+    waiting, running, kv, *, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold=0, clamp=clamp
 ):
     scheduled, spent, turn = {}, 0, 0
     while True:

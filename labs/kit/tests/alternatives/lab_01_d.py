@@ -12,14 +12,7 @@ class NoRoom(RuntimeError):
 
 
 def schedule_step(
-    waiting,
-    running,
-    kv,
-    *,
-    max_num_batched_tokens,
-    max_num_seqs,
-    long_prefill_token_threshold=0,
-    clamp=clamp,
+    waiting, running, kv, *, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold=0, clamp=clamp
 ):
     rows = Counter()
 
