@@ -139,7 +139,7 @@ OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"After step \d+ {NAME} (goes on|ends with '\w+'|ends without a reason)": lambda s, name, how: ended(
         s, name, how
     ),
-    rf"In step \d+ {LIST} end in this order": lambda s, rows: list(s.events(Finished)) == names(rows),
+    rf"Your step \d+ ends {LIST} in this order": lambda s, rows: list(s.events(Finished)) == names(rows),
 }
 THEIRS = {  # of the reference's clause; the first group of the learner's clause may be asked for
     rf"the reference gives it {NUMBER}( tokens?|, .+)?": lambda s, n, reason, name: (

@@ -3,7 +3,7 @@
 Both runs agree up to the step where they part, so the state before it is the same in both.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,12 +158,7 @@ def admitted(at: Parting) -> Found:
         if name not in yours:
             gives = f"gives it {count(at.theirs.scheduled.get(name, 0), 'token')}"
             yield "admission", f"{at.step} does not admit {name}", f"the reference does, and {gives}"
-    if list(yours) != list(theirs):
-        yield (
-            "admission order",
-            f"{at.step} admits {listing(yours)} in this order",
-            f"the reference {listing(theirs)}",
-        )
+    yield from order("admission order", f"{at.step} admits", yours, theirs)
     for name, event in yours.items():
         a, b = event.num_cached_tokens, theirs[name].num_cached_tokens
         if a != b:
@@ -206,12 +201,7 @@ def rows(at: Parting) -> Found:
             )
         elif yours[name] != theirs[name]:
             yield chunk(at, name, yours[name], theirs[name])
-    if list(yours) != list(theirs):
-        yield (
-            "row order",
-            f"{at.step} serves {listing(yours)} in this order",
-            f"the reference {listing(theirs)}",
-        )
+    yield from order("row order", f"{at.step} serves", yours, theirs)
 
 
 def nothing_for(at: Parting, name: str) -> str:
@@ -267,12 +257,7 @@ def tokens(at: Parting) -> Found:
                     f"{at.step} yields token {value(mine)} for {name}",
                     f"in the reference {value(other)}",
                 )
-    if list(yours) != list(theirs):
-        yield (
-            "tokens",
-            f"{at.step} yields tokens for {listing(yours)} in this order",
-            f"the reference for {listing(theirs)}",
-        )
+    yield from order("tokens", f"{at.step} yields tokens for", yours, theirs)
 
 
 def finished(at: Parting) -> Found:
@@ -281,18 +266,18 @@ def finished(at: Parting) -> Found:
         a, b = map(end_of, (yours.get(name), theirs.get(name)))
         if a != b:
             yield "finish", f"After step {at.number} {name} {a}", f"in the reference it {b}"
-    if list(yours) != list(theirs):
-        yield (
-            "finish",
-            f"In step {at.number} {listing(yours)} end in this order",
-            f"in the reference {listing(theirs)}",
-        )
+    yield from order("finish", f"{at.step} ends", yours, theirs)
 
 
 def end_of(event: Finished | None) -> str:
     if event is None:
         return "goes on"
     return f"ends with {event.reason!r}" if event.reason else "ends without a reason"
+
+
+def order(rule: str, does: str, yours: Iterable[str], theirs: Iterable[str]) -> Found:
+    if list(yours) != list(theirs):
+        yield rule, f"{does} {listing(yours)} in this order", f"the reference {listing(theirs)}"
 
 
 def field(at: Parting) -> Found:
