@@ -61,10 +61,17 @@ def test_hash_tells_tokens_apart(lab):
 
 
 def test_hash_takes_every_token_id(lab):
-    """Vocabularies have more than 256 ids, and more than 65,536: all bytes of an id count."""
+    """Vocabularies have more than 256 ids, and more than 65,536: all bytes of an id count, and all ids."""
     ids = [7, 7 + 2**8, 7 + 2**16, 7 + 2**24, 151_935, 262_143]
+    ids += [2**bits + more for bits in (20, 31, 32, 53) for more in (0, 1)]
     names = [lab.hash_block(b"", (5, token)) for token in ids]
     assert len(set(names)) == len(ids), f"some of the ids {ids} have the same hash"
+    long = [tuple(range(512)), (*range(511), 7), (7, *range(1, 512)), tuple(range(511))]
+    assert len({lab.hash_block(b"", tokens) for tokens in long}) == 4, (
+        "of 512 tokens one differs, or is missing"
+    )
+    names = [lab.hash_block(b"", (token,)) for token in range(3000)]
+    assert len(set(names)) == 3000, "of 3,000 different blocks two have the same hash: it is too short"
 
 
 SEPARATORS = [",", ", ", " ", "|", ":", ";", "-", "_", "/", ".", "\n", "\0"]
@@ -83,6 +90,9 @@ def test_hash_tells_parent_and_tokens_apart(lab):
         both = lab.hash_block(before, (1, 2))
         alike = [parent for parent in longer if lab.hash_block(parent, (2,)) == both]
         assert not alike, f"(2,) behind the parent {alike[0]} has the hash of (1, 2) behind {before}"
+    for count in (32, 8192):  # a salt has any length: 256 bytes, or 65,536
+        inside, salt = lab.hash_block(b"", (*[1] * count, 2)), (1).to_bytes(8, "little") * count
+        assert lab.hash_block(salt, (2,)) != inside, f"a salt of {len(salt)} bytes passes for {count} tokens"
     one, two = written(1), written(2)
     names = [(lab.hash_block(a, (2,)), lab.hash_block(b, (1,))) for a, b in zip(one, two, strict=True)]
     turned = [parent for parent, (name, other) in zip(one, names, strict=True) if name == other]
@@ -120,6 +130,7 @@ def test_hash_is_chained(lab):
     assert lab.hash_block(first, (5, 6)) != lab.hash_block(other, (5, 6))
     parents = [b"", b"a", b"b", b"ab", b"ba", b"A", b" a", b"a ", b"a\0", b"\0a", b"\0", b"\xfe", b"\xff"]
     parents += [b"x" * 63 + b"a", b"x" * 63 + b"b", b"a" + b"x" * 63]
+    parents += [b"x" * 5000, b"x" * 5000 + b"a", b"x" * 5000 + b"b"]
     seen = {}
     for parent in parents:
         other = seen.setdefault(lab.hash_block(parent, (5, 6)), parent)
@@ -166,9 +177,34 @@ def test_each_block_is_named_after_the_one_before(lab):
     right = [(b"red", (1, 2)), (noting(b"red", (1, 2)), (3, 4))]
     wrong = [call for call in asked if call not in right]
     assert not wrong, f"hash_block was called with the parent {wrong[0][0]} and the tokens {wrong[0][1]}"
-    names = [getattr(block, "hash", None) for block in getattr(kv, "blocks", [])]
-    strange = [name for name in names if name is not None and name not in [noting(*call) for call in right]]
-    assert not strange, f"a block goes by {strange[0]}, which the class's own hash_block did not give"
+    assert scenarios.wrong_names(kv, noting) == []
+
+
+def test_a_name_belongs_to_the_whole_text(lab):
+    """Texts that are alike in all but a block, or but an output, have names of their own from there on."""
+
+    def in_words(parent, token_ids):
+        return repr((parent, token_ids)).encode()
+
+    kv = make(lab, 24, 2, hash_block=in_words)
+    for name, middle, salt in (("a", [3, 4], ""), ("b", [8, 9], ""), ("c", [3, 4], "red")):
+        admitted(kv, name, [1, 2, *middle, 5, 6, 7], salt=salt)
+        assert cached_for(kv, [1, 2, *middle, 5, 6, 7], salt) == 6
+    for name, outputs in (("d", [3, 4, 5]), ("e", [8, 9, 5])):
+        request = make_request(name, [0, 1])
+        request.output_token_ids += outputs
+        must_come_in(kv, request, "there is room enough")
+        request.num_computed_tokens = 5
+        kv.cache_blocks(request)
+        assert cached_for(kv, [0, 1, *outputs]) == 4
+    assert scenarios.wrong_names(kv, in_words) == []
+
+
+def test_a_long_text_is_found_whole(lab):
+    """5,000 tokens in blocks of 16: 312 blocks are cached, and found."""
+    kv, text = make(lab, 400, 16), [i % 7 for i in range(5000)]
+    kv.free(admitted(kv, "a", text))
+    assert (kv.num_cached_blocks, cached_for(kv, text)) == (312, 4992)
 
 
 def test_a_hash_collision_does_not_hit(lab):
@@ -461,6 +497,14 @@ def test_its_own_hits_are_no_reserve(lab):
     admitted(kv, "b", [1, 2, 3])
     must_wait(kv, make_request("c", [*BASE, *range(7)]), "only one block would stay free besides its hits")
     must_come_in(kv, make_request("d", [*BASE, *range(3)]), "two blocks stay free besides its hits")
+
+
+def test_blocks_that_it_shares_are_others_blocks(lab):
+    """All that the others hold are this request's hits: they run all the same, and the reserve stays."""
+    kv = make(lab, 6, 4, watermark=2)
+    admitted(kv, "a", BASE[:8])
+    must_wait(kv, make_request("b", [*BASE[:8], *[7] * 9]), "three new blocks of four, and two stay free")
+    must_come_in(kv, make_request("c", [*BASE[:8], *[7] * 8]), "two new blocks; two stay free")
 
 
 # ------------------------------------------------------------------------------------------ take

@@ -32,6 +32,11 @@ ALMOST_ALIKE = [
     [["", [0, 1]], ["", [1]]],
     [["", [5, 7]], ["", [5, 7 + 2**16]]],
     [["", [5, 7]], ["", [5, 7 + 2**32]]],
+    [["", [5, 2**20]], ["", [5, 2**20 + 1]]],
+    [["", [5, 2**53]], ["", [5, 2**53 + 1]]],
+    [["", [*range(300), 1]], ["", [*range(300), 2]]],
+    [["x" * 600 + "a", [1]], ["x" * 600 + "b", [1]]],
+    [["\x01\0\0\0\0\0\0\0" * 32, [2]], ["", [*[1] * 32, 2]]],
     [["", [1, 2]], ["a", [1, 2]]],
     [["x" * 63 + "a", [1, 2]], ["x" * 63 + "b", [1, 2]]],
     [["a" + "x" * 63, [1, 2]], ["b" + "x" * 63, [1, 2]]],
@@ -51,13 +56,13 @@ def draw(rng):
     tokens, salts = rng.choice(WORLDS)
     size, blocks = rng.choice((1, 2, 2, 3, 4)), rng.randint(4, 10)
     texts = [[rng.choice(tokens) for _ in range(3 * size + 1)] for _ in range(2)]
-    is_own = rng.random() < 0.33
+    is_own = rng.random() < 0.4
     config = {
         "num_blocks": blocks,
         "block_size": size,
         "watermark": rng.choice((0, 1, 2, 3, None)),
         "enable_prefix_caching": rng.random() < 0.9,
-        "hash_block": rng.choice((IN_WORDS, "its own")) if is_own else rng.choice([*HASHES]),
+        "hash_block": rng.choice((IN_WORDS, IN_WORDS, "its own")) if is_own else rng.choice([*HASHES]),
         "texts": [[text, salt] for text in texts for salt in dict.fromkeys(salts[:2])],
     }
     calls, held = [], []  # names that may hold blocks, more often than not
@@ -75,6 +80,25 @@ def draw(rng):
             both[1][2] = rng.randint(0, size)
         return both
 
+    def shares():
+        """One that holds full blocks only, and one that begins with them and needs about all that is left."""
+        head = [rng.choice(tokens) for _ in range(size * rng.randint(1, 2))]
+        rest = [rng.choice(tokens) for _ in range(size * rng.randint(1, blocks))]
+        first = [["free", name] for name in NAMES] + [["admit", "a", head], ["compute", "a", len(head)]]
+        held[:] = ["a", "b"]
+        return [*first, ["admit", "b", head + rest], ["compute", "b", 4 * size]]
+
+    def siblings():
+        """Two texts that begin alike, and end alike; in between, or in the outputs, they differ."""
+        head, in_outputs = [rng.choice(tokens) for _ in range(size)], rng.random() < 0.5
+        held[:], moves = [], [["free", name] for name in NAMES]
+        for name, token in zip("ab", tokens, strict=False):
+            prompt = head if in_outputs else head + [token] * size + head
+            moves += [["admit", name, prompt], ["compute", name, 4 * size]]
+            moves += [["decode", name, token]] * (size + 1) * in_outputs
+            moves += [["free", name]]
+        return moves
+
     def another_text():
         """Takes blocks away from the cache, and leaves nothing in it, or its own."""
         fresh = [900 + rng.randint(0, 1) + i for i in range(size * rng.randint(1, blocks - 1))]
@@ -85,10 +109,12 @@ def draw(rng):
         new, old = rng.choice(free or NAMES), rng.choice(held or NAMES)
         runs = [["compute", old, rng.randint(1, 2 * size)]]
         runs += [["decode", old, rng.choice(tokens)] for _ in range(rng.randint(0, size + 1))]
-        kind = rng.choice([*KINDS, "comes back", "another text", "all go"])
+        kind = rng.choice([*KINDS, "comes back", "another text", "all go", "shares", "siblings"])
         start = rng.randint(-1, 2 * size)
         if kind == "comes":
             calls += comes(new)
+        elif kind in ("shares", "siblings"):
+            calls += shares() if kind == "shares" else siblings()
         elif kind == "goes":
             held = [other for other in held if other != old]
             meanwhile = rng.choice(([], another_text(), comes(new)))
@@ -191,7 +217,5 @@ class Play(Texts):
                 self.to_ask.add(call)
                 parent = repr(call).encode()
         self.came.clear()
-        blocks = getattr(self.kv, "blocks", None)  # of a class that keeps them as the starter's does
-        names = {getattr(block, "hash", None) for block in blocks} if isinstance(blocks, list) else set()
-        others = names - {None} - {repr(call).encode() for call in self.to_ask}
-        return [sorted(map(repr, self.asked - self.to_ask)), len(others)]
+        wrong = scenarios.wrong_names(self.kv, lambda *call: repr(call).encode())
+        return [sorted(map(repr, self.asked - self.to_ask)), len(wrong)]

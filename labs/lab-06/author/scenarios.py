@@ -96,6 +96,24 @@ def wrong_books(kv) -> str:
     return "nothing"
 
 
+def wrong_names(kv, hash_block) -> list[str]:
+    """The names that `hash_block` does not give for the content of the block, one block after the other.
+
+    A class whose blocks have no hash or no content is not looked at.
+    """
+    wrong, blocks = [], getattr(kv, "blocks", None)
+    for block in blocks if isinstance(blocks, list) else ():
+        name, content = getattr(block, "hash", None), getattr(block, "content", None)
+        if name is not None and content is not None:
+            salt, tokens = content
+            right = salt.encode()
+            for start in range(0, len(tokens), kv.block_size):
+                right = hash_block(right, tuple(tokens[start : start + kv.block_size]))
+            if name != right:
+                wrong.append(f"the block with {list(tokens)} goes by {name!r}, not by {right!r}")
+    return wrong
+
+
 def run(lab, scenario: dict, *, raise_errors: bool = True):
     """The log of the operations, or the trace of the run under the engine's own Scheduler."""
     config = scenario["config"]
