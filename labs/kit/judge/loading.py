@@ -78,9 +78,9 @@ def pristine_starter(lab: Lab) -> types.ModuleType:
 
 
 def fresh(lab: Lab) -> types.ModuleType | Broken:
-    """Return the learner's file, loaded once more without any state."""
+    """Return the learner's file, loaded once more without any state; not as it was saved since."""
     try:
-        return _starter(lab, "again")
+        return _starter(lab, "again", vars(namespace(lab.id, "starter")).get("__source__"))
     except LoadProblem as problem:
         return Broken(problem)
 
@@ -108,9 +108,9 @@ def _engine(lab: Lab) -> types.ModuleType:
     return parts
 
 
-def _starter(lab: Lab, name: str = "starter") -> types.ModuleType:
+def _starter(lab: Lab, name: str = "starter", source: str | None = None) -> types.ModuleType:
     path = lab.file("starter.py")
-    source = read(lab, path)
+    source = source or read(lab, path)
     try:
         with deadline(lab.timeout), silence(), kept_alive():
             module = execute(source, _module_name(lab, name), path)

@@ -24,20 +24,31 @@ def testing() -> AbstractContextManager[object]:
 
 
 def show_test(lab_id: str | None, open_page: bool = False) -> bool:
-    """Print the state of a lab and its most informative failure; return True if nothing fails."""
+    """Print the state of a lab and its most informative failure; return True if nothing fails.
+
+    With `open_page` the failing run opens in the player, or a sentence says why there is none.
+    """
+
+    def no_run(why: str) -> None:
+        if open_page:
+            say(f"no run to show in the player: {why}")
+
     with testing():
         opened = None if lab_id else first_open()
         if not lab_id and not opened:
             say("all labs are done")
+            no_run("nothing fails")
             return True
         lab = opened.lab if opened else find_lab(str(lab_id))
         status = progress(lab, report=True)
     if not status.started:
         say(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
         say(f"a hint: python -m labs hint {lab.id}")
+        no_run("nothing is written yet")
         return False
     if status.problem:
         say(status.problem)
+        no_run("starter.py could not be tested")
         return False
     for old, new in old_names(starter_text(lab)).items():
         say(f"{lab.id}: {old} is now called {new}; the old name works for one more release")
@@ -46,10 +57,12 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
     if status.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if lab.has_solution else ""
         say(f"{lab.id} is done: {status.points} points.{reference}")
+        no_run("nothing fails")
         return True
     if not status.report:
         task = status.next_task or lab.tasks[0]
         say(f"next: {task.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}")
+        no_run(f"{task.name} is not written yet")
         return False
     say()
     say("the most informative failure:")
@@ -60,6 +73,8 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
         console.print(Text(filled(line, hang=hang), style))
     if page.path_of(lab).exists():
         show_page(lab, page.path_of(lab), open_page)
+    else:
+        no_run("this test calls single functions, or it failed before the first step")
     return False
 
 

@@ -69,6 +69,13 @@ class Course:
         assert old in source, f"{old!r} is not in solution.py"
         self.file("starter.py", lab_id).write_text(source.replace(old, new) if old else source, "utf-8")
 
+    def solve_meanwhile(self) -> None:
+        """A wrong file, which is saved anew, with the solution, while it is tested."""
+        self.solve(*UNPAID)
+        with self.file("starter.py").open("a", encoding="utf-8") as file:
+            file.write("\nimport shutil, pathlib\nhere = pathlib.Path(__file__)\n")
+            file.write("shutil.copy(here.with_name('solution.py'), here)\n")
+
     def environment(self) -> dict[str, str]:
         """This process's, with the copied labs in front of the real ones."""
         return {k: v for k, v in os.environ.items() if k != "LAB_IMPL"} | self.variables

@@ -84,6 +84,7 @@ def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
     assert "player" in text and "no comparison" not in text
     course.file("starter.py").write_text("x = (\n", "utf-8")
     assert "player" not in labs(course, "test").stdout
+    assert "no run to show in the player: starter.py could not" in labs(course, "test", "--open").stdout
     course.solve(*UNPAID)
     assert "see your run in the player: python -m labs test lab-01 --open\n" in labs(course, "test").stdout
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>") and not opened.exists()
@@ -92,6 +93,10 @@ def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
     monkeypatch.setenv("BROWSER", "no-such-browser %s")
     monkeypatch.setenv("PATH", str(course.root))
     assert f"no browser was found; open {page}" in labs(course, "test", "--open").stdout
+    course.solve()
+    course.edit("test_lab.py", "assert step(lab, queue(), [], FakeKV(8)) == {}", "assert lab is None")
+    why = "no run to show in the player: this test calls single functions, or it failed before the first step"
+    assert labs(course, "test", "--open").stdout.endswith(why + "\n")
 
 
 def test_demo_runs_the_engine_on_the_labs_that_pass(course):
@@ -337,6 +342,14 @@ def test_a_terminal_shows_that_tests_are_running(course):
     assert "running the tests" in shown
     os.close(screen)
     assert labs(course, "status").stderr == ""
+
+
+def test_results_of_a_file_that_was_saved_meanwhile_are_not_shown(course):
+    course.solve_meanwhile()
+    shown = "lab-01: starter.py was saved while its tests ran; they have to run again\n"
+    assert labs(course, "test", "1").stdout == shown
+    assert not (course.labs / ".state").exists()
+    assert f"{TESTS} of {TESTS} tests pass" in labs(course, "test", "1").stdout
 
 
 @pytest.mark.timeout(200)

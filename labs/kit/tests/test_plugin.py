@@ -134,6 +134,13 @@ def test_state_kept_between_calls_is_named(course):
     assert "look for state" not in course.pytest(FIRST).stdout
 
 
+def test_a_file_saved_while_its_tests_run_is_not_taken_for_state(course):
+    """What failed is loaded once more as it was, not as it is by then: the right file."""
+    course.solve_meanwhile()
+    text = course.pytest("labs/lab-01", "-k", "budget_caps").stdout
+    assert "is the first that differs" in text and "look for state" not in text
+
+
 def test_after_three_that_do_not_end_no_more_are_begun(course):
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
     course.write("while True:\n    pass")
