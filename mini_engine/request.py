@@ -171,7 +171,7 @@ def _token_ids(values: Iterable[Any], owner: str) -> list[int]:
         return [_token_id(value, owner) for value in values]  # names the value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Request:
     """One prompt on its way through the engine. Compared by identity.
 
@@ -196,8 +196,8 @@ class Request:
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
-    error: str | None = field(default=None, repr=False)  # the message, if it could not go on
-    block_hashes: list[bytes] = field(default_factory=list, repr=False)  # kept by the prefix cache
+    error: str | None = None  # the message, if it could not go on
+    block_hashes: list[bytes] = field(default_factory=list)  # kept by the prefix cache
 
     def __post_init__(self) -> None:
         # All user input passes here: from here on ids are strings, and numbers are Python's own.
@@ -214,6 +214,12 @@ class Request:
         self.priority = whole_number(f"{name}: priority", self.priority)
         if self.max_tokens is None:
             self.max_tokens = self.sampling_params.max_tokens
+
+    def __repr__(self) -> str:
+        """Return the id, the status and the counters: error messages show requests."""
+        counters = f"{self.num_prompt_tokens} + {len(self.output_token_ids)} tokens"
+        computed = f"{self.num_computed_tokens} computed"
+        return f"<request {shown(self.request_id)}: {self.status.value}, {counters}, {computed}>"
 
     sampling = alias("sampling_params")
 

@@ -109,3 +109,10 @@ def test_numbers_become_python_s_own():
     assert {type(value) for value in kept} <= {int, float, bool, tuple, type(None)}
     assert json.loads(json.dumps(kept)) == [list(v) if isinstance(v, tuple) else v for v in kept]
     assert type(sampling.stop_token_ids[0]) is int
+
+
+def test_a_request_is_shown_in_few_words():
+    """An error message that shows a request stays short, whatever the prompt."""
+    request = Request("essay", range(5000), output_token_ids=[7], num_computed_tokens=4096)
+    assert repr(request) == "<request 'essay': waiting, 5000 + 1 tokens, 4096 computed>"
+    assert len(repr(Request("x" * 10_000, [1]))) < 150
