@@ -424,6 +424,11 @@ def test_next_difference_stops_where_one_begins(open_player):
     )
     page.keyboard.press("Shift+N")
     assert page.evaluate("player.step") == first
+    said = ""
+    for step in differing:
+        page.evaluate(f"player.go({step})")
+        said += page.locator("#difference-table").text_content()
+    assert " admitted" in said and "SCHEDULED" not in said  # the terminal's words
 
 
 def test_equal_traces_are_equal_and_the_shorter_one_ends(open_player):

@@ -433,6 +433,8 @@ function fieldText(record, field) {
   const value = record[field];
   if (field === "scheduled") return value.map(([id, n]) => `${id}: ${n}`).join(", ") || "nothing";
   if (field === "new_tokens") return Object.entries(value).map(([id, tokens]) => `${id}: ${tokens}`).join(", ") || "none";
-  if (field === "events") return value.map((event) => `${event.id} ${event.type}${event.reason ? ` ${event.reason}` : ""}`).join(", ") || "none";
+  const happened = { QUEUED: "queued", SCHEDULED: "admitted", PREEMPTED: "preempted", FINISHED: "finished" };
+  const said = ({ id, type, reason }) => `${id} ${happened[type]}${reason ? ` (${reason})` : ""}`;
+  if (field === "events") return value.map(said).join(", ") || "none";
   return String(value);
 }
