@@ -5,6 +5,7 @@ oracles, the reference solutions. This is no lock, and the grader does not rely 
 """
 
 import json
+import re
 import shutil
 import tempfile
 import textwrap
@@ -36,6 +37,11 @@ LEFT_OUT = (
     "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "docs/architecture.md",
     "docs/images/architecture.png",
 )  # fmt: skip
+
+# Passages of the pages: runs that play in the book alone, and scripts that are left out.
+LEFT_OUT_OF_PAGES = re.compile(
+    r"^## Watch it\n.*?(?=^## )|\s\(`python docs/images/[^)]*\)|\sIn the\s+book each[^.]*\.", re.M | re.S
+)
 
 SEALED = '''"""{words}, sealed: it runs, but its source is hidden, as it would give answers away."""
 
@@ -101,6 +107,10 @@ def _write(target: Path, skip: Path) -> list[str]:
     def copy(source: str, place: str) -> None:
         written.add(Path(place))
         shutil.copy2(source, place)
+        if Path(source).is_relative_to(ROOT / "docs") and source.endswith(".md"):
+            Path(place).write_text(
+                LEFT_OUT_OF_PAGES.sub("", Path(source).read_text("utf-8")), encoding="utf-8"
+            )
 
     shutil.copytree(ROOT, target, ignore=left_out, dirs_exist_ok=True, copy_function=copy)
     pristine.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,17 @@ def test_no_text_names_what_is_not_there(edition):
     assert sorted(found) == []
 
 
+def test_every_path_that_a_text_names_is_there(edition):
+    found = {
+        f"{name}: {path}"
+        for name, text in texts(edition)
+        for path in re.findall(r"(?<![\w/.-])(?:docs|labs|mini_engine|notebooks)/[\w./-]*\.[a-z]+\b", text)
+        if not (edition / path).exists() and not path.startswith("labs/.state")  # made when a test runs
+    }
+    assert sorted(found) == []
+    assert not [name for name, text in texts(edition) if re.search(r"In\s+the\s+book", text)]
+
+
 def test_no_help_and_no_message_names_what_is_not_there(edition):
     said = [python(edition, "labs", "--help").stdout]
     assert "status" in said[0] and "solution" not in said[0]
