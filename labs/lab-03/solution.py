@@ -17,10 +17,16 @@ def policy_key(request, policy):
     return (request.priority if policy == "priority" else 0, request.arrival)
 
 
-class RequestQueue:
-    """The waiting requests, the first in policy order at the front: a min-heap (see heapq).
+def pick_victim(running, policy):
+    """The request to preempt: the last in policy order: the newest (of the least important)."""
+    # Served last, so it gives way first: one order for both. The newest has the least to recompute.
+    return max(running, key=lambda request: policy_key(request, policy))
 
-    Has the methods that lab-01's queue has; schedule_step uses peek, pop and the truth value.
+
+class RequestQueue:
+    """Given: the waiting requests, the first in policy order at the front: a min-heap (see heapq).
+
+    It has the methods of lab-01's queue, and sorts by your policy_key.
     """
 
     def __init__(self, policy="fcfs"):
@@ -55,12 +61,6 @@ class RequestQueue:
         """All waiting requests in the order in which they would be popped; nothing is taken."""
         # sorted, not the heap as it lies: only the first element of a heap is in its place.
         return (request for _, request in sorted(self._heap, key=lambda item: item[0]))
-
-
-def pick_victim(running, policy):
-    """The request to preempt: the last in policy order: the newest (of the least important)."""
-    # Served last, so it gives way first: one order for both. The newest has the least to recompute.
-    return max(running, key=lambda request: policy_key(request, policy))
 
 
 class Scheduler:
@@ -104,6 +104,55 @@ class Scheduler:
         """Given: whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
+    def make_room(self):
+        """See to it that every running request can compute a token; True if one had to go for it.
+
+        kv.num_new_blocks(request, 1) says how many blocks a request would take for one token more
+        (none, while it computes what admission has claimed). As long as all running requests
+        together would take more than kv.num_free_blocks, preempt a victim; then count again.
+        """
+        made_room = False
+        while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
+            self.preempt(pick_victim(self.running, self.policy))
+            made_room = True
+        return made_room
+
+    def preempt(self, request):
+        """Send a running request back to the queue, to be recomputed later.
+
+        It leaves running and gives its room back (kv.free). num_computed_tokens is 0 again,
+        num_preemptions counts up, the status is RequestStatus.WAITING. Outputs and arrival stay as
+        they are.
+        """
+        self.running.remove(request)
+        self.kv.free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.status = RequestStatus.WAITING
+        # Its old arrival puts it ahead of all that came later: nothing more is needed for that.
+        self.waiting.push(request)
+
+    def schedule(self):
+        """Decide the next step: {request_id: number of tokens}, in row order.
+
+        1. Make room (make_room).
+        2. Call self.schedule_step(waiting, running, kv, max_num_batched_tokens=...,
+           max_num_seqs=..., long_prefill_token_threshold=..., clamp=...) and return what it says.
+           If room had to be made, hand it an empty queue, so that none is admitted in this step.
+        """
+        made_room = self.make_room()
+        # The room is for those that stay; a request that came in now would take it from them again.
+        waiting = RequestQueue(self.policy) if made_room else self.waiting
+        return self.schedule_step(
+            waiting,
+            self.running,
+            self.kv,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            clamp=self.clamp,
+        )
+
     def add(self, request):
         """Queue a new request, or refuse it with a ValueError that names it.
 
@@ -133,55 +182,6 @@ class Scheduler:
         self.num_arrivals += 1
         self.waiting.push(request)
 
-    def schedule(self):
-        """Decide the next step: {request_id: number of tokens}, in row order.
-
-        1. Make room (make_room).
-        2. Call self.schedule_step(waiting, running, kv, max_num_batched_tokens=...,
-           max_num_seqs=..., long_prefill_token_threshold=..., clamp=...) and return what it says.
-           If room had to be made, hand it an empty queue, so that none is admitted in this step.
-        """
-        made_room = self.make_room()
-        # The room is for those that stay; a request that came in now would take it from them again.
-        waiting = RequestQueue(self.policy) if made_room else self.waiting
-        return self.schedule_step(
-            waiting,
-            self.running,
-            self.kv,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            clamp=self.clamp,
-        )
-
-    def make_room(self):
-        """See to it that every running request can compute a token; True if one had to go for it.
-
-        kv.num_new_blocks(request, 1) says how many blocks a request would take for one token more
-        (none, while it computes what admission has claimed). As long as all running requests
-        together would take more than kv.num_free_blocks, preempt a victim; then count again.
-        """
-        made_room = False
-        while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
-            self.preempt(pick_victim(self.running, self.policy))
-            made_room = True
-        return made_room
-
-    def preempt(self, request):
-        """Send a running request back to the queue, to be recomputed later.
-
-        It leaves running and gives its room back (kv.free). num_computed_tokens is 0 again,
-        num_preemptions counts up, the status is WAITING (from mini_engine.request import
-        RequestStatus). Outputs and arrival stay as they are.
-        """
-        self.running.remove(request)
-        self.kv.free(request)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        request.status = RequestStatus.WAITING
-        # Its old arrival puts it ahead of all that came later: nothing more is needed for that.
-        self.waiting.push(request)
-
     def update(self, scheduled, sampled, stopped=()):
         """Take back a computed step; return a new list of the requests that finished in it, in row order.
 
@@ -197,7 +197,8 @@ class Scheduler:
            after token to output_token_ids, and after each set finish_reason to
            request.check_stop(); what follows a stop is dropped.
         3. If its id is in stopped, the finish_reason is "stop", whatever check_stop() has said.
-        4. If there is a finish_reason, it leaves running, gives its room back, and is FINISHED.
+        4. If there is a finish_reason, it leaves running, gives its room back, and its status is
+           RequestStatus.FINISHED.
         """
         finished = []
         for request in list(self.running):  # a copy, because the finished leave the list on the way
@@ -227,11 +228,7 @@ class Scheduler:
         return finished
 
     def abort(self, request_id):
-        """Drop a request, wherever it is: True. False if no request of this id waits or runs.
-
-        It leaves its list and gives its room back (kv.free does nothing for a request that holds
-        nothing); finish_reason is "abort", the status FINISHED.
-        """
+        """Given: drop a request, wherever it is: True. False if no request of this id waits or runs."""
         for request in (*self.running, *self.waiting):
             if request.request_id == request_id:
                 is_running = request.status is RequestStatus.RUNNING

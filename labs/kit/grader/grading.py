@@ -16,6 +16,7 @@ from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, probe
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import Lab, find_lab
+from labs.kit.judge.pristine import with_given
 from labs.kit.toys.driver import OpLog
 from mini_engine.renamed import modernized
 
@@ -106,7 +107,7 @@ def text_of(lab: Lab, submission: Submission) -> tuple[str, str]:
     """Return the file's text, and why there is none."""
     if lab.id in submission.problems or lab.id not in submission.files:
         return "", submission.problems.get(lab.id, "no file was handed in for this lab")
-    return modernized(submission.files[lab.id].decode("utf-8-sig")), ""
+    return with_given(lab, modernized(submission.files[lab.id].decode("utf-8-sig"))), ""
 
 
 def keep_first_departure(

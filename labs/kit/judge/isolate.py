@@ -191,4 +191,5 @@ def unwritten(lab: Lab, source: str) -> list[str]:
 
 
 def _body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    return "".join(map(ast.dump, node.body))
+    """Return the code after the docstring, which another edition may word in another way."""
+    return "".join(map(ast.dump, node.body[ast.get_docstring(node) is not None :]))

@@ -7,6 +7,7 @@ import ast
 import base64
 import hashlib
 import re
+import textwrap
 import zlib
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, functions, parsed, replace_body
@@ -47,22 +48,46 @@ def pristine_source(lab: Lab) -> str:
 def with_given(lab: Lab, source: str) -> str:
     """Return a learner's file with the methods that are given now, and that an earlier edition left to write.
 
-    A method is left as it is if it reads attributes that the file's own `__init__` does not make.
+    A method is left as it is if it reads attributes that the file's own `__init__` does not make. What takes
+    more than a line stands behind the file, so that its lines keep their numbers.
     """
     left = {name for _, name in NOT_WRITTEN.findall(source)} - {task.name for task in lab.tasks}
     try:
         yours, given = functions(source), functions(pristine_source(lab)) if left else {}
-        for name in left & yours.keys() & given.keys():
+        longer = []
+        for name in sorted(left & yours.keys() & given.keys()):
             made = yours.get(f"{name.partition('.')[0]}.__init__", given[name])
             known, read = (
                 {node.attr for node in ast.walk(one) if isinstance(node, ast.Attribute) and is_own(node)}
                 for one in (made, given[name])
             )
             if read <= known or NOT_WRITTEN.search(ast.unparse(made)):
-                source = replace_body(source, name, "\n".join(map(ast.unparse, given[name].body[1:])))
+                body = "\n".join(map(ast.unparse, given[name].body[1:]))
+                if "\n" in body:
+                    longer.append(name)
+                else:
+                    source = replace_body(source, name, body)
+        if longer:
+            source = "\n".join([source, *imports_for(lab, source), "", "", "class _Given:"])
+            source += "".join(f"\n{textwrap.indent(ast.unparse(given[name]), '    ')}\n" for name in longer)
+            source += "".join(f"\n{name} = _Given.{name.rpartition('.')[2]}" for name in longer) + "\n"
     except SyntaxError:  # which is reported when the file is loaded
         pass
     return source
+
+
+def imports_for(lab: Lab, source: str) -> list[str]:
+    """Return the pristine file's imports of names that the source does not have."""
+    known = {*functions(source)}
+    known |= {
+        alias.asname or alias.name for node in parsed(source).body for alias in getattr(node, "names", ())
+    }
+    found = []
+    for node in parsed(pristine_source(lab)).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            node.names = [alias for alias in node.names if (alias.asname or alias.name) not in known]
+            found += [ast.unparse(node)] if node.names else []
+    return found
 
 
 def is_own(node: ast.Attribute) -> bool:

@@ -3,7 +3,6 @@
 from labs.kit import Skip, make_request
 from labs.kit.toys.driver import ids
 from labs.kit.toys.engine_loop import NAMES, PRIORITIES, CountingKV, LoopPlay, LoopScript, queue_seen
-from labs.kit.toys.plays import Counted
 from labs.kit.toys.plays import Play as Base
 from mini_engine.scheduler import schedule_step
 
@@ -13,29 +12,20 @@ POLICIES = ["fcfs", "priority"]
 
 def draw(rng):
     often = [draw_queue, draw_tight, draw_tight]
-    return rng.choice([*often, *often, draw_lopsided, draw_again, draw_mixed])(rng)
+    return rng.choice([*often, *often, draw_again, draw_again, draw_mixed])(rng)
 
 
 def draw_queue(rng):
     """Pushes, then removals and pops in between; a request that was taken out may be pushed again."""
     arrivals = rng.sample(range(40), rng.randint(6, 24))
-    pushes = [["push", f"r{arrival}", arrival, rng.choice(PRIORITIES)] for arrival in arrivals]
-    calls = [["long_queue", 200]] * (rng.random() < 0.3) + pushes
+    some = rng.choice((PRIORITIES, (-3, -1, 0, 255, 256, 2**31)))
+    pushes = [["push", f"r{arrival}", arrival, rng.choice(some)] for arrival in arrivals]
+    calls = [*pushes]
     for _ in range(rng.randint(4, 16)):
         one = rng.choice(pushes)
         removal = ["remove", one[1]]
         calls += rng.choice([[["pop"]], [removal, ["pick_victim"]], [removal], [removal, one]])
-    if rng.random() < 0.5:
-        calls.append(["RequestQueue", rng.choice(["shortest", "lifo", "FCFS", ""])])
     return queue_script(rng, calls)
-
-
-def draw_lopsided(rng):
-    """A heap whose left branch comes late: what fills a hole there belongs further up."""
-    a = sorted(rng.sample(range(40), 15))
-    pushed = [a[0], a[8], a[1], *a[9:11], *a[2:4], *a[11:], *a[4:8]]
-    pushes = [["push", f"r{arrival}", arrival, 1] for arrival in pushed]
-    return queue_script(rng, [*pushes, ["remove", f"r{rng.choice(a[9:11])}"]])
 
 
 def queue_script(rng, calls):
@@ -60,10 +50,11 @@ def draw_tight(rng):
 
 def draw_again(rng):
     """Outputs that are recomputed in many chunks, and a token that comes too early."""
-    limits = {"long_prefill_token_threshold": rng.choice([1, 2]), "max_num_batched_tokens": 4}
-    script = LoopScript(rng, 40, prompts=[1, 2], busy=0.1, is_long=True)
+    limits = {"long_prefill_token_threshold": rng.choice([1, 2, 4]), "max_num_batched_tokens": 4}
+    prompts = rng.choice([[1, 2], [8]])  # of the budget's size, and preempted in between
+    script = LoopScript(rng, 40, prompts=prompts, busy=0.1, is_long=True)
     calls = [script.add(name) for name in "ab"]
-    for _ in range(rng.randint(3, 7)):
+    for _ in range(rng.choice([1, 1, 2, 3, 5, 7])):
         calls += [["schedule"], script.update()]
     calls += rng.sample([["preempt", "a"], ["preempt", "b"]], rng.randint(1, 2))
     return script.drawn(config_of(rng, 40, rng.randint(1, 3), **limits), rng.randint(3, 7), calls, early=0.9)
@@ -114,6 +105,10 @@ class SchedulerPlay(LoopPlay):
             settings |= {"schedule_step": one_newcomer, "clamp": three_at_most}
         super().__init__(part, kv, part.Scheduler(kv, **settings), several_tokens=kv.num_blocks == 200)
 
+    def fitting(self, request, tokens):
+        """Token 9 stands for one whose id does not fit into 16 bits."""
+        return [token if token < 9 else 2**17 for token in super().fitting(request, tokens)]
+
     def pick_victim(self):
         """Pick one of the running requests."""
         self.goes_on()
@@ -161,20 +156,6 @@ class QueuePlay(Base):
         return self.part.pick_victim(
             [self.requests[name] for name in sorted(self.inside)], self.policy
         ).request_id
-
-    def RequestQueue(self, policy):  # noqa: N802, named like what it calls
-        self.part.RequestQueue(policy)
-
-    def long_queue(self, count):
-        """Another queue: `count` requests go in and come out, with some 15 comparisons each in a heap."""
-        queue, before = self.part.RequestQueue(self.policy), Counted.comparisons
-        for i in range(count):
-            request = make_request(f"r{i}", 1)
-            request.arrival = Counted(i * 7919 % count)
-            queue.push(request)
-        popped = [int(queue.pop().arrival) for _ in range(count)]
-        is_slow = Counted.comparisons - before > 40 * count and not self.is_model
-        return {"popped": popped, "comparisons": f"{'more than' if is_slow else 'at most'} 40 a request"}
 
     def seen(self):
         seen = queue_seen(self.queue, ids, "queue")
