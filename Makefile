@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # for two may run at a time.
 stage = @mkdir -p out; said="$$($(2) 2>&1)" && printf '%-50s ok\n' '$(1)' || { printf '%-50s FAILED\n%s\n' '$(1)' "$$said"; exit 1; }
 
-.PHONY: help demo test test-fast soak mutants check lint promises docs pictures pages audit clean
+.PHONY: help demo test test-fast soak mutants check lint promises notebooks docs pictures pages audit clean
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
@@ -37,12 +37,9 @@ demo: $(VENV)/installed
 
 # A learner's starter.py is work in progress; make check and CI want it as it was generated.
 test: LEARNING := $(if $(CI),,yes)
-test: $(VENV)/installed  # lint and docs take one core each
-	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) lint docs
-	@$(MAKE) --no-print-directory LEARNING=$(LEARNING) promises
+test: $(VENV)/installed  # two stages at a time, so that no core waits for the end of one
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
-	@echo 'notebooks: every cell gives what is saved'
-	@$(PYTEST) --dist loadfile --nbval notebooks
+	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) lint docs promises notebooks
 	@echo 'tests'
 	@LABS_KEPT=$(KEPT) SITE=docs/_build/site $(PYTEST) $(TESTED)
 
@@ -52,7 +49,8 @@ test-fast: $(VENV)/installed
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,bench faults fast input_errors machines oracle_engine oracle_model) \
-	$(patsubst %,labs/kit/tests/test_%.py,browser edition grader_gradescope grader_honest guard random_scripts)
+	$(patsubst %,labs/kit/tests/test_%.py,\
+	browser edition grader_gradescope grader_honest grader_pool guard panel random_scripts)
 
 soak: $(VENV)/installed
 	@$(BIN)/python -m mini_engine.tests.soak
@@ -82,6 +80,9 @@ lint: $(VENV)/installed
 promises: $(VENV)/installed
 	@echo 'labs check plays the known mistakes of each lab that has changed (a minute or two for all) ...'
 	$(call stage,labs check: starters fail and mistakes are caught,$(BIN)/python -m labs check $(STRICT) --keep $(KEPT))
+
+notebooks: $(VENV)/installed
+	$(call stage,notebooks: every cell gives what is saved,$(PYTEST) --dist loadfile --nbval notebooks)
 
 docs: $(VENV)/installed
 	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)

@@ -119,7 +119,7 @@ def grades(report, *students):
 # --------------------------------------------------------------------------------- the same from any workers
 
 
-@pytest.fixture(params=["processes", "a cluster"])
+@pytest.fixture(params=["processes", pytest.param("a cluster", marks=pytest.mark.soak)])
 def any_workers(request):
     if request.param == "processes":
         yield request.getfixturevalue("local")

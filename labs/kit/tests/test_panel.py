@@ -226,6 +226,7 @@ def jupyter(course, tmp_path):
         server.wait(20)
 
 
+@pytest.mark.soak  # what the panel does is tested above, and each notebook's kernel by nbval
 @pytest.mark.skipif(os.name == "nt", reason="ends JupyterLab as POSIX does")
 def test_the_panel_in_jupyterlab(jupyter, course):
     """A learner at work: not written, wrong, right, without a new kernel; Step, Back and To the end."""
