@@ -34,7 +34,6 @@ MISTAKES = [
     if not mistake.missed_by_scripts
 ]
 RIGHT_BUT = (  # what they answer is right, and how they come to it is not
-    "sorted-at-every-pop",
     "mask-on-the-cpu",
     "batch-on-the-cpu",
     "free-list-searched",
