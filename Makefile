@@ -48,7 +48,8 @@ test-fast: $(VENV)/installed
 	@$(PYTEST) mini_engine $(wildcard labs/lab-*) $(SLOW:%=--ignore=%)
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
-SOAKING = $(patsubst %,mini_engine/tests/test_%.py,bench faults fast input_errors machines oracle_engine oracle_model) \
+SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
+	bench faults fast input_errors machines oracle_engine oracle_model player) \
 	$(patsubst %,labs/kit/tests/test_%.py,\
 	browser edition grader_gradescope grader_honest grader_pool guard panel random_scripts)
 

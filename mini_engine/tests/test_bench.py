@@ -283,19 +283,27 @@ def test_quick_runs_the_whole_race_on_a_tiny_model(tmp_path):
     assert this.floor["num_steps"] > 0 and "floor: the products alone" in done.stdout
 
 
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+TINY_QWEN3 = replace(gpu.QWEN3, **TINY, **HEADS, max_position_embeddings=4096)
+
+
+@pytest.mark.soak  # two answers of hundreds of tokens; the weights have a test of their own
 def test_the_benchmark_for_a_gpu_in_a_tiny_form(tmp_path):
-    """On the CPU, with two requests; what runs on a card is the same but for sizes. Weights repeat."""
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    shape = replace(gpu.QWEN3, **TINY, **heads, max_position_embeddings=4096)
-    this = gpu.race(tmp_path, "cpu", [], rounds=1, num_prompts=2, dtype="float32", config=shape)
+    """On the CPU, with two requests; what runs on a card is the same but for sizes."""
+    this = gpu.race(tmp_path, "cpu", [], rounds=1, num_prompts=2, dtype="float32", config=TINY_QWEN3)
     assert this.failed == {} and this.names() == [OURS, FLOOR]
     assert [len(tokens) for tokens in this.tokens[OURS]] == this.num_outputs
     assert all(100 <= n <= 1024 for n in this.num_outputs)
     assert Race.read(tmp_path / "throughput.json") == this
-    weights = tmp_path / "models" / "qwen3-random-float32"
-    model = load_model(weights, "float32", "cpu")
-    assert model.config == shape and model.layers[1].self_attn.q_norm is not None
-    again = load_model(gpu.random_model(tmp_path / "b", "float32", shape), "float32", "cpu")
+    assert load_model(tmp_path / "models" / "qwen3-random-float32", "float32", "cpu").config == TINY_QWEN3
+
+
+def test_the_weights_for_a_gpu_repeat_and_have_the_right_shape(tmp_path):
+    model, again = (
+        load_model(gpu.random_model(tmp_path / name, "float32", TINY_QWEN3), "float32", "cpu")
+        for name in "ab"
+    )
+    assert model.config == TINY_QWEN3 and model.layers[1].self_attn.q_norm is not None
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
     with torch.device("meta"):
         full = type(model)(gpu.QWEN3)
