@@ -74,6 +74,20 @@ def play(sandbox: Sandbox, source: str, cases: Sequence[CaseScript], **isolated:
     return sandbox.run(source, [case.script for case in cases], known, **isolated)
 
 
+def play_apart(sandbox: Sandbox, source: str, cases: Sequence[CaseScript]) -> Answer:
+    """Play the public cases, then the hidden ones in a batch of their own.
+
+    So a submission that reads all scripts of its batch has no hidden one to put into what students are shown.
+    """
+    public, hidden = ([case for case in cases if case.hidden == which] for which in (False, True))
+    answer = play(sandbox, source, public)
+    if answer.broken or answer.ended or not hidden:
+        return answer
+    more = play(sandbox, source, hidden)
+    told = more.ended if more.ended.startswith(("no answer within", "more than")) else "its process ended"
+    return Answer(answer.logs + more.logs, ended=told if more.ended or more.broken else "")
+
+
 def judged(lab: Lab, case: CaseScript, number: int, answer: Answer) -> Case:
     """Return the result of a case: its run in the answer, compared with the expected one."""
     if number >= len(answer.logs):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader.blame import Blame
-from labs.kit.grader.cases import CaseScript, cases, expected, judged, own_cases, play
+from labs.kit.grader.cases import CaseScript, cases, expected, judged, own_cases, play, play_apart
 from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, probe
 from labs.kit.grader.submission import Settings, Submission
@@ -88,7 +88,7 @@ def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
     if problem:
         return LabGrade(lab.id, [TaskGrade(t.name, t.points, 0, MISSING) for t in lab.tasks], problem)
     scripts, sandbox = cases(lab, settings), box(lab, settings)
-    answer = play(sandbox, source, scripts)
+    answer = play_apart(sandbox, source, scripts)
     found = LabGrade(lab.id, [], cases=[judged(lab, one, n, answer) for n, one in enumerate(scripts)])
     if answer.broken:
         found.problem = f"starter.py does not load: {answer.broken}"

@@ -18,6 +18,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
 
 ROOT = LABS_DIR.parent
-LIMIT, MEMORY, START = 32 << 20, 4 << 30, 600.0  # bytes of a reply; of memory; seconds to start
+LIMIT, MEMORY, START = 8 << 20, 4 << 30, 600.0  # bytes of a reply; of memory; seconds to start
+PARSED, REASON = 4 << 20, 4096  # bytes of a reply that are in no right one, and so are parsed
 COPIED = (
     "labs/__init__.py",
     "labs/kit/__init__.py",
@@ -231,15 +233,23 @@ class Answer:
 
 def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answer:
     """Return an answer whose form is checked; its content is only ever compared. `known` as in `run`."""
-    *logs, rest = text.split("\n\n")
-    answer = Answer([], ended=ended)
+    *logs, rest = text.split("\n\n", len(known) + 1)
+    left, answer = PARSED, Answer([], ended=ended)
     if logs and logs[0].startswith('{"broken"'):
         return Answer([], broken=broken(logs[0]))
     if len(logs) > len(known) or rest:
         return Answer([], ended="more was answered than was asked for" if not rest else "half an answer")
     for log, steps in zip(logs, known, strict=False):
+        run = []
         try:
-            answer.logs.append([steps.get(line) or step(line) for line in log.split("\n") if log])
+            for line in map(str.rstrip, StringIO(log)):
+                if (found := steps.get(line)) is None:
+                    left -= len(line)
+                    if left < 0:
+                        raise frames.BadFrame(f"more than {PARSED:,} bytes of it are wrong")
+                    found = step(line)
+                run.append(found)
+            answer.logs.append(run)
         except frames.BadFrame as error:
             return Answer(answer.logs, ended=f"an answer that cannot be read: {error}"[:200])
     if len(logs) < len(known) and not ended:
@@ -250,7 +260,7 @@ def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answ
 def broken(line: str) -> str:
     """Return the submission's claim why it does not load, which need not be true."""
     try:
-        return str(frames.parsed(line.encode())["broken"])[:300] or "without a reason"
+        return str(frames.parsed(line[:REASON].encode())["broken"])[:300] or "without a reason"
     except frames.BadFrame as error:
         return f"why cannot be read: {error}"[:200]
 

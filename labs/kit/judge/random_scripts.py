@@ -207,7 +207,7 @@ def said(step: Step) -> str:
 
 
 def shown(value: Any) -> str:
-    return shorten(repr(rounded(value)), 200, placeholder=" ...")
+    return shorten(repr(rounded(value))[:2000], 200, placeholder=" ...")  # what is long takes long to shorten
 
 
 def rounded(value: Any) -> Any:

@@ -3,15 +3,19 @@
 # ruff: noqa: E501  an attack in a line each
 
 import ast
+import json
 import os
 import textwrap
 import time
+import tracemalloc
 import types
+import zlib
 from pathlib import Path
 
 import pytest
 
 from labs.kit.grader import grading, sandbox
+from labs.kit.grader.cases import cases
 from labs.kit.grader.grading import box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
 from labs.kit.grader.submission import Settings, Submission
@@ -185,6 +189,43 @@ def test_nothing_is_carried_from_one_submission_to_the_next():
     assert graded(leaving + SOLUTION).earned == 100
     looking = "import json, os\nassert not hasattr(json, 'left') and 'LEFT' not in os.environ\nassert not os.listdir('/scratch')\n"
     assert graded(looking + SOLUTION).earned == 100
+
+
+READS_ITS_SCRIPTS = """
+import json, sys, zlib
+frame = sys._getframe()
+while "request" not in frame.f_locals:
+    frame = frame.f_back
+texts = [json.dumps(script, sort_keys=True) for script in frame.f_locals["request"]["scripts"]]
+scripts = [zlib.crc32(text.encode()) for text in texts]
+"""
+
+
+def test_no_hidden_case_gets_into_what_a_student_is_shown():
+    """Neither in an answer to a public case, nor in the error of a file that does not load."""
+    played = ((json.loads(case.script), case.hidden) for case in cases(LAB, SETTINGS))
+    scripts = {zlib.crc32(json.dumps(one, sort_keys=True).encode()): hidden for one, hidden in played}
+    line = "json.dumps({'call': ['all'], 'seen': {'all': scripts}})"
+    writing = f"frame.f_locals['out'].write({line}.encode() + b'\\n\\n')\nframe.f_locals['out'].flush()\n"
+    (step,) = graded(f"{READS_ITS_SCRIPTS}{writing}import os\nos._exit(0)\n").yours["steps"]
+    assert {*step["seen"]["all"]} == {script for script, hidden in scripts.items() if not hidden}
+    public = sum(not hidden for hidden in scripts.values())
+    raising = f"if len(scripts) != {public}:\n    raise ValueError(scripts)\n"
+    lab = graded(f"{READS_ITS_SCRIPTS}\n{raising}{SOLUTION}")
+    assert lab.problem == f"after {public} of {len(scripts)} cases: its process ended"
+
+
+@pytest.mark.parametrize("line", ["[]," * (3 << 18) + "[]", "0"], ids=["few lines", "many lines"])
+def test_an_answer_is_parsed_up_to_a_limit(line):
+    """4 MB of what no right answer has take a moment and little memory."""
+    step = f'{{"call": ["a"], "seen": {{"returned": [{line}]}}}}\n'
+    text = step * (8_000_000 // len(step))
+    tracemalloc.start()
+    answer = sandbox.believed(text + "\n", "", [{}])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "more than 4,194,304 bytes of it are wrong" in answer.ended and not answer.logs
+    assert most < 200 << 20, most
 
 
 INSIDE = {
