@@ -44,8 +44,8 @@ def fused_attention_mask(past_lens: torch.Tensor, num_new: torch.Tensor) -> torc
     1. A real query (one of the last num_new[b] of its row) sees every real key of its past, and the
        real new keys up to and including its own column.
     2. It sees no pad: not those of the past, and not those of the new tokens.
-    3. A padded query must see something all the same; let it see its own column. Its result is
-       thrown away, but a softmax over nothing is NaN, and that does not stay where it is.
+    3. A padded query must see at least one key, whichever it is; its own column will do. Its result
+       is thrown away, but a softmax over nothing is NaN, and that does not stay where it is.
     4. The dimension of size 1 is there for the heads: one mask serves them all.
     5. Make every tensor on the device of those that you are given (device=past_lens.device): on a
        GPU one that is left on the CPU does not go with the others.

@@ -17,7 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from labs.__main__ import every_command
+from labs.kit import load
 from labs.kit.judge.manifest import LABS_DIR
+from mini_engine.batch import build_batch
+from mini_engine.block_manager import BlockManager
 from mini_engine.loading import registry as models
 from mini_engine.tests.browser import find_browser, open_browser
 
@@ -142,6 +145,7 @@ def test_a_real_bug_departs_as_its_page_shows(case):
 # Kinds of blocks that claim what something says or does, and who runs them.
 CLAIMS = {
     "README.md python": "here",
+    "labs/lab-04/AFTER.md python": "here",
     "labs/lab-07/AFTER.md python": "here",
     "docs/reliability.md python": "here",
     "docs/watch-the-real-one.md sh": "commands, parsed as all are",
@@ -178,6 +182,28 @@ def test_a_watched_run_is_as_the_page_has_it_and_after_the_last_lab_one_of_ones_
     (code,) = blocks("labs/lab-07/AFTER.md", "python")
     exec(code.replace('"starter"', '"solution"'), {})
     assert "drained" in capsys.readouterr().out
+
+
+def test_the_flat_batch_beside_the_rectangle_is_the_engines_own():
+    """Each line that is quoted stands in its file, and the numbers are those of lab-04's example."""
+    lab, page = LABS_DIR / "lab-04", blocks("labs/lab-04/AFTER.md", "python")
+    for code, path in zip(page, (lab / "solution.py", ROOT / "mini_engine" / "batch.py"), strict=True):
+        for line in code.splitlines():
+            assert line.partition(" = ")[2].partition("   ")[0].strip() in path.read_text("utf-8"), line
+    rows, _ = load("lab-04", "scenarios").worked_example()
+    kv = BlockManager(64, 4, watermark=0)
+    for row in rows:
+        computed = row.request.num_computed_tokens
+        assert kv.admit(row.request)
+        row.request.num_computed_tokens = computed
+    batch, listing = (
+        build_batch(rows, kv),
+        next(b for b in blocks("labs/lab-04/AFTER.md", "") if "token_ids" in b),
+    )
+    shown = {line.split()[0]: re.findall(r"\b\d+\b", line) for line in listing.splitlines()}
+    for name in ("positions", "query_lens", "seq_lens", "last_rows"):
+        own = [str(int(number)) for number in getattr(batch, name)]
+        assert shown[name][: len(own)] == own, name
 
 
 def test_every_block_that_claims_something_has_a_test():
