@@ -247,6 +247,15 @@ def test_max_tokens_1_gives_one(lab):
         assert [(len(d.token_ids), d.finish_reason) for d in played.deltas(name)] == [(1, "length")]
 
 
+def test_forty_requests_in_a_step(lab):
+    """Forty prompts end in one step: all forty are computed, and get their first token."""
+    entries = [request(f"r{i}", 3 + i % 4) for i in range(40)]
+    engine = engine_with(lab, *entries, max_num_seqs=40, max_num_batched_tokens=200)
+    said = tokens_of(engine.step())
+    assert list(said) == [entry["id"] for entry in entries]
+    assert said == {entry["id"]: scenarios.alone(entry)[:1] for entry in entries}
+
+
 def test_deltas_come_in_row_order(lab):
     """In every step of a run that preempts, the Deltas stand in the order of the schedule's rows."""
     played = scenarios.play(lab, SCENARIOS["the important one comes late, and the rows change places"])
@@ -368,6 +377,23 @@ def test_a_stream_waits_through_silent_steps(lab):
     assert count_steps(engine) == 5
 
 
+def test_a_stream_does_not_give_up(lab):
+    """A reader behind a very long prompt waits through 5,000 silent steps, in one call."""
+    engine = scenarios.Silent(5000)
+    stream = lab.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None))
+    assert next(stream).finish_reason is None
+    assert engine.num_steps == 0
+
+
+def test_nothing_unread_is_lost(lab):
+    """A reader that comes back late finds all of 2,000 Deltas in its inbox, in order, and takes no step."""
+    engine = scenarios.Silent(5)
+    stream = lab.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None))
+    engine.inboxes["A"].extend(SimpleNamespace(finish_reason=None, number=i) for i in range(2000))
+    assert [next(stream).number for _ in range(2000)] == list(range(2000))
+    assert engine.num_steps == 5
+
+
 def test_reading_one_serves_all(lab):
     """While A is read to its end, B's Deltas gather in order, and reading them takes no step more."""
     engine, (a, b) = streams(lab, request("A", 5, 6), request("B", 4, 4))
@@ -441,7 +467,7 @@ def test_no_inbox_is_left_behind(lab):
     assert engine.inboxes == {}
 
 
-@pytest.mark.parametrize("error", [NoWorkError, KeyError, MemoryError])
+@pytest.mark.parametrize("error", [NoWorkError, KeyError, MemoryError, OSError])
 def test_an_error_is_not_the_end(lab, error):
     """When the engine fails, the reader gets the error: a text that just ends would look complete."""
     engine, (stream,) = streams(lab, request("A", 5))
@@ -450,13 +476,14 @@ def test_an_error_is_not_the_end(lab, error):
         next(stream)
 
 
-def test_after_an_error_the_stream_goes_on(lab):
+@pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt])
+def test_after_an_error_the_stream_goes_on(lab, error):
     """An error closes nothing: when the engine works again, the next read gives the next Delta."""
     engine, (stream,) = streams(lab, request("A", 5, 4))
     said = [next(stream)]
-    forward, engine.backend.forward = engine.backend.forward, raises(MemoryError)
+    forward, engine.backend.forward = engine.backend.forward, raises(error)
     for _ in range(2):
-        with pytest.raises(MemoryError):
+        with pytest.raises(error):
             next(stream)
     engine.backend.forward = forward
     said += stream
@@ -554,6 +581,29 @@ def test_the_longest_doubt_counts(lab, stop):
     assert given_out(lab, ["c", "ab", "Y"], stop) == (["c", "", ""], "abY")
     assert given_out(lab, ["c", "ab", "X"], stop) == (["c", "", "a"], "bX")
     assert given_out(lab, ["c", "ab", "Z"], stop) == (["c", "", "abZ"], None)
+
+
+def test_a_long_stop_string_is_held_back_whole(lab):
+    """A stop string of 500 characters comes in pieces of 3; the text is the 5,000 characters before it."""
+    stop = "<" + "-" * 498 + ">"
+    whole = "x" * 5000 + stop + " no"
+    pieces = [whole[i : i + 3] for i in range(0, len(whole), 3)]
+    given, reached = given_out(lab, pieces, [f"{i}!" for i in range(20)] + [stop])
+    assert ("".join(given), reached) == ("x" * 5000, stop)
+    doubt = given_out(lab, ["x", *pieces[1667:-30], "y"], [stop])[0]
+    assert "".join(doubt) == "x" + "".join(pieces[1667:-30]) + "y"
+
+
+def test_text_is_all_that_was_decoded(lab):
+    """`text` grows with each piece, what is held back included, and ends before a stop string."""
+    text, tokens = output_text(lab, ["so ", "E", "N", "x", " END", " no"], ["END"])
+    seen = []
+    for token in tokens[:5]:
+        text.feed(token)
+        text.take(False)
+        seen.append(getattr(text, "text", None))
+    # A class that keeps no text, because its __init__ is another, has none to be looked at.
+    assert seen in (["so ", "so E", "so EN", "so ENx", "so ENx "], [None] * 5)
 
 
 def test_without_stop_strings_nothing_is_held_back(lab):

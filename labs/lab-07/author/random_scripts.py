@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from labs.kit import Skip
+from labs.kit import Skip, load
 from labs.kit.toys.plays import Play as Base
 from labs.kit.toys.plays import differences, plain
 from mini_engine.engine import Engine
@@ -18,10 +18,11 @@ from mini_engine.model import ModelConfig
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
 
+scenarios = load("lab-07", "scenarios")
 SCRIPTS = 150
 PATIENCE = 60  # steps of one call
 FAULTY = ("schedule", "forward", "sample")  # nothing has been written when one of these fails
-ERRORS = {error.__name__: error for error in (NoWorkError, RuntimeError, KeyError)}
+ERRORS = {error.__name__: error for error in (NoWorkError, RuntimeError, KeyError, OSError)}
 
 # A token is some bytes: a letter, two of them, half a letter. The last one ends a text.
 VOCABULARY = (b"a", b"b", b"c", b"ab", b"ba", b"ca", b" ", b"\xc3", b"\xa9", b"")
@@ -47,10 +48,13 @@ def draw_texts(rng):
     stops, calls = [], []
     for number in range(rng.choice((1, 1, 2))):
         text = word(rng, letters, 4, rng.choice((24, 24, 40)))
-        stop = [word(rng, letters, 2, 5) for _ in range(rng.choice((0, 1, 2, 3)))]
+        stop = [word(rng, letters, 2, 5) for _ in range(rng.choice((0, 1, 2, 3, 12)))]
         for _ in range(rng.choice((0, 1, 2, 2))):  # from the text itself, or with another last letter
             at = rng.randrange(len(text))
             stop.append(text[at : at + rng.randint(1, 6)] + rng.choice(("", "", letters[0])))
+        if rng.random() < 0.1:  # a long one alone: most of the text is in doubt
+            text += word(rng, letters, 20, 40)
+            stop = [text[rng.randint(0, 4) :]]
         stops.append(rng.sample(stop, len(stop)))
         time = 0.0
         while text:
@@ -106,6 +110,8 @@ def draw_engine(rng, parts):
             calls.append(
                 rng.choice((["schedules_nothing"], ["fails", rng.choice(FAULTY), rng.choice([*ERRORS])]))
             )
+    if read and rng.random() < 0.2:
+        calls.append(["waits", rng.choice((50, 1500, 5000))])
     calls += [["step"]] * rng.choice((0, 5))
     for reader in range(len(lengths)) if read else ():
         calls += rng.choice(
@@ -187,13 +193,16 @@ class TextPlay:
 
     def __init__(self, part, config):
         self.texts = [part.OutputText(None, tuple(stop)) for stop in config["stop"]]
-        self.over = [False] * len(self.texts)
+        self.over, self.whole = [False] * len(self.texts), [""] * len(self.texts)
 
     def append(self, number, piece):
         if self.over[number]:
             raise Skip
         stop = self.texts[number].append(piece)
         self.over[number] = stop is not None
+        self.whole[number] += piece
+        if stop:
+            self.whole[number] = self.whole[number].partition(stop)[0]
         return stop
 
     def take(self, number, finished):
@@ -203,7 +212,9 @@ class TextPlay:
         return self.texts[number].take(finished)
 
     def seen(self):
-        return {}
+        """Which have another `text` than all that was decoded, of those that keep one."""
+        both = enumerate(zip(self.texts, self.whole, strict=True))
+        return {"not all that was decoded": [n for n, (one, all) in both if getattr(one, "text", all) != all]}
 
 
 class EnginePlay(Base):
@@ -247,6 +258,12 @@ class EnginePlay(Base):
 
     def read(self, reader):
         return delta_as_json(next(self.reader(reader)))
+
+    def waits(self, num_steps):
+        """A reader whose engine has nothing for it in so many steps; returns those left then."""
+        engine = scenarios.Silent(num_steps)
+        next(self.part.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None)))
+        return engine.num_steps
 
     def close(self, reader):
         self.reader(reader).close()

@@ -4,8 +4,9 @@ All parts but `step` are the engine's own, so that a verdict is about `step` alo
 parts (LearnerParts.from_labs) where they are to be tried together.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from types import SimpleNamespace
 
 import torch
 
@@ -107,6 +108,20 @@ SCENARIOS = [
 
 
 # ------------------------------------------------------------------------------------------- runs
+
+
+@dataclass
+class Silent:
+    """All that a Stream needs of an engine; after so many steps there is a Delta."""
+
+    num_steps: int
+    inboxes: dict = field(default_factory=dict)
+
+    def step(self):
+        self.num_steps -= 1
+        if self.num_steps == 0:
+            for inbox in self.inboxes.values():
+                inbox.append(SimpleNamespace(finish_reason=None))
 
 
 @dataclass
