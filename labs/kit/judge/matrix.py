@@ -120,7 +120,7 @@ def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
     begun = f"{lab.id}: {rows[-1]['begun']}"
     if "stopped" in rows[-1]:
         return f"{begun} was stopped by {rows[-1]['stopped']}"
-    if tail.startswith("Timeout (") or "\nTimeout (" in tail:
+    if re.search(r"Timeout \(\d+:\d\d:\d\d", tail):  # after pytest's dots, perhaps in their line
         place = re.search(r'starter\.py", line (\d+) in (\S+)', tail)
         where = f", in {place[2]} (starter.py, line {place[1]})" if place else ""
         return f"{begun} does not end, and nothing interrupts it{where}"
