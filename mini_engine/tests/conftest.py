@@ -5,6 +5,8 @@ from functools import cache
 
 import pytest
 
+from mini_engine.tests.browser import browser  # noqa: F401
+
 # In the background of a shell Ctrl-C is ignored, by all that is started there too; some tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

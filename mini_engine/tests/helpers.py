@@ -8,6 +8,9 @@ reference, a tokenizer of bytes, and an engine whose "model" gives the tokens of
 import functools
 import hashlib
 import random
+import time
+
+import pytest
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.interfaces import Row
@@ -248,6 +251,26 @@ def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
 
     options = {"clock": VirtualClock(lambda record: 0.25 + record.num_batched_tokens), "keep": keep}
     return play(*random_workload(seed), before=abort_some, stop_after=stop_after, **options).trace
+
+
+def refusal(call, *words, error=ValueError):
+    """The call is refused at once, with one short line that has the words."""
+    started = time.perf_counter()
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1 and len(said) < 600, said
+    for word in words:
+        assert word in said, said
+    assert time.perf_counter() - started < 5, "sizes are judged before work"
+
+
+def table(rows):
+    return pytest.mark.parametrize("row", rows, ids=[ascii_id(i, row[0]) for i, row in enumerate(rows)])
+
+
+def ascii_id(number, name):
+    return f"{number}-{name}"[:70].encode("ascii", "replace").decode()
 
 
 # ------------------------------------------------------------------------------ with torch

@@ -107,13 +107,8 @@ def test_the_recipe_names_what_is_there():
     """Each step of the recipe for a trace event names a file, and names that the file has."""
     recipe = PAGE.partition("## A trace event")[2]
     steps = re.findall(r"^\d\. `([\w/.]+)`: (.+?)(?=^\d\.|^$)", recipe, re.MULTILINE | re.DOTALL)
-    assert [path.split("/")[-1] for path, _ in steps] == [
-        "records.py",
-        "recorder.py",
-        "fold.py",
-        "fold.js",
-        "words.js",
-    ]
+    named = [path.split("/")[-1] for path, _ in steps]
+    assert named == ["records.py", "recorder.py", "fold.py", "fold.js", "words.js"]
     for path, text in steps:
         names = [name for name in re.findall(r"`(\w+)`", text) if name != "kinds"]  # view.js has that
         source = (ROOT / path).read_text(encoding="utf-8")

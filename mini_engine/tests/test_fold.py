@@ -14,22 +14,9 @@ from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import payload
 from mini_engine.sim.cost_model import LoadMeter, step_loads
 from mini_engine.tests.helpers import SlotEngine, make_request, random_trace, random_workload
-from mini_engine.trace import (
-    Blocked,
-    Finished,
-    Fold,
-    Header,
-    Queued,
-    Recorder,
-    RequestView,
-    Scheduled,
-    StepTrace,
-    Trace,
-    read_trace,
-    replay,
-    write_trace,
-)
+from mini_engine.trace import Fold, Recorder, Trace, read_trace, replay, write_trace
 from mini_engine.trace.metrics import Metrics, request_metrics, summary
+from mini_engine.trace.records import Blocked, Finished, Header, Queued, RequestView, Scheduled, StepTrace
 
 
 def folded(trace: Trace) -> list[tuple[int, dict, set]]:

@@ -35,6 +35,7 @@ from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import ready_setup, write_player
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import read_arrivals, workload
+from mini_engine.tests.helpers import ascii_id, refusal, table
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, whole_folder, write_gguf
 from mini_engine.trace import Finished, read_trace, write_trace
@@ -42,22 +43,6 @@ from mini_engine.trace import Finished, read_trace, write_trace
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 NAN, INF, HUGE, LONE = math.nan, math.inf, 10**400, "a\udcff"
 MISSING = (ValueError, FileNotFoundError)
-
-
-def refusal(call, *words, error=ValueError):
-    """The call is refused at once, with one short line that has the words."""
-    started = time.perf_counter()
-    with pytest.raises(error) as caught:
-        call()
-    said = str(caught.value)
-    assert len(said.splitlines()) == 1 and len(said) < 600, said
-    for word in words:
-        assert word in said, said
-    assert time.perf_counter() - started < 5, "sizes are judged before work"
-
-
-def table(rows):
-    return pytest.mark.parametrize("row", rows, ids=[ascii_id(i, row[0]) for i, row in enumerate(rows)])
 
 
 def each(*groups):
@@ -72,10 +57,6 @@ def each(*groups):
             rows += [(name, value, said) for value in values]
     ids = [ascii_id(i, row[0]) for i, row in enumerate(rows)]
     return pytest.mark.parametrize("name, value, words", rows, ids=ids)
-
-
-def ascii_id(number, name):
-    return f"{number}-{name}"[:70].encode("ascii", "replace").decode()
 
 
 # --------------------------------------------------------------------------------------- Python API

@@ -190,21 +190,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         watermark=st.integers(0, 1),
         policy=st.sampled_from(["fcfs", "priority"]),
-        slots=st.integers(1, 4),
+        max_num_seqs=st.integers(1, 4),
         more=st.sampled_from([0, 1, 5, 40]),
-        threshold=st.sampled_from([0, 0, 1, 3]),
+        long_prefill_token_threshold=st.sampled_from([0, 0, 1, 3]),
     )
-    def start(self, num_blocks, block_size, caching, watermark, policy, slots, more, threshold):
-        model = loading.load("lab-03", "oracle")
+    def start(self, num_blocks, block_size, caching, watermark, more, **settings):
+        settings["max_num_batched_tokens"] = settings["max_num_seqs"] + more
         self.pair = [
             kind(
                 BlockManager(num_blocks, block_size, enable_prefix_caching=caching, watermark=watermark),
-                policy=policy,
-                max_num_batched_tokens=slots + more,
-                max_num_seqs=slots,
-                long_prefill_token_threshold=threshold,
+                **settings,
             )
-            for kind in (Scheduler, model.Scheduler)
+            for kind in (Scheduler, loading.load("lab-03", "oracle").Scheduler)
         ]
         self.ours = self.pair[0]
         self.watching = watch(self.ours)
@@ -370,25 +367,15 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(8, 14),
         block_size=st.integers(2, 4),
-        budget=st.integers(3, 20),
-        slots=st.integers(1, 3),
-        caching=st.booleans(),
+        max_num_batched_tokens=st.integers(3, 20),
+        max_num_seqs=st.integers(1, 3),
+        enable_prefix_caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
-        threshold=st.sampled_from([0, 0, 2]),
+        long_prefill_token_threshold=st.sampled_from([0, 0, 2]),
         fast=st.sampled_from([True, False]),
     )
-    def start(self, num_blocks, block_size, budget, slots, caching, policy, threshold, fast):
-        self.engine = Engine(
-            MODEL,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_num_batched_tokens=budget,
-            max_num_seqs=slots,
-            enable_prefix_caching=caching,
-            policy=policy,
-            long_prefill_token_threshold=threshold,
-            fast=fast,
-        )
+    def start(self, **settings):
+        self.engine = Engine(MODEL, **settings)
         self.watching = watch(self.engine)
         self.monitor = self.watching.__enter__()
         self.requests, self.got = {}, {}

@@ -36,23 +36,10 @@ from mini_engine.show.player import (
     write_shell,
 )
 from mini_engine.show.player.picture import step_picture
-from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.tests.helpers import make_request, record_run
 from mini_engine.tests.soak import SOAK
-from mini_engine.trace import (
-    Blocked,
-    End,
-    Finished,
-    Fold,
-    Queued,
-    Recorder,
-    RequestView,
-    Scheduled,
-    Trace,
-    decisions,
-    first_difference,
-    replay,
-)
+from mini_engine.trace import Fold, Recorder, Trace, decisions, first_difference, replay
+from mini_engine.trace.records import Blocked, End, Finished, Queued, RequestView, Scheduled
 
 
 def run(requests, *, aborts=0.0, seed=0, pool=(12, 4), keep=True, **settings) -> Trace:
@@ -131,16 +118,6 @@ def test_the_page_requests_nothing_and_holds_the_trace(tmp_path):
 
 
 # ------------------------------------------------------------------------------------ in the browser
-
-
-@pytest.fixture(scope="module")
-def browser():
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra has it)")
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium or Chrome found; install one or set BROWSER_PATH")
-    with open_browser(path) as opened:
-        yield opened
 
 
 def listen(page, troubles: list[str]) -> None:

@@ -16,14 +16,7 @@ from mini_engine.tests.helpers import (
     scripted_engine,
 )
 from mini_engine.trace import (
-    Blocked,
-    End,
-    Finished,
-    Header,
     LineWriter,
-    Preempted,
-    Queued,
-    Scheduled,
     Trace,
     VirtualClock,
     WallClock,
@@ -33,6 +26,7 @@ from mini_engine.trace import (
     replay,
     write_trace,
 )
+from mini_engine.trace.records import Blocked, End, Finished, Header, Preempted, Queued, Scheduled
 
 SEEDS = range(40)
 REASONS = {"preempted", "slots", "budget", "memory", "empty"}

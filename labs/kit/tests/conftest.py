@@ -16,6 +16,7 @@ from rich.console import Console
 from labs.__main__ import main
 from labs.kit.judge import manifest, matrix, pristine
 from labs.kit.learner import commands, progress
+from mini_engine.tests.browser import browser  # noqa: F401
 
 ROOT = manifest.LABS_DIR.parent
 
@@ -207,19 +208,6 @@ def serving():
             return f"http://127.0.0.1:{one.server_port}"
 
         yield serve
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium. Not for the whole session: others need this thread's event loop."""
-    from mini_engine.tests.browser import find_browser, open_browser
-
-    pytest.importorskip("playwright", reason="playwright is not installed (the dev extra has it)")
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium or Chrome on PATH (or in BROWSER_PATH)")
-    with open_browser(path) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="session")

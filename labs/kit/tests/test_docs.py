@@ -22,7 +22,6 @@ from labs.kit.judge.manifest import LABS_DIR
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
 from mini_engine.loading import registry as models
-from mini_engine.tests.browser import find_browser, open_browser
 
 ROOT = LABS_DIR.parent
 DOCS = ROOT / "docs"
@@ -386,32 +385,28 @@ def test_a_run_and_a_quiz_are_in_their_page_and_stand_without_a_script(site):
     assert mistakes.count('<script type="application/json">') == len(BUGS.CASES)
 
 
-def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site):
-    path = find_browser()
-    if path is None:
-        pytest.skip("THE BOOK'S PLAYERS ARE NOT TESTED: no Chromium or Chrome found")
-    with open_browser(path) as browser:
-        page = browser.new_page(viewport={"width": 1280, "height": 700})
-        wrong = []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto((site / "docs" / "concepts" / "08-preemption.html").as_uri())
-        assert page.locator("iframe").count() == 0 and page.locator(".play img").count() == 1
-        page.locator(".play img").scroll_into_view_if_needed()
-        player = page.frame_locator(".play iframe")
-        assert player.locator("#readout").inner_text() == "Step 2 of 13"
-        player.locator("#forward").click()
-        assert player.locator("#readout").inner_text() == "Step 3 of 13"
-        page.goto((site / "docs" / "real-bugs.html").as_uri())
-        page.get_by_role("button", name="Play it").nth(5).click()
-        assert page.locator("iframe").count() == 1
-        player.get_by_role("heading", name="with the bug").wait_for()
-        page.goto((site / "docs" / "index.html").as_uri())
-        assert player.locator("#play").inner_text() == "Pause"
-        # No wait_for_function: it evaluates text, which the page's policy forbids.
-        deadline = time.monotonic() + 10
-        while page.locator("iframe").bounding_box()["height"] <= 700:
-            assert time.monotonic() < deadline, "the frame does not grow to the player's height"
-        assert not wrong
+def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 700})
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((site / "docs" / "concepts" / "08-preemption.html").as_uri())
+    assert page.locator("iframe").count() == 0 and page.locator(".play img").count() == 1
+    page.locator(".play img").scroll_into_view_if_needed()
+    player = page.frame_locator(".play iframe")
+    assert player.locator("#readout").inner_text() == "Step 2 of 13"
+    player.locator("#forward").click()
+    assert player.locator("#readout").inner_text() == "Step 3 of 13"
+    page.goto((site / "docs" / "real-bugs.html").as_uri())
+    page.get_by_role("button", name="Play it").nth(5).click()
+    assert page.locator("iframe").count() == 1
+    player.get_by_role("heading", name="with the bug").wait_for()
+    page.goto((site / "docs" / "index.html").as_uri())
+    assert player.locator("#play").inner_text() == "Pause"
+    # No wait_for_function: it evaluates text, which the page's policy forbids.
+    deadline = time.monotonic() + 10
+    while page.locator("iframe").bounding_box()["height"] <= 700:
+        assert time.monotonic() < deadline, "the frame does not grow to the player's height"
+    assert not wrong
 
 
 def test_the_first_use_of_a_term_leads_to_the_glossary(site):

@@ -33,16 +33,11 @@ MISTAKES = [
     for mistake in find_lab(lab_id).mistakes
     if not mistake.missed_by_scripts
 ]
-RIGHT_BUT = (  # what they answer is right, and how they come to it is not
-    "mask-on-the-cpu",
-    "batch-on-the-cpu",
-    "free-list-searched",
-    "counted-by-the-tables",
-    "torch-at-the-top",
-    "built-in-hash",
-    "salt-is-every-parent",
-    "function-of-the-module",
-)
+# What they answer is right, and how they come to it is not.
+RIGHT_BUT = (
+    "mask-on-the-cpu batch-on-the-cpu free-list-searched counted-by-the-tables "
+    "torch-at-the-top built-in-hash salt-is-every-parent function-of-the-module"
+).split()
 FIRST = [*{lab_id: (lab_id, mistake) for lab_id, mistake in reversed(MISTAKES)}.values()]
 SOME = FIRST + [(lab_id, mistake) for lab_id, mistake in MISTAKES if mistake.id in RIGHT_BUT]
 

@@ -26,25 +26,11 @@ from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
 from labs.kit.learner import progress, quiz
 from labs.kit.tests.conftest import ROOT, Course
+from mini_engine.tests.helpers import refusal, table
 
+refused = functools.partial(refusal, error=LabError)
 LONE = "a\udcff"
 PIPES = hasattr(os, "mkfifo")  # which Windows has not
-
-
-def refused(call, *words):
-    """The call is refused with one short line that has the words."""
-    started = time.perf_counter()
-    with pytest.raises(LabError) as caught:
-        call()
-    said = str(caught.value)
-    assert len(said.splitlines()) == 1 and len(said) < 600, said
-    assert all(word in said for word in words), said
-    assert time.perf_counter() - started < 5
-
-
-def table(rows):
-    names = [f"{i}-{row[0]!r}"[:60].encode("ascii", "replace").decode() for i, row in enumerate(rows)]
-    return pytest.mark.parametrize("row", rows, ids=names)
 
 
 # ---------------------------------------------------------------------- lab.toml, mistakes.toml, quizzes

@@ -13,7 +13,6 @@ import pytest
 
 from labs.kit.judge import loading
 from labs.kit.learner.notebook import Panel, run_scenario, trace_of
-from mini_engine.tests.browser import find_browser, open_browser
 
 pytest.importorskip("anywidget", reason="anywidget is not installed (the dev extra has it)")
 
@@ -228,36 +227,31 @@ def jupyter(course, tmp_path):
 
 @pytest.mark.soak  # what the panel does is tested above, and each notebook's kernel by nbval
 @pytest.mark.skipif(os.name == "nt", reason="ends JupyterLab as POSIX does")
-def test_the_panel_in_jupyterlab(jupyter, course):
+def test_the_panel_in_jupyterlab(jupyter, course, browser):
     """A learner at work: not written, wrong, right, without a new kernel; Step, Back and To the end."""
-    pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the dev extra has it)")
-    path = find_browser()
-    if path is None:
-        pytest.skip("no Chromium or Chrome found; install one or set BROWSER_PATH")
-    with open_browser(path) as browser:
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
-        page.set_default_timeout(60_000)
-        page.goto(jupyter)
-        page.get_by_text("| Idle").first.wait_for()
-        page.locator(".jp-Cell .cm-content").first.click()
-        readout, status = page.locator("#readout"), page.locator("[role=status]")
-        until = monotonic() + 60
-        while not readout.count() and monotonic() < until:  # until the kernel listens, nothing happens
-            page.keyboard.press("Control+Enter")
-            page.wait_for_timeout(2000)
-        readout.filter(has_text="Step 0 of 8").wait_for()
-        page.get_by_role("button", name="your starter.py").click()
-        status.filter(has_text="schedule_step is not written yet").wait_for()
-        course.solve(LIMIT, LIMIT.replace("<", "<="))
-        page.get_by_role("button", name="Run again").click()
-        status.filter(has_text="differ from step 1 on").wait_for()
-        page.locator("#difference-summary").filter(has_text="from equal state").wait_for()
-        assert page.locator(".pane .name").all_text_contents() == ["your starter.py", "the reference"]
-        course.solve()
-        page.get_by_role("button", name="Run again").click()
-        status.filter(has_text="is the same as the reference's in every step").wait_for()
-        for button, step in (("Step", 2), ("Step", 3), ("Back", 2), ("To the end", 8)):
-            page.locator(".buttons").get_by_text(button, exact=True).click()
-            assert readout.text_content() == f"Step {step} of 8"
-        page.locator("#back").press("ArrowLeft")  # which JupyterLab would take for itself
-        assert readout.text_content() == "Step 7 of 8"
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(60_000)
+    page.goto(jupyter)
+    page.get_by_text("| Idle").first.wait_for()
+    page.locator(".jp-Cell .cm-content").first.click()
+    readout, status = page.locator("#readout"), page.locator("[role=status]")
+    until = monotonic() + 60
+    while not readout.count() and monotonic() < until:  # until the kernel listens, nothing happens
+        page.keyboard.press("Control+Enter")
+        page.wait_for_timeout(2000)
+    readout.filter(has_text="Step 0 of 8").wait_for()
+    page.get_by_role("button", name="your starter.py").click()
+    status.filter(has_text="schedule_step is not written yet").wait_for()
+    course.solve(LIMIT, LIMIT.replace("<", "<="))
+    page.get_by_role("button", name="Run again").click()
+    status.filter(has_text="differ from step 1 on").wait_for()
+    page.locator("#difference-summary").filter(has_text="from equal state").wait_for()
+    assert page.locator(".pane .name").all_text_contents() == ["your starter.py", "the reference"]
+    course.solve()
+    page.get_by_role("button", name="Run again").click()
+    status.filter(has_text="is the same as the reference's in every step").wait_for()
+    for button, step in (("Step", 2), ("Step", 3), ("Back", 2), ("To the end", 8)):
+        page.locator(".buttons").get_by_text(button, exact=True).click()
+        assert readout.text_content() == f"Step {step} of 8"
+    page.locator("#back").press("ArrowLeft")  # which JupyterLab would take for itself
+    assert readout.text_content() == "Step 7 of 8"

@@ -82,9 +82,6 @@ def draw_workloads(
         if roomy:
             config["watermark"] = max_tokens[1] * seqs
             most += config["watermark"]
-        limits: dict[str, Any] = {
-            "budget": rng.randint(seqs, budget),
-            "threshold": rng.choice(threshold),
-        }
+        limits: dict[str, Any] = {"budget": rng.randint(seqs, budget), "threshold": rng.choice(threshold)}
         drawn.append(workload(f"drawn {seed}.{number}", rows, blocks=most, slots=seqs, **limits, **config))
     return drawn

@@ -54,13 +54,7 @@ SCENARIOS = [
         block_size=2,
         colliding_hashes=True,
     ),
-    _ops(
-        "caching is off",
-        8,
-        *life("a", BASE)[:2],
-        *life("b", BASE, 0),
-        prefix_caching=False,
-    ),
+    _ops("caching is off", 8, *life("a", BASE)[:2], *life("b", BASE, 0), prefix_caching=False),
     workload("shared beginnings under a scheduler", SHARED, blocks=14, block_size=4, prefix_caching=True),
     workload(
         "preempted, and back through its own blocks", TIGHT, blocks=9, block_size=4, prefix_caching=True
