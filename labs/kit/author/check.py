@@ -1,7 +1,8 @@
 """The author's promises, enforced: `python -m labs check`.
 
 For every lab: the starter fails every test, solution and engine pass, every known mistake is caught
-by the test it names and by no luck (no two mistakes behave alike), the files agree with one another.
+by the test it names and by no luck (no two mistakes behave alike), the task that it sits in is blamed, the
+files agree with one another.
 """
 
 import ast
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labs.kit.author import kept
+from labs.kit.author.blamed import wrongly_blamed
 from labs.kit.judge import isolate, matrix
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, Mistake, find_lab, functions, parsed
 from labs.kit.judge.pristine import interface, starter_source
@@ -73,6 +75,7 @@ def check_lab(
             check_behaviour(lab, verdict, keep, whole)
             if verdict.outcomes and not verdict.outcomes.trouble:
                 check_names(lab, verdict.outcomes, verdict, write)
+                verdict.problems += wrongly_blamed(lab, verdict.outcomes)
     except (LabError, SyntaxError) as error:
         verdict.problems.append(str(error))
     return verdict

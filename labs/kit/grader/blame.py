@@ -7,14 +7,15 @@ shown.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
-from labs.kit.grader.cases import CaseScript, digest, num_passed, play
+from labs.kit.grader.cases import CaseScript, canonical, digest, expected, num_passed, play
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, without
-from labs.kit.judge import isolate, loading, random_scripts
+from labs.kit.judge import isolate, loading, random_scripts, suspects
 from labs.kit.judge.manifest import Lab, Task
 from labs.kit.judge.task_status import Name, known, scripts_fingerprint
+from labs.kit.toys.scripts import Script
 
 FEW = 5  # failing cases on which each task is played by itself first
 
@@ -87,11 +88,38 @@ class Blame:
         if not right and not self.two_sets and self.passed([]) < len(every):
             self.two_sets = True  # a given helper is wrong: it costs the tasks of the file that call it
             return self.one_by_one()
+        wrong = self.at_fault([task for task in self.written if task not in right], answers)
         return entangled + [
             self.wrong(task, answers[task.name], self.isolated_name(task, answers[task.name]))
-            for task in self.written
-            if task not in right
+            for task in wrong
         ]
+
+    def at_fault(self, wrong: Sequence[Task], answers: Mapping[str, Answer]) -> list[Task]:
+        """Return the wrong tasks without those that share an object of the file's own, and explain nothing.
+
+        A class that is left whole runs alike, whichever of its methods is played by itself.
+        """
+        found: list[Task] = []
+        for task in wrong:
+            logs = answers[task.name].logs
+            alike = [t.name for t in wrong if same_class(t, task) and answers[t.name].logs == logs]
+            if alike[0] == task.name and len(alike) > 1:
+                scripts = [json.loads(case.script) for case in self.failing[: 2 * suspects.FEW]]
+                guilty = suspects.explaining(self.lab.id, alike, scripts, partial(self.departing, task))
+                found += [self.lab.task(name) for name in guilty or alike]
+            elif alike[0] == task.name:
+                found.append(task)
+        return [task for task in wrong if task in found]
+
+    def departing(self, task: Task, scripts: Sequence[Script]) -> list[str]:
+        """Return the call at which each script departs, with this task played by itself; "" for none."""
+        played = [CaseScript("", True, canonical(script)) for script in scripts]
+        logs = self.play([task], played).logs
+        calls = [
+            suspects.departing_call(log, expected(self.lab.id, case.script).steps)
+            for case, log in zip(played, logs, strict=False)
+        ]
+        return calls + ["not begun"] * (len(played) - len(calls))
 
     def entangled(self, tasks: list[Task]) -> list[TaskGrade]:
         """Return the grades of those tasks, each right by itself, that make a mistake together.
@@ -155,6 +183,10 @@ class Blame:
         digests = [digest(self.lab.id, script, logs[script.name]) for script in public]
         key = scripts_fingerprint(json.dumps(digests))
         return {task: mistakes[key] for task, mistakes in known(self.lab).items() if key in mistakes}
+
+
+def same_class(one: Task, other: Task) -> bool:
+    return "." in one.name and isolate.class_of(one) == isolate.class_of(other)
 
 
 def logs(scripts: Sequence[CaseScript], answer: Answer) -> dict[str, list[random_scripts.Step]]:

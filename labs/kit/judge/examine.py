@@ -7,13 +7,13 @@ reference. With `report`, the most informative failure runs once more, and its r
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
-from labs.kit.judge import diagnose, isolate, loading, matrix, random_scripts
+from labs.kit.judge import diagnose, isolate, loading, matrix, random_scripts, suspects
 from labs.kit.judge import plugin as plugin_module
 from labs.kit.judge.manifest import Lab, Task, find_lab
 from labs.kit.judge.result import Result
@@ -42,13 +42,13 @@ class Examination(matrix.Matrix):
         written = [task for task in lab.tasks if task.name not in status.unwritten]
         tests = {task.name: {result.test for result in status.of(task, status.results)} for task in written}
         failed = {task.name: {result.test for result in status.failures(task)} for task in written}
-        suspects = [name for name in failed if failed[name]]
+        failing = [name for name in failed if failed[name]]
         # A script that the whole file passes, a task that is right passes alone too.
         random_scripts.only = departing(status)
         quick = random_scripts.only is not None
-        ended = self.run_alone({name: failed[name] for name in suspects})
+        ended = self.run_alone({name: failed[name] for name in failing})
         random_scripts.only = None
-        wrong = [name for name in suspects if any(not result.passed for result in status.alone.get(name, ()))]
+        wrong = [name for name in failing if any(not result.passed for result in status.alone.get(name, ()))]
         if len(self.together(wrong)) == 1 and not status.unwritten:  # the whole file shows the same
             whole = {result.test: result for result in status.results}
             for name in wrong:
@@ -57,7 +57,14 @@ class Examination(matrix.Matrix):
             again = {matrix.RANDOM_SCRIPTS} if quick else set()
             ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})
         elif not status.unwritten:  # perhaps state is kept between calls: it shows in a run of all tests
-            ended = ended and self.run_alone({name: tests[name] for name in suspects})
+            ended = ended and self.run_alone({name: tests[name] for name in failing})
+        alike = [
+            n
+            for n in wrong
+            if isolate.class_of(lab.task(n)) in self.left_whole or not status.fits(lab.task(n))
+        ]
+        status.blamed = blamed(status, alike, self.part)
+        self.write({"blamed": status.blamed})
         for name, results in status.alone.items():
             for result in results:
                 self.write([f"{YOURS}@{name}", vars(result)])
@@ -80,13 +87,17 @@ class Examination(matrix.Matrix):
         return list(groups.values())
 
     @cached_property
+    def part(self) -> Any:
+        """The file as a module."""
+        return matrix.implementation(self.lab.id, YOURS)
+
+    @cached_property
     def left_whole(self) -> set[str]:
         """The classes that are judged as a whole; none if the file does not load, or lacks one."""
-        module, reference = matrix.implementation(self.lab.id, YOURS), loading.load(self.lab.id, "solution")
         left = self.status.unwritten
         try:
-            made = isolate.made(self.lab, reference)
-            return isolate.with_other_attributes(self.lab, module, made, left)
+            made = isolate.made(self.lab, loading.load(self.lab.id, "solution"))
+            return isolate.with_other_attributes(self.lab, self.part, made, left)
         except (loading.LoadProblem, AttributeError, TypeError):
             return set()
 
@@ -124,6 +135,25 @@ def departing(status: TaskStatus) -> list[int] | None:
         result.runs for result in status.results if result.test == matrix.RANDOM_SCRIPTS and not result.passed
     ]
     return random_scripts.departing(status.lab.id, runs[0]) if runs else None
+
+
+def blamed(status: TaskStatus, names: Sequence[str], part: Any) -> str:
+    """Return the task at fault among those that share an object of the file's own; "" without a name.
+
+    It is the one that explains the random scripts, among those that fail a test of their own; else the one
+    that fails most of its own.
+    """
+    failed: dict[str, float] = {}  # the share of its own tests, by task
+    for task in map(status.lab.task, names):
+        own = {r.function: True for r in status.judged(task) if r.test != matrix.RANDOM_SCRIPTS}
+        own |= {r.function: False for r in status.judged(task) if not r.passed and r.function in own}
+        failed[task.name] = 1 - sum(own.values()) / len(own) if own else 0
+    names = [name for name in names if failed[name]] or names
+    if len(names) < 2:
+        return "".join(names)
+    scripts = [random_scripts.drawn(status.lab.id, n) for n in departing(status) or ()][: suspects.FEW]
+    found = suspects.explaining(status.lab.id, names, scripts, suspects.departing(status.lab, part))
+    return found[0] if found else max(names, key=failed.__getitem__)
 
 
 class Report:

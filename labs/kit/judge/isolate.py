@@ -73,6 +73,11 @@ def class_of(task: Task) -> str:
     return task.name.partition(".")[0]
 
 
+def of_ones_own(lab: Lab) -> set[str]:
+    """Return the classes whose __init__ is a task: their attributes may have any names."""
+    return {class_of(task) for task in lab.tasks if task.name.endswith(".__init__")}
+
+
 def made(lab: Lab, reference: ModuleType) -> dict[str, list[str]]:
     """Return, by class that has tasks, the attributes that its __init__ sets."""
     names = {class_of(task) for task in lab.tasks if "." in task.name}

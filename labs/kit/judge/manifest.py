@@ -58,6 +58,7 @@ class Mistake:
     find: str = ""
     replace: str = ""
     keeps_state: bool = False  # between calls, so that a test's result depends on the tests before it
+    or_in: Sequence[str] = ()  # tasks that may be blamed as well, where a class is judged whole
     missed_by_scripts: str = ""  # why the random scripts alone cannot catch it
 
     def apply(self, source: str) -> str:

@@ -49,6 +49,7 @@ class Outcomes:
 
     report: str = ""  # of an examination
     hint: str = ""  # of the failure that it reports
+    blamed: str = ""
     modules: list[str] = field(default_factory=list)  # the files of all that was imported
 
     def failed(self, variant: str) -> set[str]:
@@ -107,6 +108,7 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
             elif isinstance(row, dict):
                 outcomes.report = row.get("report", outcomes.report)
                 outcomes.hint = row.get("hint", outcomes.hint)
+                outcomes.blamed = row.get("blamed", outcomes.blamed)
                 outcomes.modules = row.get("modules", outcomes.modules)
     else:
         outcomes.trouble = _trouble(lab, code, rows, said)
@@ -178,6 +180,7 @@ def _mistake(lab: Lab, name: str) -> Mistake:
 def tests_for(lab: Lab, name: str) -> set[str]:
     """Return the tests to run on a mistake, or on its part in one task (ID@TASK): those of its tasks.
 
+    A class with attributes of one's own is judged whole: all its tests show which of its methods is at fault.
     If it keeps state all tests run, as for a learner: otherwise its fingerprint would differ.
     """
     name, _, task = name.partition("@")
@@ -185,6 +188,8 @@ def tests_for(lab: Lab, name: str) -> set[str]:
         return {*lab.task(task).tests}
     mistake = _mistake(lab, name)
     tasks = [task.name for task in lab.tasks] if mistake.keeps_state else isolate.tasks_of(lab, mistake)
+    whole = isolate.of_ones_own(lab) & {name.partition(".")[0] for name in tasks}
+    tasks += [task.name for task in lab.tasks if isolate.class_of(task) in whole]
     return {mistake.caught_by, RANDOM_SCRIPTS}.union(*(lab.task(one).tests for one in tasks))
 
 

@@ -34,6 +34,7 @@ class TaskStatus:
     results: list[Result]
     alone: dict[str, list[Result]] = field(default_factory=dict)
     unwritten: Sequence[str] = ()
+    blamed: str = ""  # of the wrong tasks the one to correct first, where they cannot be told apart
 
     def of(self, task: Task, results: Sequence[Result]) -> list[Result]:
         """Return the results of a task's tests, in the task's order."""
@@ -42,13 +43,19 @@ class TaskStatus:
     def judged(self, task: Task) -> list[Result]:
         """Return the results that judge a task: alone where that is meaningful, else in the whole file."""
         whole, alone = self.of(task, self.results), self.of(task, self.alone.get(task.name, ()))
-        if self.wrong_only_together:
+        if self.wrong_only_together or not self.fits(task):
             return whole
-        passed = {result.test for result in whole if result.passed}
-        # A task that passes in the file and fails beside the reference's parts has attributes of its own.
-        fits = bool(alone) and not any(result.test in passed for result in alone if not result.passed)
         found = {result.test: result for result in alone}  # tests that had passed may be missing
-        return [found.get(result.test, result) for result in whole] if fits else whole
+        return [found.get(result.test, result) for result in whole]
+
+    def fits(self, task: Task) -> bool:
+        """Return whether the task can be judged alone: it passes beside the reference's parts what it did.
+
+        A task that passes in the file and fails beside the reference's parts has attributes of its own.
+        """
+        passed = {result.test for result in self.of(task, self.results) if result.passed}
+        alone = self.of(task, self.alone.get(task.name, ()))
+        return bool(alone) and not any(result.test in passed for result in alone if not result.passed)
 
     @property
     def wrong_only_together(self) -> bool:
@@ -98,12 +105,13 @@ class TaskStatus:
 
     @cached_property
     def wrong(self) -> list[Task]:
-        """The tasks that are written and wrong by themselves."""
-        return [
+        """The tasks that are written and wrong by themselves; the one that is blamed comes first."""
+        found = [
             task
             for task in self.lab.tasks
             if task.name not in self.unwritten and self.failures(task) and not self.waits_for(task)
         ]
+        return sorted(found, key=lambda task: task.name != self.blamed)
 
     @property
     def next_task(self) -> Task | None:

@@ -52,15 +52,8 @@ def progress(lab: Lab, report: bool = False) -> Progress:
     if kept.get("key") == key and (not report or (kept["report"] and kept.get("columns") == columns)):
         by_task = {task: [Result(**row) for row in rows] for task, rows in kept["alone"].items()}
         results = [Result(**row) for row in kept["results"]]
-        return Progress(
-            lab,
-            results,
-            by_task,
-            unwritten,
-            kept["problem"],
-            report=kept["report"],
-            hint=kept.get("hint", ""),
-        )
+        said = {name: kept[name] for name in ("blamed", "problem", "report", "hint")}
+        return Progress(lab, results, by_task, unwritten, **said)
     with contextlib.suppress(OSError):
         page.path_of(lab).unlink()  # it shows another starter
     outcomes = matrix.run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
@@ -78,13 +71,15 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         "problem": problem,
         "report": outcomes.report,
         "hint": outcomes.hint,
+        "blamed": outcomes.blamed,
         "columns": columns,
         "results": [vars(result) for result in results],
         "alone": {task: [vars(result) for result in rows] for task, rows in alone.items()},
     }
     with _writing, contextlib.suppress(OSError):  # without a place to keep them, the tests run again
         write_state("results.json", read_state("results.json") | {lab.id: entry})
-    return Progress(lab, results, alone, unwritten, problem, report=outcomes.report, hint=outcomes.hint)
+    said = {name: entry[name] for name in ("blamed", "problem", "report", "hint")}
+    return Progress(lab, results, alone, unwritten, **said)
 
 
 def all_progress() -> list[Progress]:

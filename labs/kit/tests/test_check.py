@@ -6,7 +6,10 @@ import re
 import pytest
 
 from labs.kit.author import check
+from labs.kit.author.blamed import Replayed, wrongly_blamed
 from labs.kit.judge.manifest import LABS_DIR, find_lab, functions, lab_ids
+from labs.kit.judge.matrix import Outcomes
+from labs.kit.judge.result import Result
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,20 @@ def test_each_fault_is_noticed(course, copied_lab, fault):
     (name, old, new), problem = FAULTS[fault]
     course.edit(name, old, new)
     assert problem in problems_of_files(copied_lab(), strict=True)
+
+
+def test_a_task_that_is_blamed_for_another_s_mistake_is_a_problem(monkeypatch):
+    """An examination that judges no task by itself blames the first that has a failing test."""
+    lab = find_lab("lab-03")
+    late = next(mistake for mistake in lab.mistakes if mistake.id == "list-changes-under-the-loop")
+    monkeypatch.setattr(type(lab), "mistakes", [late])
+    failing = {late.caught_by, "test_victim_computes_nothing", "test_random_scripts"}
+    results = [Result(test, test not in failing, "AssertionError") for test in lab.tests]
+    outcomes = Outcomes(lab, {f"mistake:{late.id}": results})
+    assert wrongly_blamed(lab, outcomes) == []
+    monkeypatch.setattr(Replayed, "run_alone", lambda self, wanted: True)
+    said = f"mistake {late.id} sits in Scheduler.update, but Scheduler.schedule is blamed"
+    assert wrongly_blamed(lab, outcomes) == [said]
 
 
 def test_an_edited_starter_is_work_in_progress(course, copied_lab):

@@ -125,6 +125,23 @@ def test_a_changed_helper_costs_the_tasks_that_call_it(rare):
     assert {task.task for task in found.tasks if task.state == WRONG} == wrong
 
 
+OWN_BOOKS = Path(__file__).parent / "alternatives" / "lab_05_a.py"
+SLIPS = {  # in books of the file's own, by the task that they cost
+    "BlockManager.allocate": ("fits = count <= self", "fits = count < self"),
+    "BlockManager.num_new_blocks": ("request.num_computed_tokens + num_new_tokens)", "num_new_tokens)"),
+    "BlockManager.admit": ("left < self.watermark", "left <= self.watermark"),
+    "BlockManager.free": ("self.tables.pop(request.request_id, [])", "self.tables.pop(request.request_id)"),
+}
+
+
+@pytest.mark.parametrize("task", SLIPS)
+def test_in_a_class_that_is_judged_whole_one_slip_costs_one_task(task):
+    source = OWN_BOOKS.read_text("utf-8")
+    assert source.count(SLIPS[task][0]) == 1
+    found = graded("lab-05", source.replace(*SLIPS[task]), hidden=0)
+    assert {one.task for one in found.tasks if one.state == WRONG} == {task}
+
+
 def test_no_file_is_excused_from_being_counted():
     """Whatever names it has: a free list that is searched costs its points."""
     lab = find_lab("lab-05")
