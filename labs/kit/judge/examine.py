@@ -58,13 +58,8 @@ class Examination(matrix.Matrix):
             ended = ended and self.run_alone({name: tests[name] - failed[name] | again for name in wrong})
         elif not status.unwritten:  # perhaps state is kept between calls: it shows in a run of all tests
             ended = ended and self.run_alone({name: tests[name] for name in failing})
-        alike = [
-            n
-            for n in wrong
-            if isolate.class_of(lab.task(n)) in self.left_whole or not status.fits(lab.task(n))
-        ]
+        alike = [t.name for t in written if t.name in wrong and self.shares_an_object(t)]
         status.blamed = blamed(status, alike, self.part)
-        self.write({"blamed": status.blamed})
         for name, results in status.alone.items():
             for result in results:
                 self.write([f"{YOURS}@{name}", vars(result)])
@@ -85,6 +80,10 @@ class Examination(matrix.Matrix):
             owner = isolate.class_of(self.lab.task(name))
             groups.setdefault(owner if owner in self.left_whole else name, []).append(name)
         return list(groups.values())
+
+    def shares_an_object(self, task: Task) -> bool:
+        """Return whether the task cannot run beside the reference's: it has attributes of the file's own."""
+        return isolate.class_of(task) in self.left_whole or not self.status.fits(task)
 
     @cached_property
     def part(self) -> Any:
@@ -221,6 +220,7 @@ def main(lab_id: str, out: str, *options: str) -> None:
             unwritten = []
         examination = Examination(lab, unwritten, file)
         if ended := examination.examine():
+            examination.write({"blamed": examination.status.blamed})
             if "report" in options:
                 os.environ["LAB_IMPL"] = "starter"
                 text, hint = report(examination.status)
