@@ -38,8 +38,10 @@ class Examination(matrix.Matrix):
         if not self.run([YOURS], {}):
             return False
         status, lab = self.status, self.lab
-        matrix.HURRY = any(result.said.startswith("TimeUp") for result in status.results)
         written = [task for task in lab.tasks if task.name not in status.unwritten]
+        if status.endless:
+            return self.examine_endless(status.endless.test, [task.name for task in written])
+        matrix.HURRY = False
         tests = {task.name: {result.test for result in status.of(task, status.results)} for task in written}
         failed = {task.name: {result.test for result in status.failures(task)} for task in written}
         failing = [name for name in failed if failed[name]]
@@ -59,10 +61,22 @@ class Examination(matrix.Matrix):
         elif not status.unwritten:  # perhaps state is kept between calls: it shows in a run of all tests
             ended = ended and self.run_alone({name: tests[name] for name in failing})
         alike = [t.name for t in written if t.name in wrong and self.shares_an_object(t)]
+        if not wrong and not status.unwritten:  # the tasks do not fit together
+            alike = failing
         status.blamed = blamed(status, alike, self.part)
         for name, results in status.alone.items():
             for result in results:
                 self.write([f"{YOURS}@{name}", vars(result)])
+        return ended
+
+    def examine_endless(self, test: str, names: Sequence[str]) -> bool:
+        """Run the test that did not end on each task alone; blame one with which it does not end again."""
+        matrix.HURRY = True
+        ended = self.run_alone({name: {test} for name in names})
+        wrong = [name for name in names if any(not result.passed for result in self.status.alone[name])]
+        own = [name for name in wrong if test in self.lab.task(name).tests]
+        self.status.blamed = next(iter([*own, *wrong]), "")
+        self.status.alone.clear()  # one test says too little about a task
         return ended
 
     def run_alone(self, wanted: dict[str, set[str]]) -> bool:

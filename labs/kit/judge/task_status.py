@@ -77,6 +77,11 @@ class TaskStatus:
         return {r.function for r in results} == {*task.tests} and all(r.passed for r in results)
 
     @property
+    def endless(self) -> Result | None:
+        """The test that did not end in the whole file; those after it were not run."""
+        return next((result for result in self.results if result.said.startswith("TimeUp")), None)
+
+    @property
     def is_done(self) -> bool:
         return all(self.done(task) for task in self.lab.tasks)
 
@@ -89,6 +94,8 @@ class TaskStatus:
         if self.done(task) or task.name in self.unwritten:
             return None
         failures = self.failures(task)
+        if self.endless and self.blamed:
+            return None if task.name == self.blamed else self.lab.task(self.blamed)
         if not failures:  # alone it is right
             found = [self._needed(task, result) for result in self.of(task, self.results)]
             others = [t for t in self.lab.tasks if t is not task and not self.done(t)]
@@ -134,8 +141,8 @@ class TaskStatus:
         passed = f"{self.passed(task)} of {len(task.tests)} tests pass"
         if self.done(task):
             return passed
-        if not_begun := sum(result.said.startswith("NotBegun") for result in self.failures(task)):
-            passed += f", {not_begun} not begun"
+        if not_run := sum(result.said.startswith("NotBegun") for result in self.failures(task)):
+            passed += f", {not_run} not run"
         by_itself = "" if self.failures(task) else " by itself"
         if needed := self.waits_for(task):
             return f"{passed}{by_itself}; waits for {needed.name}"
@@ -146,6 +153,8 @@ class TaskStatus:
         """The most informative failure of the next task: for a known mistake, the test that shows it best."""
         if not (task := self.next_task):
             return None
+        if self.endless and task.name == self.blamed:
+            return self.endless
         failures, name = self.failures(task), self.name(task)
         own = [result for result in failures if name and result.function == name.test]
         return next(iter([*own, *(r for r in failures if not self._needed(task, r)), *failures]), None)

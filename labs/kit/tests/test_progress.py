@@ -113,9 +113,11 @@ def test_only_a_task_of_this_lab_is_waited_for_and_it_owns_what_it_defines():
 class Played(Examination):
     """An examination in which the tests named in `whole`, and those in `alone` of a task, fail."""
 
-    def __init__(self, whole: set[str], alone: dict[str, set[str]], unwritten: tuple = (), left_whole=()):
+    def __init__(
+        self, whole: set[str], alone: dict[str, set[str]], unwritten: tuple = (), left_whole=(), words=()
+    ):
         super().__init__(find_lab("lab-06"), list(unwritten), StringIO())
-        self.left_whole = {*left_whole}
+        self.left_whole, self.words = {*left_whole}, dict(words)
         self.fails, self.runs = alone | {YOURS: whole}, []
         assert self.examine()
 
@@ -126,7 +128,7 @@ class Played(Examination):
             self.runs.append((name, len(tests)))
             for test in (test for test in self.lab.tests if test in tests):
                 failed = test in self.fails.get(name, ())
-                self.keep(variant, Result(test, not failed, WRONG if failed else ""))
+                self.keep(variant, Result(test, not failed, self.words.get(test, WRONG) if failed else ""))
         return True
 
 
@@ -145,6 +147,19 @@ def test_a_task_runs_alone_only_where_that_can_change_the_verdict():
     for name in (TAKE, FIND):
         assert {result.test for result in two.status.alone[name]} == {*lab.task(name).tests}
     assert [name for name, _ in Played(set(), {}).runs] == [YOURS]
+
+
+def test_the_task_that_does_not_end_alone_is_blamed_for_all_that_was_not_run():
+    """Its one test runs on each task alone; the others, whose tests were not run, wait for it."""
+    lab = find_lab("lab-06")
+    own = next(test for test in lab.task(TAKE).tests if len(lab.tests[test]) == 1)
+    later = {*list(lab.tests)[list(lab.tests).index(own) + 1 :]}
+    words = {own: "TimeUp"} | dict.fromkeys(later, "NotBegun")
+    one = Played({*words}, {TAKE: {own}}, words=words)
+    assert dict(one.runs) == {YOURS: len(lab.tests)} | {task.name: 1 for task in lab.tasks}
+    assert (one.status.next_task, one.status.most_informative.test) == (lab.task(TAKE), own)
+    waiting = [task for task in lab.tasks if task.name != TAKE and not one.status.done(task)]
+    assert waiting and all(one.status.waits_for(task) == lab.task(TAKE) for task in waiting)
 
 
 def test_what_fails_in_a_run_of_all_tests_only_is_run_so_alone():
