@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
-from labs.kit.grader.cases import CaseScript, canonical, digest, expected, num_passed, play
+from labs.kit.grader.cases import CaseScript, digest, expected, num_passed, play
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, without
 from labs.kit.judge import isolate, loading, random_scripts, suspects
@@ -113,7 +113,7 @@ class Blame:
 
     def departing(self, task: Task, scripts: Sequence[Script]) -> list[str]:
         """Return the call at which each script departs, with this task played by itself; "" for none."""
-        played = [CaseScript("", True, canonical(script)) for script in scripts]
+        played = [CaseScript("", True, json.dumps(script)) for script in scripts]
         logs = self.play([task], played).logs
         calls = [
             suspects.departing_call(log, expected(self.lab.id, case.script).steps)
