@@ -1,60 +1,106 @@
 """Reads the submissions of a class: a folder or a zip for each student, with a file for each lab.
 
-A lab's file is lab-NN/starter.py at any depth, or lab-NN.py (an underscore may stand for the hyphen). No file
-is run or imported. Files that were not read are listed.
+A lab's file is lab-NN/starter.py at any depth, or lab-NN.py; lab1, Lab_01 and the like are understood, and so
+are a notebook in its place, a lone starter.py where one lab is graded, and the names that Canvas and Moodle
+give. No file is run or imported. What was not read is listed, with a reason.
 """
 
-import codecs
+import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from labs.kit.grader import known
-from labs.kit.grader.contents import SKIPPED, Found, Refused, contents
+from labs.kit.grader.contents import LINK, SKIPPED, Found, Refused, contents, read_file
 from labs.kit.grader.names import safe, shown
 from labs.kit.grader.submission import Submission
+from labs.kit.grader.text import cells, text_of
 from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.judge.pristine import pristine_source
 
 LISTED = 200  # names in `ignored`
-NESTED = re.compile(r"(?:.*/)?lab[-_]([0-9]{2})/starter\.py")
-FLAT = re.compile(r"(?:.*/)?lab[-_]([0-9]{2})\.py")
-LAB_FOLDER = re.compile(r"lab[-_][0-9]{2}(\.py)?")
+LAB = r"lab[-_ ]?([0-9]{1,3})"
+FILE = r"(?:-[0-9]{1,2}| ?\([0-9]{1,2}\))?\.(?:py|ipynb)"  # Canvas and browsers number what comes again
+NESTED = re.compile(rf"(?:.*/)?{LAB}/starter{FILE}", re.IGNORECASE)
+FLAT = re.compile(rf"(?:.*/)?{LAB}{FILE}", re.IGNORECASE)
+LONE = re.compile(rf"(?:.*/)?starter{FILE}", re.IGNORECASE)
+LAB_FOLDER = re.compile(rf"{LAB}({FILE})?", re.IGNORECASE)
 METADATA = ("submission_metadata.yml", "submission_metadata.json", "metadata.yml")
+MOODLE = re.compile(r"(.+)_([0-9]+)_assignsubmission_(?:file|onlinetext)_?(.*)")
+CANVAS = re.compile(r"(.+?)_(?:LATE_)?([0-9]+)_[0-9]+_(.+)")  # a loose file: NAME_ID_NUMBER_FILE
+NO_CLASS = "neither a folder, nor a zip, nor a file with a name that Canvas or Moodle gives"
+NO_LAB = "its name is no lab's; call it lab-NN.py"
+UNSAID = "its name does not say the lab; call it lab-NN.py, or grade one lab alone with --labs"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One student's folder or zip."""
+    """What one student handed in: a folder, a zip, or loose files with their names."""
 
     student: str  # safe as a file name
-    path: Path
+    parts: tuple[tuple[str, Path], ...]  # a name and a path; "" for a folder or a zip
 
 
-def entries(submissions: Path) -> tuple[list[Entry], list[str]]:
-    """Return the students' entries, sorted, and the names of other files. Raise LabError for no class."""
+def entries(submissions: Path) -> tuple[list[Entry], dict[str, str]]:
+    """Return the students' entries, sorted, and other files with reasons. Raise LabError for no class."""
     if not submissions.is_dir():
         raise LabError(f"{submissions} is not a folder; it should hold a folder or a zip for each student")
-    found: dict[str, Entry] = {}
-    others = []
+    found: dict[tuple[str, str], list[tuple[str, Path]]] = {}  # by name, and id where there is one
+    others = {}
     for path in sorted(submissions.iterdir()):
         if LAB_FOLDER.fullmatch(path.name):
             raise LabError(f"{submissions} holds {path.name}; name the folder above it, with all students")
         if path.name.startswith(".") or path.name in (*SKIPPED, *METADATA):
             continue
-        is_zip = path.suffix.lower() == ".zip" and not path.is_dir()
-        if not is_zip and not path.is_dir() and not path.is_symlink():
-            others.append(shown(path.name))
+        name, number, file = named(path)
+        if not name:
+            others[shown(path.name)] = NO_CLASS
             continue
-        entry = Entry(safe(path.stem if is_zip else path.name), path)
-        if (other := found.setdefault(entry.student.casefold(), entry)) is not entry:
-            raise LabError(
-                f"{shown(other.path.name)} and {shown(path.name)} are the same student's: leave one"
-            )
+        parts = found.setdefault((name, number), [])
+        if parts and not number:
+            two = f"{shown(parts[0][1].name)} and {shown(path.name)}"
+            raise LabError(f"{two} are the same student's: leave one")
+        parts.append((file, path))
     if not found:
         raise LabError(f"{submissions} holds no submissions: a folder or a zip for each student")
-    return sorted(found.values(), key=lambda entry: entry.student), others
+    return sorted(with_students(found), key=lambda entry: entry.student), others
+
+
+def named(path: Path) -> tuple[str, str, str]:
+    """Return the name and the id of the student, and the name of a loose file; "" for what there is not."""
+    is_zip = path.suffix.lower() == ".zip" and not path.is_dir()
+    is_folder = path.is_dir()
+    match = MOODLE.fullmatch(path.name) or (None if is_folder else CANVAS.fullmatch(path.name))
+    if match:
+        return match[1], match[2], "" if is_folder or is_zip else match[3]
+    is_entry = is_folder or path.is_symlink()
+    return (path.stem if is_zip else path.name if is_entry else ""), "", ""
+
+
+def with_students(found: dict[tuple[str, str], list[tuple[str, Path]]]) -> Iterator[Entry]:
+    """Yield the entries under names of which no two are equal, or differ in case only."""
+    names = [name for name, _ in found]
+    taken: set[str] = set()
+    for (name, number), parts in found.items():
+        student = safe(f"{name}_{number}" if names.count(name) > 1 and number else name)
+        if student.casefold() in taken:  # a report on another system could not hold both
+            student += f"-{hashlib.sha256(student.encode()).hexdigest()[:8]}"
+        taken.add(student.casefold())
+        yield Entry(student, tuple(parts))
+
+
+def found_in(entry: Entry, opened: ExitStack) -> Iterator[Found]:
+    """Yield all files of a student's entry. Raise Refused if it is refused as a whole."""
+    for name, path in entry.parts:
+        if not name:
+            yield from contents(path, opened)
+        elif path.is_symlink() or not path.is_file():
+            yield Found(name, refused=LINK if path.is_symlink() else "not a file")
+        else:
+            yield Found(name, path.stat().st_size, partial(read_file, path))
 
 
 def read(entry: Entry, labs: Sequence[str], submitted: str = "") -> Submission:
@@ -62,7 +108,7 @@ def read(entry: Entry, labs: Sequence[str], submitted: str = "") -> Submission:
     submission = Submission(entry.student, {}, submitted=submitted)
     with ExitStack() as opened:
         try:
-            choose(contents(entry.path, opened), labs, submission)
+            choose(found_in(entry, opened), labs, submission)
         except Refused as refusal:
             submission.problems = dict.fromkeys(labs, str(refusal))
         except Exception as error:  # a damaged zip may raise anything
@@ -77,20 +123,26 @@ def read(entry: Entry, labs: Sequence[str], submitted: str = "") -> Submission:
 def choose(found: Iterable[Found], labs: Sequence[str], submission: Submission) -> None:
     """Put the one file of each lab into `submission.files`, and the names of others into `ignored`."""
     candidates: dict[str, list[Found]] = {}
+    lone: list[Found] = []
     for one in found:
         match = NESTED.fullmatch(one.name) or FLAT.fullmatch(one.name)
-        lab = f"lab-{match[1]}" if match else ""
+        lab = f"lab-{int(match[1]):02}" if match else ""
+        if not lab and not one.refused and LONE.fullmatch(one.name) and len(labs) == 1:
+            lone.append(one)
+            continue
         if lab in labs:
             candidates.setdefault(lab, []).append(one)
         if lab not in labs or one.refused:
-            why = one.refused or (f"{lab} is not graded here" if lab else "")
+            why = one.refused or (f"{lab} is not graded here" if lab else unread(one.name))
             submission.ignored.append(shown(one.name) + (f": {why}" if why else ""))
+    if lone and labs[0] not in candidates:
+        candidates[labs[0]] = lone
+    else:
+        submission.ignored += [f"{shown(one.name)}: a file that names {labs[0]} is there" for one in lone]
     for lab, files in sorted(candidates.items()):
         try:
             chosen, data = chosen_file(files)
-            if why := known.refusal(find_lab(lab), data.decode("utf-8-sig")):
-                raise Refused(f"{shown(chosen.name)} is not graded: {why}")
-            submission.files[lab] = data
+            submission.files[lab] = source(lab, chosen.name, data)
         except Refused as refusal:
             submission.problems[lab] = str(refusal)
             continue
@@ -99,8 +151,25 @@ def choose(found: Iterable[Found], labs: Sequence[str], submission: Submission) 
                 submission.ignored.append(f"{shown(one.name)}: {shown(chosen.name)} is taken for {lab}")
 
 
+def unread(name: str) -> str:
+    """Return why a file is not read whose name is understood as no lab's, or "" for what is no code."""
+    if LONE.fullmatch(name):
+        return UNSAID
+    return NO_LAB if name.lower().endswith((".py", ".ipynb")) else ""
+
+
+def source(lab_id: str, name: str, data: bytes) -> bytes:
+    """Return a file's code in UTF-8. Raise Refused if it has none, or is the course's own."""
+    lab, text = find_lab(lab_id), text_of(name, data)
+    if is_notebook := name.lower().endswith(".ipynb"):
+        text = cells(lab, name, text)
+    if why := known.refusal(lab, text):
+        raise Refused(f"{shown(name)} is not graded: {why}")
+    return (f"{pristine_source(lab)}\n\n{text}" if is_notebook else text).encode()
+
+
 def chosen_file(files: list[Found]) -> tuple[Found, bytes]:
-    """Return the file in the fewest folders. Raise Refused if it is not text, or two such files differ."""
+    """Return the file in the fewest folders. Raise Refused if two such files differ."""
     usable = sorted((one for one in files if not one.refused), key=lambda one: one.name)
     if not usable:
         raise Refused(f"{shown(files[0].name)}: {files[0].refused}")
@@ -111,12 +180,6 @@ def chosen_file(files: list[Found]) -> tuple[Found, bytes]:
         if number > 8 or other.size != first.size or other.read() != data:
             two = f"{shown(first.name)} and {shown(other.name)}"
             raise Refused(f"there are two files for this lab: {two}; hand in one")
-    if not data.removeprefix(codecs.BOM_UTF8).strip():
-        raise Refused(f"{shown(first.name)} is empty")
-    try:
-        data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Refused(f"{shown(first.name)} is not UTF-8 text (at byte {error.start:,})") from None
     return first, data
 
 

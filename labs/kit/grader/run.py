@@ -49,8 +49,8 @@ def grade(
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     if not cluster and is_root() and not settings.as_root:
         raise LabError(ROOT)
-    for other in others:
-        say(f"not a submission, so it was not read: {other}")
+    for name, why in others.items():
+        say(f"not a submission, so it was not read: {name}: {why}")
     deadlines = read_deadlines(late, len(entries)) if late else Deadlines()
     arguments.record(out, submissions, late, settings)
 
@@ -73,7 +73,7 @@ def grade(
     finally:
         crew.stop()
     grades = store.Grades(folder, (one.student for one in outcomes if one.state != pool.FAILED))
-    write_reports(out, grades, settings)
+    write_reports(out, grades, settings, others)
     if with_similarity:
         for line in similarity.compare(read(), settings.labs, out):
             say(line)

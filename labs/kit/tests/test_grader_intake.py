@@ -1,5 +1,6 @@
 """Intake reads the labs' files of a submission, and nothing else, whatever the folder or zip contains."""
 
+import json
 import os
 import stat
 import struct
@@ -9,7 +10,7 @@ import pytest
 
 from labs.kit.grader import contents, intake
 from labs.kit.grader.names import safe
-from labs.kit.judge.manifest import LabError
+from labs.kit.judge.manifest import LabError, find_lab
 
 LABS = ("lab-01", "lab-02")
 
@@ -42,7 +43,7 @@ def zipped(path, members, method=zipfile.ZIP_DEFLATED):
 
 def read_zip(folder, members=(), method=zipfile.ZIP_DEFLATED):
     path = folder / "a.zip"
-    return intake.read(intake.Entry("a", zipped(path, members, method) if members else path), LABS)
+    return intake.read(intake.Entry("a", (("", zipped(path, members, method) if members else path),)), LABS)
 
 
 def folders_of(ignored):
@@ -55,19 +56,36 @@ def test_a_folder_with_files_at_any_depth(read):
     assert found.ignored == ["lab-07.py: lab-07 is not graded here"] and not found.problems
 
 
-@pytest.mark.parametrize("name", ["x/lab_01/starter.py", "lab-01.py", "x/y/lab_01.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["x/lab_01/starter.py", "lab-01.py", "x/y/lab_01.py", "Lab-01/starter.py", "lab1.py", "Lab 1/Lab01.py",
+     "LAB_1.PY", "lab-01-2.py", "lab-01 (1).py", "lab-01/starter-1.py"],
+)  # fmt: skip
 def test_known_names(read, name):
     assert read({name: b"one"}).files == {"lab-01": b"one"}
 
 
+@pytest.mark.parametrize("name", ["starter.py", "work/starter.py", "starter (2).py"])
+def test_a_lone_starter_is_that_of_the_only_lab(read, tmp_path, name):
+    read({name: b"one"})
+    [entry] = intake.entries(tmp_path)[0]
+    assert intake.read(entry, ["lab-02"]).files == {"lab-02": b"one"}
+    both = read({"lab-02/starter.py": b"two"})
+    assert both.files == {"lab-02": b"two"} and both.ignored == [f"{name}: {intake.UNSAID}"]
+    alone = intake.read(entry, ["lab-02"])
+    assert alone.files == both.files and alone.ignored == [f"{name}: a file that names lab-02 is there"]
+
+
 @pytest.mark.parametrize(
     "name",
-    ["starter.py", "lab-1.py", "lab-01/starter.pyc", "lab-01/solution.py", "my-lab-01.py",
-     "lab-01/x/starter.py", "conftest.py", "lab-01/torch.py", "a.pth", "lab-01/test_lab.py"],
+    ["starter.py", "lab-1234.py", "lab-01/starter.pyc", "lab-01/solution.py", "my-lab-01.py", "lab.py",
+     "lab-01/x/starter.py", "conftest.py", "lab-01/torch.py", "a.pth", "lab-01/test_lab.py", "01.ipynb"],
 )  # fmt: skip
 def test_other_files_are_listed_and_not_read(read, name):
     found = read({name: b"one"})
-    assert (found.files, found.problems, found.ignored) == ({}, {}, [name])
+    why = intake.UNSAID if "starter.py" in name else intake.NO_LAB
+    line = f"{name}: {why}" if name.endswith((".py", ".ipynb")) else name
+    assert (found.files, found.problems, found.ignored) == ({}, {}, [line])
 
 
 def test_hidden_folders_are_not_read(read, tmp_path):
@@ -157,7 +175,9 @@ def test_too_many_files_are_refused_and_listed_up_to_a_limit(read, monkeypatch):
 @pytest.mark.parametrize("lab_01", ["work/lab-01/starter.py", "work\\lab-01\\starter.py"])
 def test_a_zip_is_read_like_a_folder_also_one_from_windows(tmp_path, lab_01):
     found = read_zip(tmp_path, [(lab_01, b"one"), ("lab_02.py", b"two"), ("conftest.py", b"x"), ("d/", b"")])
-    assert found.files == {"lab-01": b"one", "lab-02": b"two"} and found.ignored == ["conftest.py"]
+    assert found.files == {"lab-01": b"one", "lab-02": b"two"} and found.ignored == [
+        f"conftest.py: {intake.NO_LAB}"
+    ]
 
 
 def test_a_folder_with_the_zip_that_was_handed_in(read, tmp_path):
@@ -239,12 +259,14 @@ def test_students_come_by_name_and_other_files_are_listed(tmp_path):
     (tmp_path / "grades.xlsx").write_text("")
     (tmp_path / "submission_metadata.yml").write_text("")
     entries, others = intake.entries(tmp_path)
-    assert [entry.student for entry in entries] == ["Cy", "ann", "bob"] and others == ["grades.xlsx"]
+    assert [entry.student for entry in entries] == ["Cy", "ann", "bob"] and others == {
+        "grades.xlsx": intake.NO_CLASS
+    }
 
 
 @pytest.mark.parametrize(
     "names, why",
-    [(["ann/", "Ann.zip"], "the same student's"), ([], "holds no submissions"), (None, "is not a folder"),
+    [(["ann/", "ann.zip"], "the same student's"), ([], "holds no submissions"), (None, "is not a folder"),
      (["lab-01/"], "the folder above it")],
 )  # fmt: skip
 def test_folders_that_hold_no_class_are_refused(tmp_path, names, why):
@@ -252,6 +274,92 @@ def test_folders_that_hold_no_class_are_refused(tmp_path, names, why):
         (tmp_path / name).mkdir() if name.endswith("/") else zipped(tmp_path / name, [])
     with pytest.raises(LabError, match=why):
         intake.entries(tmp_path if names is not None else tmp_path / "none")
+
+
+def test_two_folders_that_differ_in_case_are_two_students(tmp_path):
+    for name in ("ann", "Ann", "ANN"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lab-01.py").write_text(name)
+    found = read_class(tmp_path)
+    assert {one.files["lab-01"] for one in found.values()} == {b"ann", b"Ann", b"ANN"}
+    assert len({student.casefold() for student in found}) == 3 and found["ANN"].files["lab-01"] == b"ANN"
+
+
+def test_loose_files_as_canvas_names_them(tmp_path):
+    files = {
+        "student01_1_2_lab-01.py": "one", "student01_1_3_lab-02-1.py": "two",
+        "student02_LATE_77_5_lab1.py": "late", "smithann_8_6_lab-01.py": "8", "smithann_9_7_lab-01.py": "9",
+        "student01_1_4_notes.txt": "", "student03.py": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    zipped(tmp_path / "student04_4_8_mine.zip", [("Lab-02/starter.py", b"zip")])
+    (tmp_path / "student05_5_9_lab-01.py").symlink_to(tmp_path / "student03.py")
+    found = read_class(tmp_path)
+    assert {student: one.files for student, one in found.items()} == {
+        "student01": {"lab-01": b"one", "lab-02": b"two"},
+        "student02": {"lab-01": b"late"},
+        "smithann_8": {"lab-01": b"8"},
+        "smithann_9": {"lab-01": b"9"},
+        "student04": {"lab-02": b"zip"},
+        "student05": {},
+    }
+    assert found["student01"].ignored == ["notes.txt"] and "symbolic link" in found["student05"].ignored[0]
+    assert intake.entries(tmp_path)[1] == {"student03.py": intake.NO_CLASS}
+
+
+def test_folders_as_moodle_names_them(tmp_path):
+    for name in ("Ann Example_12_assignsubmission_file_", "Bo_B_3_assignsubmission_file"):
+        (tmp_path / name).mkdir()
+        zipped(tmp_path / name / "mine.zip", [("lab-01.py", name.encode()[:2])])
+    (tmp_path / "Ann Example_12_assignsubmission_onlinetext_").mkdir()
+    (tmp_path / "Cy_4_assignsubmission_file_lab-02.py").write_text("two")
+    found = read_class(tmp_path)
+    files = {student: one.files for student, one in found.items()}
+    assert files == {"Ann Example": {"lab-01": b"An"}, "Bo_B": {"lab-01": b"Bo"}, "Cy": {"lab-02": b"two"}}
+
+
+# ------------------------------------------------------------------------------------- encodings, notebooks
+
+
+def test_a_coding_cookie_counts_as_it_does_for_python(read):
+    cookie = "# -*- coding: latin-1 -*-\nname = 'Zoë'\n"
+    found = read({"lab-01.py": cookie.encode("latin-1"), "lab-02.py": b"# coding: punycode\nx = 1\n"})
+    assert found.files == {"lab-01": cookie.encode()} and "punycode" in found.problems["lab-02"]
+    unknown = read({"lab-01.py": b"# coding: klingon\n", "lab-02.py": b"# coding: rot13\n"})
+    assert (
+        "an encoding that is not read: " in unknown.problems["lab-01"]
+        and "klingon" in unknown.problems["lab-01"]
+    )
+    assert "rot13" in unknown.problems["lab-02"] and not unknown.files
+
+
+def notebook(*sources):
+    cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source in sources]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": ["def clamp():"]}, *cells]}).encode()
+
+
+def test_of_a_notebook_the_cells_with_the_tasks_are_graded(read):
+    task = "%%time\ndef clamp(*values):\n    return helper(values)\n"
+    others = ["import matplotlib\nclamp(1)", "!pip install x", "print(clamp(1, 2, 3))", "def broken(:"]
+    found = read({"lab-02.ipynb": notebook(task, *others, "def helper(values):\n    return 7\n")})
+    source = found.files["lab-02"].decode()
+    module = {}
+    exec(source, module)
+    assert module["clamp"](1, 2, 3) == 7 and "matplotlib" not in source and "broken" not in source
+    with pytest.raises(NotImplementedError):  # of the starter: the tasks that no cell has
+        module["next_chunk"](None, 1)
+
+
+@pytest.mark.parametrize(
+    "data, why",
+    [(b"{", "is not a notebook"), (b"[" * 100_000, "is not a notebook"), (b'{"cells": [5]}', "is not a"),
+     (notebook("clamp = 1"), "has no cell with one of the tasks: clamp, next_chunk, prefill_budget"),
+     (notebook(find_lab("lab-02").file("solution.py").read_text("utf-8")), "the course's own file")],
+)  # fmt: skip
+def test_a_notebook_that_is_not_graded_has_a_reason(read, data, why):
+    found = read({"lab-02.ipynb": data})
+    assert not found.files and why in found.problems["lab-02"]
 
 
 @pytest.mark.parametrize("name", ["ann", "Zoë Müller", "submission_123", "a.b+c@d.org", "王伟"])

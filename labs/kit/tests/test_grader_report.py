@@ -108,6 +108,16 @@ def test_one_student_has_one_grade(tmp_path):
         reported(tmp_path, [student("ann"), student("ann")])
 
 
+def test_what_was_not_understood_stands_in_the_table_with_a_reason(tmp_path):
+    grades = [student("bob", "wrong", "missing", ignored=["starter.py: no lab"])]
+    write_reports(tmp_path, grades, SETTINGS, {"=ann\x1b.py": "no student's"})
+    bob, other = csv.DictReader(io.StringIO((tmp_path / "grades.csv").read_text("utf-8")))
+    assert bob["problems"] == "lab-03: no file was handed in for this lab; not read: starter.py: no lab"
+    assert (other["student"], other["total"]) == ("'=ann\\x1b.py", "")
+    assert other["problems"] == "not read: no student's"
+    assert "no student's" in (tmp_path / "report.md").read_text("utf-8")
+
+
 def test_a_class_of_none_has_a_report(tmp_path):
     files = reported(tmp_path, [])
     assert b"Grades of 0 students" in files["index.html"] and b"Grades of 0 students" in files["report.md"]
@@ -119,7 +129,7 @@ def test_the_table_holds_each_task_and_total(tmp_path):
     rows = list(csv.DictReader(io.StringIO(files["grades.csv"].decode())))
     assert [row["student"] for row in rows] == ["'=cmd", "ann", "bob"]
     tasks = [f"{lab_id} {name}" for lab_id in LABS for name, _ in TASKS[lab_id]]
-    assert set(rows[0]) == {"student", *tasks, *LABS, "total", "late", "withheld"}
+    assert set(rows[0]) == {"student", *tasks, *LABS, "total", "late", "withheld", "problems"}
     ann, bob = rows[1:]
     whole = {lab_id: sum(points for _, points in TASKS[lab_id]) for lab_id in LABS}
     assert float(ann["lab-03"]) == whole["lab-03"] and float(ann["total"]) == sum(whole.values()) - 12.5

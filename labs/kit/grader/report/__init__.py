@@ -4,10 +4,11 @@ Its files are the same, byte for byte, for equal grades in any order. All that a
 disclosure.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from labs.kit.grader.files import write
+from labs.kit.grader.names import printable
 from labs.kit.grader.report import figure, gradescope, markdown, pages, table
 from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.summary import Summary
@@ -15,12 +16,15 @@ from labs.kit.grader.results import Grade
 from labs.kit.grader.submission import Settings
 
 
-def write_reports(report: Path, grades: Iterable[Grade], settings: Settings) -> None:
+def write_reports(
+    report: Path, grades: Iterable[Grade], settings: Settings, others: Mapping[str, str] | None = None
+) -> None:
     """Write grades.csv, feedback/, gradescope/, report.md, report.png and index.html below `report`.
 
-    Each file is complete or not there. Raise ValueError if two grades are of one student.
+    `others` are files of the class that are no student's, with reasons. Each file is complete or not there.
+    Raise ValueError if two grades are of one student.
     """
-    summary = Summary(settings.seed)
+    summary = Summary(settings.seed, others={printable(name): why for name, why in (others or {}).items()})
     packs: dict[str, str] = {}
     for grade in grades:
         student = disclose(grade, settings)

@@ -50,6 +50,7 @@ class Summary:
     rows: list[Row] = field(default_factory=list)
     labs: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)  # title; points by task
     is_weak: bool = False
+    others: dict[str, str] = field(default_factory=dict)  # files that are no student's, and why
     _missed: dict[str, Count] = field(default_factory=dict)  # by key
     _mistakes: dict[str, Count] = field(default_factory=dict)
 
