@@ -159,6 +159,26 @@ def test_what_is_held_is_not_counted_again(lab):
     assert kv.num_free_blocks == 5
 
 
+def test_large_pools_and_long_sequences(lab):
+    """70,000 blocks, 100,000 tokens, 5,000 more, blocks of 32,768: sizes change nothing in the counting."""
+    kv = pool(lab, 70_000, 16, watermark=None)
+    assert kv.watermark == 700
+    request = admitted(kv, "long", 100_000)
+    assert_free(kv, 70_000 - 6250, "beside 100,000 tokens")
+    request.num_computed_tokens = 100_000
+    needed = [kv.num_new_blocks(request, n) for n in (5000, 2**20 + 1, 2**32 + 1)]
+    assert needed == [313, 65_537, 2**28 + 1]
+    assert_room(kv, request, 5000)
+    table = table_of(kv, "long")
+    expected = [table[p // 16] * 16 + p % 16 for p in range(105_000)]
+    assert slots_of(kv, "long", 0, 105_000) == expected, "some of the 105,000 slots are wrong"
+    admitted(kv, "rest", 16 * (70_000 - 6563) - 16 * 700)
+    kv.free(request)
+    assert_free(kv, 6563 + 700, "when the long one has gone")
+    admitted(large := pool(lab, 3, 2**15), "just over", 2**15 + 1)
+    assert_free(large, 1, "beside 32,769 tokens in blocks of 32,768")
+
+
 def test_what_is_needed_may_be_more_than_there_is(lab):
     """The answer does not look at what is free: 13 tokens need 4 blocks also where 1 is free, or none."""
     kv = pool(lab, 4, 4)
@@ -217,7 +237,7 @@ def test_the_watermark_stays_free_at_admission(lab):
     must_wait(kv, make_request("b", 13), "it needs 4 of 5 free blocks, and 2 must stay free")
     admitted(kv, "c", 12)
     back = make_request("back", 2)
-    back.output_token_ids = [7]
+    back.output_token_ids, back.num_preemptions = [7], 1
     must_wait(kv, back, "one block, and preempted before, but an admission like any other")
     assert kv.num_free_blocks == 2
 
@@ -537,6 +557,25 @@ def assert_attends(lab, step, what, atol=1e-9):
 def test_paged_equals_dense(lab, name):
     """Through tables out of order, all other slots poisoned, attention is the dense one to 1e-9."""
     assert_attends(lab, scenarios.step_tensors(STEPS[name], num_kv_heads=4), f"attention of {name}")
+
+
+def test_a_long_past_beside_many_requests(lab):
+    """A decode with 4,100 tokens in the pool, a chunk of 600 and forty short ones: nothing is left out."""
+    step = [(4100, 1, [*range(300, 43, -1)]), (3, 600, [*range(301, 339)])]
+    step += [(3, 1, [block]) for block in range(40)]
+    tensors = scenarios.step_tensors(step, block_size=16, num_blocks=340, num_heads=2, num_kv_heads=2)
+    assert_attends(lab, tensors, "attention of 42 requests")
+
+
+def test_a_long_chunk_is_written_whole(lab):
+    """The keys and values of 600 tokens go to 600 slots."""
+    import torch
+
+    caches, slots = torch.zeros(2, 200, 4, 1, 2, dtype=torch.float64), torch.arange(700, 100, -1)
+    k = torch.arange(1200, dtype=torch.float64).view(600, 1, 2) + 1
+    lab.write_kv(*caches, slots, k, -k)
+    for name, cache, new in zip(("keys", "values"), caches, (k, -k), strict=True):
+        assert_rows(cache.flatten(0, 1)[slots], new, name, [Owner("a", p) for p in range(600)], atol=0)
 
 
 @pytest.mark.parametrize("heads", [(4, 4, 8), (4, 1, 16), (6, 2, 4)])

@@ -18,11 +18,12 @@ def draw(rng):
 
 
 def draw_books(rng):
-    size, num_blocks = rng.choice((1, 2, 3, 4, 4, 5, 16)), rng.choice((1, 4, 6, 8, 10, 12, 15, 120))
+    size, num_blocks = rng.choice((1, 2, 3, 4, 4, 5, 16)), rng.choice((1, 4, 6, 8, 10, 12, 15, 120, 400))
+    size = 16 if num_blocks == 400 else size  # more than 4,096 tokens
     most, watermark = num_blocks * size, rng.choice((0, 0, 1, 2, 3, None))
     if watermark is not None:
         watermark = min(watermark, num_blocks - 1)
-    few = (0, 0, 1, size, size + 1, 2 * size, 3 * size + 1, most)
+    few = (0, 0, 1, size, size + 1, 2 * size, 3 * size + 1, most, 5000, 2**20 + 1)
     calls = []
     for _ in range(32):
         name, other = rng.sample(NAMES, 2)
@@ -34,6 +35,9 @@ def draw_books(rng):
         decodes = [["decode", name], ["decode", other]][: rng.randint(1, 2)] * rng.randint(1, size + 1)
         takes = ["allocate", name, rng.choice(few)]
         again = [["preempt", name], fills, ["admit_again", name]][rng.randint(0, 2) :]
+        if rng.random() < 0.2:  # it comes back to a pool that another has all but filled
+            again = [["free", one] for one in NAMES] + [["admit", name, 1], ["preempt", name]]
+            again += [["admit_all", other, -1], ["admit_again", name]]
         start = rng.choice((-1, 0, 0, 0, 1, size - 1, size))
         asks = [
             ["num_new_blocks", name, rng.choice(few)],
