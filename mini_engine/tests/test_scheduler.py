@@ -196,9 +196,12 @@ def test_removal_anywhere_keeps_the_order():
             queue.remove(make_request("gone", 1))
 
 
-def test_a_queue_of_an_unknown_policy_is_refused():
+def test_settings_that_cannot_work_are_refused():
+    """Also without an engine, whose EngineConfig judges them too."""
     with pytest.raises(ValueError, match="policy must be one of fcfs, priority, but is 'lifo'"):
         RequestQueue("lifo")
+    with pytest.raises(ValueError, match="max_num_seqs must be .*, but is 0"):
+        Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=0)
 
 
 def test_removed_requests_are_dropped_when_they_are_more_than_half_of_the_heap():
