@@ -186,7 +186,7 @@ class Blame:
 
 
 def same_class(one: Task, other: Task) -> bool:
-    return "." in one.name and isolate.class_of(one) == isolate.class_of(other)
+    return one is other or ("." in one.name and isolate.class_of(one) == isolate.class_of(other))
 
 
 def logs(scripts: Sequence[CaseScript], answer: Answer) -> dict[str, list[random_scripts.Step]]:
