@@ -9,16 +9,17 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
+from difflib import get_close_matches
 from io import StringIO
 from math import ceil
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from labs.kit.grader.names import safe
+from labs.kit.grader.names import safe, shown
 from labs.kit.grader.results import Grade, LabGrade
 from labs.kit.judge.manifest import LabError, find_lab, made
 
@@ -92,13 +93,30 @@ class Deadlines:
         return f"{late}: {lost:g} of {lab.earned:g} points withheld", lost
 
 
-def read(path: Path, students: int = 0) -> Deadlines:
-    """Return a file of deadlines with the times that it names. Raise LabError if something is unclear."""
+def read(path: Path, students: Collection[str] = ()) -> Deadlines:
+    """Return a file of deadlines with the times that it names, for these students.
+
+    Raise LabError if something is unclear, or a name is no student's; without students no name is checked.
+    """
     rules = read_rules(path)
     times = read_times(path.parent / rules.source, rules.zone)
-    if ("", "") in times and students > 1:
-        raise LabError(f"{rules.source} has the time of one submission, but {students} are graded")
+    if ("", "") not in times:
+        check_names(path.parent / rules.source, times, students)
+        check_names(path, rules.extended, students)
+    elif len(students) > 1:
+        raise LabError(f"{rules.source} has the time of one submission, but {len(students)} are graded")
     return replace(rules, times=times)
+
+
+def check_names(path: Path, keys: Iterable[tuple[str, str]], students: Collection[str]) -> None:
+    """Raise LabError, with the names that are near, if a file names someone who is no student."""
+    unknown = sorted({name for name, _ in keys} - {*students}) if students else []
+    if unknown:
+        folded = {student.casefold(): student for student in sorted(students)}
+        near = [folded[one] for one in get_close_matches(unknown[0].casefold(), folded, 3, 0.5)]
+        more = f" (and {len(unknown) - 1} more names are not)" if unknown[1:] else ""
+        there = f"near it: {', '.join(near)}" if near else f"there are {', '.join([*folded.values()][:5])}"
+        raise LabError(f"{path}: {shown(unknown[0])} is no student's name here{more}; {there}")
 
 
 def read_rules(path: Path) -> Deadlines:
@@ -173,9 +191,14 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
     if value.tzinfo is None and zone is None:
         raise LabError(f"{where}: {value.isoformat()} has no offset from UTC; add one, or say zone = ...")
     try:
-        return (value if value.tzinfo else value.replace(tzinfo=zone)).astimezone(UTC)
+        time = (value if value.tzinfo else value.replace(tzinfo=zone)).astimezone(UTC)
+        there = value.tzinfo or time.astimezone(zone).replace(tzinfo=None, fold=0) == value.replace(fold=0)
     except OverflowError:
         raise LabError(f"{where}: {value.isoformat()} is outside the range of dates") from None
+    if not there:
+        why = f"no clock in {zone} shows that time, because daylight saving begins; write another"
+        raise LabError(f"{where}: {value.isoformat()}: {why}")
+    return time
 
 
 # ------------------------------------------------------------------------------------ times of submission

@@ -1,6 +1,6 @@
-"""Compares grades with those of an earlier report, in lines for a terminal."""
+"""Compares grades with those of an earlier report, in lines for a terminal: the labs that both have."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from labs.kit.grader.results import Grade, TaskGrade
@@ -12,7 +12,7 @@ def changes(old_report: Path, grades: Iterable[Grade]) -> Iterator[str]:
     folder = old_report / "grades"
     gone = {file.stem for file in folder.glob("*.json") if not file.name.startswith(".")}
     changed = same = new = 0
-    seeds = set()
+    seeds, left, added = set[str](), set[str](), set[str]()
     for grade in grades:
         gone.discard(grade.student)
         old = load(folder, grade.student)
@@ -22,9 +22,14 @@ def changes(old_report: Path, grades: Iterable[Grade]) -> Iterator[str]:
             continue
         if old.seed != grade.seed:
             seeds.add(old.seed)
+        before, after = ({lab.lab for lab in one.labs} for one in (old, grade))
+        left, added = left | (before - after), added | (after - before)
         if lines := list(differences(old, grade)):
             changed += 1
-            yield f"{grade.student}: {old.earned:g} -> {grade.earned:g} points"
+            then, now = old.earned, grade.earned
+            if before != after:  # lateness costs points of all labs together
+                then, now = (points(one, before & after) for one in (old, grade))
+            yield f"{grade.student}: {then:g} -> {now:g} points"
             yield from (f"    {line}" for line in lines)
         else:
             same += 1
@@ -32,21 +37,38 @@ def changes(old_report: Path, grades: Iterable[Grade]) -> Iterator[str]:
         yield f"{student}: was graded then, and is not now"
     if seeds:
         yield f"the hidden cases were others then: seed {', '.join(sorted(seeds))}"
+    for labs, when in ((left, "then"), (added, "now")):
+        if labs:
+            yield f"{', '.join(sorted(labs))}: graded only {when}, so not compared, and in no points above"
     yield f"against {old_report}: {changed} changed, {same} the same, {new} new, {len(gone)} gone"
 
 
+def points(grade: Grade, labs: Collection[str]) -> float:
+    return sum(lab.earned for lab in grade.labs if lab.lab in labs)
+
+
 def differences(old: Grade, new: Grade) -> Iterator[str]:
+    """Yield what differs in the labs that both have."""
     before, after = ({(lab.lab, t.task): t for lab in one.labs for t in lab.tasks} for one in (old, new))
+    both = {lab.lab for lab in old.labs} & {lab.lab for lab in new.labs}
     for (lab, task), now in after.items():
         then = before.pop((lab, task), None)
+        if lab not in both:
+            continue
         if then is None:
             yield f"{lab} {task}: new, {shown(now)}"
         elif (then.earned, then.points, then.state) != (now.earned, now.points, now.state):
             yield f"{lab} {task}: {shown(then)} -> {shown(now)}"
     for lab, task in before:
-        yield f"{lab} {task}: was graded then, and is not now"
-    if old.withheld != new.withheld:
-        yield f"withheld for lateness: {old.withheld:g} -> {new.withheld:g}"
+        if lab in both:
+            yield f"{lab} {task}: was graded then, and is not now"
+    if len(both) == len(old.labs) == len(new.labs):
+        if old.withheld != new.withheld:
+            yield f"withheld for lateness: {old.withheld:g} -> {new.withheld:g}"
+        return
+    for lab in sorted(both):
+        if (was := old.late.get(lab, "not late")) != (late := new.late.get(lab, "not late")):
+            yield f"{lab}: {was} -> {late}"
 
 
 def shown(task: TaskGrade) -> str:

@@ -45,13 +45,13 @@ def grade(
         workers.check_address(cluster)
     check_folder(out)
     entries, others = intake.entries(submissions)
+    deadlines = read_deadlines(late, [one.student for one in entries]) if late else Deadlines()
     if not cluster and not settings.weak and grading.isolation() != "namespaces":
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     if not cluster and is_root() and not settings.as_root:
         raise LabError(ROOT)
     for name, why in others.items():
         say(f"not a submission, so it was not read: {name}: {why}")
-    deadlines = read_deadlines(late, len(entries)) if late else Deadlines()
     arguments.record(out, submissions, late, settings)
 
     def read() -> Iterator[Submission]:
@@ -115,7 +115,7 @@ def replay(report: Path, student: str, lab: str, case: str) -> Case:
     entry = next((one for one in entries if one.student == student), None)
     if entry is None:
         raise LabError(f"{submissions} has no submission of {student}")
-    deadlines = read_deadlines(late, len(entries)) if late else Deadlines()
+    deadlines = read_deadlines(late, [one.student for one in entries]) if late else Deadlines()
     submission = intake.read(entry, settings.labs, deadlines.written(student))
     stored = store.load(report / "grades", student)
     if stored and stored.digest != grading.digest(submission, settings):

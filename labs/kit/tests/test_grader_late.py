@@ -17,7 +17,7 @@ DUE = "[lab-01]\ndue = 2026-10-12T23:59:00\n"
 def read(tmp_path):
     """Read deadlines and times from texts; a CSV of times, unless it is named otherwise."""
 
-    def made(deadlines, times="", name="times.csv", students=0):
+    def made(deadlines, times="", name="times.csv", students=()):
         (tmp_path / "deadlines.toml").write_text(deadlines, "utf-8")
         (tmp_path / name).write_text(times if name != "times.csv" else f"student,submitted\n{times}", "utf-8")
         return late.read(tmp_path / "deadlines.toml", students)
@@ -106,6 +106,32 @@ def test_a_time_a_lab(read, tmp_path):
     assert deadlines.written("ann") == "2026-10-27T12:00:00+01:00" and deadlines.written("bob") == ""
 
 
+@pytest.mark.parametrize(
+    "more, times, words",
+    [
+        ("", "Anne,2026-10-12 20:00", "times.csv: Anne is no student's name here; near it: ann"),
+        ("[students.bop]\nlab-01 = 2026-10-20T23:59:00\n", "", "deadlines.toml: bop .*; near it: bob"),
+        ("", "ann,2026-10-12 20:00\nx1,2026-10-12 20:00\nx2,2026-10-12 20:00", "x1 .*and 1 more .*ann, bob"),
+    ],
+)
+def test_a_name_that_is_no_student_s_is_refused_with_those_near_it(read, more, times, words):
+    with pytest.raises(LabError, match=words):
+        read(HEAD + DUE + more, times, students=["bob", "ann"])
+
+
+@pytest.mark.parametrize(
+    "hour, there", [("01:59:59", True), ("02:00:00", False), ("02:59", False), ("03:00", True)]
+)
+def test_a_time_that_daylight_saving_leaves_out_is_refused(read, hour, there):
+    for text, times in ((f'[lab-01]\ndue = "2026-03-29 {hour}"\n', ""), (DUE, f"ann,2026-03-29 {hour}")):
+        if there:
+            read(HEAD + text, times)
+        else:
+            with pytest.raises(LabError, match=r"Europe/Berlin shows that time"):
+                read(HEAD + text, times)
+    read(HEAD + DUE, "ann,2026-10-25 02:30")  # which comes twice, and counts as the first
+
+
 # --------------------------------------------------------------------------------------------- Gradescope's
 
 YAML = """---
@@ -125,15 +151,17 @@ GRADESCOPE = "points_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n"
 
 def test_gradescopes_metadata_of_a_class_and_of_one_submission(read):
     times = 'times = "submission_metadata.yml"\n'
-    deadlines = read(times + GRADESCOPE, YAML, "submission_metadata.yml", students=2)
+    deadlines = read(
+        times + GRADESCOPE, YAML, "submission_metadata.yml", students=["submission_101", "submission_102"]
+    )
     assert deadlines.submitted("submission_101") == datetime(2026, 10, 13, 6, 10, 12, 123456, UTC)
     found = [deadlines.applied(grade(student=f"submission_{n}")).withheld for n in (101, 102)]
     assert found == [10, 0]
     one = json.dumps({"id": 7, "created_at": "2026-10-13T14:22:32.365935-07:00", "users": [{"name": "Ann"}]})
     given = 'times = "submission_metadata.json"\n' + GRADESCOPE, one, "submission_metadata.json"
-    assert read(*given, students=1).applied(grade()).withheld == 10
+    assert read(*given, students=["ann"]).applied(grade()).withheld == 10
     with pytest.raises(LabError, match="time of one submission, but 2 are graded"):
-        read(*given, students=2)
+        read(*given, students=["ann", "bob"])
 
 
 # ------------------------------------------- metadata that is none (deadlines: see test_input_errors)

@@ -288,6 +288,27 @@ def test_regrade_prints_what_changed(tmp_path):
     ]
 
 
+def test_regrade_with_fewer_labs_compares_those_and_names_the_others(tmp_path):
+    def graded(earned, *labs, **values):
+        made = [LabGrade(lab, [TaskGrade("task", 100, earned[lab], "right")]) for lab in labs]
+        return Grade("ann", made, "seed", "namespaces", "digest", **values)
+
+    late = {"late": {"lab-02": "1 day late"}, "withheld": 7.0}
+    store.save(tmp_path / "grades", graded({"lab-01": 10, "lab-02": 70}, "lab-01", "lab-02", **late))
+    compared = list(regrade.changes(tmp_path, [graded({"lab-01": 10, "lab-03": 5}, "lab-01", "lab-03")]))
+    assert compared == [
+        "lab-02: graded only then, so not compared, and in no points above",
+        "lab-03: graded only now, so not compared, and in no points above",
+        f"against {tmp_path}: 0 changed, 1 the same, 0 new, 0 gone",
+    ]
+    changed = list(regrade.changes(tmp_path, [graded({"lab-02": 50}, "lab-02")]))
+    assert changed[:3] == [
+        "ann: 70 -> 50 points",
+        "    lab-02 task: right, 70 of 100 -> right, 50 of 100",
+        "    lab-02: 1 day late -> not late",
+    ]
+
+
 # ----------------------------------------------------------------------------------------------- the commands
 
 
