@@ -67,9 +67,8 @@ class TaskStatus:
         return [result for result in self.judged(task) if not result.passed]
 
     def passed(self, task: Task) -> int:
-        """Return how many of the task's tests pass in all their cases."""
-        judged = self.judged(task)
-        return len({r.function for r in judged} - {r.function for r in judged if not r.passed})
+        """Return how many of the task's tests pass; as in pytest, each case of a test is one."""
+        return sum(result.passed for result in self.judged(task))
 
     def done(self, task: Task) -> bool:
         """Return whether all tests of the task pass in the whole file."""
@@ -138,7 +137,7 @@ class TaskStatus:
         """Return the status of a task in a few words."""
         if task.name in self.unwritten:
             return "not written yet"
-        passed = f"{self.passed(task)} of {len(task.tests)} tests pass"
+        passed = f"{self.passed(task)} of {len(self.judged(task))} tests pass"
         if self.done(task):
             return passed
         if not_run := sum(result.said.startswith("NotBegun") for result in self.failures(task)):

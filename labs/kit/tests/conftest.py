@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from io import BytesIO, StringIO, TextIOWrapper
+from math import prod
 from pathlib import Path
 from threading import Thread
 
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from labs.__main__ import main
-from labs.kit.judge import manifest, matrix, pristine
+from labs.kit.judge import loading, manifest, matrix, pristine
 from labs.kit.learner import commands, progress
 from mini_engine.tests.browser import browser  # noqa: F401
 
@@ -26,6 +27,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 UNPAID = ("        budget -= num_tokens\n\n    return", "\n    return")  # of the solution, and what breaks it
+
+
+def num_tests(lab_id: str) -> int:
+    """Return how many tests pytest counts in a lab: each case of a test is one."""
+    path = manifest.find_lab(lab_id).file("test_lab.py")
+    module = loading.execute(path.read_text("utf-8"), f"{lab_id}_counted", path)
+    tests = [test for name, test in vars(module).items() if name.startswith("test_")]
+    marks = [
+        [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"] for test in tests
+    ]
+    return sum(prod(len([*mark.args[1]]) for mark in own) for own in marks)
 
 
 class Course:
