@@ -124,7 +124,9 @@ def replay(report: Path, student: str, lab: str, case: str) -> Case:
         found = grading.replayed(lab_id, case, settings, submission)
     except (ValueError, WeakIsolation) as error:
         raise LabError(str(error)) from None
-    typer.echo(f"{student}, {lab_id}, {found.name}: {'passes' if found.passed else 'departs'}")
+    departs = found.said.startswith(f"{found.name} departs:")
+    verdict = "passes" if found.passed else "departs" if departs else "was not played to its end"
+    typer.echo(f"{student}, {lab_id}, {found.name}: {verdict}")
     if found.said:
         typer.echo(found.said)
     return found

@@ -10,6 +10,7 @@ import pytest
 from labs.kit.author.check import imports
 from labs.kit.grader import blame
 from labs.kit.grader.grading import grade, replayed
+from labs.kit.grader.report.disclosure import lab_disclosed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import isolate, random_scripts
@@ -198,6 +199,8 @@ def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
     assert found.earned == 0 and any(case.passed for case in found.cases)
     assert said.count("no answer within 2 s of computing") == 1 and "not begun" in said
     assert "no answer within 2 s of computing" in found.problem
+    [task] = lab_disclosed(found, "", reveal=False).tasks
+    assert task.words == "too slow: no answer within 2 s of computing"
 
 
 def test_a_case_that_waits_is_ended_and_said_to_wait():

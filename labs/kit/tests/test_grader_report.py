@@ -191,6 +191,33 @@ def test_the_instructors_report_lists_missed_tasks_and_students_with_problems(tm
     assert all(row in text for row in rows)
 
 
+@pytest.mark.parametrize(
+    "problem, why, played, words, counts",
+    [
+        ("starter.py does not load: {}", "NameError: no", 0,
+         "not judged, because the file does not load | 0 of 100 |  |", ""),
+        ("after 3 of 20 cases: {}", "no answer within 20 s of computing", 3,
+         "too slow: no answer within 20 s of computing | 0 of 100 | 3 of 20 |",
+         "Public cases: 0 of 3 depart; 17 cases were not played to their end."),
+        ("after 3 of 20 cases: {}", "killed by Killed", 3,
+         "stopped: killed by Killed | 0 of 100 | 3 of 20 |", "Public cases: 0 of 3 depart; 17"),
+    ],
+    ids=["does not load", "slow", "killed"],
+)  # fmt: skip
+def test_what_was_not_played_does_not_depart(tmp_path, problem, why, played, words, counts):
+    grade = student("ann")
+    lab = grade.labs[0]
+    lab.problem, lab.tasks[0] = problem.format(why), TaskGrade("schedule_step", 100, 0, WRONG, played, 20)
+    for number, case in enumerate(lab.cases[played:]):
+        case.passed, case.said = False, "not begun" if number else why
+    files = reported(tmp_path, [grade])
+    text = files["feedback/ann.md"].decode().partition("## lab-03")[0]
+    assert f"| `schedule_step` | {words}" in text and counts in text and problem.format(why) in text
+    assert "first case that departs" not in text and "departs from" not in text
+    assert ("depart" in text) == bool(counts)
+    assert b"departs from" not in files["gradescope/ann.json"]
+
+
 def test_weak_isolation_is_said_first(tmp_path):
     grades = [student("ann")]
     grades[0].isolation = "limits"

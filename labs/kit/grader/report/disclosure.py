@@ -12,7 +12,17 @@ from typing import Any
 
 from labs.kit.grader.grading import logs_to_run
 from labs.kit.grader.names import printable, safe
-from labs.kit.grader.results import MISSING, NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade, LabGrade, TaskGrade
+from labs.kit.grader.results import (
+    MISSING,
+    NOT_WRITTEN,
+    RIGHT,
+    WAITS,
+    WRONG,
+    Case,
+    Grade,
+    LabGrade,
+    TaskGrade,
+)
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import compare, sentences
 from labs.kit.judge.manifest import LabError, find_lab
@@ -25,6 +35,7 @@ STATES = {
     WAITS: "right by itself",
     MISSING: "not handed in",
 }
+NOT_JUDGED = "not judged, because the file does not load"
 LINES, LETTERS = 120, 400  # of a case's story
 RUN = 400_000  # characters of a run in the player
 
@@ -63,8 +74,9 @@ class LabDisclosed:
     points: float
     tasks: tuple[TaskDisclosed, ...]
     problem: str
-    public: tuple[int, int]  # cases that depart, and all
+    public: tuple[int, int]  # cases that depart, and all that were played
     hidden: tuple[int, int]
+    unplayed: int  # cases, because the file does not load, or did not run to its end
     case: str  # the first that departs and may be shown: "" if there is none
     story: tuple[str, ...]  # its lines
     play: Play | None
@@ -91,6 +103,8 @@ class LabDisclosed:
         """The numbers of cases that depart, in words."""
         both = (("Public", self.public), ("hidden", self.hidden))
         texts = [f"{kind} cases: {departed} of {total} depart" for kind, (departed, total) in both if total]
+        if texts and self.unplayed:
+            texts.append(f"{self.unplayed} cases were not played to their end")
         return "; ".join(texts)
 
     @property
@@ -134,22 +148,39 @@ def disclose(grade: Grade, settings: Settings) -> Disclosed:
 
 
 def lab_disclosed(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
-    shown = next((case for case in lab.cases if not case.passed and (reveal or not case.hidden)), None)
-    public, hidden = ([case.passed for case in lab.cases if case.hidden is kind] for kind in (False, True))
+    played = [case for case in lab.cases if is_played(case, lab)]
+    departing = [case for case in played if not case.passed]
+    shown = next((case for case in departing if reveal or not case.hidden), None)
+    public, hidden = ([case.passed for case in played if case.hidden is kind] for kind in (False, True))
+    why = "" if departing or len(played) == len(lab.cases) else ended(lab.problem)
     return LabDisclosed(
         lab.lab,
         title_of(lab.lab),
         lab.earned,
         lab.points,
-        tuple(task_disclosed(task) for task in lab.tasks),
+        tuple(task_disclosed(task, why) for task in lab.tasks),
         line(lab.problem),
         (public.count(False), len(public)),
         (hidden.count(False), len(hidden)),
+        len(lab.cases) - len(played),
         case_name(shown.name) if shown else "",
         story_of("\n".join(filter(None, [sentence_on(lab), shown.said]))) if shown else (),
         play_of(lab) if shown else None,
         line(late),
     )
+
+
+def is_played(case: Case, lab: LabGrade) -> bool:
+    """Whether a case has a run to compare: the file loads, and did not end or take too long before."""
+    return case.passed or not (case.said == "not begun" or (case.said and lab.problem.endswith(case.said)))
+
+
+def ended(problem: str) -> str:
+    """Return in words for a task why no run of its file departs, and cases were not played."""
+    if problem.startswith("starter.py does not load"):
+        return NOT_JUDGED
+    why = problem.partition(": ")[2]
+    return line(f"too slow: {why}" if why.startswith("no answer within") else f"stopped: {why}")
 
 
 @cache
@@ -160,11 +191,12 @@ def title_of(lab_id: str) -> str:
         return ""
 
 
-def task_disclosed(task: TaskGrade) -> TaskDisclosed:
-    words = STATES.get(task.state, line(task.state))
+def task_disclosed(task: TaskGrade, ended: str) -> TaskDisclosed:
+    words = ended if ended and task.state == WRONG else STATES.get(task.state, line(task.state))
     if task.state == WAITS and task.waits_for:
         words += f"; waits for {line(task.waits_for)}"
-    points = (task.earned, task.points, task.passed, task.total)
+    passed, total = (0, 0) if words == NOT_JUDGED else (task.passed, task.total)
+    points = (task.earned, task.points, passed, total)
     mistake, hint = line(task.name), printable(" ".join(task.hint.split()))
     return TaskDisclosed(line(task.task), task.state, words, *points, mistake, hint)
 
