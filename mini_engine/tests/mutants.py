@@ -140,7 +140,7 @@ def changes(node: ast.AST) -> Iterator[ast.AST]:
             yield from (but(test=wrong) for wrong in negated(node.test))
         case ast.Break() | ast.Continue():
             yield ast.copy_location(ast.Continue() if isinstance(node, ast.Break) else ast.Break(), node)
-        case ast.Return(value=ast.AST()):
+        case ast.Return(value=ast.AST()) if ast.unparse(node) != "return None":
             yield but(value=ast.Constant(None))
     is_call = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant)
     if is_call or isinstance(node, ast.Assign | ast.AugAssign | ast.Delete | ast.Raise):

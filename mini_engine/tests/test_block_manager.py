@@ -76,6 +76,17 @@ def test_a_preempted_request_publishes_its_outputs_too():
     assert len(kv.get_computed_blocks(make_request("b", [1, 2, 3, 5, 9]))) == 0
 
 
+def test_blocks_are_published_in_any_portions_and_looked_for_up_to_the_first_miss():
+    kv, request = BlockManager(8, 2), make_request("a", list(range(7)))
+    assert kv.admit(request)
+    for num_computed in (2, 6):
+        request.num_computed_tokens = num_computed
+        kv.cache_blocks(request)
+    assert kv.get_computed_blocks(make_request("b", list(range(7)))) == kv.block_table(request)[:3]
+    other = make_request("c", [0, 1, 9, 9, 4, 5, 6])
+    assert len(kv.get_computed_blocks(other)) == 1 and len(other.block_hashes) == 2
+
+
 def test_hash_block():
     """It depends on the tokens, their order and the parent, and on nothing else."""
     assert hash_block(b"p", (1, 2)) == hash_block(b"p", (1, 2))
