@@ -37,6 +37,9 @@ def main() -> None:
 
     manifest.find_lab(ready["lab"])
     loading.load(ready["lab"], "random_scripts")
+    for name in ready["allowed"]:  # nobody may be unable to read the interpreter's folder
+        with suppress(ImportError):
+            __import__(name)
     if sys.argv[4:] == ["nobody"]:
         become_nobody()
     gc.collect()

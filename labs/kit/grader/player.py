@@ -5,6 +5,7 @@ import sys
 import types
 from typing import Any, BinaryIO
 
+from labs.kit.grader import imports
 from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab
 from labs.kit.toys.scripts import Script
@@ -19,11 +20,14 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
         "submission"
     )  # a dataclass looks its module up here
     module.__dict__["__source__"] = request["source"]  # for scripts that check its imports
+    if request["allowed"] is not None:
+        module.__dict__["__builtins__"] = imports.enclosed(request["lab"], request["allowed"])
+        imports.hide_the_reference()
     try:
         exec(compile(request["source"], "starter.py", "exec"), module.__dict__)
         if request["others"]:  # the reference, for tasks that are played by themselves
             reference = types.ModuleType("others")
-            exec(compile(request["others"], "others.py", "exec"), reference.__dict__)
+            exec(compile(request["others"], imports.REFERENCE, "exec"), reference.__dict__)
             lab = find_lab(request["lab"])
             tasks = [lab.task(name) for name in request["tasks"]]
             unwritten, made, two_sets = request["unwritten"], request["made"], request["two_sets"]

@@ -22,7 +22,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from labs.kit.grader import frames, seccomp
+from labs.kit.grader import frames, imports, seccomp
 from labs.kit.grader.inside import CLOCK, NOBODY, SCRATCH
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
@@ -37,7 +37,7 @@ COPIED = (
     "labs/kit/tensor_toys",
     "labs/kit/judge",
 )
-INSIDE = ("__init__.py", "frames.py", "inside.py", "player.py", "seccomp.py")
+INSIDE = ("__init__.py", "frames.py", "imports.py", "inside.py", "player.py", "seccomp.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
 AS_ROOT = """--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try
     --cap-add CAP_SETUID --cap-add CAP_SETGID""".split()  # to become nobody
@@ -151,6 +151,7 @@ class Sandbox:
         """`weak` is without namespaces, if an instructor has allowed that; limits hold all the same."""
         self.lab, self.seconds, self.weak = lab, seconds, weak
         self.course = course_for(lab, folder)
+        self.allowed: list[str] | None = imports.allowed(lab)  # None: a test opens it
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -173,8 +174,9 @@ class Sandbox:
         os.close(theirs_in)
         os.close(theirs_out)
         self.replies, self.requests = ours_in, ours_out
-        imports = ["labs.kit.grader.player", "labs.kit", *(["torch"] if self.lab.uses_torch else [])]
-        frames.send(self.requests, {"lab": self.lab.id, "imports": imports})
+        libraries = ["labs.kit.grader.player", "labs.kit", *(["torch"] if self.lab.uses_torch else [])]
+        facts = {"lab": self.lab.id, "imports": libraries, "allowed": self.allowed or []}
+        frames.send(self.requests, facts)
         frames.receive(self.replies, 1 << 16, START)
 
     def run(
@@ -194,7 +196,8 @@ class Sandbox:
             "limit": LIMIT,
             "memory": MEMORY,
         }
-        batch = json.dumps({"lab": self.lab.id, "source": source, "others": ""} | isolated)
+        facts = {"lab": self.lab.id, "source": source, "others": "", "allowed": self.allowed}
+        batch = json.dumps(facts | isolated)
         batch = f'{batch[:-1]}, "scripts": [{", ".join(scripts)}]}}'
         try:
             frames.send(self.requests, request)

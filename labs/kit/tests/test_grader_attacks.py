@@ -122,6 +122,15 @@ def schedule_step(waiting, running, kv, *, max_num_batched_tokens=8, max_num_seq
 
 
 @pytest.fixture(autouse=True)
+def opened():
+    """Let attacks import what they like: the sandbox holds without the list of imports."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sandbox.imports, "allowed", lambda _: None)
+        patch.setattr(box(LAB, SETTINGS), "allowed", None)
+        yield
+
+
+@pytest.fixture(autouse=True)
 def unharmed():
     """Check after each attack that the next submission earns all points, and no process is left."""
     yield

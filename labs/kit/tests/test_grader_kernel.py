@@ -11,7 +11,7 @@ import pytest
 from labs.kit.grader import seccomp
 from labs.kit.grader.grading import box
 from labs.kit.tests import marks
-from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, graded
+from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, graded, opened  # noqa: F401
 
 NEWUSER, THREAD, SIGCHLD = 0x10000000, 0x3D0F00, 17
 ALLOWED, REFUSED, NO_CALL = "allowed", errno.EPERM, errno.ENOSYS

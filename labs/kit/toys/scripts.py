@@ -12,12 +12,17 @@ class Skip(Exception):
     """A call that has no place in the script as it went so far; raised by `Play`, it leaves the call out."""
 
 
+BUILTINS: list[dict[str, Any]] = [vars(builtins)]  # a file that is graded has its own
+
+
 @contextmanager
 def builtin(**others: Callable[..., Any]) -> Iterator[None]:
     """Inside, these of Python's own functions are others, in all modules: `with builtin(len=counted):`."""
-    own = {name: getattr(builtins, name) for name in others}
-    vars(builtins).update(others)
+    own = [{name: names[name] for name in others} for names in BUILTINS]
+    for names in BUILTINS:
+        names.update(others)
     try:
         yield
     finally:
-        vars(builtins).update(own)
+        for names, before in zip(BUILTINS, own, strict=True):
+            names.update(before)

@@ -1,0 +1,176 @@
+"""What a graded file may import, and what it may not look at: a clear word where it tries."""
+
+# ruff: noqa: E501  an attack in a line each
+
+import textwrap
+
+import pytest
+
+from labs.kit.grader import blame, imports
+from labs.kit.grader.cases import cases, play
+from labs.kit.grader.grading import box, grade
+from labs.kit.grader.submission import Settings, Submission
+from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
+from labs.kit.tests import marks
+
+pytestmark = marks.namespaces
+
+REFUSED = """_ctypes _thread _xxsubinterpreters asyncio atexit base64 builtins codecs concurrent.futures ctypes dis faulthandler
+    gc importlib importlib.util importlib.machinery inspect io linecache logging marshal mmap multiprocessing os pathlib pickle
+    pkgutil platform posix pty resource runpy shelve shutil signal site socket sqlite3 ssl subprocess sys sysconfig tempfile
+    threading timeit tokenize trace traceback tracemalloc types.os unittest urllib.request xml zipimport zlib
+    pytest rich typer labs labs.kit labs.kit.judge.loading labs.kit.grader.player
+    mini_engine.block_manager mini_engine.engine mini_engine.fast.attention mini_engine.prefix_cache""".split()
+
+LOOKS = {  # an expression, and the word of the error
+    "frames, by an error": ("caught().__traceback__.tb_frame", "may not look at tb_frame"),
+    "frames, by a getter": (
+        "operator.attrgetter('tb_frame')(caught().__traceback__)",
+        "may not look at tb_frame",
+    ),
+    "frames, by copy": (
+        "copy.copy(Reduced(getattr, caught().__traceback__, 'tb_frame'))",
+        "may not look at tb_frame",
+    ),
+    "frames, by a field": ("made(lambda: caught().__traceback__.tb_frame)", "may not look at tb_frame"),
+    "frames, by a sort": (
+        "sorted([caught().__traceback__], key=lambda t: t.tb_frame)",
+        "may not look at tb_frame",
+    ),
+    "frames, by a reduction": (
+        "functools.reduce(getattr, ['__traceback__', 'tb_frame'], caught())",
+        "tb_frame",
+    ),
+    "a generator's frame": ("(x for x in ()).gi_frame", "may not look at gi_frame"),
+    "a generator's code": ("(x for x in ()).gi_code", "may not look at gi_code"),
+    "the library's sys": ("dataclasses.sys", "no attribute 'sys'"),
+    "the library's private sys": ("collections._sys", "no attribute '_sys'"),
+    "the library's os": ("random._os", "no attribute '_os'"),
+    "the library's inspect": ("dataclasses.inspect", "no attribute 'inspect'"),
+    "the library's builtins": ("functools.builtins", "no attribute 'builtins'"),
+    "the engine's lazy parts": ("mini_engine.Engine", "no attribute 'Engine'"),
+    "the engine's other modules": ("mini_engine.trace", "no attribute 'trace'"),
+    "a view's real module": ("dataclasses.__spec__", "no attribute '__spec__'"),
+    "exec": ("exec('import os')", "may not call exec()"),
+    "eval": ("eval('1')", "may not call eval()"),
+    "compile": ("compile('1', '/course/labs/kit/x.py', 'eval')", "may not call compile()"),
+    "open": ("open('/course/labs/lab-01/author/lab.toml')", "may not call open()"),
+    "input": ("input()", "may not call input()"),
+    "__import__": ("__import__('sys')", "may not import sys"),
+    "a spoofed __import__": ("__import__('sys', {'__name__': 'os'}, None, ('path',))", "may not import sys"),
+    "the builtins' __import__": ("__builtins__['__import__']('os')", "may not import os"),
+    "a relative import": (
+        "__import__('judge', {'__package__': 'labs.kit'}, None, ('x',), 1)",
+        "may not import .judge",
+    ),
+}
+TOOLS = """
+import collections, copy, dataclasses, functools, operator, random
+import mini_engine.request
+
+class Reduced:
+    def __init__(self, *call):
+        self.call = call
+    def __reduce_ex__(self, _):
+        return self.call[0], self.call[1:]
+
+def caught():
+    try:
+        raise ValueError
+    except ValueError as error:
+        return error
+
+def made(factory):
+    return dataclasses.make_dataclass("Made", [("field", object, dataclasses.field(default_factory=factory))])()
+
+"""
+
+
+def graded(lab_id: str, source: str):
+    settings = Settings((lab_id,), "a seed", hidden=2, seconds=5.0)
+    return grade(Submission("mallory", {lab_id: source.encode()}), settings).labs[0]
+
+
+def solution(lab_id: str) -> str:
+    return find_lab(lab_id).file("solution.py").read_text("utf-8")
+
+
+def test_what_is_not_on_the_list_is_refused_by_name():
+    tries = "".join(
+        f"try:\n    import {name}\nexcept ImportError as error:\n"
+        f"    assert 'a graded file may not import {name}: lab-01 ' in str(error), error\n"
+        f"else:\n    raise AssertionError({name!r})\n"
+        for name in REFUSED
+    )
+    lab = graded("lab-01", tries + solution("lab-01"))
+    assert lab.earned == 100, lab.problem
+
+
+@pytest.mark.parametrize("name", ["os", "mini_engine.block_manager"])
+def test_the_student_reads_which_import_it_was(name):
+    lab = graded("lab-01", f"import {name}\n" + solution("lab-01"))
+    assert lab.earned == 0
+    assert lab.problem.startswith(
+        f"starter.py does not load: ImportError: a graded file may not import {name}: lab-01"
+    )
+
+
+def test_what_is_not_to_be_looked_at_is_refused():
+    """At import, and in a call, where the kit's frames are below."""
+    tries = [
+        f"try:\n    {look}\nexcept Exception as error:\n    assert {word!r} in str(error), ({name!r}, error)\n"
+        f"else:\n    raise AssertionError({name!r})\n"
+        for name, (look, word) in LOOKS.items()
+    ]
+    code = "".join(tries)
+    lab = graded("lab-01", TOOLS + code + solution("lab-01"))
+    assert lab.earned == 100, lab.problem
+    inside = f"{solution('lab-01')}\n{TOOLS}\nhonest = schedule_step\ndef schedule_step(*args, **options):\n"
+    lab = graded("lab-01", f"{inside}{textwrap.indent(code, '    ')}    return honest(*args, **options)\n")
+    assert lab.earned == 100, [case.said for case in lab.cases if not case.passed][:1]
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_harmless_modules_may_be_imported_and_are_whole(lab_id):
+    lab = find_lab(lab_id)
+    names = imports.allowed(lab)
+    assert {*imports.imported(solution(lab_id))} <= {*names} and ("torch" in names) == lab.uses_torch
+    code = "".join(f"import {name}\n" for name in names if name != "__future__")
+    code += """
+from collections import abc, namedtuple
+from typing import NamedTuple
+import collections.abc as also, enum, dataclasses, functools, math, random
+from mini_engine import RequestStatus
+from mini_engine.request import RequestStatus as same
+assert also.Sized is abc.Sized and RequestStatus is same and math.inf > random.random()
+Pair, Colour = namedtuple("Pair", "a b"), enum.Enum("Colour", "red blue")
+class Line(NamedTuple):
+    number: int = 0
+@functools.total_ordering
+@dataclasses.dataclass(eq=True)
+class Item:
+    number: int = 0
+    def __lt__(self, other): return self.number < other.number
+assert Item(1) > Item() and Line() == (0,) and Pair(1, 2).b == 2 and Colour.red.name == "red"
+"""
+    lab = graded(lab_id, solution(lab_id) + code)
+    assert lab.earned == lab.points, lab.problem
+
+
+READS = {
+    "its constants": "next_chunk.__code__.co_consts",
+    "its names, by a getter": "operator.attrgetter('__code__')(next_chunk)",
+    "its code, by copy": "copy.copy(Reduced(getattr, next_chunk, '__code__'))",
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_a_task_that_is_judged_alone_cannot_read_the_references_code(reads):
+    lab = find_lab("lab-02")
+    settings = Settings(("lab-02",), "a seed", hidden=0, seconds=5.0)
+    source = TOOLS + replace_body(solution("lab-02"), "clamp", f"raise ValueError(repr({READS[reads]}))")
+    scripts, sandbox = cases(lab, settings)[:5], box(lab, settings)
+    judge = blame.Blame(lab, source, (), (), play(sandbox, source, scripts), sandbox)
+    answer = judge.play([lab.task("clamp")], scripts)
+    raised = {step.seen.get("raised") for log in answer.logs for step in log}
+    assert "PermissionError" in raised and "ValueError" not in raised
