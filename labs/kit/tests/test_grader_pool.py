@@ -19,6 +19,7 @@ from labs.kit.grader.results import Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import WeakIsolation
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
+from labs.kit.judge.pristine import starter_source
 from labs.kit.tests import marks
 
 LABS = ("lab-01",)
@@ -374,7 +375,29 @@ def test_similar_files_are_reported_and_never_imported(tmp_path):
     alike = [Submission(name, {"lab-01": source}) for name in ("json", "copydetect")]
     assert list(similarity.compare(alike, ["lab-01", "lab-02"], tmp_path / "report")) == [
         "lab-01: similarity/lab-01.html",
-        "lab-02: fewer than two files, so there is nothing to compare",
+        "lab-02: no files, so there is nothing to compare",
     ]
     html = (tmp_path / "report/similarity/lab-01.html").read_text("utf-8")
     assert "json.py" in html and "copydetect.py" in html and not (tmp_path / "imported").exists()
+    assert "\n- lab-01: copydetect and json, 100%\n" in (tmp_path / "report/report.md").read_text("utf-8")
+
+
+def test_a_file_is_also_compared_with_the_courses_own(tmp_path):
+    """The reference with other names, and a known mistake, whose nearest file is named; not a starter."""
+    lab = find_lab("lab-02")
+    solution = lab.file("solution.py").read_text("utf-8")
+    mistake = max(lab.mistakes, key=lambda one: len(one.apply(solution)))
+    files = {
+        "ann": solution.replace("budget", "left"),
+        "bob": mistake.apply(solution),
+        "cy": starter_source(lab),
+    }
+    engine = (LABS_DIR.parent / "mini_engine/block_manager.py").read_text("utf-8")
+    submissions = [Submission(name, {"lab-02": text.encode()}) for name, text in files.items()]
+    submissions.append(Submission("dee", {"lab-06": engine.replace("block", "page").encode()}))
+    assert len(list(similarity.compare(submissions, ["lab-02", "lab-06"], tmp_path))) == 2
+    lines = (tmp_path / "report.md").read_text("utf-8").split("## Files that are alike")[1].splitlines()
+    assert any(line.startswith("- lab-02: ann and the reference, ") for line in lines), lines
+    assert any(line.startswith("- lab-06: dee and the engine's block\\_manager, ") for line in lines)
+    assert sum(line.startswith("- lab-02: bob and the ") for line in lines) == 1
+    assert not any(" cy" in line for line in lines)
