@@ -102,7 +102,11 @@ def plain(value: Any) -> Any:
     if kind in (list, tuple) and SCALARS.issuperset(map(type, value)):  # token ids, mostly: often and long
         return list(value)
     if kind is Request or isinstance(value, Request):
-        return {name: one if type(one) in SCALARS else plain(one) for name, one in vars(value).items()}
+        # Its lists are of token ids, often thousands: they are copied unread.
+        return {
+            name: one if type(one) in SCALARS else one[:] if type(one) is list else plain(one)
+            for name, one in vars(value).items()
+        }
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
