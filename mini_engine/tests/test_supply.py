@@ -66,9 +66,10 @@ def test_the_engine_never_runs_what_it_reads():
 
 
 def test_the_course_runs_solutions_in_known_places_only():
-    """A learner's file at home; a submission in its sandbox only (inside.py and player.py)."""
+    """A learner's file and the edition's sealed modules at home; a submission in its sandbox only."""
     assert found_in("labs/kit")[0] == {
         "labs/kit/judge/loading.py": {"exec", "compile"},
+        "labs/kit/author/student/mini_engine/sealed.py": {"compile"},
         "labs/kit/grader/player.py": {"exec", "compile"},
         "labs/kit/grader/inside.py": {"__import__"},
     }

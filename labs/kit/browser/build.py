@@ -32,6 +32,7 @@ PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 COURSE = (
     "conftest.py", "pyproject.toml",
     "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
+    "labs/kit/judge/sentences/*.py",
     "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py",
     "mini_engine/show/__init__.py", "mini_engine/show/player/*",
 )  # fmt: skip
