@@ -25,7 +25,6 @@ from mini_engine.outputs import Delta, Stream
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.recovery import Recovery
 from mini_engine.request import Request, SamplingParams
-from mini_engine.sampler import Sampler
 from mini_engine.text.tokenizer import Tokenizer
 from mini_engine.trace import Clock, Recorder, Trace, WallClock
 
@@ -91,7 +90,7 @@ class Engine:
                 backend=self.backend.name,
                 parts=self.parts.origins() if part_names is None else part_names,
             )
-        self.sampler = Sampler(self.config.seed)
+        self.sampler = self.parts.Sampler(self.config.seed)
         self.recovery = Recovery(self.model, self.scheduler, self.backend, self.sampler)
         self.input_processor = InputProcessor(self.config, tokenizer, model.config.vocab_size)
         self.output_processor = OutputProcessor(

@@ -7,7 +7,7 @@ that has the methods fits. Shapes of tensors: N rows of a flat batch, S of them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from mini_engine.outputs import Delta
@@ -141,6 +141,17 @@ class Backend(Protocol):
 
     def forward(self, rows: list[Row]) -> Tensor:
         """Run one forward pass. Return logits (S, vocab_size) of the rows with `is_last`, in order."""
+
+
+class SamplerLike(Protocol):
+    """Chooses tokens. Made with the engine's seed."""
+
+    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
+        """Return a token id for each row of logits (S, vocab_size). The random number of a request's output i
+        depends on its seed and i alone."""
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is kept of a request; if it goes on, nothing has changed."""
 
 
 class EngineLike(Protocol):

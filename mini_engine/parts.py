@@ -12,11 +12,12 @@ from mini_engine import scheduler as _scheduler
 from mini_engine.block_manager import BlockManager
 from mini_engine.config import EngineConfig
 from mini_engine.fast.attention import paged_backend
-from mini_engine.interfaces import Backend, EngineLike, KVManager, SchedulerLike
+from mini_engine.interfaces import Backend, EngineLike, KVManager, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
 from mini_engine.renamed import adopt
 from mini_engine.request import Request
+from mini_engine.sampler import Sampler
 from mini_engine.text.output_text import OutputText
 
 
@@ -34,6 +35,7 @@ class Parts:
     Scheduler: Callable[..., SchedulerLike] = _scheduler.Scheduler
     BlockManager: Callable[..., KVManager] = BlockManager
     attend_backend: Callable[..., Backend] = paged_backend
+    Sampler: Callable[[int], SamplerLike] = Sampler
     OutputText: Callable[..., OutputText] = OutputText
     Stream: Callable[..., Stream] = Stream
     step: Callable[[EngineLike], list[Delta]] | None = None

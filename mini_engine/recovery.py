@@ -5,17 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from mini_engine.fallbacks import recoverable_backend, recoverable_kv, recoverable_scheduler
-from mini_engine.interfaces import Backend, SchedulerLike
+from mini_engine.interfaces import Backend, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OutputProcessor, Sampled
 from mini_engine.request import Request
-from mini_engine.sampler import NotFiniteError, Sampler
+from mini_engine.sampler import NotFiniteError
 
 
 class Recovery:
     """Repairs an engine's parts; a part that cannot undo its work is left as it is (fallbacks.py)."""
 
-    def __init__(self, model: CausalLM, scheduler: SchedulerLike, backend: Backend, sampler: Sampler):
+    def __init__(self, model: CausalLM, scheduler: SchedulerLike, backend: Backend, sampler: SamplerLike):
         self.model, self.sampler = model, sampler
         self.block_size = scheduler.kv.block_size
         self.kv = recoverable_kv(scheduler.kv)

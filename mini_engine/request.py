@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from numbers import Integral, Real
 from operator import index
 from reprlib import Repr
@@ -89,6 +90,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: _is_number(v, SMALLEST),
         f"above 0, from {SMALLEST:g} to {LARGEST:g} (1 is off)",
     ),
+    "presence_penalty": (lambda v: _is_number(v, -2, 2), "between -2 and 2 (0 is off)"),
+    "frequency_penalty": (lambda v: _is_number(v, -2, 2), "between -2 and 2 (0 is off)"),
     "max_tokens": (lambda v: _is_whole(v, 1, True), "a whole number, at least 1, or None for no limit"),
     "logprobs": (lambda v: _is_whole(v, 0, True), "a whole number, 0 or more, or None"),
     "seed": (lambda v: _is_whole(v, 0, True), "a whole number, 0 or more, or None"),
@@ -108,7 +111,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 class SamplingParams:
     """The choice of tokens, and when to stop. The fields are named as in vLLM.
 
-    temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0 and repetition_penalty 1 are off. `seed`
+    temperature 0 is greedy. top_k 0 or -1, top_p 1, min_p 0, repetition_penalty 1, presence_penalty 0 and
+    frequency_penalty 0 are off. `seed`
     makes a request reproducible whatever it is batched with. `max_tokens` None runs to the
     limit of the model or of the KV pool. `logprobs` n asks for the n best alternatives of each
     token. `stop` are strings that end the text and are not part of it, `stop_token_ids` tokens that end
@@ -123,6 +127,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     max_tokens: int | None = 16
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -145,6 +151,11 @@ class SamplingParams:
                 raise ValueError(f"{name} must be {rule}, but is {shown(value)}")
             object.__setattr__(self, name, _plain(value))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether anything is done to the logits before the best is taken."""
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
 
 def _plain(value: Any) -> Any:

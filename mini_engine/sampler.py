@@ -1,68 +1,179 @@
-"""From logits to tokens: greedy or random, with a generator of its own for every request.
+"""From logits to tokens: greedy or random, with numbers of its own for every request.
 
-A request draws exactly one number a token, so its stream depends on its seed alone, never on what
-it is batched with or on how its prompt was cut.
+The order is vLLM's: penalties; then greedy requests take the best token, and for the others come temperature,
+min_p, top_k, top_p and a draw. `Sampler` applies these functions to a batch.
 """
 
 import random
+from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mini_engine.request import Request, SamplingParams
 
+# A row of logits (vocab_size,) or a batch (S, vocab_size): a tensor, or what torch.as_tensor takes.
+Logits = Tensor | Sequence[float] | Sequence[Sequence[float]]
+
 
 class NotFiniteError(ValueError):
     """Logits from which no token can be chosen."""
 
 
+def apply_penalties(
+    logits: Logits,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+    params: SamplingParams,
+) -> Tensor:
+    """Return one row of logits (vocab_size,) in which tokens that were seen are less likely.
+
+    repetition_penalty divides the positive logits of all seen tokens and multiplies the negative ones (Keskar
+    et al., CTRL, 2019). Of tokens of the output, frequency_penalty is then subtracted once for each time and
+    presence_penalty once (OpenAI's definition).
+    """
+    row = _floats(logits).clone()
+    penalty = params.repetition_penalty
+    if penalty != 1 and (seen := sorted({*prompt_token_ids, *output_token_ids})):
+        row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+    if output_token_ids and (params.frequency_penalty or params.presence_penalty):
+        ids, counts = torch.tensor(output_token_ids, device=row.device).unique(return_counts=True)
+        row[ids] -= params.frequency_penalty * counts
+        row[ids] -= params.presence_penalty
+    return row
+
+
+def apply_temperature(logits: Logits, temperature: float | Sequence[float]) -> Tensor:
+    """Return the logits divided by the temperature: one for all rows, or one for each."""
+    logits = _floats(logits)
+    # Below 1e-6 the best token has all the probability already, and a quotient may overflow.
+    return logits / _column(temperature, logits).clamp(min=1e-6)
+
+
+def apply_min_p(logits: Logits, min_p: float | Sequence[float]) -> Tensor:
+    """Return the logits with -inf for tokens below this share of the likeliest one's probability.
+
+    One share for all rows, or one for each; 0 drops nothing.
+    """
+    logits = _floats(logits)
+    probs = logits.softmax(-1)
+    return logits.masked_fill(probs < _column(min_p, logits) * probs.amax(-1, keepdim=True), -torch.inf)
+
+
+def apply_top_k(logits: Logits, top_k: int | Sequence[int]) -> Tensor:
+    """Return the logits with -inf for all below the k-th largest; its equals stay.
+
+    One k for all rows, or one for each; 0 and -1 drop nothing.
+    """
+    logits = _floats(logits)
+    ks = _column(top_k, logits, torch.int64)
+    places = ks.clamp(1, logits.shape[-1])
+    best = logits.topk(int(places.max())).values
+    kth = best.gather(-1, (places - 1).expand(*logits.shape[:-1], 1))
+    return logits.masked_fill((ks > 0) & (logits < kth), -torch.inf)
+
+
+def apply_top_p(logits: Logits, top_p: float | Sequence[float]) -> Tensor:
+    """Return the logits with -inf for tokens that the likeliest ones do not need to reach `top_p`.
+
+    A token stays while the probabilities of those before it sum to less than `top_p`; of equals, the one
+    with the smaller id is before. One limit for all rows, or one for each; 1 drops nothing.
+    """
+    logits = _floats(logits)
+    limit = _column(top_p, logits)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    probs = ordered.softmax(-1)
+    cut = (limit < 1) & (probs.cumsum(-1) - probs >= limit)
+    return logits.scatter(-1, order, ordered.masked_fill(cut, -torch.inf))
+
+
+def probabilities(logits: Logits, params: SamplingParams | Sequence[SamplingParams]) -> Tensor:
+    """Return probabilities in the shape of the logits: temperature, min_p, top_k and top_p, in that order.
+
+    One SamplingParams for a row (vocab_size,), one for each row of a batch (S, vocab_size). Penalties have
+    been applied before. Temperature 0 gives the largest logit, the first of equals, probability 1.
+    """
+    logits = _floats(logits)
+    if isinstance(params, SamplingParams):
+        return probabilities(logits[None], [params])[0]
+    temperatures = [p.temperature for p in params]
+    limited = apply_temperature(logits, temperatures)
+    if any(p.min_p for p in params):
+        limited = apply_min_p(limited, [p.min_p for p in params])
+    if any(p.top_k for p in params):
+        limited = apply_top_k(limited, [p.top_k for p in params])
+    if any(p.top_p < 1 for p in params):
+        limited = apply_top_p(limited, [p.top_p for p in params])
+    probs = limited.softmax(-1)
+    if greedy := [i for i, t in enumerate(temperatures) if t == 0]:
+        best = logits[greedy].argmax(-1)
+        probs[greedy] = 0.0
+        probs[greedy, best] = 1.0
+    return probs
+
+
+def draw(probs: Logits, u: float | Sequence[float]) -> Any:
+    """Return the first token whose cumulative probability exceeds u, a number in [0, 1).
+
+    An int for one row (vocab_size,) and one u; a list of S for a batch (S, vocab_size) and S of them. The
+    probabilities need not sum to 1 exactly: u is taken as a share of their sum. There is always such a token:
+    u is at most 1 - 2**-53, and times the sum that rounds to less than the sum.
+    """
+    probs = _floats(probs)
+    running = probs.double().cumsum(dim=-1)
+    share = _column(u, running) * running[..., -1:]
+    return torch.searchsorted(running, share, right=True).squeeze(-1).tolist()
+
+
 class Sampler:
     """Chooses tokens: called with logits (S, vocab_size) and their S requests, it returns S token ids.
 
-    A request without a seed gets one from `seed` and its arrival number, so a whole run repeats. Raises
-    NotFiniteError before anything is drawn if the largest logit of a row is NaN or infinite.
+    The random number of a request's output i depends on its seed and i alone, so a request has the same
+    tokens in any company, and a draw can be repeated. A request without a seed gets one from `seed`
+    and its arrival number, so a whole run repeats. Raises NotFiniteError if the largest logit of a row
+    is NaN or infinite.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self._generators: dict[str, random.Random] = {}
+        self._numbers: dict[str, tuple[random.Random, list[float]]] = {}  # drawn so far, by request_id
 
-    def __call__(self, logits: Tensor, requests: list[Request]) -> list[int]:
+    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
         params = [request.sampling_params for request in requests]
-        penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
-        if penalized:
-            logits = logits.clone()
-            for i in penalized:
-                _penalize(logits[i], requests[i])
+        if changed := [i for i, p in enumerate(params) if p.changes_logits]:
+            logits = _floats(logits).clone()
+            for i in changed:
+                of = requests[i]
+                logits[i] = apply_penalties(logits[i], of.prompt_token_ids, of.output_token_ids, params[i])
         token_ids = logits.argmax(dim=1)  # of a NaN, if there is one
         for best in logits.gather(1, token_ids.unsqueeze(1)).flatten().tolist():
             if not isfinite(best):
                 raise NotFiniteError(f"its largest logit is {best}")
-        drawn = [i for i, p in enumerate(params) if p.temperature > 0]
-        if drawn:
-            probs = _probabilities(logits[drawn], [params[i] for i in drawn])
-            token_ids[drawn] = _draw(probs, self._uniform([requests[i] for i in drawn]))
-        return token_ids.tolist()
+        chosen: list[int] = token_ids.tolist()
+        if drawn := [i for i, p in enumerate(params) if p.temperature > 0]:
+            probs = probabilities(logits[drawn].float(), [params[i] for i in drawn])
+            numbers = [self.uniform(requests[i], len(requests[i].output_token_ids)) for i in drawn]
+            for i, token_id in zip(drawn, draw(probs, numbers), strict=True):
+                chosen[i] = token_id
+        return chosen
+
+    def uniform(self, request: Request, index: int) -> float:
+        """Return the number in [0, 1) of a request's output `index`, the same whenever it is asked for."""
+        if (kept := self._numbers.get(request.request_id)) is None:
+            # Python's generator, not torch's, which uses 32 bits of a seed only.
+            seed = request.sampling_params.seed
+            kept = random.Random(f"{self.seed}/{request.arrival}" if seed is None else seed), []
+            self._numbers[request.request_id] = kept
+        generator, numbers = kept
+        while len(numbers) <= index:
+            numbers.append(generator.random())
+        return numbers[index]
 
     def forget(self, request_id: str) -> None:
-        """Drop a request's generator; if the request goes on, a new one continues where it was."""
-        self._generators.pop(request_id, None)
-
-    def _uniform(self, requests: list[Request]) -> Tensor:
-        """Return one number in [0, 1) from each request's generator, (S,) float64."""
-        draws = []
-        for request in requests:
-            generator = self._generators.get(request.request_id)
-            if generator is None:
-                # Python's generator, not torch's, which uses 32 bits of a seed only.
-                seed = request.sampling_params.seed
-                generator = random.Random(f"{self.seed}/{request.arrival}" if seed is None else int(seed))
-                for _ in request.output_token_ids:  # where one was forgotten in the middle of a request
-                    generator.random()
-                self._generators[request.request_id] = generator
-            draws.append(generator.random())
-        return torch.tensor(draws, dtype=torch.float64)
+        """Drop a request's numbers; they are drawn anew if it goes on."""
+        self._numbers.pop(request_id, None)
 
 
 def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
@@ -72,43 +183,13 @@ def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
     return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
 
 
-def _penalize(row: Tensor, request: Request) -> None:
-    """Make tokens that the request has seen less likely, in its row (Keskar et al., CTRL, 2019)."""
-    penalty = request.sampling_params.repetition_penalty
-    seen = torch.tensor(sorted(set(request.token_ids())), device=row.device)
-    row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+def _floats(values: Logits) -> Tensor:
+    """Return a tensor of float32 or float64: Python's own numbers are float64, bfloat16 is too coarse."""
+    if not isinstance(values, Tensor):
+        return torch.as_tensor(values, dtype=torch.float64)
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-def _probabilities(logits: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Return probabilities (S, vocab_size) float32: temperature, min_p, top_k and top_p, in that order."""
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([getattr(p, name) for p in params], device=logits.device).unsqueeze(1)
-
-    # Below 1e-6 the best token has all the probability already, and a quotient may overflow.
-    logits = logits.float() / column("temperature").clamp(min=1e-6)
-    if any(p.min_p for p in params):
-        probs = logits.softmax(dim=1)
-        logits = logits.masked_fill(probs < column("min_p") * probs.amax(1, keepdim=True), -torch.inf)
-    if any(p.top_k or p.top_p < 1 for p in params):
-        ordered, order = logits.sort(dim=1, descending=True, stable=True)
-        rank = torch.arange(logits.shape[1], device=logits.device)
-        top_k = column("top_k")
-        ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), -torch.inf)
-        probs = ordered.softmax(dim=1)
-        # A token stays while those before it have not reached top_p; the first always does.
-        top_p = column("top_p")
-        cut = (top_p < 1) & (probs.cumsum(1) - probs >= top_p)
-        ordered = ordered.masked_fill(cut, -torch.inf)
-        logits = logits.scatter(1, order, ordered)
-    return logits.softmax(dim=1)
-
-
-def _draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first token whose cumulative probability exceeds the draw.
-
-    There is one: a draw is at most 1 - 2**-53, and times the whole sum that rounds to less than the sum.
-    """
-    running = probs.double().cumsum(dim=1)
-    draw = uniform.to(probs.device).unsqueeze(1) * running[:, -1:]
-    return torch.searchsorted(running, draw, right=True).squeeze(1)
+def _column(values: Any, logits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return one value, or one for each row, in a shape that fits the logits: (1,) or (S, 1)."""
+    return torch.as_tensor(values, dtype=dtype or logits.dtype, device=logits.device).unsqueeze(-1)

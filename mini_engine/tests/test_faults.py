@@ -285,7 +285,7 @@ def disturbed_run(seed, path):
         for found, expected in zip(outcome[name][3], logprobs, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)
     check_trace(run.engine, outcome, path)
-    assert run.engine.sampler._generators == {} and run.engine.inboxes == {}
+    assert run.engine.sampler._numbers == {} and run.engine.inboxes == {}
     return run.done + Counter({"rolled back": run.num_rolled_back})
 
 

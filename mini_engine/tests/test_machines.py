@@ -446,7 +446,7 @@ class EngineMachine(RuleBasedStateMachine):
             kv = self.engine.scheduler.kv
             assert kv.num_free_blocks == kv.num_blocks and not self.engine.requests
             assert all(request.finish_reason for request in self.requests.values())
-            assert not self.engine.sampler._generators
+            assert not self.engine.sampler._numbers
             count("engine steps", self.monitor.step)
             self.watching.__exit__(None, None, None)
 

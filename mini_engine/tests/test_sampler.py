@@ -8,34 +8,34 @@ import torch
 
 from mini_engine.engine import Engine
 from mini_engine.request import Request, SamplingParams
-from mini_engine.sampler import NotFiniteError, Sampler, _probabilities, top_logprobs
+from mini_engine.sampler import NotFiniteError, Sampler, draw, probabilities, top_logprobs
 from mini_engine.tests.helpers import drain, tokens_of
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
 
 
-def probabilities(logits, temperature=1.0):
+def softmax(logits, temperature=1.0):
     weights = [math.exp((x - max(logits)) / temperature) for x in logits]
     return [w / sum(weights) for w in weights]
 
 
-def draw(n, logits=LOGITS, prompt=(0,), **params):
+def counts(n, logits=LOGITS, prompt=(0,), **params):
     """Counts of tokens drawn from the same logits by n requests with seeds of their own."""
     requests = [Request(str(i), list(prompt), SamplingParams(seed=i, **params)) for i in range(n)]
     token_ids = Sampler()(torch.tensor([logits]).expand(n, -1), requests)
     return [token_ids.count(i) for i in range(len(logits))]
 
 
-def assert_distributed(counts, expected):
+def assert_distributed(found, expected):
     """Pearson's chi-square, below its 99.9 % point; what has no probability is never drawn."""
-    n, chi = sum(counts), 0.0
-    for count, p in zip(counts, expected, strict=True):
+    n, chi = sum(found), 0.0
+    for count, p in zip(found, expected, strict=True):
         if p == 0:
             assert count == 0
         else:
             chi += (count - n * p) ** 2 / (n * p)
     limits = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5}
-    assert chi < limits[sum(p > 0 for p in expected) - 1], (counts, expected)
+    assert chi < limits[sum(p > 0 for p in expected) - 1], (found, expected)
 
 
 def renormalized(probs, keep):
@@ -43,11 +43,18 @@ def renormalized(probs, keep):
     return [p / total if i in keep else 0 for i, p in enumerate(probs)]
 
 
+def drawn(sampler, row, request, num):
+    """Draw `num` tokens for a request that is given each of them."""
+    for _ in range(num):
+        request.output_token_ids += sampler(row, [request])
+    return request.output_token_ids[len(request.output_token_ids) - num :]
+
+
 def test_greedy_takes_the_best_and_the_first_of_equals():
     row = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
     sampler = Sampler()
     assert sampler(row, [Request("a", [0], SamplingParams(temperature=0))]) == [1]
-    assert sampler._generators == {}, "greedy needs no randomness"
+    assert sampler._numbers == {}, "greedy needs no randomness"
 
 
 ALL = set(range(len(LOGITS)))
@@ -69,30 +76,30 @@ ALL = set(range(len(LOGITS)))
 )
 def test_the_distribution(params, kept):
     """The tokens that the limits keep are drawn as often as their probabilities say, and no others."""
-    probs = probabilities(LOGITS, params.get("temperature", 1.0))
-    assert_distributed(draw(3000, **params), renormalized(probs, kept))
+    probs = softmax(LOGITS, params.get("temperature", 1.0))
+    assert_distributed(counts(3000, **params), renormalized(probs, kept))
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)])
 def test_the_best_token_always_stays(name, value):
-    assert draw(50, **{name: value})[0] == 50
+    assert counts(50, **{name: value})[0] == 50
 
 
 def test_limits_that_are_just_met():
-    assert draw(300, top_k=100) == draw(300), "more than there are is no limit"
-    assert draw(50, [0.0, 0.0], top_p=0.5) == [50, 0], "half is reached by the first"
+    assert counts(300, top_k=100) == counts(300), "more than there are is no limit"
+    assert counts(50, [0.0, 0.0], top_p=0.5) == [50, 0], "half is reached by the first"
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-300])
 def test_a_tiny_temperature_is_greedy(temperature):
     """No overflow on the way: the best token, always."""
-    assert draw(20, [-5.0, 80.0, 79.0, 30.0], temperature=temperature) == [0, 20, 0, 0]
+    assert counts(20, [-5.0, 80.0, 79.0, 30.0], temperature=temperature) == [0, 20, 0, 0]
 
 
 def test_the_order_of_the_vocabulary_plays_no_part():
     """Limits work on the likeliest tokens wherever these stand."""
     shuffled = [-3.0, 0.5, 2.0, -1.0, 1.0, 0.0]
-    assert [i for i, n in enumerate(draw(500, shuffled, top_k=2)) if n] == [2, 4]
+    assert [i for i, n in enumerate(counts(500, shuffled, top_k=2)) if n] == [2, 4]
 
 
 def test_repetition_penalty():
@@ -105,8 +112,8 @@ def test_repetition_penalty():
     assert sampler(row, [request]) == [0], "1 / 2.5 is less than 2 / 2.5"
     assert row.tolist() == [LOGITS], "the logits themselves are left alone"
     penalized = [x / 2 if x > 0 else x * 2 for x in LOGITS]
-    expected = probabilities([penalized[0], *LOGITS[1:4], penalized[4], LOGITS[5]])
-    assert_distributed(draw(3000, prompt=[0, 4, 4], repetition_penalty=2.0), expected)
+    expected = softmax([penalized[0], *LOGITS[1:4], penalized[4], LOGITS[5]])
+    assert_distributed(counts(3000, prompt=[0, 4, 4], repetition_penalty=2.0), expected)
 
 
 def test_a_mixed_batch_is_as_each_alone():
@@ -126,14 +133,15 @@ def test_a_mixed_batch_is_as_each_alone():
     def requests():
         return [Request(str(i), [i], SamplingParams(**{"seed": i, **k})) for i, k in enumerate(kinds)]
 
-    together, sampler = [], Sampler()
-    batch = requests()
+    together, batch, sampler = [], requests(), Sampler()
     for _ in range(20):
         together.append(sampler(rows, batch))
-    separate, sampler = [], Sampler()
-    batch = requests()
-    for _ in range(20):
-        separate.append([sampler(rows[i : i + 1], [batch[i]])[0] for i in reversed(range(len(kinds)))][::-1])
+        for request, token_id in zip(batch, together[-1], strict=True):
+            request.output_token_ids.append(token_id)
+    sampler, separate = Sampler(), []
+    for row, request in zip(rows[:, None], requests(), strict=True):
+        separate.insert(0, drawn(sampler, row, request, 20))
+    separate = [list(step) for step in zip(*reversed(separate), strict=True)]
     assert together == separate
 
 
@@ -142,7 +150,7 @@ def test_a_seed_repeats_and_seeds_differ():
         sampler, row = Sampler(run_seed), torch.zeros(1, 1000)
         request = Request("a", [0], SamplingParams(seed=seed))
         request.arrival = 3
-        return [sampler(row, [request])[0] for _ in range(8)]
+        return drawn(sampler, row, request, 8)
 
     assert stream(7) == stream(7) == stream(7, run_seed=5), "its own seed is all that counts"
     assert stream(7) != stream(8)
@@ -152,16 +160,13 @@ def test_a_seed_repeats_and_seeds_differ():
 
 def test_a_vocabulary_end_is_reachable_and_never_passed():
     """A draw just below 1 is the last token with any probability, not one beyond."""
-    sampler = Sampler()
-    sampler._uniform = lambda requests: torch.tensor([1 - 2**-53], dtype=torch.float64)
-    request = Request("a", [0], SamplingParams())
-    assert sampler(torch.tensor([LOGITS]), [request]) == [5]
-    request = Request("a", [0], SamplingParams(top_k=2))
-    assert sampler(torch.tensor([LOGITS]), [request]) == [1]
-    for logits in torch.randn(300, 1, 20, generator=torch.Generator().manual_seed(0)):
-        assert sampler(logits, [Request("a", [0])]) == [19]
-    sampler._uniform = lambda requests: torch.tensor([0.0], dtype=torch.float64)
-    assert sampler(torch.tensor([[-math.inf, 1.0, 0.0]]), [request]) == [1], "0 never draws the impossible"
+    last = 1 - 2**-53
+    assert draw(probabilities(LOGITS, SamplingParams()), last) == 5
+    assert draw(probabilities(LOGITS, SamplingParams(top_k=2)), last) == 1
+    for logits in torch.randn(300, 20, generator=torch.Generator().manual_seed(0)):
+        assert draw(probabilities(logits, SamplingParams()), last) == 19
+    assert draw([0.0, 0.75, 0.25], 0.0) == 1, "0 never draws the impossible"
+    assert draw([[0.5, 0.5], [0.5, 0.5]], [0.4999, 0.5]) == [0, 1], "u is below the cumulative probability"
 
 
 def test_top_logprobs():
@@ -169,7 +174,7 @@ def test_top_logprobs():
     found = top_logprobs(torch.tensor(LOGITS), 4, 2)
     assert list(found) == [4, 0, 1]
     for i, logprob in found.items():
-        assert logprob == pytest.approx(math.log(probabilities(LOGITS)[i]), abs=1e-5)
+        assert logprob == pytest.approx(math.log(softmax(LOGITS)[i]), abs=1e-5)
     assert list(top_logprobs(torch.tensor(LOGITS), 0, 2)) == [0, 1]
     assert list(top_logprobs(torch.tensor(LOGITS), 3, 0)) == [3]
     assert list(top_logprobs(torch.tensor(LOGITS), 0, 100)) == [0, 1, 2, 3, 4, 5], "more than there are"
@@ -234,9 +239,8 @@ def test_a_stream_is_its_generators_numbers_one_after_the_other():
     for seed, name in ((7, 7), (None, "0/3")):
         request, numbers = Request("a", [0], SamplingParams(seed=seed)), random.Random(name)
         request.arrival = 3
-        sampler = Sampler()
-        for _ in range(5):
-            assert abs(sampler(flat, [request])[0] - 1000 * numbers.random()) <= 1
+        for token_id in drawn(Sampler(), flat, request, 5):
+            assert abs(token_id - 1000 * numbers.random()) <= 1
 
 
 def test_a_small_negative_logit_is_made_smaller_too():
@@ -244,15 +248,16 @@ def test_a_small_negative_logit_is_made_smaller_too():
     assert Sampler()(torch.tensor([[-0.25, -0.5]]), [request]) == [1], "-0.25 becomes -1"
 
 
-def test_a_request_forgotten_in_the_middle_goes_on_where_its_output_ends():
-    """Also where a number was drawn for a token that it did not get."""
+def test_the_number_of_an_output_is_a_function_of_seed_and_index():
+    """A draw that is repeated, rewound or forgotten gives what it gave."""
     request, row = Request("a", [0], SamplingParams(seed=3)), torch.zeros(1, 1000)
-    sampler, whole = Sampler(), Sampler()
-    expected = [whole(row, [request])[0] for _ in range(4)]
-    request.output_token_ids = [sampler(row, [request])[0] for _ in range(2)]
-    sampler(row, [request])
-    sampler.forget("a")
-    assert [sampler(row, [request])[0] for _ in range(2)] == expected[2:]
+    expected = drawn(Sampler(), row, request, 6)
+    sampler, indices = Sampler(), [0, 0, 5, 2, 2, 1, 5, 3, 4]
+    for repeat in range(2):
+        for index in indices:
+            request.output_token_ids = expected[:index]
+            assert sampler(row, [request]) == [expected[index]], (repeat, index)
+        sampler.forget("a")
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
@@ -264,7 +269,7 @@ def test_logits_that_nothing_can_be_chosen_by(worst):
         requests = [Request(name, [0], SamplingParams(temperature=temperature)) for name in "ab"]
         with pytest.raises(NotFiniteError, match=f"its largest logit is {worst}"):
             sampler(rows, requests)
-        assert sampler._generators == {}
+        assert sampler._numbers == {}
     assert Sampler()(torch.tensor([[-math.inf, 0.0]]), [Request("a", [0])]) == [1]
 
 
@@ -272,5 +277,5 @@ def test_the_limits_of_one_are_not_those_of_another():
     """Beside a request with limits, one without keeps its unlikeliest token."""
     rows = torch.tensor([[40.0, 0.0, 0.0]] * 2)
     limited = SamplingParams(top_k=2, top_p=0.5, min_p=0.5)
-    free = _probabilities(rows, [limited, SamplingParams()])[1]
+    free = probabilities(rows, [limited, SamplingParams()])[1]
     assert free.tolist() == rows[1].softmax(-1).tolist() and free[2] > 0
