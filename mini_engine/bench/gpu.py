@@ -13,8 +13,8 @@ from mini_engine.bench.process import FLOOR, OURS, Processes
 from mini_engine.bench.quiet import Watch
 from mini_engine.bench.race import Race, Report, run
 from mini_engine.bench.workloads import Workload
-from mini_engine.loading.checkpoint import DTYPES
-from mini_engine.model import CausalLM, ModelConfig
+from mini_engine.loading.checkpoint import DTYPES, uninitialized
+from mini_engine.model import ModelConfig
 
 AGAINST = ["transformers/batch", "nano-vllm"]
 QWEN3 = ModelConfig(
@@ -38,9 +38,7 @@ def random_model(folder: Path, dtype: str, config: ModelConfig = QWEN3) -> Path:
     place = folder / f"{config.model_type}-random-{dtype}"
     if not (place / "config.json").exists():
         place.mkdir(parents=True, exist_ok=True)
-        with torch.device("meta"):
-            model = CausalLM(config)
-        model = model.to(DTYPES[dtype]).to_empty(device="cpu").requires_grad_(False)
+        model = uninitialized(config, "cpu").to(DTYPES[dtype])
         generator = torch.Generator().manual_seed(0)
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.02, generator=generator)

@@ -21,7 +21,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimedRun:
     """One contestant's run in one round; `others` and `stolen` are cores (see quiet.py)."""
 
     round: int
@@ -40,7 +40,7 @@ class Race:
     dtype: str
     num_outputs: list[int]
     conditions: dict[str, Any] = field(default_factory=dict)  # a race under others starts anew
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[TimedRun] = field(default_factory=list)
     tokens: dict[str, list[list[int]]] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)  # by contestant: versions, settings
     failed: dict[str, str] = field(default_factory=dict)  # by contestant: the reason
@@ -73,7 +73,7 @@ class Race:
             before += next((i for i, (a, b) in pairs if a != b), len(ours))
         return equal, before / sum(self.num_outputs)
 
-    def add(self, turn: Turn, said: dict[str, Any]) -> None:
+    def add(self, turn: TimedRun, said: dict[str, Any]) -> None:
         """Add a turn with the contestant's answer: its tokens, or the seconds of reading for the floor."""
         self.turns.append(turn)
         if turn.name == FLOOR:
@@ -100,7 +100,7 @@ class Race:
         agreements = {
             key: {n: tuple(pair) for n, pair in said[key].items()} for key in ("same", "as_float32")
         }
-        return cls(**said | agreements | {"turns": [Turn(**turn) for turn in said["turns"]]})
+        return cls(**said | agreements | {"turns": [TimedRun(**turn) for turn in said["turns"]]})
 
 
 def resumed(race: Race, file: Path, report: Report) -> Race:
@@ -155,7 +155,7 @@ def run(
             race.failed[name] = str(error)
             report(f"{name} has failed: {error}")
             continue
-        race.add(Turn(number, name, said["seconds"], **asdict(meanwhile)), said)
+        race.add(TimedRun(number, name, said["seconds"], **asdict(meanwhile)), said)
         noise = "" if meanwhile.is_quiet else f" (others took {meanwhile.others:.2f} cores)"
         what = f"{race.workload} {race.dtype}, round {number} of {rounds}"
         report(f"{what}: {name} {said['seconds']:.2f} s{noise}")

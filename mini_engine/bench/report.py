@@ -125,10 +125,10 @@ def machine() -> dict[str, Any]:
         info = ""
     model = re.search(r"model name\s*: (.*)", info)
     flags = re.search(r"flags\s*: (.*)", info)
-    telling = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+    notable = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     return {
         "cpu": model[1] if model else platform.processor(),
-        "instructions": [flag for flag in telling if flags and flag in flags[1].split()],
+        "instructions": [flag for flag in notable if flags and flag in flags[1].split()],
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

@@ -15,7 +15,7 @@ from mini_engine.loading.files import ModelPath, opened
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.loading.weights import Weights, open_folder, open_gguf
-from mini_engine.model import CausalLM
+from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.text.tokenizer import Tokenizer
 
 Dtype = str | torch.dtype
@@ -80,11 +80,16 @@ def choose_device(device: Device = "auto") -> torch.device:
     return chosen
 
 
+def uninitialized(config: ModelConfig, device: Device) -> CausalLM:
+    """Return a model whose parameters have no values yet; on torch's device "meta" they take no memory."""
+    with torch.device(device), _SkipInit():
+        return CausalLM(config).requires_grad_(False)
+
+
 def _build(weights: Weights, dtype: torch.dtype, device: torch.device) -> CausalLM:
     config = weights.config
     weights.check_sizes()
-    with torch.device("meta"), _SkipInit():
-        model = CausalLM(config).requires_grad_(False)
+    model = uninitialized(config, "meta")
     empty = ((n, torch.empty(p.shape, dtype=dtype, device=device)) for n, p in model.named_parameters())
     state = dict(empty)
     unused = {name for name in weights.files if not name.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
