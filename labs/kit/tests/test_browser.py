@@ -47,10 +47,9 @@ def verdicts(command, cwd=ROOT):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-QUICK = {  # the mistake that make test tries of a lab; all of them take minutes
-    "lab-01": "waiting-first",
-    "lab-06": "own-hits-are-the-reserve",
-}
+QUICK = {
+    "lab-01": "waiting-first"
+}  # the mistake that make test tries; a file takes seconds, all take minutes
 # A page's Python may go less deep: far enough for a function that calls itself once a request.
 DEEP = "    (lambda f: f(f, 256))(lambda f, n: n and f(f, n - 1))\n"
 ENDLESS = DEEP.replace("n and ", "")
