@@ -7,7 +7,7 @@ PYTHON ?= python3
 JOBS ?= 3
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 # Here labs check keeps what the labs' tests did with every known mistake, until something they read changes.
-# pytest reads it too. The labs' own tests of solution.py and of the engine's parts are run by labs check.
+# It also runs the labs' own tests of solution.py and of the engine's parts.
 KEPT := out/check
 TESTED := labs/kit mini_engine
 # Tests start hundreds of processes, which would compile the course anew each time.
@@ -41,7 +41,7 @@ test: $(VENV)/installed  # two stages at a time, so that no core waits for the e
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
 	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) lint docs promises notebooks
 	@echo 'tests'
-	@LABS_KEPT=$(KEPT) SITE=docs/_build/site $(PYTEST) $(TESTED)
+	@SITE=docs/_build/site $(PYTEST) $(TESTED)
 
 test-fast: $(VENV)/installed
 	@echo 'the engine and the labs, without the kit, the known mistakes, figures, browser, bench and oracles'

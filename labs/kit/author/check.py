@@ -217,6 +217,10 @@ def right(lab: Lab) -> list[str]:
 
 def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, whole: bool = False) -> None:
     """The starter fails, the right ones pass, and each mistake is caught by the test it names."""
+    verdict.require(
+        len(alternatives(lab)) >= 2,
+        f"it needs two right solutions of another shape, {lab.id.replace('-', '_')}_*.py in {ALTERNATIVES}",
+    )
     outcomes = verdict.outcomes = outcomes_of(lab, keep, whole)
     if outcomes.trouble:
         verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")

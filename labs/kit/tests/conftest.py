@@ -127,12 +127,6 @@ class Course:
         return self.run("pytest", "-p", "no:cacheprovider", *(line or ("labs",)), impl=impl)
 
 
-@pytest.fixture(scope="session")
-def kept(tmp_path_factory) -> Path:
-    """The folder where `labs check` keeps the outcomes of all mistakes, made once by make test."""
-    return Path(os.environ.get("LABS_KEPT") or tmp_path_factory.mktemp("kept")).absolute()
-
-
 @pytest.fixture
 def course(tmp_path) -> Course:
     return Course(tmp_path)

@@ -21,13 +21,14 @@ def said(course) -> str:
     return " ".join(course.command("test", "lab-01").stdout.split())
 
 
-@pytest.mark.parametrize("mistake", ["waiting-first", "budget-reset", "running-sorted"])
-def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course, mistake):
-    source = MISTAKES[mistake].apply(course.file("solution.py").read_text("utf-8"))
-    course.file("starter.py").write_text(source, "utf-8")
-    text = said(course)
-    assert f"looks like --- {MISTAKES[mistake].title}: {' '.join(MISTAKES[mistake].hint.split())}" in text
-    assert f"the most informative failure: {MISTAKES[mistake].caught_by}" in text
+def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course):
+    """From mistakes.toml; for the last from fingerprints.json alone, in `labs test` and in pytest."""
+    for mistake in ("waiting-first", "budget-reset", "running-sorted"):
+        source = MISTAKES[mistake].apply(course.file("solution.py").read_text("utf-8"))
+        course.file("starter.py").write_text(source, "utf-8")
+        text = said(course)
+        assert f"looks like --- {MISTAKES[mistake].title}: {' '.join(MISTAKES[mistake].hint.split())}" in text
+        assert f"the most informative failure: {MISTAKES[mistake].caught_by}" in text
     course.file("fingerprints.json").write_text(expanded(LAB_01), "utf-8")  # as in the student edition
     course.file("mistakes.toml").unlink()
     course.file("starter.py").write_text(source + "\n", "utf-8")

@@ -277,17 +277,19 @@ def test_commands_have_the_options_that_are_shown(name):
             parsed(words)
 
 
-def parsed(words: list[str]) -> None:
-    """Hold the words against the real command; nothing is run."""
+@cache
+def the_command(name: str):
+    """The whole command line of this name; to make it takes a tenth of a second."""
     import typer
 
-    if words[0] == "mini-engine":
-        from mini_engine.commands import app
+    from mini_engine.commands import app
 
-        rest = words[1:]
-    else:
-        app, rest = every_command(), words[3:]
-    command = typer.main.get_command(app)
+    return typer.main.get_command(app if name == "mini-engine" else every_command())
+
+
+def parsed(words: list[str]) -> None:
+    """Hold the words against the real command; nothing is run."""
+    command, rest = the_command(words[0]), words[1 if words[0] == "mini-engine" else 3 :]
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         name, *rest = rest
         assert name in command.commands, f"{' '.join(words)}: there is no command {name}"
