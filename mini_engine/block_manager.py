@@ -58,7 +58,7 @@ class BlockManager:
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._req_to_blocks: dict[str, list[int]] = {}
         self._num_cached_block: dict[str, int] = {}  # leading blocks of a table that can be found
-        self._grown: dict[str, tuple[int, int]] = {}  # by how much it last grew, at so many computed tokens
+        self._num_admitted_block: dict[str, int] = {}  # blocks that admission claimed
         self._cache = PrefixCache(num_blocks, block_size, hash_block)
 
     # ------------------------------------------------------------------ used by the scheduler
@@ -97,6 +97,7 @@ class BlockManager:
                 del self._free_cached[block_id]
             self._ref_cnts[block_id] += 1
         self._req_to_blocks[request.request_id] = hits + self._get_new_blocks(num_new)
+        self._num_admitted_block[request.request_id] = len(hits) + num_new
         self._num_cached_block[request.request_id] = len(hits)
         request.num_computed_tokens = request.num_cached_tokens = len(hits) * self.block_size
         self._record_stats(request)
@@ -109,21 +110,22 @@ class BlockManager:
             return False
         if num_new:
             self._req_to_blocks.setdefault(request.request_id, []).extend(self._get_new_blocks(num_new))
-            self._grown[request.request_id] = (request.num_computed_tokens, num_new)
         return True
 
     def shrink(self, request: Request) -> None:
-        """Give back what `allocate` took for tokens that have not been computed since."""
-        num_computed, num_blocks = self._grown.pop(request.request_id, (0, 0))
-        if num_blocks and num_computed == request.num_computed_tokens:
-            table = self._req_to_blocks[request.request_id]
-            self._free_blocks(table[-num_blocks:])
-            del table[-num_blocks:]
+        """Give back the blocks that admission did not claim and that no computed token needs."""
+        needed = self._blocks_for(request.num_computed_tokens)
+        needed = max(needed, self._num_admitted_block.get(request.request_id, 0))
+        table = self.block_table(request)
+        self._free_blocks(table[needed:])
+        del table[needed:]
 
     def unadmit(self, request: Request) -> None:
         """Undo `admit`: give back its blocks, and do not count it in the statistics."""
-        self._record_stats(request, -1)
-        self.free(request)
+        if request.request_id in self._req_to_blocks:
+            self._record_stats(request, -1)
+            self.free(request)
+            request.num_computed_tokens = request.num_cached_tokens = 0
 
     def evict_blocks(self, request: Request) -> list[int]:
         """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
@@ -137,7 +139,7 @@ class BlockManager:
     def free(self, request: Request) -> None:
         """Give back all blocks of the request; a no-op if it holds none."""
         self._num_cached_block.pop(request.request_id, None)
-        self._grown.pop(request.request_id, None)
+        self._num_admitted_block.pop(request.request_id, None)
         self._free_blocks(self._req_to_blocks.pop(request.request_id, ()))
 
     def _free_blocks(self, block_ids: Sequence[int]) -> None:
@@ -180,13 +182,23 @@ class BlockManager:
             return []
         return self._cache.find_longest_cache_hit(request, (request.num_tokens - 1) // self.block_size)
 
-    def cache_blocks(self, request: Request) -> None:
-        """After a step: let the full blocks whose keys and values are computed be found."""
-        full = request.num_computed_tokens // self.block_size
-        first = self._num_cached_block.get(request.request_id, 0)
+    def cache_blocks(self, request: Request, num_computed_tokens: int | None = None) -> None:
+        """Let the full blocks of the first `num_computed_tokens` tokens be found, those that the request
+        counts as computed by default."""
+        computed = request.num_computed_tokens if num_computed_tokens is None else num_computed_tokens
+        full, first = computed // self.block_size, self._num_cached_block.get(request.request_id, 0)
         if full > first and self.enable_prefix_caching:
             self._cache.cache_full_blocks(request, self._req_to_blocks[request.request_id], first, full)
             self._num_cached_block[request.request_id] = full
+
+    def uncache_blocks(self, request: Request) -> None:
+        """Undo `cache_blocks` for the tokens that the request does not count as computed."""
+        keep, table = request.num_computed_tokens // self.block_size, self.block_table(request)
+        for block_id in table[keep : self._num_cached_block.get(request.request_id, 0)]:
+            self._cache.evict(block_id)
+        if table:
+            self._num_cached_block[request.request_id] = min(keep, self._num_cached_block[request.request_id])
+            del request.block_hashes[keep:]
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached content, as after a change of weights; False while blocks are held."""

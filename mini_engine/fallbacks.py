@@ -22,8 +22,19 @@ class _PlainKV:
 
     def unadmit(self, request: Request) -> None:
         self.kv.free(request)
+        request.num_computed_tokens = request.num_cached_tokens = 0
 
     def shrink(self, request: Request) -> None:
+        pass
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        before, request.num_computed_tokens = request.num_computed_tokens, num_computed_tokens
+        try:
+            self.kv.cache_blocks(request)
+        finally:
+            request.num_computed_tokens = before
+
+    def uncache_blocks(self, request: Request) -> None:
         pass
 
     def evict_blocks(self, request: Request) -> list[int]:

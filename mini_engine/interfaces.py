@@ -189,10 +189,16 @@ class RecoverableKV(Protocol):
     """A KVManager that can undo what it did for a request."""
 
     def unadmit(self, request: Request) -> None:
-        """Undo `admit`: give back its blocks, and do not count it in the statistics."""
+        """Undo `admit`: give back its blocks, do not count it in the statistics, reset `num_computed_tokens`."""
 
     def shrink(self, request: Request) -> None:
-        """Give back what `allocate` took for tokens that have not been computed since."""
+        """Give back the blocks that admission did not claim and that no computed token needs."""
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """The same as KVManager's, for a request that will have so many computed tokens."""
+
+    def uncache_blocks(self, request: Request) -> None:
+        """Undo `cache_blocks` for the tokens that the request does not count as computed."""
 
     def evict_blocks(self, request: Request) -> list[int]:
         """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks

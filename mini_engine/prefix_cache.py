@@ -62,10 +62,10 @@ class PrefixCache:
         parent = self._prefixes[table[first - 1]] if first else request.cache_salt
         size = self.block_size
         all_ids = tuple(request.token_ids(first * size, end * size))
-        for index in range(first, end):
-            block_id = table[index]
-            token_ids = all_ids[(index - first) * size : (index - first + 1) * size]
-            hash = self._hash(request, index, token_ids)
+        parts = [all_ids[at : at + size] for at in range(0, len(all_ids), size)]
+        # Hashing may raise, so it comes before the first change.
+        hashes = [self._hash(request, first + i, token_ids) for i, token_ids in enumerate(parts)]
+        for block_id, token_ids, hash in zip(table[first:end], parts, hashes, strict=True):
             named = self._named.get(hash, ())
             twin = self._match(named, token_ids, parent)
             self._named[hash] = named + (block_id,)

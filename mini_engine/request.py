@@ -264,16 +264,18 @@ class Request:
             return self.prompt_token_ids[start:end]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - n]
 
-    def check_stop(self) -> str | None:
-        """Return why the request ends with its latest output token, or None if it goes on.
+    def check_stop(self, more: Sequence[int] = ()) -> str | None:
+        """Return why the request ends with its latest output token, or None if it goes on. `more` are tokens
+        that it is about to get: then with the last of these.
 
         Stop strings are not checked here: the output processor finds them in the text.
         """
-        token_ids, params = self.output_token_ids, self.sampling_params
-        if token_ids[-1] in params.stop_token_ids:
+        outputs, params = self.output_token_ids, self.sampling_params
+        token_id = more[-1] if more else outputs[-1]
+        if token_id in params.stop_token_ids:
             return "stop"
-        if token_ids[-1] in self.eos_token_ids and not params.ignore_eos:
+        if token_id in self.eos_token_ids and not params.ignore_eos:
             return "stop"
-        if self.max_tokens is not None and len(token_ids) >= self.max_tokens:
+        if self.max_tokens is not None and len(outputs) + len(more) >= self.max_tokens:
             return "length"
         return None

@@ -5,7 +5,9 @@
 Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM's.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 from mini_engine.config import SchedulerPolicy, check_limits
@@ -95,12 +97,25 @@ def schedule_step(
     return scheduled
 
 
+def until_stop(request: Request, token_ids: list[int]) -> tuple[list[int], str | None]:
+    """Return the tokens up to the one with which the request ends, and why it ends; None if it goes on."""
+    if len(token_ids) == 1:
+        return token_ids, request.check_stop(token_ids)
+    for end in range(1, len(token_ids) + 1):
+        if reason := request.check_stop(token_ids[:end]):
+            return token_ids[:end], reason
+    return token_ids, None
+
+
 class Scheduler:
     """The queue of waiting requests, the running requests, and the decisions of each step.
 
     `running` is kept in admission order, which is also the row order of a step. The settings are those of
     EngineConfig; `schedule_step` and `clamp` may be others with the same signature. Raises ValueError for
     settings that cannot work.
+
+    When a part raises, a call has not happened, or it is done and raises afterwards: the books here change
+    first, and what is owed to the parts then is kept in `_owed` until it is paid.
     """
 
     def __init__(
@@ -116,7 +131,7 @@ class Scheduler:
     ):
         check_limits(policy, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold)
         self.kv = adopt(kv)
-        self._recovery = recoverable_kv(kv)
+        self._recovery = recoverable_kv(self.kv)
         self.policy: str = policy
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
@@ -127,6 +142,9 @@ class Scheduler:
         self.running: list[Request] = []
         self._requests: dict[str, Request] = {}  # all that wait or run, by id
         self._num_arrivals = 0
+        self._is_decided = False  # a step that `update` has not had
+        # Calls of parts that may be made twice: queueing, freeing.
+        self._owed: deque[tuple[Callable[[Request], object], Request]] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -151,26 +169,39 @@ class Scheduler:
                 f"(prompt {request.num_prompt_tokens} + max_tokens {at_least} - 1), but the whole "
                 f"pool holds {room}; shorten it or enlarge the pool"
             )
-        request.max_tokens = max_tokens
-        request.arrival = self._num_arrivals
+        unresolved, request.max_tokens, request.arrival = request.max_tokens, max_tokens, self._num_arrivals
+        try:
+            self.waiting.push(request)
+        except BaseException:
+            self._unqueue(request)
+            request.max_tokens, request.arrival = unresolved, -1
+            raise
         self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self.waiting.push(request)
 
     def schedule(self) -> dict[str, int]:
-        """Decide the next step: {request_id: number of tokens}, in row order."""
-        made_room = self.make_room()
-        # A request just preempted must not be admitted again in this step, nor another in its place.
-        waiting = RequestQueue(self.policy) if made_room else self.waiting
-        return self.schedule_step(
-            waiting,
-            self.running,
-            self.kv,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            clamp=self.clamp,
-        )
+        """Decide the next step: {request_id: number of tokens}, in row order.
+
+        If a part raises, what was decided is taken back.
+        """
+        self._pay()
+        before, self._is_decided = list(self.running), True
+        try:
+            made_room = self.make_room()
+            # A request just preempted must not be admitted again in this step, nor another in its place.
+            waiting = RequestQueue(self.policy) if made_room else self.waiting
+            return self.schedule_step(
+                waiting,
+                self.running,
+                self.kv,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_seqs=self.max_num_seqs,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                clamp=self.clamp,
+            )
+        except BaseException:
+            self.take_back(before)
+            raise
 
     def make_room(self) -> bool:
         """Preempt until every running request can grow by a token; True if any was preempted.
@@ -193,11 +224,11 @@ class Scheduler:
         """Put a request back into the queue, to be recomputed. It keeps its outputs and its arrival, so it
         stays ahead of all that came later."""
         self.running.remove(request)
-        self.kv.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         request.status = RequestStatus.WAITING
-        self.waiting.push(request)
+        self._owed += (self._queue, request), (self.kv.free, request)
+        self._pay()
 
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
@@ -207,67 +238,98 @@ class Scheduler:
         `sampled` is {request_id: token ids}, for the requests that reached the end of their sequence.
         `stopped` are the ids of requests whose text has reached a stop string. Return the requests
         that have finished; their blocks are free in the next step. Raises ValueError for a token of
-        a request that has more to compute.
+        a request that has more to compute. Whatever raises, no request is changed.
         """
+        size, results, cached = self.kv.block_size, [], []
+        try:
+            for request in self.running:
+                request_id = request.request_id
+                if request_id not in scheduled:
+                    continue
+                computed = request.num_computed_tokens + scheduled[request_id]
+                token_ids, reason = [], None
+                if request_id in sampled:
+                    if len(request.prompt_token_ids) + len(request.output_token_ids) > computed:
+                        raise ValueError(
+                            f"request {request_id!r} got a token with {request.num_tokens - computed} tokens "
+                            "still to compute; only a chunk that ends the sequence is sampled"
+                        )
+                    token_ids, reason = until_stop(request, sampled[request_id])
+                    if request_id in stopped:
+                        reason = "stop"
+                if computed // size > request.num_computed_tokens // size:
+                    cached.append(request)
+                    self._recovery.cache_blocks(request, computed)
+                results.append((request, computed, token_ids, reason))
+        except BaseException:
+            for request in cached:
+                self._recovery.uncache_blocks(request)
+            raise
+        self._is_decided = False
         finished = []
-        cache_blocks = self.kv.cache_blocks
-        for request in self.running:
-            request_id = request.request_id
-            if request_id not in scheduled:
-                continue
-            request.num_computed_tokens += scheduled[request_id]
-            cache_blocks(request)
-            if request_id not in sampled:
-                continue
-            if len(request.prompt_token_ids) + len(request.output_token_ids) > request.num_computed_tokens:
-                raise ValueError(
-                    f"request {request_id!r} got a token with {request.num_new_tokens} tokens "
-                    "still to compute; only a chunk that ends the sequence is sampled"
-                )
-            reason = None
-            for token_id in sampled[request_id]:
-                request.output_token_ids.append(token_id)
-                if reason := request.check_stop():  # what follows a stop is dropped
-                    break
-            if request_id in stopped:
-                reason = "stop"
+        for request, computed, token_ids, reason in results:
+            request.num_computed_tokens = computed
+            request.output_token_ids += token_ids
             if reason:
-                request.finish_reason = reason
+                self._end(request, reason)
                 finished.append(request)
-        for request in finished:
-            self._finish(request)
+        self._pay()
         return finished
 
     def take_back(self, before: list[Request]) -> None:
         """Undo a step that was decided while `before` ran and is not computed: requests that it admitted
         wait again, and room for new tokens is given back. Preemptions stand, because others may have
         overwritten the victims' keys and values."""
-        for request in [r for r in self.running if r not in before]:
-            if request.num_computed_tokens == request.num_cached_tokens:
-                self.running.remove(request)
-                self._recovery.unadmit(request)
-                request.num_computed_tokens = request.num_cached_tokens = 0
-                request.status = RequestStatus.WAITING
-                self.waiting.push(request)
-        for request in self.running:
-            self._recovery.shrink(request)
+        if not self._is_decided:
+            return
+        self._is_decided = False
+        self.running[:] = [request for request in before if request.status is RequestStatus.RUNNING]
+        running, queued = set(self.running), set(self.waiting)
+        for request in self._requests.values():
+            if request in running:
+                self._owed.append((self._recovery.shrink, request))
+                continue
+            request.status = RequestStatus.WAITING
+            if request not in queued:
+                self._owed.append((self._queue, request))
+            if request not in before and self.kv.block_table(request):
+                self._owed.append((self._recovery.unadmit, request))
+        self._pay()
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
         request = self._requests.get(request_id)
         if request is None:
             return False
-        request.finish_reason = "abort"
-        self._finish(request)
+        self._end(request, "abort")
+        self._pay()
         return True
 
     def fail(self, request: Request) -> None:
         """Drop a request that cannot go on; its finish_reason becomes "error"."""
-        self.abort(request.request_id)
-        request.finish_reason = "error"
+        self._end(request, "error")
+        self._pay()
 
-    def _finish(self, request: Request) -> None:
-        (self.running if request in self.running else self.waiting).remove(request)
+    def _end(self, request: Request, reason: str) -> None:
+        request.finish_reason, request.status = reason, RequestStatus.FINISHED
         del self._requests[request.request_id]
-        self.kv.free(request)
-        request.status = RequestStatus.FINISHED
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self._owed.append((self._unqueue, request))
+        self._owed.append((self.kv.free, request))
+
+    def _queue(self, request: Request) -> None:
+        self._unqueue(request)
+        self.waiting.push(request)
+
+    def _unqueue(self, request: Request) -> None:
+        with suppress(ValueError):  # it is not there
+            self.waiting.remove(request)
+
+    def _pay(self) -> None:
+        """Make the calls that are owed; one that raises is made again by the next call."""
+        while self._owed:
+            call, request = self._owed[0]
+            call(request)
+            self._owed.popleft()
