@@ -182,11 +182,10 @@ class BlockManager:
             return []
         return self._cache.find_longest_cache_hit(request, (request.num_tokens - 1) // self.block_size)
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int | None = None) -> None:
-        """Let the full blocks of the first `num_computed_tokens` tokens be found, those that the request
-        counts as computed by default."""
-        computed = request.num_computed_tokens if num_computed_tokens is None else num_computed_tokens
-        full, first = computed // self.block_size, self._num_cached_block.get(request.request_id, 0)
+    def cache_blocks(self, request: Request) -> None:
+        """After a step: let the full blocks whose keys and values are computed be found."""
+        full = request.num_computed_tokens // self.block_size
+        first = self._num_cached_block.get(request.request_id, 0)
         if full > first and self.enable_prefix_caching:
             self._cache.cache_full_blocks(request, self._req_to_blocks[request.request_id], first, full)
             self._num_cached_block[request.request_id] = full

@@ -49,6 +49,22 @@ def step(engine: EngineLike) -> list[Delta]:
     return engine.collect(ending, stopped)
 
 
+class Reader:
+    """The engine as the reader of an inbox sees it: it is the same, but `step` keeps what is for others."""
+
+    def __init__(self, engine: "Engine"):
+        self._engine = engine
+
+    def step(self) -> list[Delta]:
+        """Serve one step. Its Deltas are in the inboxes, or wait for `Engine.step`."""
+        with self._engine._lock:
+            self._engine._serve()
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 class Engine:
     """Serves any number of requests at once with one model, to one thread at a time (EngineBusyError).
 
@@ -98,11 +114,13 @@ class Engine:
             self.recovery.fail,
         )
         self.requests: dict[str, Request] = {}
-        self.inboxes: dict[str, deque[Delta]] = {}  # where streams listen, by request_id
+        self.inboxes: dict[str, deque[Delta]] = {}  # of the requests that are read, by request_id
+        self.reader = Reader(self)
         self._step = self.parts.step or step
         self._num_added = 0
         self._lock = EngineLock("engine")
-        self._ready: list[Delta] = []  # of a step whose caller was interrupted
+        self._ready: list[Delta] = []  # for the next caller of `step`
+        self._made: list[Delta] = []  # by `collect` in this step
         self._to_abort: deque[Request] = deque()
 
     def add_request(
@@ -124,15 +142,23 @@ class Engine:
             return self._add(prompt, sampling_params, request_id=request_id, **options).request_id
 
     def _add(self, *args: Any, request_id: str | None = None, **options: Any) -> Request:
+        unread = {delta.request_id for delta in self._ready}
         if request_id is None:
-            request_id = next(i for i in map("r{}".format, count(self._num_added)) if i not in self.requests)
+            ids = map("r{}".format, count(self._num_added))
+            request_id = next(i for i in ids if i not in self.requests and i not in unread)
         request = self.input_processor.make_request(request_id, *args, **options)
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use by a request that is not finished")
-        text = self.output_processor.make_text(request)
-        self.scheduler.add(request)  # the last that can refuse it
-        self.output_processor.add_request(request, text)
+        if request_id in unread:
+            raise ValueError(f"request id {request_id!r} is in use: call step() for the last of its Deltas")
+        self.output_processor.add_request(request, self.output_processor.make_text(request))
         self.requests[request_id] = request
+        try:
+            self.scheduler.add(request)
+        except BaseException:
+            self.scheduler.abort(request_id)  # if it has it after all
+            self._forget(request_id)
+            raise
         self._num_added += 1
         return request
 
@@ -155,49 +181,61 @@ class Engine:
         request_id = request.request_id
         if self.requests.get(request_id) is not request:  # finished meanwhile; the id may be another's
             return False
-        self.scheduler.abort(request_id)
-        self._deliver([Delta(request_id, [], "", "abort")])
-        self._forget(request_id)
+        try:
+            self.scheduler.abort(request_id)
+        finally:
+            if request.finish_reason is not None:
+                if request_id in self.inboxes:
+                    self._deliver([Delta(request_id, [], "", "abort")])
+                self._forget(request_id)
         return True
 
     @property
     def has_work(self) -> bool:
-        """Whether a call of `step` would serve a request."""
+        """Whether a call of `step` would serve a request, or return Deltas that wait."""
         return bool(self._ready) or self.scheduler.has_work
 
     def step(self) -> list[Delta]:
-        """Serve one step. Return a Delta for each request that got a token or ended with an error.
+        """Serve one step. Return a Delta for each request that got a token or ended with an error, but not of
+        requests that a stream or `LLM.generate` reads. If such a reader has served a step meanwhile, return
+        what waits since then, at once.
 
         A step is done or has not begun: after an error the next call tries again, and Ctrl-C and SIGTERM
         wait for its end, or for a second one while the model computes. docs/architecture.md has all cases.
         Raises NoWorkError when there is nothing to serve.
         """
-        with self._lock, torch.inference_mode():
-            try:
-                if not self._ready:
-                    self._run_step()
-            finally:
-                while self._to_abort:
-                    self._abort(self._to_abort.popleft())
+        with self._lock:
+            if not self._ready:
+                self._serve()
         # A signal may have raised before this line; from here to the caller nothing can.
         deltas, self._ready = self._ready, []
         return deltas
 
-    def _run_step(self) -> None:
+    def _serve(self) -> None:
+        """Run a step, and put its Deltas where they are read."""
         before = list(self.scheduler.running)
+        self._made.clear()
         try:
-            self._ready = self._deliver(self._step(self))
+            with torch.inference_mode():
+                deltas = self._step(self)
         except BaseException:
+            made = list(self._made)
             news = self.recovery.roll_back(before, self.output_processor)
             with suppress(Exception):  # the error that came first is the one to be raised
-                self._ready = self._deliver(self.collect(news, {}))
+                made += self.collect(news, {})
+            self._deliver(made)
             raise
+        else:
+            self._deliver(deltas)
+        finally:
+            while self._to_abort:
+                self._abort(self._to_abort.popleft())
 
-    def _deliver(self, deltas: list[Delta]) -> list[Delta]:
+    def _deliver(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            if (inbox := self.inboxes.get(delta.request_id)) is not None:
-                inbox.append(delta)
-        return deltas
+            self.inboxes.get(delta.request_id, self._ready).append(delta)
+            if delta.finish_reason is not None:  # by the next Delta the id may be another request's
+                self.inboxes.pop(delta.request_id, None)
 
     def sample(
         self, logits: torch.Tensor, requests: list[Request]
@@ -215,14 +253,15 @@ class Engine:
         deltas = []
         for request in requests:
             deltas.append(self.output_processor.make_delta(request, stopped.get(request.request_id)))
+            self._made.append(deltas[-1])  # in case that the next one fails
             if request.finish_reason is not None:
                 self._forget(request.request_id)
         return deltas
 
     def _forget(self, request_id: str) -> None:
-        self.sampler.forget(request_id)
         self.output_processor.remove_request(request_id)
         del self.requests[request_id]
+        self.sampler.forget(request_id)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **kwargs: Any) -> Stream:
         """Add a request, at once, and return an iterator over its Deltas; all others move on meanwhile.
@@ -230,8 +269,9 @@ class Engine:
         with self._lock:
             request = self._add(prompt, sampling_params, **kwargs)
             try:
-                return self.parts.Stream(self, request)
-            except Exception:
+                return self.parts.Stream(self.reader, request)
+            except BaseException:
+                self.inboxes.pop(request.request_id, None)
                 self._abort(request)
                 raise
 

@@ -27,13 +27,6 @@ class _PlainKV:
     def shrink(self, request: Request) -> None:
         pass
 
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        before, request.num_computed_tokens = request.num_computed_tokens, num_computed_tokens
-        try:
-            self.kv.cache_blocks(request)
-        finally:
-            request.num_computed_tokens = before
-
     def uncache_blocks(self, request: Request) -> None:
         pass
 

@@ -158,7 +158,7 @@ class EngineLike(Protocol):
     """The engine as the replaceable `step` and `Stream` see it."""
 
     requests: dict[str, Request]  # by id, all that are not finished
-    inboxes: dict[str, deque[Delta]]  # by request id, one for each stream
+    inboxes: dict[str, deque[Delta]]  # by request id: of those whose Deltas a stream or `generate` reads
     scheduler: SchedulerLike
     backend: Backend
 
@@ -189,13 +189,10 @@ class RecoverableKV(Protocol):
     """A KVManager that can undo what it did for a request."""
 
     def unadmit(self, request: Request) -> None:
-        """Undo `admit`: give back its blocks, do not count it in the statistics, reset `num_computed_tokens`."""
+        """Undo `admit`: give back its blocks, reset its counters, and do not count it in the statistics."""
 
     def shrink(self, request: Request) -> None:
         """Give back the blocks that admission did not claim and that no computed token needs."""
-
-    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """The same as KVManager's, for a request that will have so many computed tokens."""
 
     def uncache_blocks(self, request: Request) -> None:
         """Undo `cache_blocks` for the tokens that the request does not count as computed."""

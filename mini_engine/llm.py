@@ -1,5 +1,6 @@
 """The interface that most users need, as in vLLM: `LLM(model).generate(prompts, params)`."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -75,7 +76,8 @@ class _Pending:
             request.prompt_token_ids,
             [completion],
             True,
-            request.num_cached_tokens,
+            # After a preemption its outputs may have been found, too.
+            min(request.num_cached_tokens, request.num_prompt_tokens),
         )
 
 
@@ -158,14 +160,16 @@ class LLM:
             if not isinstance(param, SamplingParams):
                 raise ValueError(f"sampling_params[{i}] must be a SamplingParams, but is {shown(param)}")
         pending: dict[str, _Pending] = {}
+        inbox: deque[Delta] = deque()
         with self._lock:
             try:
                 for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
                     request_id = self.engine.add_request(prompt, param, priority=prio)
                     text = prompt if isinstance(prompt, str) else None
                     pending[request_id] = _Pending(self.engine.requests[request_id], text)
+                    self.engine.inboxes[request_id] = inbox
                     self._lock.deliver_signals()
-                self._run(pending, progress)
+                self._run(pending, inbox, progress)
             except BaseException:
                 for request_id in pending:
                     self.engine.abort(request_id)
@@ -190,15 +194,17 @@ class LLM:
         prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)
 
-    def _run(self, pending: dict[str, _Pending], progress: bool) -> None:
+    def _run(self, pending: dict[str, _Pending], inbox: deque[Delta], progress: bool) -> None:
         left = set(pending)
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("Generating", total=len(left))
-            while left and self.engine.has_work:  # else another thread has aborted the rest
-                for delta in self.engine.step():
-                    if delta.request_id in left:
-                        pending[delta.request_id].take(delta)
-                        if delta.finish_reason:
-                            left.discard(delta.request_id)
-                            bar.advance(task)
+            while left:
+                if not inbox:
+                    self.engine.reader.step()
+                while inbox:
+                    delta = inbox.popleft()
+                    pending[delta.request_id].take(delta)
+                    if delta.finish_reason:
+                        left.discard(delta.request_id)
+                        bar.advance(task)
                 self._lock.deliver_signals()

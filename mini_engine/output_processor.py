@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from mini_engine.outputs import Delta
@@ -19,6 +21,7 @@ from mini_engine.text.output_text import OutputText
 Fail = Callable[[Request, Exception], None]
 # Requests with their new tokens, and the logits (num_tokens, vocab_size) that these were sampled from.
 Sampled = list[tuple[Request, list[int], Tensor]]
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 @dataclass
@@ -27,6 +30,7 @@ class RequestState:
 
     request: Request
     text: OutputText
+    stop: str | None = None  # the stop string that the text has reached
     num_given: int = 0  # tokens that a Delta has reported
     logprobs: list[dict[int, float]] = field(default_factory=list)  # of the tokens after those
 
@@ -66,26 +70,31 @@ class OutputProcessor:
         accepted: dict[str, list[int]] = {}
         stopped: dict[str, str] = {}
         for request, token_ids, logits in sampled:
-            request_id = request.request_id
+            state = self.request_states[request.request_id]
             try:
-                num_accepted, stop = self._append(self.request_states[request_id], token_ids, logits)
+                num_accepted = self._append(state, token_ids, logits)
             except Exception as error:
+                fresh = RequestState(request, self._read(state))
+                if not comes_again(error, partial(self._append, fresh, token_ids, logits)):
+                    raise
                 self.fail(request, error)
                 continue
-            accepted[request_id] = token_ids[:num_accepted]
-            if stop:
-                stopped[request_id] = stop
+            accepted[request.request_id] = token_ids[:num_accepted]
+            if state.stop:
+                stopped[request.request_id] = state.stop
         return accepted, stopped
 
-    def _append(self, state: RequestState, token_ids: list[int], logits: Tensor) -> tuple[int, str | None]:
-        num_logprobs = state.request.sampling_params.logprobs
-        for i, token_id in enumerate(token_ids):
-            stop = state.text.feed(token_id)
+    def _append(self, state: RequestState, token_ids: list[int], logits: Tensor) -> int:
+        """Take tokens into the text, up to the one that ends the request; return their number."""
+        request, num = state.request, len(token_ids)
+        num_logprobs = request.sampling_params.logprobs
+        for i, token_id in enumerate(token_ids, 1):
+            state.stop = state.text.feed(token_id)
             if num_logprobs is not None:
-                state.logprobs.append(top_logprobs(logits[i], token_id, num_logprobs))
-            if stop:
-                return i + 1, stop
-        return len(token_ids), None
+                state.logprobs.append(top_logprobs(logits[i - 1], token_id, num_logprobs))
+            if state.stop or i < num and request.check_stop(token_ids[:i]):
+                return i
+        return num
 
     def make_delta(self, request: Request, stop_string: str | None = None) -> Delta:
         """Return what the request got since its last Delta. `stop_string` is the one it has reached."""
@@ -93,21 +102,32 @@ class OutputProcessor:
         state, params = self.request_states[request.request_id], request.sampling_params
         ended = request.finish_reason is not None
         token_ids = request.output_token_ids[state.num_given :]
+        stop_string = stop_string or state.stop
         stop_reason: str | int | None = stop_string
         if ended and stop_string is None and token_ids and token_ids[-1] in params.stop_token_ids:
             stop_reason = token_ids[-1]
-        text = ""
+        text, flush = "", ended and stop_string is None
         try:
-            if ended and stop_string is None:
-                state.text.flush()
-            text = state.text.take(finished=ended)
+            text = _take(state.text, flush, ended)
         except Exception as error:
+            if not comes_again(error, lambda: _take(self._read(state), flush, ended)):
+                state.text = self._read(state)
+                raise
             self.fail(request, error)
         logprobs = state.logprobs if params.logprobs is not None else None
         state.num_given, state.logprobs = state.num_given + len(token_ids), []
         return Delta(
             request.request_id, token_ids, text, request.finish_reason, stop_reason, logprobs, request.error
         )
+
+    def _read(self, state: RequestState) -> OutputText:
+        """Return the text of the request's tokens, made anew and given out as far as Deltas have it."""
+        text = self.make_text(state.request)
+        for i, token_id in enumerate(state.request.output_token_ids):
+            text.feed(token_id)
+            if i < state.num_given:
+                text.take(finished=False)
+        return text
 
     def news(self) -> list[Request]:
         """Return the requests with tokens, or an end, that no Delta has reported."""
@@ -122,9 +142,25 @@ class OutputProcessor:
         for request in fed:
             state = self.request_states.get(request.request_id)
             if state and not state.has_news:
-                state.text = self.make_text(request)
-                for token_id in request.output_token_ids:
-                    state.text.feed(token_id)
-                    state.text.take(finished=False)
+                state.text, state.stop = self._read(state), None
                 state.logprobs.clear()
         return fed
+
+
+def _take(text: OutputText, flush: bool, finished: bool) -> str:
+    if flush:
+        text.flush()
+    return text.take(finished)
+
+
+def comes_again(error: Exception, attempt: Callable[[], object]) -> bool:
+    """Return whether an error is a request's own: one that comes again when that request is tried alone.
+
+    A time-out does not, and the lack of memory never counts."""
+    if isinstance(error, OUT_OF_MEMORY):
+        return False
+    try:
+        attempt()
+    except Exception:
+        return True
+    return False

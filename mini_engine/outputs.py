@@ -33,7 +33,9 @@ class Steps(Protocol):
 
     inboxes: dict[str, deque[Delta]]
 
-    def step(self) -> list[Delta]: ...
+    def step(self) -> list[Delta]:
+        """Serve one step. Deltas of requests with an inbox are put into it; the others' are kept for whoever
+        calls the engine's own `step`."""
 
     def abort(self, request_id: str) -> bool: ...
 
@@ -43,6 +45,8 @@ class Stream(Iterator[Delta]):
 
     Not a generator: a generator that was never started does not notice that it is dropped.
     """
+
+    _closed = True  # until it is made
 
     def __init__(self, engine: Steps, request: Request):
         self._engine, self._request = engine, request
@@ -61,6 +65,8 @@ class Stream(Iterator[Delta]):
 
     def close(self) -> None:
         """Abort the request if it is not finished."""
+        if self._closed:
+            return
         self._closed = True
         inboxes, request_id = self._engine.inboxes, self._request.request_id
         # By now the id may be another request's.

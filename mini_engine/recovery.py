@@ -7,7 +7,7 @@ from torch import Tensor
 from mini_engine.fallbacks import recoverable_backend, recoverable_kv, recoverable_scheduler
 from mini_engine.interfaces import Backend, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
-from mini_engine.output_processor import OutputProcessor, Sampled
+from mini_engine.output_processor import OUT_OF_MEMORY, OutputProcessor, Sampled
 from mini_engine.request import Request
 from mini_engine.sampler import NotFiniteError
 
@@ -29,17 +29,14 @@ class Recovery:
         requests may have overwritten the victims' blocks. If the scheduler has been given the step's
         tokens already, the step stands, and its Deltas are still to be made: the news.
         """
-        for request in outputs.undo():
-            self.sampler.forget(request.request_id)  # its generator is made anew, and drawn as far
-        news = outputs.news()
-        if all(request.finish_reason == "error" for request in news):
-            self.scheduler.take_back(before)
-        return news
+        outputs.undo()
+        self.scheduler.take_back(before)
+        return outputs.news()
 
     def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
         """Sample a token for each row of logits (S, vocab_size).
 
-        If that fails, sample row by row: one bad row ends only its own request, which is left out.
+        If that fails, sample row by row: one that fails alone, too, ends its own request, which is left out.
         Raises ValueError unless there is a row for each of `requests`.
         """
         num_rows = 0 if logits is None else len(logits)
@@ -53,19 +50,25 @@ class Recovery:
         try:
             token_ids = [[token_id] for token_id in self.sampler(logits, requests)]
             return list(zip(requests, token_ids, logits[:, None], strict=True))
-        except Exception:
-            return [one for row, r in zip(logits, requests, strict=True) for one in self._sample_one(row, r)]
+        except Exception as error:
+            alone = [self._sample_one(row, r) for row, r in zip(logits, requests, strict=True)]
+            failed = [(r, one) for r, one in zip(requests, alone, strict=True) if isinstance(one, Exception)]
+            if not failed and not isinstance(error, NotFiniteError):
+                raise  # it did not come again, so it is no request's own
+        for request, reason in failed:
+            self.fail(request, reason)
+        return [one for one in alone if not isinstance(one, Exception)]
 
-    def _sample_one(self, row: Tensor, request: Request) -> Sampled:
-        self.sampler.forget(request.request_id)
+    def _sample_one(self, row: Tensor, request: Request) -> tuple[Request, list[int], Tensor] | Exception:
         try:
             if not row.max().isfinite() and (alone := self.backend.compute_alone(request)) is not None:
                 row = alone
             logits = row[None]
-            return [(request, self.sampler(logits, [request]), logits)]
+            return request, self.sampler(logits, [request]), logits
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:
-            self.fail(request, error)
-            return []
+            return error
 
     def fail(self, request: Request, error: Exception) -> None:
         """End a request that cannot go on, and keep what it computed from all others if that is NaN."""

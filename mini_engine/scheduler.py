@@ -6,7 +6,7 @@ Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def schedule_step(
     return scheduled
 
 
-def until_stop(request: Request, token_ids: list[int]) -> tuple[list[int], str | None]:
+def until_stop(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[int], str | None]:
     """Return the tokens up to the one with which the request ends, and why it ends; None if it goes on."""
     if len(token_ids) == 1:
         return token_ids, request.check_stop(token_ids)
@@ -240,14 +240,18 @@ class Scheduler:
         that have finished; their blocks are free in the next step. Raises ValueError for a token of
         a request that has more to compute. Whatever raises, no request is changed.
         """
-        size, results, cached = self.kv.block_size, [], []
+        rows, finished = [], []
+        token_ids: Sequence[int]
+        reason: str | None
+        cache_blocks = self.kv.cache_blocks
         try:
             for request in self.running:
                 request_id = request.request_id
                 if request_id not in scheduled:
                     continue
-                computed = request.num_computed_tokens + scheduled[request_id]
-                token_ids, reason = [], None
+                before = request.num_computed_tokens
+                computed = before + scheduled[request_id]
+                token_ids, reason = (), None
                 if request_id in sampled:
                     if len(request.prompt_token_ids) + len(request.output_token_ids) > computed:
                         raise ValueError(
@@ -257,18 +261,16 @@ class Scheduler:
                     token_ids, reason = until_stop(request, sampled[request_id])
                     if request_id in stopped:
                         reason = "stop"
-                if computed // size > request.num_computed_tokens // size:
-                    cached.append(request)
-                    self._recovery.cache_blocks(request, computed)
-                results.append((request, computed, token_ids, reason))
+                rows.append((request, before, token_ids, reason))
+                request.num_computed_tokens = computed
+                cache_blocks(request)
         except BaseException:
-            for request in cached:
+            for request, before, _, _ in rows:
+                request.num_computed_tokens = before
                 self._recovery.uncache_blocks(request)
             raise
         self._is_decided = False
-        finished = []
-        for request, computed, token_ids, reason in results:
-            request.num_computed_tokens = computed
+        for request, _, token_ids, reason in rows:
             request.output_token_ids += token_ids
             if reason:
                 self._end(request, reason)
@@ -328,7 +330,15 @@ class Scheduler:
             self.waiting.remove(request)
 
     def _pay(self) -> None:
-        """Make the calls that are owed; one that raises is made again by the next call."""
+        """Make the calls that are owed. One that raises is tried again at once, then by the next call."""
+        try:
+            self._pay_once()
+        except BaseException:
+            with suppress(Exception):
+                self._pay_once()
+            raise
+
+    def _pay_once(self) -> None:
         while self._owed:
             call, request = self._owed[0]
             call(request)

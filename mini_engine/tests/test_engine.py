@@ -14,6 +14,7 @@ import torch
 
 from mini_engine.engine import Engine, step
 from mini_engine.fast.model import FastLM
+from mini_engine.llm import LLM
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import alone, drain, row, scripted_engine, spy, text_of, tiny_model, tokens_of
@@ -436,3 +437,68 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 
     with pytest.raises(AttributeError, match="has no attribute 'Motor'"):
         _ = mini_engine.Motor
+
+
+# ------------------------------------------------------------------------- the Deltas' one way out
+
+
+def test_a_stream_leaves_the_others_their_deltas():
+    """A stream serves steps; what others got meanwhile waits for the next step(), once, in order."""
+    engine = scripted_engine({"a": "hello", "b": "world", "c": "third"})
+    for name in "ac":
+        engine.add_request("hi", greedy(5), request_id=name)
+    streamed = text_of(list(engine.stream("hi", greedy(5), request_id="b")))
+    assert streamed == "world" and engine.has_work and not engine.scheduler.has_work
+    deltas = engine.step()
+    texts = {name: text_of([d for d in deltas if d.request_id == name]) for name in "abc"}
+    assert texts == {"a": "hello", "b": "", "c": "third"} and not engine.has_work
+
+
+def test_step_leaves_a_stream_its_deltas():
+    """step() returns none of them, and the stream has them all, however late it is read."""
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    engine.add_request("hi", greedy(5), request_id="a")
+    stream = engine.stream("hi", greedy(5), request_id="b")
+    assert text_of(drain(engine)["a"]) == "hello" and engine.inboxes == {}
+    assert text_of(list(stream)) == "world"
+
+
+def test_generate_leaves_the_others_their_deltas():
+    """Those of requests that were there before, and of streams."""
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    engine.add_request("hi", greedy(5), request_id="a")
+    stream = engine.stream("hi", greedy(5), request_id="b")
+    (output,) = LLM.from_engine(engine).generate("hi", greedy(6), progress=False)
+    assert output.outputs[0].text == "......"
+    assert text_of(engine.step()) == "hello" and text_of(list(stream)) == "world" and not engine.has_work
+
+
+def test_an_id_is_in_use_until_its_last_delta_is_read():
+    """Else a new request under it would be given the old one's; a stream's own are never mixed up."""
+    engine = scripted_engine({"a": "hello", "r1": "hello"})
+    engine.add_request("hi", greedy(5), request_id="a")
+    list(engine.stream("hi", greedy(6), request_id="b"))
+    with pytest.raises(ValueError, match="'a' is in use: call step"):
+        engine.add_request("hi", request_id="a")
+    assert text_of(engine.step()) == "hello"
+    old = engine.stream("hi", greedy(5), request_id="a")
+    drain(engine)
+    new = engine.stream("hi", greedy(2), request_id="a")
+    assert text_of(list(new)) == "he" and text_of(list(old)) == "hello"
+
+
+def test_a_resumed_request_reports_at_most_its_prompt_as_cached():
+    """At its resumption its own outputs are found in the cache, too; they are no part of the prompt."""
+    engine = scripted_engine({}, block_size=2, record=False)
+    scheduler, take_in, seen = engine.scheduler, engine.scheduler.update, []
+
+    def update(*args):
+        finished = take_in(*args)
+        seen.extend(request.num_cached_tokens for request in scheduler.running)
+        if len(seen) == 10:
+            scheduler.preempt(scheduler.running[0])
+        return finished
+
+    scheduler.update = update
+    (output,) = LLM.from_engine(engine).generate("hello", greedy(18), progress=False)
+    assert max(seen) == 14 and output.num_cached_tokens == 5

@@ -391,8 +391,8 @@ def test_an_error_after_update_costs_no_token():
         engine.step()
     assert engine.has_work and engine.abort("c")
     said += engine.step()
-    texts = {name: text_of([delta for delta in said if delta.request_id == name]) for name in "abc"}
-    assert texts == {"a": "hel", "b": "wor", "c": "th"}
+    texts = {name: text_of([delta for delta in said if delta.request_id == name]) for name in "ac"}
+    assert texts == {"a": "hel", "c": "th"}
     assert text_of(drain(engine)["a"]) == "lo" and text_of(list(stream)) == "world"
 
 
@@ -581,6 +581,54 @@ def test_a_sampler_that_raises_for_one(model, name, value, at):
     assert "TypeError" in said["r1"][at].error and len(said["r1"]) == at + 1
 
 
+@pytest.mark.parametrize("error", [MemoryError, TimeoutError, KeyboardInterrupt])
+@pytest.mark.parametrize("part", ["sampler", "text", "take"])
+def test_a_failure_that_is_no_request_s_own(part, error):
+    """Memory that is short, or a time-out that comes once, while tokens are chosen or decoded: it is raised,
+    no request ends, and the texts are those of a quiet run."""
+    engine = scripted_engine({"a": "hello", "b": "world"})
+    for name in "ab":
+        engine.add_request("hi", greedy(5), request_id=name)
+    said = list(engine.step())
+    text = engine.output_processor.request_states["a"].text
+    owner, name = {"sampler": (engine, "sampler"), "text": (text, "feed"), "take": (text, "take")}[part]
+    works = getattr(owner, name)
+
+    class Once:
+        def __call__(self, *args):
+            setattr(owner, name, works)
+            raise error("for all")
+
+        forget = staticmethod(engine.sampler.forget)
+
+    setattr(owner, name, Once())
+    if part == "sampler":
+        engine.recovery.sampler, works = Once(), engine.recovery.sampler
+        owner, name = engine.recovery, "sampler"
+    with pytest.raises(error):
+        engine.step()
+    said += [delta for deltas in drain(engine).values() for delta in deltas]
+    texts = {name: text_of([delta for delta in said if delta.request_id == name]) for name in "ab"}
+    assert texts == {"a": "hello", "b": "world"}
+    assert {delta.finish_reason for delta in said} == {None, "length"}
+
+
+def test_memory_that_is_always_short_for_one_is_raised():
+    """It may be the others' doing, so no request is ended for it."""
+    engine = scripted_engine({"a": "hello"})
+    engine.add_request("hi", greedy(5), request_id="a")
+    engine.output_processor.request_states["a"].text.feed = lambda token_id: [][MemoryError]
+
+    def short(*args):
+        raise MemoryError("no room")
+
+    engine.recovery.sampler = short
+    for _ in range(3):
+        with pytest.raises(MemoryError, match="no room"):
+            engine.step()
+    assert list(engine.requests) == ["a"] and engine.abort("a")
+
+
 def test_the_command_line_says_which_failed(monkeypatch):
     """`generate` prints the texts that there are, then the error, and ends with 2."""
     model = nan_model(byte_tokenizer().encode("!")[0], vocab_size=257)
@@ -618,14 +666,14 @@ def test_a_second_thread_is_refused():
 def test_one_llm_serves_one_call_at_a_time():
     """generate() in a second thread, between two steps of the first, is refused, and adds no request."""
     llm, refused = LLM.from_engine(scripted_engine({})), []
-    step = llm.engine.step
+    step = llm.engine.reader.step
 
     def other():
         with pytest.raises(EngineBusyError, match="this LLM is in use by thread 'MainThread'"):
             llm.generate("hi", progress=False)
         refused.append(1)
 
-    llm.engine.step = lambda: [elsewhere(other), step()][-1]
+    llm.engine.reader.step = lambda: [elsewhere(other), step()][-1]
     (output,) = llm.generate("hi", greedy(3), progress=False)
     assert output.outputs[0].text == "..." and len(refused) == 3 and llm.engine.requests == {}
 

@@ -103,7 +103,7 @@ def test_an_interrupt_leaves_nothing_behind():
     """Ctrl-C in mid-run: the requests of this call are gone, others stay."""
     front = llm()
     front.engine.add_request("other", greedy(9), request_id="other")
-    step, calls = front.engine.step, []
+    step, calls = front.engine.reader.step, []
 
     def interrupted():
         calls.append(1)
@@ -111,7 +111,7 @@ def test_an_interrupt_leaves_nothing_behind():
             raise KeyboardInterrupt
         return step()
 
-    front.engine.step = interrupted
+    front.engine.reader.step = interrupted
     with pytest.raises(KeyboardInterrupt):
         front.generate(["a", "b"], greedy(9), progress=False)
     assert list(front.engine.requests) == ["other"]

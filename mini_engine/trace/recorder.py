@@ -6,6 +6,7 @@ It reads public state before and after each call; the recorded scheduler writes 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
@@ -78,37 +79,45 @@ class Recorder:
         self.clock: Clock = clock or VirtualClock()
         self.consumers = list(consumers)
         config = describe(scheduler) if config is None else config
-        there = [view_of(request, scheduler) for request in requests]
+        self._requests = {request.request_id: request for request in requests}  # that are not finished
+        there = [view_of(request, scheduler) for request in self._requests.values()]
         header = Header(self.clock.kind, self.clock.unit, backend, parts or {}, config, there)
         self.store = TraceStore(header, keep)
         self.header, self.steps = header, self.store.steps
         self.end: End | None = None
         self.step = 0
         self._events: list[Event] = []  # since the latest step was decided
+        self._before: tuple[float, list[Request], dict[Request, int], int] | None = None
         self._record: StepTrace | None = None
         self._num_blocks_seen = {view.request_id: len(view.blocks) for view in there if view.running}
 
     def add(self, request: Request) -> None:
         """The scheduler's `add`, and a QUEUED event."""
+        t = self.clock.now()  # before anything is changed: it may raise
         self.scheduler.add(request)
         name, size = request.request_id, request.num_prompt_tokens
         longest = request.max_tokens or 0  # the scheduler has resolved it
-        arrived = Queued(name, self.clock.now(), size, longest, request.priority, request.arrival)
-        self._events.append(arrived)
+        self._events.append(Queued(name, t, size, longest, request.priority, request.arrival))
+        self._requests[name] = request
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """The scheduler's `abort`, and a FINISHED event with this reason; in mid-step it is that step's."""
-        found = self.scheduler.abort(request_id)
-        if found:
-            self._num_blocks_seen.pop(request_id, None)
-            events = self._events if self._record is None else self._record.events
-            events.append(Finished(request_id, reason))
-        return found
+        try:
+            return self.scheduler.abort(request_id)
+        finally:
+            request = self._requests.get(request_id)
+            if request and request.finish_reason:
+                del self._requests[request_id]
+                self._num_blocks_seen.pop(request_id, None)
+                events = self._events if self._record is None else self._record.events
+                events.append(Finished(request_id, reason))
 
     def fail(self, request: Request) -> None:
         """Drop a request that cannot go on; its finish_reason becomes "error"."""
-        self.abort(request.request_id, "error")
-        request.finish_reason = "error"
+        try:
+            self.abort(request.request_id, "error")
+        finally:
+            request.finish_reason = "error"
 
     def schedule(self) -> dict[str, int]:
         """The scheduler's `schedule`; its decisions begin the step's record."""
@@ -117,16 +126,25 @@ class Recorder:
         # Only at the edge of a block can a request need one more.
         at_edge = [request for request in before if request.num_computed_tokens % size == 0]
         needs = {request: kv.num_new_blocks(request, 1) for request in at_edge}
-        error, scheduled = None, {}
-        try:
-            scheduled = self.scheduler.schedule()
-        except Exception as failed:
-            error = failed
-        running, events, self._events = list(self.running), self._events, []
-        gone, admitted = _changes(before, running)
-        preempted = self._preemptions(gone, needs, free)
-        events += [*preempted, *self._admissions(admitted)]
-        self._record = StepTrace(
+        self._before = t, before, needs, free
+        scheduled = self.scheduler.schedule()
+        self._record, self._num_blocks_seen = self._describe(scheduled)
+        self._events = []
+        return scheduled
+
+    def _describe(self, scheduled: dict[str, int]) -> tuple[StepTrace, dict[str, int]]:
+        """Return the record of what has been decided since `_before`, and the number of blocks seen of each
+        request. Changes nothing, because what it reads may raise."""
+        assert self._before is not None
+        t, before, needs, free = self._before
+        kv, running = self.kv, list(self.running)
+        gone, admitted = _changes([request for request in before if not request.finish_reason], running)
+        seen = dict(self._num_blocks_seen)
+        for request in gone:
+            seen.pop(request.request_id, None)
+        preempted = _preemptions(gone, needs, free)
+        admissions = self._admissions(admitted, seen)
+        record = StepTrace(
             step=self.step,
             t=t,
             t_end=t,
@@ -135,69 +153,73 @@ class Recorder:
             num_running=len(running),
             num_waiting=len(self.waiting),
             blocked=self._blocked(scheduled, bool(preempted)),
-            blocks=self._new_blocks(scheduled, at_edge, admitted),
+            blocks=self._new_blocks(scheduled, [*needs, *admitted], seen),
             new_tokens={},
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
-            events=events,
+            events=[*self._events, *preempted, *admissions],
         )
-        if error is not None:  # the record has what was done by then; see take_back
-            raise error
-        return scheduled
+        return record, seen
 
     def take_back(self, before: list[Request]) -> None:
         """Undo a step that was decided while `before` ran and is not computed. What the scheduler can
         undo leaves the trace; what stands is recorded as a step that computed nothing."""
         self._recovery.take_back(before)
-        record, self._record = self._record, None
-        if record is None:
+        if self._before is None:
             return
-        running, seen = {request.request_id: request for request in self.running}, self._num_blocks_seen
-        for name, blocks in record.blocks.items():
-            held = seen.pop(name, 0) - len(blocks)
-            if request := running.get(name):
-                del blocks[max(0, len(self.kv.block_table(request)) - held) :]
-                seen[name] = held + len(blocks)
-        if any(
-            isinstance(e, Preempted) or isinstance(e, Scheduled) and e.id in running for e in record.events
-        ):
-            record.blocks = {name: blocks for name, blocks in record.blocks.items() if blocks}
-            record.scheduled, record.num_batched_tokens = {}, 0
-            record.num_free_blocks = self.kv.num_free_blocks
-            self.clock.advance(record)
-            record.t_end = self.clock.now()
-            self._finish(record)
-        else:
-            self._events[:0] = [event for event in record.events if not isinstance(event, Scheduled)]
+        if self._record is not None:
+            self._events = [e for e in self._record.events if isinstance(e, Queued | Finished)]
+            self._record = None
+        held = {request.request_id: len(self.kv.block_table(request)) for request in before}
+        self._num_blocks_seen = {name: num for name, num in held.items() if num}
+        record, seen = self._describe({})
+        self._before = None
+        if any(isinstance(event, Preempted | Scheduled) for event in record.events):
+            self._events, self._num_blocks_seen = [], seen
+            self._complete(record)
 
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
     ) -> list[Request]:
         """The scheduler's `update`, which completes the step's record. Raises RuntimeError without a
         `schedule` before it."""
-        if self._record is None:
+        record = self._record
+        if record is None:
             raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
+        rows = [request for request in self.running if request.request_id in scheduled]
+        computed = rows[0].num_computed_tokens if rows else 0
         known: dict[str, int] = {}
         if sum(map(len, sampled.values())) > len(sampled):  # some of several tokens may be dropped
-            known = {request.request_id: len(request.output_token_ids) for request in self.running}
-        finished = self.scheduler.update(scheduled, sampled, stopped)
-        record, self._record = self._record, None
-        self.clock.advance(record)
-        record.t_end = self.clock.now()
-        record.new_tokens = dict(sampled)
-        for request in finished:
-            name = request.request_id
-            self._num_blocks_seen.pop(name, None)
-            record.events.append(Finished(name, request.finish_reason or ""))
-            if len(sampled.get(name, ())) > 1:  # the tokens after a stop were dropped
-                record.new_tokens[name] = request.output_token_ids[known[name] :]
-        self._finish(record)
-        return finished
+            known = {request.request_id: len(request.output_token_ids) for request in rows}
+        try:
+            return self.scheduler.update(scheduled, sampled, stopped)
+        finally:
+            if not rows or rows[0].num_computed_tokens != computed:  # else it raised before all was done
+                self._record = self._before = None
+                record.new_tokens = dict(sampled)
+                for request in rows:
+                    if request.request_id in known and request.request_id in sampled:
+                        record.new_tokens[request.request_id] = request.output_token_ids[
+                            known[request.request_id] :
+                        ]
+                    if request.finish_reason:
+                        del self._requests[request.request_id]
+                        self._num_blocks_seen.pop(request.request_id, None)
+                        record.events.append(Finished(request.request_id, request.finish_reason))
+                self._complete(record)
+
+    def _complete(self, record: StepTrace) -> None:
+        try:
+            self.clock.advance(record)
+            record.t_end = self.clock.now()
+        finally:
+            self._finish(record)
 
     def _finish(self, record: StepTrace) -> None:
         self.step += 1
-        for consumer in (*self.consumers, self.store):
-            consumer.add(record)
+        with ExitStack() as calls:  # all of them, even if one raises
+            for consumer in (*self.consumers, self.store):
+                calls.callback(consumer.add, record)
 
     def snapshot(self) -> Trace:
         """Return the trace so far, as far as it is kept; later steps do not change it."""
@@ -216,22 +238,13 @@ class Recorder:
 
     # -------------------------------------------------------------------------- the fields of a step
 
-    def _preemptions(self, gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
-        """Return an event for each request that is gone; the cause is the first other that was short."""
-        if not gone:
-            return []
-        short, total = first_short(needs, set(gone), free), sum(needs.values())
-        for request in gone:
-            self._num_blocks_seen.pop(request.request_id, None)
-        return [Preempted(r.request_id, (short or r).request_id, total, free) for r in gone]
-
-    def _admissions(self, admitted: list[Request]) -> list[Event]:
+    def _admissions(self, admitted: list[Request], seen: dict[str, int]) -> list[Event]:
         events: list[Event] = []
         for request in admitted:
             cached = request.num_computed_tokens // self.kv.block_size
             blocks = self.kv.block_table(request)[:cached]
             events.append(Scheduled(request.request_id, request.num_computed_tokens, blocks))
-            self._num_blocks_seen[request.request_id] = cached
+            seen[request.request_id] = cached
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
@@ -244,21 +257,28 @@ class Recorder:
         return blocked(request.request_id, self.header, scheduled, len(self.running), preempted, *room)
 
     def _new_blocks(
-        self, scheduled: dict[str, int], at_edge: list[Request], admitted: list[Request]
+        self, scheduled: dict[str, int], growing: list[Request], seen: dict[str, int]
     ) -> dict[str, list[int]]:
         """Return the new blocks of each request. Computing several tokens can cross the edge of a block."""
-        growing = [*at_edge, *admitted]
         several = {name for name, num_tokens in scheduled.items() if num_tokens > 1}
         if several.difference(request.request_id for request in growing):
             growing = list(self.running)
         new_blocks = {}
         for request in growing:
             name, table = request.request_id, self.kv.block_table(request)
-            seen = self._num_blocks_seen.get(name, 0)
-            if len(table) > seen:
-                new_blocks[name] = table[seen:]
-                self._num_blocks_seen[name] = len(table)
+            num_seen = seen.get(name, 0)
+            if len(table) > num_seen:
+                new_blocks[name] = table[num_seen:]
+                seen[name] = len(table)
         return new_blocks
+
+
+def _preemptions(gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
+    """Return an event for each request that is gone; the cause is the first other that was short."""
+    if not gone:
+        return []
+    short, total = first_short(needs, set(gone), free), sum(needs.values())
+    return [Preempted(r.request_id, (short or r).request_id, total, free) for r in gone]
 
 
 def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:

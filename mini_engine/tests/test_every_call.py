@@ -1,0 +1,233 @@
+"""An error at every call of every part, one at a time: the engine is as before the step, or the step is done.
+
+A quiet run counts the calls; then the run is repeated once for each of them, which raises before it does
+anything, and once more, which raises when it has done all. Every token is delivered once, no block is lost,
+and the tokens, texts and trace are those of the quiet run. SOAK=1 plays many more workloads.
+"""
+
+import random
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from mini_engine.block_manager import BlockManager
+from mini_engine.outputs import Stream
+from mini_engine.request import SamplingParams
+from mini_engine.request_queue import RequestQueue
+from mini_engine.sampler import Sampler
+from mini_engine.scheduler import Scheduler
+from mini_engine.tests.helpers import scripted_engine, text_of, tokens_of
+from mini_engine.tests.soak import SOAK, count
+from mini_engine.text.output_text import OutputText
+from mini_engine.trace import Recorder, VirtualClock, read_trace, replay, write_trace
+
+SEEDS = range(200 if SOAK else 3)
+
+PARTS = {
+    BlockManager: [
+        "admit",
+        "allocate",
+        "num_new_blocks",
+        "cache_blocks",
+        "free",
+        "block_table",
+        "slot_mapping",
+    ]
+    + ["unadmit", "shrink", "uncache_blocks", "evict_blocks"],
+    Scheduler: ["add", "abort", "schedule", "update", "make_room", "preempt", "take_back", "fail"],
+    RequestQueue: ["push", "peek", "pop", "remove", "__len__", "__iter__"],
+    Sampler: ["__call__", "forget"],
+    OutputText: ["feed", "flush", "take"],
+    Recorder: ["add", "abort", "schedule", "update", "take_back", "fail"],
+    VirtualClock: ["now", "advance"],
+    Stream: ["__init__"],
+}
+
+
+class InjectedError(Exception):
+    pass
+
+
+class Calls:
+    """Counts the calls of all parts; the one with number `at` raises, before or after it does its work."""
+
+    def __init__(self):
+        self.num, self.at, self.after, self.names = 0, None, False, Counter()
+        self.fired = ""  # the call that raised
+        self.on = False  # in a call of the engine's: what a test looks at is not counted
+
+    def wrap(self, owner, name):
+        method = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            if not self.on:
+                return method(*args, **kwargs)
+            self.num += 1
+            mine = self.num == self.at
+            self.names[f"{owner.__name__}.{name}"] += self.at is None
+            if mine and not self.after:
+                self.fired = f"{owner.__name__}.{name}"
+                raise InjectedError(self.fired)
+            result = method(*args, **kwargs)
+            if mine:  # and it did not raise by itself, as `remove` may
+                self.fired = f"{owner.__name__}.{name}, when it was done"
+                raise InjectedError(self.fired)
+            return result
+
+        return wrapped
+
+
+def workload(seed):
+    """Settings of a tight pool, and requests: (step, name, prompt, params, script, streamed or not)."""
+    rng = random.Random(seed)
+    block_size, requests = rng.choice([1, 2, 3]), []
+    shared = [rng.randrange(200) for _ in range(6)]
+    for i in range(rng.randint(3, 4)):
+        prompt = shared[: rng.choice([0, 3, 6])] + [rng.randrange(200) for _ in range(rng.randint(1, 4))]
+        stop = rng.choice([(), ("lo",), ("o<",)])
+        params = SamplingParams(
+            temperature=0, max_tokens=rng.randint(2, 6), stop=stop, logprobs=rng.choice([None, 1])
+        )
+        requests.append(
+            (rng.randint(0, 3), f"q{i}", prompt, params, rng.choice(["hello<>", "aé<b>", "xyz"]), i == 1)
+        )
+    longest = max(len(prompt) + params.max_tokens - 1 for _, _, prompt, params, *_ in requests)
+    settings = dict(
+        num_blocks=-(-longest // block_size) + rng.randint(0, 2),
+        block_size=block_size,
+        max_num_seqs=3,
+        max_num_batched_tokens=rng.choice([5, 9, 30]),
+        long_prefill_token_threshold=rng.choice([0, 3]),
+        policy=rng.choice(["fcfs", "priority"]),
+        watermark=0,
+    )
+    return settings, sorted(requests, key=lambda request: request[0])
+
+
+class Run:
+    """A workload to its end; whatever raises InjectedError is called again."""
+
+    def __init__(self, seed, calls):
+        self.calls = calls
+        self.settings, self.requests = workload(seed)
+        scripts = {name: script for _, name, _, _, script, _ in self.requests}
+        self.engine = scripted_engine(scripts, clock=VirtualClock(), **self.settings)
+        self.said = {name: [] for name in scripts}
+        self.streams = {}
+        self.raised = []
+
+    def attempt(self, call):
+        self.calls.on = True
+        try:
+            return call()
+        except InjectedError as error:
+            self.raised.append(str(error))
+            return None
+        finally:
+            self.calls.on = False
+
+    def add(self, name, prompt, params, streamed):
+        engine, options = self.engine, {"request_id": name, "priority": len(self.said) % 2}
+        while name not in self.streams if streamed else name not in engine.requests:
+            if streamed:
+                if stream := self.attempt(lambda: engine.stream(prompt, params, **options)):
+                    self.streams[name] = stream
+            else:
+                self.attempt(lambda: engine.add_request(prompt, params, **options))
+            if name not in self.streams and streamed:
+                assert name not in engine.requests and name not in engine.inboxes
+            self.check()
+
+    def play(self):
+        left, step = list(self.requests), 0
+        while left or self.engine.has_work or self.streams:
+            while left and left[0][0] <= step:
+                _, name, prompt, params, _, streamed = left.pop(0)
+                self.add(name, prompt, params, streamed)
+            if step % 2 and self.streams:
+                name, stream = next(iter(self.streams.items()))
+                if (delta := self.attempt(lambda s=stream: next(s, None))) is not None:
+                    self.said[name].append(delta)
+                    if delta.finish_reason:
+                        del self.streams[name]
+            elif self.engine.has_work:
+                for delta in self.attempt(self.engine.step) or ():
+                    self.said[delta.request_id].append(delta)
+            last = self.requests[-1][1]
+            while (
+                len(tokens_of(self.said[last])) == 2
+                and last in self.engine.requests
+                and not self.requests[-1][5]
+            ):
+                self.attempt(partial(self.engine.abort, last))
+            self.check()
+            step += 1
+            assert step < 200, "no end"
+        return self
+
+    def check(self):
+        engine = self.engine
+        kv, there = engine.scheduler.kv, [*engine.scheduler.waiting, *engine.scheduler.running]
+        kv.check()
+        assert sorted(r.request_id for r in there) == sorted(engine.requests)
+        assert set(engine.requests) == set(engine.output_processor.request_states)
+
+    def outcome(self):
+        return {
+            name: (
+                tokens_of(said),
+                text_of(said),
+                [x for d in said for x in d.logprobs or ()],
+                said[-1].finish_reason,
+            )
+            for name, said in self.said.items()
+        }
+
+
+def check_trace(run, path):
+    engine = run.engine
+    assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+    assert engine.requests == engine.inboxes == engine.sampler._numbers == {} and not engine._ready
+    write_trace(path, engine.trace)
+    told = {name: [] for name in run.said}
+    trace = read_trace(path)
+    for record, views in replay(trace):
+        for name, token_ids in record.new_tokens.items():
+            told[name] += token_ids
+        held = [b for view in views.values() if view.running for b in view.blocks]
+        assert len(set(held)) == trace.header.config["num_blocks"] - record.num_free_blocks
+    assert told == {name: tokens_of(said) for name, said in run.said.items()}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_error_at_every_call(seed, monkeypatch, tmp_path):
+    """Of KV manager, scheduler, queue, sampler, text, recorder, clock and stream, before it and after it."""
+    calls = Calls()
+    for owner, names in PARTS.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, calls.wrap(owner, name))
+
+    def play(at, after=False):
+        calls.num, calls.at, calls.after, calls.fired = 0, at, after, ""
+        run = Run(seed, calls)
+        forward = run.engine.backend.forward
+        run.engine.backend.forward = calls.wrap(
+            type("Backend", (), {"forward": staticmethod(forward)}), "forward"
+        )
+        run.play()
+        check_trace(run, tmp_path / "run.jsonl")
+        return run
+
+    quiet = play(None).outcome()
+    num_calls = sum(calls.names.values())
+    assert num_calls > 150 and len(calls.names) > 20, calls.names
+    for after in (False, True):
+        for at in range(1, num_calls + 1):
+            try:
+                run = play(at, after)
+                assert run.outcome() == quiet
+                assert run.raised == [calls.fired] * bool(calls.fired), "it is raised, once"
+            except Exception as error:
+                raise AssertionError(f"workload {seed}, call {at}, {after=}") from error
+    count("faults: an error at a call of a part", 2 * num_calls)
