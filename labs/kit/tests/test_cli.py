@@ -22,7 +22,7 @@ TESTS = num_tests("lab-01")
 
 
 def labs(course, *line, stdin=""):
-    if line[0] in ("test", "demo") and "--help" not in line:  # pytest writes past this process's streams
+    if line[0] == "demo" or "--open" in line:  # a process loads torch, or looks for a browser, once
         return course.run("labs", *line, stdin=stdin)
     return course.command(*line, stdin=stdin)
 
