@@ -43,7 +43,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(params=["torch", "kernels"])
 def way(request, monkeypatch):
-    """How to compute: FastLM's `use_kernels`, True only with kernels that are really there."""
+    """The way to compute: FastLM's `use_kernels`, True only with kernels that are really there."""
     if request.param == "torch":
         return False
     folder = request.getfixturevalue("library")

@@ -1,4 +1,4 @@
-"""What a graded file may import: a list for each lab, made outside, and enforced where the code runs.
+"""The imports that a graded file may have: a list a lab, made outside, and enforced where the code runs.
 
 It makes the easy ways out fail with a clear word. The walls of the sandbox are bubblewrap's and the kernel's.
 """

@@ -38,7 +38,7 @@ UNSAID = "its name does not say the lab; call it lab-NN.py, or grade one lab alo
 
 @dataclass(frozen=True)
 class Entry:
-    """What one student handed in: a folder, a zip, or loose files with their names."""
+    """A student's submission: a folder, a zip, or loose files with their names."""
 
     student: str  # safe as a file name
     parts: tuple[tuple[str, Path], ...]  # a name and a path; "" for a folder or a zip

@@ -1,4 +1,4 @@
-"""How fast a class is graded, and how much memory that takes: `python -m labs.kit.grader.measure`.
+"""Measures how fast a class is graded, and how much memory that takes: `python -m labs.kit.grader.measure`.
 
 The class is generated: each submission has every lab, one in three the reference, the others a known mistake.
 """

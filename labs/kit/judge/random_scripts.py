@@ -247,7 +247,7 @@ def departing(lab_id: str, runs: str) -> list[int] | None:
 
 
 def count(lab_id: str) -> int:
-    """How many scripts the lab's test plays."""
+    """Return how many scripts the lab's test plays."""
     return int(loading.load(lab_id, "random_scripts").SCRIPTS)
 
 

@@ -1,4 +1,4 @@
-"""What a graded file may import, and what it may not look at: a clear word where it tries."""
+"""A graded file may import its lab's list and look at nothing of the grader: one clear error where it tries."""
 
 # ruff: noqa: E501  an attack in a line each
 

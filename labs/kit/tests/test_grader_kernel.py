@@ -1,4 +1,4 @@
-"""What the kernel refuses to a submission: system calls, keyrings, its settings, and the superuser's id."""
+"""The kernel refuses to a submission: system calls, keyrings, its settings, and the superuser's id."""
 
 import errno
 import os

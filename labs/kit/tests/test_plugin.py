@@ -135,7 +135,7 @@ def test_state_kept_between_calls_is_named(course):
 
 
 def test_a_file_saved_while_its_tests_run_is_not_taken_for_state(course):
-    """What failed is loaded once more as it was, not as it is by then: the right file."""
+    """A file that failed is loaded again as it was, not as it was saved since."""
     course.solve_meanwhile()
     text = course.pytest("labs/lab-01", "-k", "budget_caps").stdout
     assert "is the first that differs" in text and "look for state" not in text

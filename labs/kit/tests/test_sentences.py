@@ -323,7 +323,7 @@ def rules_of(lab_id, most):
 
 @pytest.mark.parametrize("lab_id", lab_ids())
 def test_every_known_mistake_gets_a_true_and_specific_sentence(lab_id):
-    """Of the sentences on the known mistakes at least 95 of 100 come from a specific rule; all are true."""
+    """At least 95 of 100 sentences on the known mistakes come from a specific rule, and all are true."""
     rules = rules_of(lab_id, 1)
     assert rules.total() >= len(find_lab(lab_id).mistakes) * 0.8
     assert rules["field"] <= (1 - SPECIFIC) * rules.total(), rules

@@ -134,7 +134,7 @@ def _ran(scenario: Scenario, recorder: Recorder, end: str, **details: Any) -> Tr
 
 
 def _steps(recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: NextChunk) -> str:
-    """How the run ended. The rows of a forward are cut by the lab's `next_chunk` where it has one."""
+    """Return how the run ended. The rows of a forward are cut by the lab's `next_chunk` where it has one."""
     arrivals = sorted(scenario["requests"], key=lambda request: request.get("at", 0))
     idle = 0
     for step in range(scenario.get("max_steps", 500)):

@@ -45,7 +45,7 @@ class FakeKV:
         return True
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
-        """How many slots `allocate` would take."""
+        """Return how many slots `allocate` would take."""
         held = len(self._tables.get(request.request_id, ()))
         return max(0, request.num_computed_tokens + num_new_tokens - held)
 

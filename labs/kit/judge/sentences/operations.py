@@ -108,7 +108,7 @@ def refused(at: Parting) -> Found:
 
 
 def changed(at: Parting) -> Found:
-    """What a call may only read."""
+    """Report a change of something that the call may only read."""
     for key, mine in at.yours.observed.items():
         if "changed" in key and isinstance(mine, list) and mine != at.theirs.observed.get(key):
             yield "changed", f"{at.call} changes {listing(mine)}", "in the reference it stays as it is"
@@ -207,7 +207,7 @@ def queues(at: Parting) -> Found:
 
 
 def result(at: Parting) -> Found:
-    """What the call returned, down to the entry that differs."""
+    """Report what the call returned, down to the entry that differs."""
     if at.yours.op[0] == "pick_victim" and at.yours.returned != at.theirs.returned:
         mine, other = pair(at.yours.returned, at.theirs.returned)
         yield "victim", f"{at.call} picks {mine}", f"the reference {other}"
