@@ -263,7 +263,7 @@ def test_only_the_memory_knows_what_fits(lab):
 
 
 def test_no_room_for_a_running_request_is_named(lab):
-    """If allocate says no for the second of three that run, the error names it, and none is thrown out."""
+    """If allocate says no for the second of three that run, the error names it, and none is preempted."""
     kv = FakeKV(13)
     running = [make_running(kv, name, 4, computed=4) for name in ("first", "unlucky", "last")]
     for request in running:

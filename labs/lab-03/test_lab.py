@@ -434,7 +434,7 @@ def test_none_goes_for_a_newcomer(lab):
 
 @pytest.mark.parametrize("slots, decided", [(12, {"a": 1}), (13, {"a": 1, "b": 4})])
 def test_a_newcomer_takes_no_next_slot(lab, slots, decided):
-    """The decode takes one of 4 slots: a prompt of 4 waits, not let in to be thrown out. With 5 it fits."""
+    """The decode takes one of 4 slots: a prompt of 4 waits; it would only be preempted. With 5 it fits."""
     scheduler = scenarios.make(lab, FakeKV(slots))
     runner(scheduler, "a", 8)
     scheduler.add(newcomer := make_request("b", 4))

@@ -264,7 +264,7 @@ def test_deltas_come_in_row_order(lab):
     for turn, record in zip(played.turns, played.trace.steps, strict=True):
         orders.append([delta.request_id for delta in turn])
         assert orders[-1] == [name for name in record.scheduled if name in record.new_tokens]
-    assert ["C", "B"] in orders  # B came first, was thrown out, and is behind C now
+    assert ["C", "B"] in orders  # B came first, was preempted, and is behind C now
 
 
 # ------------------------------------------------------------------------------ between two steps

@@ -203,7 +203,7 @@ class OneSlotForAll(BlockManager):
 
 
 def latecomer():
-    """When c is thrown out, the late one could have its place."""
+    """When c is preempted, the late one could have its place."""
     return [
         make_request("a", 4, 9),
         make_request("c", 9, 4, priority=5),

@@ -1,4 +1,4 @@
-"""Request and SamplingParams: what is refused at the door, and the arithmetic of the two counters."""
+"""Request and SamplingParams: bad values are refused, and the arithmetic of the two counters."""
 
 import json
 

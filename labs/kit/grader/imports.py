@@ -1,6 +1,6 @@
 """The imports that a graded file may have: a list a lab, made outside, and enforced where the code runs.
 
-It makes the easy ways out fail with a clear word. The walls of the sandbox are bubblewrap's and the kernel's.
+It makes the simple attempts fail with a clear error. The sandbox itself is bubblewrap's and the kernel's.
 """
 
 import ast
