@@ -8,6 +8,7 @@ from typing import Any
 
 from labs.kit.grader.files import write
 from labs.kit.grader.results import typed
+from labs.kit.grader.rules import Files
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import loading, random_scripts
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids
@@ -71,9 +72,10 @@ def unplayable(lab_id: str, case: Script) -> str:
 # ------------------------------------------------------------------------------------------- settings.json
 
 
-def record(report: Path, submissions: Path, late: Path | None, settings: Settings) -> None:
+def record(report: Path, submissions: Path, files: Files, settings: Settings) -> None:
     """Write the arguments that a later run needs to go on, and `replay` to play a case."""
-    known = asdict(settings) | {"submissions": submissions.resolve(), "late": late and late.resolve()}
+    paths = {key: one.resolve() if isinstance(one, Path) else one for key, one in vars(files).items()}
+    known = asdict(settings) | {"submissions": submissions.resolve(), "files": paths}
     text = json.dumps(known, indent=1, sort_keys=True, default=str)
     write(report / SETTINGS, text + "\n")
 
@@ -87,14 +89,15 @@ def earlier(report: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and isinstance(found.get("seed"), str) else {}
 
 
-def recorded(report: Path) -> tuple[Settings, Path, Path | None]:
-    """Return an earlier run's settings, submissions and deadlines. Raise LabError if there was none."""
+def recorded(report: Path) -> tuple[Settings, Path, Files]:
+    """Return an earlier run's settings, submissions and other files. Raise LabError if there was none."""
     known = earlier(report)
     if not known:
         raise LabError(f"{report} is not a report: it has no {SETTINGS}")
     try:
-        submissions, late = Path(known.pop("submissions")), known.pop("late")
+        submissions, files = Path(known.pop("submissions")), known.pop("files")
+        files |= {key: Path(files[key]) for key in ("late", "roster", "manual") if files[key]}
         known |= {"labs": tuple(known["labs"]), "own": Path(known["own"]) if known["own"] else None}
-        return typed(Settings(**known)), submissions, Path(late) if late else None
+        return typed(Settings(**known)), submissions, typed(Files(**files))
     except (KeyError, TypeError) as error:
         raise LabError(f"{report} is not a report: its {SETTINGS} was edited ({error})") from None

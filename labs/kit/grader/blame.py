@@ -73,7 +73,7 @@ class Blame:
                 others = [other for other in self.written if other is not task]
                 isolated = self.play([task], few)
                 if num_passed(self.lab, few, isolated) < len(few) and self.right(others):
-                    return [self.wrong(task, isolated, name)]
+                    return [self.wrong(task, name)]
         return []
 
     def one_by_one(self) -> list[TaskGrade]:
@@ -89,10 +89,7 @@ class Blame:
             self.two_sets = True  # a given helper is wrong: it costs the tasks of the file that call it
             return self.one_by_one()
         wrong = self.at_fault([task for task in self.written if task not in right], answers)
-        return entangled + [
-            self.wrong(task, answers[task.name], self.isolated_name(task, answers[task.name]))
-            for task in wrong
-        ]
+        return entangled + [self.wrong(task, self.isolated_name(task, answers[task.name])) for task in wrong]
 
     def at_fault(self, wrong: Sequence[Task], answers: Mapping[str, Answer]) -> list[Task]:
         """Return the wrong tasks without those that share an object of the file's own, and explain nothing.
@@ -131,7 +128,7 @@ class Blame:
         if together == every:
             return []
         mending = [t for t in tasks if self.passed([other for other in tasks if other is not t]) > together]
-        return [self.grade(task, WRONG, together, every) for task in mending or tasks]
+        return [self.wrong(task, None) for task in mending or tasks]
 
     def right(self, tasks: Sequence[Task]) -> bool:
         """Whether these tasks, played together, pass all failing cases."""
@@ -147,9 +144,9 @@ class Blame:
         isolated = {"tasks": names, "others": others, "unwritten": list(self.unwritten), "made": made}
         return play(self.sandbox, self.source, scripts, two_sets=self.two_sets, **isolated)
 
-    def wrong(self, task: Task, answer: Answer, name: Name | None) -> TaskGrade:
-        scripts = self.failing[: max(len(answer.logs), FEW)]
-        return self.grade(task, WRONG, num_passed(self.lab, scripts, answer), len(scripts), name)
+    def wrong(self, task: Task, name: Name | None) -> TaskGrade:
+        # How many cases pass beside the reference's code is not said: it could carry that code's text.
+        return self.grade(task, WRONG, 0, 0, name)
 
     def grade(self, task: Task, state: str, passed: int, total: int, name: Name | None = None) -> TaskGrade:
         earned = task.points if state in (RIGHT, WAITS) else 0

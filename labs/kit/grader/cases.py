@@ -85,7 +85,8 @@ def play_apart(sandbox: Sandbox, source: str, cases: Sequence[CaseScript]) -> An
         return answer
     more = play(sandbox, source, hidden)
     told = more.ended if more.ended.startswith(("no answer within", "more than")) else "its process ended"
-    return Answer(answer.logs + more.logs, ended=told if more.ended or more.broken else "")
+    ended = bool(more.ended or more.broken)
+    return Answer(answer.logs + more.logs, ended=told if ended else "", in_hidden=ended)
 
 
 def judged(lab: Lab, case: CaseScript, number: int, answer: Answer) -> Case:

@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
+from labs.kit.judge.manifest import LabError
 from labs.kit.learner.screen import say
 
 Labs = Annotated[str, typer.Option(help="lab-01,lab-02, or 1,2; default: all labs")]
 Hidden = Annotated[Path | None, typer.Option(help="folder with your own cases: lab-NN/NAME.json")]
+OwnSeeds = Annotated[
+    bool, typer.Option("--own-seeds", help="other hidden cases for each student and attempt")
+]
 Reveal = Annotated[bool, typer.Option("--reveal", help="show hidden cases to students")]
 
 
@@ -24,6 +28,13 @@ def grade(
     ] = 20.0,
     hidden: Hidden = None,
     late: Annotated[Path | None, typer.Option(help="deadlines and times of submission, TOML")] = None,
+    roster: Annotated[Path | None, typer.Option(help="CSV with ids and sections of the class")] = None,
+    manual: Annotated[Path | None, typer.Option(help="CSV with points and comments of your own")] = None,
+    attempts: Annotated[
+        str, typer.Option(help="STUDENT/attempt-N: of a lab's attempts the best, last or first counts")
+    ] = "",
+    max_attempts: Annotated[int, typer.Option(min=0, help="attempts that may count; 0: all")] = 0,
+    own_seeds: OwnSeeds = False,
     cluster: Annotated[str, typer.Option(help="address of a Dask scheduler that has workers")] = "",
     similarity: Annotated[bool, typer.Option("--similarity", help="report files that are alike")] = False,
     reveal: Reveal = False,
@@ -34,13 +45,16 @@ def grade(
     as_root: Annotated[bool, typer.Option("--as-root", help="grade even as the superuser")] = False,
 ) -> None:
     """For instructors: grade a class. After an interruption the same command goes on where it was."""
-    from labs.kit.grader import arguments, run
+    from labs.kit.grader import arguments, rules, run
     from labs.kit.grader.submission import Settings
 
+    if attempts not in ("", rules.BEST, rules.LAST, rules.FIRST):
+        raise LabError(f"--attempts should be best, last or first, but is {attempts!r}")
     ids = arguments.chosen(labs)
     own, seed = arguments.own_cases(hidden, ids), arguments.seed(seed, out)
-    settings = Settings(ids, seed, seconds=time_limit, own=own, weak=weak, reveal=reveal, as_root=as_root)
-    raise typer.Exit(run.grade(submissions, out, settings, jobs, late, cluster, similarity, regrade))
+    settings = Settings(ids, seed, 60, time_limit, own, weak, reveal, as_root, own_seeds)
+    files = rules.Files(late, roster, manual, attempts, max_attempts)
+    raise typer.Exit(run.grade(submissions, out, settings, jobs, files, cluster, similarity, regrade))
 
 
 def replay(
@@ -48,11 +62,12 @@ def replay(
     student: Annotated[str, typer.Argument(help="name in the report")],
     lab: Annotated[str, typer.Argument(help="lab-01, or just 1")],
     case: Annotated[list[str], typer.Argument(help="name in the report: public 3, hidden 17")],
+    attempt: Annotated[int, typer.Option(min=0, help="of several; 0: the last one")] = 0,
 ) -> None:
     """For instructors: play one case of a graded submission again, and print its run."""
     from labs.kit.grader import run
 
-    found = run.replay(report, student, lab, " ".join(case))
+    found = run.replay(report, student, lab, " ".join(case), attempt)
     raise typer.Exit(0 if found.passed else 1)
 
 
@@ -65,6 +80,7 @@ def gradescope(
         Path | None, typer.Option(help='deadlines, TOML, with times = "submission_metadata.json"')
     ] = None,
     reveal: Reveal = False,
+    own_seeds: OwnSeeds = False,
 ) -> None:
     """For instructors: build the zip for Gradescope. It contains the solutions."""
     from labs.kit.grader import arguments
@@ -73,7 +89,7 @@ def gradescope(
 
     chosen, seed = arguments.chosen(labs), arguments.seed(seed)
     writable(out)
-    build(out, chosen, seed, late, arguments.own_cases(hidden, chosen), reveal)
+    build(out, chosen, seed, late, arguments.own_cases(hidden, chosen), reveal, own_seeds)
     size = out.stat().st_size / (1 << 20)
     say(
         f"{out}, {size:.1f} MB, grades {', '.join(chosen)}; seed {seed}; upload it under Configure Autograder"

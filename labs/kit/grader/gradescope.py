@@ -32,11 +32,17 @@ ASKED, DEADLINES, HIDDEN, METADATA = "grade.json", "deadlines.toml", "hidden", "
 
 
 def build(
-    out: Path, labs: tuple[str, ...], seed: str, deadlines: Path | None, hidden: Path | None, reveal: bool
+    out: Path,
+    labs: tuple[str, ...],
+    seed: str,
+    deadlines: Path | None,
+    hidden: Path | None,
+    reveal: bool,
+    own_seeds: bool = False,
 ) -> None:
     """Write the zip. The same course and the same arguments give the same bytes."""
     files = {name: (ASSETS / name).read_bytes() for name in SCRIPTS}
-    asked = {"labs": labs, "seed": seed, "reveal": reveal}
+    asked = {"labs": labs, "seed": seed, "reveal": reveal, "own_seeds": own_seeds}
     files[ASKED] = (json.dumps(asked, indent=1, sort_keys=True) + "\n").encode()
     if deadlines:
         files[DEADLINES] = checked(deadlines)
@@ -99,9 +105,13 @@ def arguments(root: Path, work: Path) -> list[str]:
     source = root / "source"
     asked = json.loads((source / ASKED).read_text("utf-8"))
     metadata = json.loads((root / METADATA).read_text("utf-8")) if (root / METADATA).exists() else {}
-    copy_submission(root / "submission", work / "submissions" / student(metadata), asked["labs"])
+    folder = work / "submissions" / student(metadata)
+    if asked["own_seeds"]:
+        folder /= f"attempt-{1 + len(metadata.get('previous_submissions', ()))}"
+    copy_submission(root / "submission", folder, asked["labs"])
     options = ["--labs", ",".join(asked["labs"]), "--seed", asked["seed"], "--jobs", "1", "--as-root"]
     options += ["--reveal"] if asked["reveal"] else []
+    options += ["--own-seeds", "--attempts", "last"] if asked["own_seeds"] else []
     if (source / HIDDEN).is_dir():
         options += ["--hidden", str(source / HIDDEN)]
     if (source / DEADLINES).exists():

@@ -11,7 +11,17 @@ from typing import Any
 
 from labs.kit.grader.blame import Blame
 from labs.kit.grader.cases import CaseScript, cases, expected, judged, own_cases, play, play_apart
-from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
+from labs.kit.grader.results import (
+    ALL_PUBLIC,
+    MISSING,
+    NOT_WRITTEN,
+    WAITS,
+    WRONG,
+    Case,
+    Grade,
+    LabGrade,
+    TaskGrade,
+)
 from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, probe
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
@@ -26,14 +36,16 @@ def grade(submission: Submission, settings: Settings) -> Grade:
     found = isolation()
     if found != "namespaces" and not settings.weak:
         raise WeakIsolation("this machine offers no namespaces to run submissions in")
+    drawn = settings.of(submission.student, submission.attempt)
     return Grade(
         submission.student,
-        [grade_lab(find_lab(lab_id), submission, settings) for lab_id in settings.labs],
+        [grade_lab(find_lab(lab_id), submission, drawn) for lab_id in settings.labs],
         settings.seed,
         found,
         digest(submission, settings),
         submission.ignored,
         submission.submitted,
+        submission.attempt,
     )
 
 
@@ -47,6 +59,7 @@ def digest(submission: Submission, settings: Settings) -> str:
     total = hashlib.blake2b(digest_size=16)
     facts = [submission.student, submission.submitted, settings.seed, *submission.ignored, *settings.labs]
     more = [settings.hidden, settings.seconds, settings.weak, settings.reveal]
+    more += [settings.own_seeds, submission.attempt]
     total.update(json.dumps([facts, sorted(submission.problems.items()), more]).encode())
     for lab_id in settings.labs:
         total.update(submission.files.get(lab_id, b"\0none"))
@@ -88,12 +101,14 @@ def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
     if problem:
         return LabGrade(lab.id, [TaskGrade(t.name, t.points, 0, MISSING) for t in lab.tasks], problem)
     scripts, sandbox = cases(lab, settings), box(lab, settings)
+    sandbox.begin()
     answer = play_apart(sandbox, source, scripts)
     found = LabGrade(lab.id, [], cases=[judged(lab, one, n, answer) for n, one in enumerate(scripts)])
     if answer.broken:
         found.problem = f"starter.py does not load: {answer.broken}"
     elif answer.ended:
-        found.problem = f"after {len(answer.logs)} of {len(scripts)} cases: {answer.ended}"
+        played = f"{len(answer.logs)} of {len(scripts)} cases"
+        found.problem = f"after {ALL_PUBLIC if answer.in_hidden else played}: {answer.ended}"
     found.tasks = Blame(lab, source, scripts, found.cases, answer, sandbox).grades()
     wrong = next((task.task for task in found.tasks if task.state in (WRONG, NOT_WRITTEN)), "")
     for task in found.tasks:
@@ -134,11 +149,13 @@ def logs_to_run(run: dict[str, Any]) -> OpLog:
 
 def replayed(lab_id: str, name: str, settings: Settings, submission: Submission) -> Case:
     """Return the result of one case, played again. Raise ValueError if there is no such case."""
-    lab = find_lab(lab_id)
+    lab, settings = find_lab(lab_id), settings.of(submission.student, submission.attempt)
     case = next((case for case in cases(lab, settings) if case.name == name), None)
     if case is None:
         raise ValueError(f"{lab_id} has no case {name!r}; cases are named public N, hidden N, own FILE")
     source, problem = text_of(lab, submission)
     if problem:
         return Case(name, case.hidden, False, problem)
-    return judged(lab, case, 0, play(box(lab, settings), source, [case]))
+    sandbox = box(lab, settings)
+    sandbox.begin()
+    return judged(lab, case, 0, play(sandbox, source, [case]))

@@ -23,6 +23,8 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
 SCRATCH = "/scratch"  # the only place to write to; not /tmp, which may contain the interpreter
 WAIT, CLOCK = 4, 30  # times its seconds that a batch may wait without computing, and take in all
+ALL = (4, WAIT, CLOCK)  # times these that all batches of a lab together may compute, wait, and take
+TOGETHER = "no answer within the time that all batches of a lab have together"
 PROCESSES, RESIDENT = 40, 3 << 30  # of the whole sandbox: limits of a process do not bind the superuser
 NO_NEW_PRIVS, SET_DUMPABLE, CAPBSET_DROP = 38, 4, 24
 NOBODY = 65534
@@ -51,8 +53,8 @@ def main() -> None:
             batch = frames.receive_bytes(requests, 1 << 28, 60)
         except frames.BadFrame:  # the grader has ended
             return
-        said, ended = answer(request, batch)
-        frames.send(replies, {"id": request["id"], "ended": ended})
+        said, ended, took = answer(request, batch)
+        frames.send(replies, {"id": request["id"], "ended": ended, "took": took})
         frames.send_bytes(replies, said)
 
 
@@ -64,40 +66,58 @@ def become_nobody() -> None:
     ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)  # or its files in /proc would stay root's
 
 
-def answer(request: dict[str, Any], batch: bytes) -> tuple[bytes, str]:
-    """Run a batch in a fork. Return its answer, and how it ended, or "" for a normal end."""
+def answer(request: dict[str, Any], batch: bytes) -> tuple[bytes, str, list[float]]:
+    """Run a batch in a fork. Return its answer, how it ended, or "" for a normal end, and what it took."""
+    before = children_computed()
     out, into = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(out)
         enclosed(request, batch, into)
     os.close(into)
-    data, began, ended = bytearray(), monotonic(), ""
+    data, began, ended, took = bytearray(), monotonic(), "", [0.0, 0.0, 0.0]
     while not ended:
         readable, _, _ = select.select([out], [], [], 0.02)
         if readable and not (part := os.read(out, 1 << 16)):
             break
         data += part if readable else b""
-        ended = beyond(request, len(data), child, monotonic() - began)
+        took = times(child if request["weak"] else 0, monotonic() - began)
+        ended = beyond(request, len(data), took)
     os.close(out)
+    closed = monotonic()
     status = over(child, 0 if ended else 20, request["weak"])
     if not request["weak"]:
         settle()
-    return bytes(data[: request["limit"]]), ended or ending(status)
+    over_at = monotonic()
+    took = [max(took[0], children_computed() - before), took[1] + over_at - closed, over_at - began]
+    return bytes(data[: request["limit"]]), ended or ending(status), took
 
 
-def beyond(request: dict[str, Any], size: int, child: int, passed: float) -> str:
+def times(session: int, passed: float) -> list[float]:
+    """Return the seconds that the batch has computed, waited without being ready to run, and taken in all."""
+    computed, ready = spent(session)
+    return [computed, max(0.0, passed - computed - ready), passed]
+
+
+def children_computed() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def beyond(request: dict[str, Any], size: int, took: list[float]) -> str:
     """Return the limit that the batch exceeds, or "". Limits of a process are set in `limits`.
 
     Computing time counts. Time in which the batch is ready to run, on a busy machine, is no waiting.
     """
-    seconds, (computed, ready) = request["seconds"], spent(child if request["weak"] else 0)
-    if computed > seconds:
+    seconds = request["seconds"]
+    if took[0] > seconds:
         return f"no answer within {seconds:g} s of computing"
-    if passed - computed - ready > WAIT * seconds:
+    if took[1] > WAIT * seconds:
         return f"no answer within {WAIT * seconds:g} s, and it waits without computing"
-    if passed > CLOCK * seconds:  # of many short processes not all that they compute is seen
+    if took[2] > CLOCK * seconds:  # of many short processes not all that they compute is seen
         return f"no answer within {CLOCK * seconds:g} s"
+    if any(one > left for one, left in zip(took, request["left"], strict=True)):
+        return TOGETHER
     if size > request["limit"]:
         return f"an answer of more than {request['limit']:,} bytes"
     if request["weak"]:

@@ -6,15 +6,17 @@ give. No file is run or imported. What was not read is listed, with a reason.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from labs.kit.grader import known
-from labs.kit.grader.contents import LINK, SKIPPED, Found, Refused, contents, read_file
+from labs.kit.grader.contents import ENTRIES, LINK, SKIPPED, Found, Refused, contents, read_file
 from labs.kit.grader.names import safe, shown
 from labs.kit.grader.submission import Submission
 from labs.kit.grader.text import cells, text_of
@@ -28,6 +30,7 @@ NESTED = re.compile(rf"(?:.*/)?{LAB}/starter{FILE}", re.IGNORECASE)
 FLAT = re.compile(rf"(?:.*/)?{LAB}{FILE}", re.IGNORECASE)
 LONE = re.compile(rf"(?:.*/)?starter{FILE}", re.IGNORECASE)
 LAB_FOLDER = re.compile(rf"{LAB}({FILE})?", re.IGNORECASE)
+ATTEMPT = re.compile(r"attempt[-_ ]?([1-9][0-9]{0,2})(?:\.zip)?", re.IGNORECASE)
 METADATA = ("submission_metadata.yml", "submission_metadata.json", "metadata.yml")
 MOODLE = re.compile(r"(.+)_([0-9]+)_assignsubmission_(?:file|onlinetext)_?(.*)")
 CANVAS = re.compile(r"(.+?)_(?:LATE_)?([0-9]+)_[0-9]+_(.+)")  # a loose file: NAME_ID_NUMBER_FILE
@@ -42,10 +45,15 @@ class Entry:
 
     student: str  # safe as a file name
     parts: tuple[tuple[str, Path], ...]  # a name and a path; "" for a folder or a zip
+    number: str = ""  # the id that Canvas or Moodle writes into the name
+    attempt: int = 0  # 0: the only one
 
 
-def entries(submissions: Path) -> tuple[list[Entry], dict[str, str]]:
-    """Return the students' entries, sorted, and other files with reasons. Raise LabError for no class."""
+def entries(submissions: Path, with_attempts: bool = False) -> tuple[list[Entry], dict[str, str]]:
+    """Return the students' entries, sorted, and other files with reasons. Raise LabError for no class.
+
+    `with_attempts` gives one for each attempt: STUDENT/attempt-N, folders or zips.
+    """
     if not submissions.is_dir():
         raise LabError(f"{submissions} is not a folder; it should hold a folder or a zip for each student")
     found: dict[tuple[str, str], list[tuple[str, Path]]] = {}  # by name, and id where there is one
@@ -66,7 +74,8 @@ def entries(submissions: Path) -> tuple[list[Entry], dict[str, str]]:
         parts.append((file, path))
     if not found:
         raise LabError(f"{submissions} holds no submissions: a folder or a zip for each student")
-    return sorted(with_students(found), key=lambda entry: entry.student), others
+    each = [one for entry in with_students(found) for one in (attempts(entry) if with_attempts else [entry])]
+    return sorted(each, key=lambda entry: (entry.student, entry.attempt)), others
 
 
 def named(path: Path) -> tuple[str, str, str]:
@@ -89,7 +98,20 @@ def with_students(found: dict[tuple[str, str], list[tuple[str, Path]]]) -> Itera
         if student.casefold() in taken:  # a report on another system could not hold both
             student += f"-{hashlib.sha256(student.encode()).hexdigest()[:8]}"
         taken.add(student.casefold())
-        yield Entry(student, tuple(parts))
+        yield Entry(student, tuple(parts), number)
+
+
+def attempts(entry: Entry) -> list[Entry]:
+    """Return an entry for each attempt-N, if a student's folder holds nothing else; else the entry."""
+    name, folder = entry.parts[0]
+    if name or not folder.is_dir() or folder.is_symlink():
+        return [entry]
+    with os.scandir(folder) as inside:
+        names = sorted(one.name for one in islice(inside, ENTRIES) if not one.name.startswith("."))
+    found = {int(match[1]): name for name in names if (match := ATTEMPT.fullmatch(name))}
+    if not names or len(found) < len(names):
+        return [entry]
+    return [replace(entry, attempt=n, parts=(("", folder / name),)) for n, name in sorted(found.items())]
 
 
 def found_in(entry: Entry, opened: ExitStack) -> Iterator[Found]:
@@ -105,7 +127,7 @@ def found_in(entry: Entry, opened: ExitStack) -> Iterator[Found]:
 
 def read(entry: Entry, labs: Sequence[str], submitted: str = "") -> Submission:
     """Return one student's submission. A problem is reported in it, and stops no other submission."""
-    submission = Submission(entry.student, {}, submitted=submitted)
+    submission = Submission(entry.student, {}, submitted=submitted, attempt=entry.attempt)
     with ExitStack() as opened:
         try:
             choose(found_in(entry, opened), labs, submission)

@@ -31,7 +31,8 @@ POLICY = ("grace_minutes", "points_per_day", "fraction_per_day")
 PER_DAY = {*POLICY[1:]}
 DAY = timedelta(days=1)
 MOST = 1_000_000  # minutes or points
-Times = dict[tuple[str, str], datetime]  # by student and lab; "" stands for the only student, or for all labs
+# By student, lab and attempt. "" stands for the only student, or for all labs, and 0 for all attempts.
+Times = dict[tuple[str, str, int], datetime]
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,15 @@ class Deadlines:
     zone: tzinfo | None = None  # of times without an offset; days are counted in UTC, with 24 hours each
     times: Times = field(default_factory=dict)
 
-    def submitted(self, student: str, lab: str = "") -> datetime | None:
-        keys = ((student, lab), (student, ""), ("", ""))
+    def submitted(self, student: str, lab: str = "", attempt: int = 0) -> datetime | None:
+        tries = dict.fromkeys((attempt, 0))
+        keys = [(student, one, number) for number in tries for one in (lab, "")] + [("", "", 0)]
         return next((self.times[key] for key in keys if key in self.times), None)
 
-    def written(self, student: str) -> str:
+    def written(self, student: str, attempt: int = 0) -> str:
         """Return the time of a student's last submission for a report, or ""."""
-        times = [time for (one, _), time in self.times.items() if one in (student, "")]
+        of = {n for one, _, n in self.times if one == student and n == attempt} or {0}
+        times = [time for (one, _, n), time in self.times.items() if one in (student, "") and n in of]
         return self.shown(max(times)) if times else ""
 
     def shown(self, time: datetime) -> str:
@@ -69,13 +72,13 @@ class Deadlines:
 
     def applied(self, grade: Grade) -> Grade:
         """Return the grade with what lateness costs, in place of what it had before."""
-        costs = {lab.lab: self.cost(grade.student, lab) for lab in grade.labs}
+        costs = {lab.lab: self.cost(grade.student, lab, grade.attempt) for lab in grade.labs}
         late = {lab: text for lab, (text, _) in costs.items() if text}
-        return replace(grade, late=late, withheld=round(sum((cost for _, cost in costs.values()), 0.0), 2))
+        return replace(grade, late=late, costs={lab: cost for lab, (_, cost) in costs.items() if cost})
 
-    def cost(self, student: str, lab: LabGrade) -> tuple[str, float]:
+    def cost(self, student: str, lab: LabGrade, attempt: int = 0) -> tuple[str, float]:
         """Return what lateness costs in a lab, in words and in points."""
-        deadline, time = self.labs.get(lab.lab), self.submitted(student, lab.lab)
+        deadline, time = self.labs.get(lab.lab), self.submitted(student, lab.lab, attempt)
         if deadline is None or not lab.earned:
             return "", 0.0
         due = self.extended.get((student, lab.lab), deadline.due)
@@ -100,7 +103,7 @@ def read(path: Path, students: Collection[str] = ()) -> Deadlines:
     """
     rules = read_rules(path)
     times = read_times(path.parent / rules.source, rules.zone)
-    if ("", "") not in times:
+    if ("", "", 0) not in times:
         check_names(path.parent / rules.source, times, students)
         check_names(path, rules.extended, students)
     elif len(students) > 1:
@@ -108,9 +111,9 @@ def read(path: Path, students: Collection[str] = ()) -> Deadlines:
     return replace(rules, times=times)
 
 
-def check_names(path: Path, keys: Iterable[tuple[str, str]], students: Collection[str]) -> None:
+def check_names(path: Path, keys: Iterable[tuple[Any, ...]], students: Collection[str]) -> None:
     """Raise LabError, with the names that are near, if a file names someone who is no student."""
-    unknown = sorted({name for name, _ in keys} - {*students}) if students else []
+    unknown = sorted({name for name, *_ in keys} - {*students}) if students else []
     if unknown:
         folded = {student.casefold(): student for student in sorted(students)}
         near = [folded[one] for one in get_close_matches(unknown[0].casefold(), folded, 3, 0.5)]
@@ -214,13 +217,13 @@ def read_times(path: Path, zone: tzinfo | None) -> Times:
     except (ValueError, RecursionError, csv.Error) as error:
         raise LabError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if isinstance(data, dict) and "created_at" in data:
-        return {("", ""): moment(data["created_at"], zone, str(path))}
+        return {("", "", 0): moment(data["created_at"], zone, str(path))}
     if not isinstance(data, dict) or not all(isinstance(one, dict) for one in data.values()):
         raise LabError(f"{path} is not the metadata of submissions that Gradescope writes")
     times: Times = {}
     for name, one in data.items():
         created = one.get(":created_at", one.get("created_at"))
-        times[safe(str(name)), ""] = moment(created, zone, f"{path}: {name}")
+        times[safe(str(name)), "", 0] = moment(created, zone, f"{path}: {name}")
     return times
 
 
@@ -245,7 +248,10 @@ def from_csv(path: Path, text: str, zone: tzinfo | None) -> Times:
         if not (row["student"] and row["submitted"]):
             continue  # an empty line, or a student without a submission
         lab = find_lab(row["lab"]).id if row.get("lab") else ""
-        key, where = (safe(row["student"].removesuffix(".zip")), lab), f"{path}: line {rows.line_num}"
+        where, number = f"{path}: line {rows.line_num}", row.get("attempt") or "0"
+        if not re.fullmatch("[0-9]{1,3}", number):
+            raise LabError(f"{where}: attempt should be a number from 1, but is {number!r}")
+        key = safe(row["student"].removesuffix(".zip")), lab, int(number)
         if key in times:
             raise LabError(f"{where}: {row['student']} is there twice")
         times[key] = moment(row["submitted"], zone, where)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from labs.kit.grader import run
+from labs.kit.grader.rules import Files
 from labs.kit.grader.submission import Settings
 from labs.kit.judge.manifest import find_lab, lab_ids
 
@@ -29,7 +30,7 @@ def measure(
             hand_in(submissions / f"student-{number + 1:03}", number)
         settings = Settings(tuple(lab_ids()), "measure", weak=allow_weak_isolation, as_root=True)
         begin = monotonic()
-        code = run.grade(submissions, Path(folder, "report"), settings, jobs, None, "", False, None)
+        code = run.grade(submissions, Path(folder, "report"), settings, jobs, Files(), "", False, None)
         seconds = monotonic() - begin
     rate = f"{60 * students / seconds:.1f} a minute"
     typer.echo(

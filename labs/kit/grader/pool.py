@@ -28,6 +28,7 @@ class Outcome:
     student: str
     state: str
     why: str = ""
+    attempt: int = 0
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Work:
 
     def is_stored(self) -> bool:
         """Whether this submission's grade is there already. What lateness costs is counted anew."""
-        found = store.load(self.folder, self.submission.student)
+        found = store.load(self.folder, self.submission.student, self.submission.attempt)
         if found is None or (found.student, found.digest) != (self.submission.student, self.digest):
             return False
         if (finished := self.finish(found)) != found:
@@ -55,12 +56,13 @@ class Work:
         if (grade.student, grade.digest) != (self.submission.student, self.digest):
             return self.failed("its worker has another version of the course, or other files in --hidden")
         store.save(self.folder, self.finish(grade))
-        return Outcome(grade.student, GRADED)
+        return Outcome(grade.student, GRADED, attempt=grade.attempt)
 
     def failed(self, why: str) -> Outcome:
-        student = self.submission.student
-        store.path(self.folder, student).unlink(missing_ok=True)  # an older grade is of another submission
-        return Outcome(student, FAILED, why)
+        student, attempt = self.submission.student, self.submission.attempt
+        for one in {attempt, 0}:  # an older grade is of another submission
+            store.path(self.folder, student, one).unlink(missing_ok=True)
+        return Outcome(student, FAILED, why, attempt)
 
 
 def grade_class(
@@ -88,7 +90,7 @@ def grade_class(
             else:
                 work = Work(submission, digest(submission, settings), folder, finish)
                 if work.is_stored():
-                    yield Outcome(submission.student, KEPT)
+                    yield Outcome(submission.student, KEPT, attempt=submission.attempt)
                     continue
             running[submitted(pool, grading, work.submission, settings)] = work
         if not running:

@@ -26,9 +26,7 @@ def changes(old_report: Path, grades: Iterable[Grade]) -> Iterator[str]:
         left, added = left | (before - after), added | (after - before)
         if lines := list(differences(old, grade)):
             changed += 1
-            then, now = old.earned, grade.earned
-            if before != after:  # lateness costs points of all labs together
-                then, now = (points(one, before & after) for one in (old, grade))
+            then, now = (points(one, before & after) for one in (old, grade))
             yield f"{grade.student}: {then:g} -> {now:g} points"
             yield from (f"    {line}" for line in lines)
         else:
@@ -44,7 +42,9 @@ def changes(old_report: Path, grades: Iterable[Grade]) -> Iterator[str]:
 
 
 def points(grade: Grade, labs: Collection[str]) -> float:
-    return sum(lab.earned for lab in grade.labs if lab.lab in labs)
+    parts = [{lab.lab: lab.earned for lab in grade.labs}, grade.manual]
+    earned = sum(part.get(lab, 0) for part in parts for lab in labs)
+    return max(0.0, earned - sum(grade.costs.get(lab, 0) for lab in labs))
 
 
 def differences(old: Grade, new: Grade) -> Iterator[str]:
@@ -62,13 +62,10 @@ def differences(old: Grade, new: Grade) -> Iterator[str]:
     for lab, task in before:
         if lab in both:
             yield f"{lab} {task}: was graded then, and is not now"
-    if len(both) == len(old.labs) == len(new.labs):
-        if old.withheld != new.withheld:
-            yield f"withheld for lateness: {old.withheld:g} -> {new.withheld:g}"
-        return
-    for lab in sorted(both):
-        if (was := old.late.get(lab, "not late")) != (late := new.late.get(lab, "not late")):
-            yield f"{lab}: {was} -> {late}"
+    for what, kept in (("withheld for lateness", "costs"), ("manual points", "manual")):
+        was, now = (sum(getattr(one, kept).get(lab, 0) for lab in both) for one in (old, new))
+        if was != now:
+            yield f"{what}: {was:g} -> {now:g}"
 
 
 def shown(task: TaskGrade) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar, get_type_hints
 from labs.kit.judge.manifest import fits
 
 Made = TypeVar("Made")
+ALL_PUBLIC = "all public cases, in the hidden ones"  # where in them would tell of them
 RIGHT, WRONG, NOT_WRITTEN, WAITS, MISSING = "right", "wrong", "not written", "waits", "missing"
 
 
@@ -70,12 +71,23 @@ class Grade:
     digest: str  # of the submission, the course and the settings; with the same one a grade is kept
     ignored: list[str] = field(default_factory=list)  # names of files that were not read
     submitted: str = ""  # ISO 8601, where known
+    attempt: int = 0  # 0: the only one, or what counts of several
     late: dict[str, str] = field(default_factory=dict)  # by lab, in words
-    withheld: float = 0.0  # points that lateness costs
+    costs: dict[str, float] = field(default_factory=dict)  # by lab: points that lateness costs
+    manual: dict[str, float] = field(default_factory=dict)  # by lab: an instructor's own points
+    comments: dict[str, str] = field(default_factory=dict)  # by lab
+    attempts: dict[str, str] = field(default_factory=dict)  # by lab: which counts, and what all earned
+    member: dict[str, str] = field(default_factory=dict)  # of the roster: its columns
+
+    @property
+    def withheld(self) -> float:
+        """The points that lateness costs."""
+        return round(sum(self.costs.values()), 2)
 
     @property
     def earned(self) -> float:
-        return max(0.0, sum(lab.earned for lab in self.labs) - self.withheld)
+        labs = sum(lab.earned for lab in self.labs)
+        return max(0.0, labs - self.withheld + sum(self.manual.values()))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -7,10 +7,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from labs.kit.grader import arguments, grading, intake, pool, regrade, similarity, store, workers
-from labs.kit.grader.late import Deadlines
-from labs.kit.grader.late import read as read_deadlines
-from labs.kit.grader.report import write_reports
+from labs.kit.grader import arguments, grading, intake, pool, regrade, rules, similarity, store, workers
+from labs.kit.grader.report import Around, write_reports
 from labs.kit.grader.results import Case
 from labs.kit.grader.sandbox import WeakIsolation, is_root
 from labs.kit.grader.submission import Settings, Submission
@@ -31,7 +29,7 @@ def grade(
     out: Path,
     settings: Settings,
     jobs: int,
-    late: Path | None,
+    files: rules.Files,
     cluster: str,
     with_similarity: bool,
     earlier: Path | None,
@@ -44,25 +42,28 @@ def grade(
     if cluster:
         workers.check_address(cluster)
     check_folder(out)
-    entries, others = intake.entries(submissions)
-    deadlines = read_deadlines(late, [one.student for one in entries]) if late else Deadlines()
+    entries, others = intake.entries(submissions, bool(files.attempts))
+    ruled = rules.read(files, entries)
+    entries, beyond = rules.within(entries, files.max_attempts)
     if not cluster and not settings.weak and grading.isolation() != "namespaces":
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     if not cluster and is_root() and not settings.as_root:
         raise LabError(ROOT)
     for name, why in others.items():
         say(f"not a submission, so it was not read: {name}: {why}")
-    arguments.record(out, submissions, late, settings)
+    others |= beyond
+    arguments.record(out, submissions, files, settings)
 
     def read() -> Iterator[Submission]:
         for entry in entries:
-            yield intake.read(entry, settings.labs, deadlines.written(entry.student))
+            written = ruled.deadlines.written(entry.student, entry.attempt)
+            yield intake.read(entry, settings.labs, written)
 
     folder, jobs = out / "grades", min(jobs or workers.cores(), len(entries))
     crew: workers.Pool = workers.Cluster(cluster) if cluster else workers.Local(jobs)
     console = Console(stderr=True)
     try:
-        coming = pool.grade_class(read(), settings, folder, crew, deadlines.applied)
+        coming = pool.grade_class(read(), settings, folder, crew, ruled.applied)
         quiet = not console.is_terminal
         outcomes = [*track(coming, "grading", len(entries), console=console, transient=True, disable=quiet)]
     except (KeyboardInterrupt, SystemExit) as ended:  # SIGTERM
@@ -72,11 +73,17 @@ def grade(
         raise LabError(f"{error}; {WEAK}") from None
     finally:
         crew.stop()
-    grades = store.Grades(folder, (one.student for one in outcomes if one.state != pool.FAILED))
-    write_reports(out, grades, settings, others)
+    failed = {one.student for one in outcomes if one.state == pool.FAILED}
+    grades = store.Grades(folder, {entry.student for entry in entries} - failed)
+    for student in grades.students:
+        each = [store.load(folder, student, one.attempt) for one in entries if one.student == student]
+        store.save(folder, ruled.counted([one for one in each if one]))
+    alike = None
     if with_similarity:
-        for line in similarity.compare(read(), settings.labs, out):
+        lines, alike = similarity.compare(read(), settings.labs, out)
+        for line in lines:
             say(line)
+    write_reports(out, grades, settings, Around(others, ruled.absent, ruled.has_roster, alike))
     if earlier:
         for line in regrade.changes(earlier, grades):
             typer.echo(line)
@@ -86,8 +93,10 @@ def grade(
 def summary(outcomes: Sequence[pool.Outcome], grades: store.Grades, settings: Settings, out: Path) -> int:
     """Print the last line, and write down the submissions that were not graded; return the exit code."""
     failed = sorted((one for one in outcomes if one.state == pool.FAILED), key=lambda one: one.student)
-    kept = sum(one.state == pool.KEPT for one in outcomes)
-    lines = [f"{one.student}: NOT GRADED, and in no table: {one.why}" for one in failed]
+    anew = {one.student for one in outcomes if one.state != pool.KEPT}
+    kept = len({one.student for one in outcomes} - anew)
+    tries = {one.student: f", attempt {one.attempt}" if one.attempt else "" for one in failed}
+    lines = [f"{one.student}{tries[one.student]}: NOT GRADED, and in no table: {one.why}" for one in failed]
     for line in lines:
         complain(line)
     (out / NOT_GRADED).unlink(missing_ok=True)
@@ -106,18 +115,22 @@ def summary(outcomes: Sequence[pool.Outcome], grades: store.Grades, settings: Se
     return 1 if failed else 0
 
 
-def replay(report: Path, student: str, lab: str, case: str) -> Case:
-    """Play one case of a graded submission again, print its run, and return its result."""
-    settings, submissions, late = arguments.recorded(report)
+def replay(report: Path, student: str, lab: str, case: str, attempt: int = 0) -> Case:
+    """Play one case of a graded submission again, print its run, and return its result.
+
+    Of several attempts it is the last one, unless `attempt` says which.
+    """
+    settings, submissions, files = arguments.recorded(report)
     if is_root() and not settings.as_root:
         raise LabError(ROOT)
-    lab_id, (entries, _) = find_lab(lab).id, intake.entries(submissions)
-    entry = next((one for one in entries if one.student == student), None)
-    if entry is None:
-        raise LabError(f"{submissions} has no submission of {student}")
-    deadlines = read_deadlines(late, [one.student for one in entries]) if late else Deadlines()
-    submission = intake.read(entry, settings.labs, deadlines.written(student))
-    stored = store.load(report / "grades", student)
+    lab_id, (entries, _) = find_lab(lab).id, intake.entries(submissions, bool(files.attempts))
+    tries = [one for one in entries if one.student == student and attempt in (0, one.attempt)]
+    if not tries:
+        which = f"attempt {attempt}" if attempt else "submission"
+        raise LabError(f"{submissions} has no {which} of {student}")
+    entry, deadlines = tries[-1], rules.read(files, entries).deadlines
+    submission = intake.read(entry, settings.labs, deadlines.written(student, entry.attempt))
+    stored = store.load(report / "grades", student, entry.attempt)
     if stored and stored.digest != grading.digest(submission, settings):
         complain("the submission or the course has changed since it was graded; this is its run now")
     try:
@@ -126,7 +139,7 @@ def replay(report: Path, student: str, lab: str, case: str) -> Case:
         raise LabError(str(error)) from None
     departs = found.said.startswith(f"{found.name} departs:")
     verdict = "passes" if found.passed else "departs" if departs else "was not played to its end"
-    typer.echo(f"{student}, {lab_id}, {found.name}: {verdict}")
+    typer.echo(f"{submission.name}, {lab_id}, {found.name}: {verdict}")
     if found.said:
         typer.echo(found.said)
     return found

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import frames, imports, seccomp
-from labs.kit.grader.inside import CLOCK, NOBODY, SCRATCH
+from labs.kit.grader.inside import ALL, CLOCK, NOBODY, SCRATCH, TOGETHER
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
 
@@ -153,6 +153,11 @@ class Sandbox:
         self.course = course_for(lab, folder)
         self.allowed: list[str] | None = imports.allowed(lab)  # None: a test opens it
         self.process: subprocess.Popen[bytes] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Give the batches that follow, of one submission, their time; no submission takes more."""
+        self.left = [times * self.seconds for times in ALL]
 
     def start(self) -> None:
         ours_in, theirs_out = os.pipe()
@@ -186,6 +191,8 @@ class Sandbox:
 
         `known` has, for each script, the steps of lines that need not be parsed.
         """
+        if min(self.left) <= 0:
+            return Answer([], ended=TOGETHER)
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)
@@ -193,6 +200,7 @@ class Sandbox:
             "id": token,
             "weak": self.weak,
             "seconds": self.seconds,
+            "left": self.left,
             "limit": LIMIT,
             "memory": MEMORY,
         }
@@ -206,10 +214,12 @@ class Sandbox:
             said = frames.receive_bytes(self.replies, LIMIT, 120)
         except (frames.BadFrame, TimeoutError, OSError) as error:
             self.stop()
+            self.left = [0.0]
             return Answer([], ended=f"the sandbox gave no answer: {type(error).__name__}")
         if not isinstance(reply, dict) or reply.get("id") != token:
             self.stop()
             return Answer([], ended="the answer is not to what was asked")
+        self.left = [left - took for left, took in zip(self.left, reply["took"], strict=True)]
         return believed(said.decode("utf-8", "replace"), str(reply.get("ended", "no end"))[:200], known)
 
     def stop(self) -> None:
@@ -232,6 +242,7 @@ class Answer:
     logs: list[list[Step]]
     broken: str = ""  # the file does not load
     ended: str = ""
+    in_hidden: bool = False  # it ended in the batch of hidden cases
 
 
 def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answer:

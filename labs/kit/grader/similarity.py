@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from labs.kit.grader.known import twins
-from labs.kit.grader.report.markdown import escaped
 from labs.kit.grader.submission import Submission
 from labs.kit.judge.manifest import LabError, find_lab
 from labs.kit.judge.pristine import starter_source
@@ -26,22 +25,25 @@ PATIENCE = 3600  # seconds for each lab
 REFERENCE = "the reference"
 
 
-def compare(submissions: Iterable[Submission], labs: Sequence[str], report: Path) -> Iterator[str]:
-    """Write REPORT/similarity/LAB.html for each lab, and yield a line for each; report.md names the pairs."""
+def compare(
+    submissions: Iterable[Submission], labs: Sequence[str], report: Path
+) -> tuple[list[str], list[str]]:
+    """Write REPORT/similarity/LAB.html for each lab; return a line for each, and the pairs that are alike."""
     if not find_spec("copydetect"):
         raise LabError("--similarity needs the package copydetect: pip install '.[grade]'")
     (report / "similarity").mkdir(parents=True, exist_ok=True)
+    lines: list[str] = []
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="grade-similar-") as folder:
         scratch = Path(folder)
         for submission in submissions:
             for lab_id, data in submission.files.items():
-                file = scratch / lab_id / f"{submission.student}.py"
+                file = scratch / lab_id / f"{submission.name}.py"
                 file.parent.mkdir(exist_ok=True)
                 file.write_bytes(data)
         for lab_id in labs:
             if not (scratch / lab_id).is_dir():
-                yield f"{lab_id}: no files, so there is nothing to compare"
+                lines.append(f"{lab_id}: no files, so there is nothing to compare")
                 continue
             starter, ours = scratch / "starter" / lab_id, scratch / "course" / lab_id
             for path, text in [(starter / "starter.py", starter_source(find_lab(lab_id))), *own_files(ours)]:
@@ -49,10 +51,13 @@ def compare(submissions: Iterable[Submission], labs: Sequence[str], report: Path
                 path.write_text(text, "utf-8")
             target = report / "similarity" / f"{lab_id}.html"
             said, pairs = run(scratch / lab_id, starter, ours, target)
-            yield f"{lab_id}: {said}"
-            found += [f"- {lab_id}: {pair}" for pair in pairs]
-    with (report / "report.md").open("a", encoding="utf-8") as summary:
-        summary.write("\n".join(["", "## Files that are alike", "", *(found or ["None."]), ""]))
+            lines.append(f"{lab_id}: {said}")
+            found += [f"{lab_id}: {pair}" for pair in pairs]
+    return lines, found
+
+
+def student_of(file: str) -> str:
+    return Path(file).stem.partition(", attempt ")[0]
 
 
 def own_files(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -107,7 +112,9 @@ def named(pairs: Iterable[tuple[str, str, float]]) -> list[str]:
     lines, compared = [], set()
     for one, other, share in sorted(pairs, key=lambda pair: (-pair[2], REFERENCE not in pair[1], *pair[:2])):
         is_ours = os.sep in os.path.normpath(other)
+        if student_of(one) == student_of(other):
+            continue
         if not (is_ours and one in compared):
-            lines.append(f"{escaped(Path(one).stem)} and {escaped(Path(other).stem)}, {share:.0%}")
+            lines.append(f"{Path(one).stem} and {Path(other).stem}, {share:.0%}")
         compared |= {one} if is_ours else set()
     return lines

@@ -1,4 +1,4 @@
-"""The grades in a report's folder, one file for each student: REPORT/grades/STUDENT.json."""
+"""The grades in a report: grades/STUDENT.json; of several attempts also grades/attempt-N/STUDENT.json."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -7,18 +7,18 @@ from labs.kit.grader.files import write
 from labs.kit.grader.results import Grade
 
 
-def path(folder: Path, student: str) -> Path:
-    return folder / f"{student}.json"
+def path(folder: Path, student: str, attempt: int = 0) -> Path:
+    return (folder / f"attempt-{attempt}" if attempt else folder) / f"{student}.json"
 
 
 def save(folder: Path, grade: Grade) -> None:
-    write(path(folder, grade.student), grade.to_json())
+    write(path(folder, grade.student, grade.attempt), grade.to_json())
 
 
-def load(folder: Path, student: str) -> Grade | None:
+def load(folder: Path, student: str, attempt: int = 0) -> Grade | None:
     """Return a student's grade, or None if there is no file or it is not a grade."""
     try:
-        return Grade.from_json(path(folder, student).read_text("utf-8"))
+        return Grade.from_json(path(folder, student, attempt).read_text("utf-8"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

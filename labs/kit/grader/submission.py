@@ -1,6 +1,8 @@
 """A student's submission, and the settings that it is graded with."""
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 
@@ -16,6 +18,14 @@ class Settings:
     weak: bool = False  # grade without namespaces, too
     reveal: bool = False  # show hidden cases to students
     as_root: bool = False  # grade as the superuser, too
+    own_seeds: bool = False  # draw other hidden cases for each student and attempt
+
+    def of(self, student: str, attempt: int) -> "Settings":
+        """Return the settings for one attempt of a student: with --own-seeds it has a seed of its own."""
+        if not self.own_seeds:
+            return self
+        text = json.dumps([self.seed, student, attempt]).encode()
+        return replace(self, seed=hashlib.blake2b(text, digest_size=16).hexdigest())
 
 
 @dataclass
@@ -27,3 +37,9 @@ class Submission:
     ignored: list[str] = field(default_factory=list)  # names of files that were not read
     problems: dict[str, str] = field(default_factory=dict)  # by lab: why there is no file
     submitted: str = ""  # ISO 8601, where known
+    attempt: int = 0  # 0: the only one
+
+    @property
+    def name(self) -> str:
+        """The student, and which attempt it is of several."""
+        return f"{self.student}, attempt {self.attempt}" if self.attempt else self.student

@@ -221,7 +221,7 @@ def test_no_hidden_case_gets_into_what_a_student_is_shown():
     public = sum(not hidden for hidden in scripts.values())
     raising = f"if len(scripts) != {public}:\n    raise ValueError(scripts)\n"
     lab = graded(f"{READS_ITS_SCRIPTS}\n{raising}{SOLUTION}")
-    assert lab.problem == f"after {public} of {len(scripts)} cases: its process ended"
+    assert lab.problem == "after all public cases, in the hidden ones: its process ended"
 
 
 @pytest.mark.parametrize("line", ["[]," * (3 << 18) + "[]", "0"], ids=["few lines", "many lines"])

@@ -16,6 +16,7 @@ from labs.kit.grader import arguments, grading, pool, regrade, similarity, store
 from labs.kit.grader import run as commands
 from labs.kit.grader.pool import FAILED, GRADED, KEPT
 from labs.kit.grader.results import Grade, LabGrade, TaskGrade
+from labs.kit.grader.rules import Files
 from labs.kit.grader.sandbox import WeakIsolation
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
@@ -169,7 +170,8 @@ def test_half_a_grade_is_none(tmp_path, text):
 
 def test_lateness_is_counted_anew_for_what_is_kept(tmp_path):
     run(tmp_path, [submission("s0", b"50")], Here())
-    late = run(tmp_path, [submission("s0", b"50")], Here(), finish=lambda grade: replace(grade, withheld=7.0))
+    costs = {"lab-01": 7.0}
+    late = run(tmp_path, [submission("s0", b"50")], Here(), finish=lambda one: replace(one, costs=costs))
     assert states(late) == {"s0": KEPT}
     (grade,) = grades(tmp_path, "s0")
     assert grade.earned == 43
@@ -294,7 +296,7 @@ def test_regrade_with_fewer_labs_compares_those_and_names_the_others(tmp_path):
         made = [LabGrade(lab, [TaskGrade("task", 100, earned[lab], "right")]) for lab in labs]
         return Grade("ann", made, "seed", "namespaces", "digest", **values)
 
-    late = {"late": {"lab-02": "1 day late"}, "withheld": 7.0}
+    late = {"late": {"lab-02": "1 day late"}, "costs": {"lab-02": 7.0}, "manual": {"lab-02": 2.0}}
     store.save(tmp_path / "grades", graded({"lab-01": 10, "lab-02": 70}, "lab-01", "lab-02", **late))
     compared = list(regrade.changes(tmp_path, [graded({"lab-01": 10, "lab-03": 5}, "lab-01", "lab-03")]))
     assert compared == [
@@ -303,10 +305,11 @@ def test_regrade_with_fewer_labs_compares_those_and_names_the_others(tmp_path):
         f"against {tmp_path}: 0 changed, 1 the same, 0 new, 0 gone",
     ]
     changed = list(regrade.changes(tmp_path, [graded({"lab-02": 50}, "lab-02")]))
-    assert changed[:3] == [
-        "ann: 70 -> 50 points",
+    assert changed[:4] == [
+        "ann: 65 -> 50 points",
         "    lab-02 task: right, 70 of 100 -> right, 50 of 100",
-        "    lab-02: 1 day late -> not late",
+        "    withheld for lateness: 7 -> 0",
+        "    manual points: 2 -> 0",
     ]
 
 
@@ -346,11 +349,11 @@ def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "is_root", lambda: True)
     monkeypatch.setattr(grading, "isolation", lambda: "namespaces")
     (tmp_path / "class" / "ann").mkdir(parents=True)
-    wished = (tmp_path / "class", tmp_path / "out", SETTINGS, 1, None, "", False, None)
+    wished = (tmp_path / "class", tmp_path / "out", SETTINGS, 1, Files(), "", False, None)
     with pytest.raises(LabError, match="root should not run what others wrote.* --as-root"):
         commands.grade(*wished)
     assert not (tmp_path / "out").exists()
-    arguments.record(tmp_path / "out", tmp_path / "class", None, SETTINGS)
+    arguments.record(tmp_path / "out", tmp_path / "class", Files(), SETTINGS)
     with pytest.raises(LabError, match="--as-root"):
         commands.replay(tmp_path / "out", "ann", "1", "public 1")
 
@@ -373,13 +376,14 @@ def test_similar_files_are_reported_and_never_imported(tmp_path):
     """Not even one of a student whose name is that of a module."""
     source = f"open({str(tmp_path / 'imported')!r}, 'w')\nx = [{', '.join(map(str, range(300)))}]\n".encode()
     alike = [Submission(name, {"lab-01": source}) for name in ("json", "copydetect")]
-    assert list(similarity.compare(alike, ["lab-01", "lab-02"], tmp_path / "report")) == [
+    lines, pairs = similarity.compare(alike, ["lab-01", "lab-02"], tmp_path / "report")
+    assert lines == [
         "lab-01: similarity/lab-01.html",
         "lab-02: no files, so there is nothing to compare",
     ]
     html = (tmp_path / "report/similarity/lab-01.html").read_text("utf-8")
     assert "json.py" in html and "copydetect.py" in html and not (tmp_path / "imported").exists()
-    assert "\n- lab-01: copydetect and json, 100%\n" in (tmp_path / "report/report.md").read_text("utf-8")
+    assert "lab-01: copydetect and json, 100%" in pairs
 
 
 def test_a_file_is_also_compared_with_the_courses_own(tmp_path):
@@ -395,9 +399,9 @@ def test_a_file_is_also_compared_with_the_courses_own(tmp_path):
     engine = (LABS_DIR.parent / "mini_engine/block_manager.py").read_text("utf-8")
     submissions = [Submission(name, {"lab-02": text.encode()}) for name, text in files.items()]
     submissions.append(Submission("dee", {"lab-06": engine.replace("block", "page").encode()}))
-    assert len(list(similarity.compare(submissions, ["lab-02", "lab-06"], tmp_path))) == 2
-    lines = (tmp_path / "report.md").read_text("utf-8").split("## Files that are alike")[1].splitlines()
-    assert any(line.startswith("- lab-02: ann and the reference, ") for line in lines), lines
-    assert any(line.startswith("- lab-06: dee and the engine's block\\_manager, ") for line in lines)
-    assert sum(line.startswith("- lab-02: bob and the ") for line in lines) == 1
+    said, lines = similarity.compare(submissions, ["lab-02", "lab-06"], tmp_path)
+    assert len(said) == 2
+    assert any(line.startswith("lab-02: ann and the reference, ") for line in lines), lines
+    assert any(line.startswith("lab-06: dee and the engine's block_manager, ") for line in lines)
+    assert sum(line.startswith("lab-02: bob and the ") for line in lines) == 1
     assert not any(" cy" in line for line in lines)

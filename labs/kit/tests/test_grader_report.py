@@ -14,7 +14,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from labs.kit.grader.names import safe
-from labs.kit.grader.report import write_reports
+from labs.kit.grader.report import Around, write_reports
 from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import random_scripts
@@ -110,7 +110,7 @@ def test_one_student_has_one_grade(tmp_path):
 
 def test_what_was_not_understood_stands_in_the_table_with_a_reason(tmp_path):
     grades = [student("bob", "wrong", "missing", ignored=["starter.py: no lab"])]
-    write_reports(tmp_path, grades, SETTINGS, {"=ann\x1b.py": "no student's"})
+    write_reports(tmp_path, grades, SETTINGS, Around({"=ann\x1b.py": "no student's"}))
     bob, other = csv.DictReader(io.StringIO((tmp_path / "grades.csv").read_text("utf-8")))
     assert bob["problems"] == "lab-03: no file was handed in for this lab; not read: starter.py: no lab"
     assert (other["student"], other["total"]) == ("'=ann\\x1b.py", "")
@@ -124,12 +124,13 @@ def test_a_class_of_none_has_a_report(tmp_path):
 
 
 def test_the_table_holds_each_task_and_total(tmp_path):
-    late = {"late": {"lab-03": "2 days late"}, "withheld": 12.5}
+    late = {"late": {"lab-03": "2 days late"}, "costs": {"lab-03": 12.5}}
     files = reported(tmp_path, [student("bob", "wrong", "missing"), student("ann", **late), student("=cmd")])
     rows = list(csv.DictReader(io.StringIO(files["grades.csv"].decode())))
     assert [row["student"] for row in rows] == ["'=cmd", "ann", "bob"]
     tasks = [f"{lab_id} {name}" for lab_id in LABS for name, _ in TASKS[lab_id]]
-    assert set(rows[0]) == {"student", *tasks, *LABS, "total", "late", "withheld", "problems"}
+    more = {"late", "withheld", "manual", "comments", "attempts", "problems"}
+    assert set(rows[0]) == {"student", *tasks, *LABS, "total", *more}
     ann, bob = rows[1:]
     whole = {lab_id: sum(points for _, points in TASKS[lab_id]) for lab_id in LABS}
     assert float(ann["lab-03"]) == whole["lab-03"] and float(ann["total"]) == sum(whole.values()) - 12.5

@@ -4,27 +4,44 @@ Its files are the same, byte for byte, for equal grades in any order. All that a
 disclosure.py.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from labs.kit.grader.files import write
 from labs.kit.grader.names import printable
-from labs.kit.grader.report import figure, gradescope, markdown, pages, table
+from labs.kit.grader.report import figure, gradebook, gradescope, markdown, pages, table
 from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.summary import Summary
 from labs.kit.grader.results import Grade
 from labs.kit.grader.submission import Settings
 
 
-def write_reports(
-    report: Path, grades: Iterable[Grade], settings: Settings, others: Mapping[str, str] | None = None
-) -> None:
-    """Write grades.csv, feedback/, gradescope/, report.md, report.png and index.html below `report`.
+@dataclass(frozen=True)
+class Around:
+    """What a report says beside the grades."""
 
-    `others` are files of the class that are no student's, with reasons. Each file is complete or not there.
-    Raise ValueError if two grades are of one student.
+    others: Mapping[str, str] = field(default_factory=dict)  # files that are no student's, with reasons
+    absent: Sequence[Mapping[str, str]] = ()  # members of the roster without a submission
+    has_roster: bool = False
+    alike: Sequence[str] | None = None  # pairs of files; None: not looked for
+
+
+def write_reports(
+    report: Path, grades: Iterable[Grade], settings: Settings, around: Around | None = None
+) -> None:
+    """Write grades.csv, gradebook/, feedback/, gradescope/, report.md, report.png and index.html in `report`.
+
+    Each file is complete or not there. Raise ValueError if two grades are of one student.
     """
-    summary = Summary(settings.seed, others={printable(name): why for name, why in (others or {}).items()})
+    around = around or Around()
+    summary = Summary(
+        settings.seed,
+        others={printable(name): why for name, why in around.others.items()},
+        absent=[{key: printable(value) for key, value in one.items()} for one in around.absent],
+        has_roster=around.has_roster,
+        alike=None if around.alike is None else [printable(pair) for pair in around.alike],
+    )
     packs: dict[str, str] = {}
     for grade in grades:
         student = disclose(grade, settings)
@@ -39,6 +56,8 @@ def write_reports(
             old.unlink()
     summary.close()
     write(report / "grades.csv", table.grades(summary))
+    for name, text in gradebook.files(summary).items():
+        write(report / "gradebook" / name, text)
     write(report / "report.png", figure.png(summary))
     write(report / "report.md", markdown.instructor(summary))
     write(report / "index.html", pages.index(summary, packs))

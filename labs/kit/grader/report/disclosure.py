@@ -13,6 +13,7 @@ from typing import Any
 from labs.kit.grader.grading import logs_to_run
 from labs.kit.grader.names import printable, safe
 from labs.kit.grader.results import (
+    ALL_PUBLIC,
     MISSING,
     NOT_WRITTEN,
     RIGHT,
@@ -81,6 +82,23 @@ class LabDisclosed:
     story: tuple[str, ...]  # its lines
     play: Play | None
     late: str
+    withheld: float
+    manual: float
+    comment: str
+    attempts: str  # which one counts, and what each earned
+
+    @property
+    def net(self) -> float:
+        """The points that count: without those withheld, and with manual ones."""
+        return max(0.0, self.earned - self.withheld + self.manual)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines on the points beside the tasks'."""
+        manual = f"{self.manual:+g} points by the instructor" if self.manual else ""
+        said = ": ".join(filter(None, [manual, self.comment]))
+        late = f"Late: {self.late}" if self.late else ""
+        return tuple(filter(None, [self.attempts and f"Of several, {self.attempts}.", late, said]))
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -123,6 +141,8 @@ class Disclosed:
     earned: float
     points: float
     withheld: float
+    manual: float
+    member: dict[str, str]  # of the roster
     seed: str
     isolation: str
     num_hidden: int  # hidden cases per lab
@@ -135,10 +155,12 @@ def disclose(grade: Grade, settings: Settings) -> Disclosed:
     return Disclosed(
         printable(grade.student),
         safe(grade.student),
-        tuple(lab_disclosed(lab, grade.late.get(lab.lab, ""), settings.reveal) for lab in grade.labs),
+        tuple(lab_disclosed(lab, grade, settings.reveal) for lab in grade.labs),
         grade.earned,
         sum(lab.points for lab in grade.labs),
         grade.withheld,
+        sum(grade.manual.values()),
+        {key: line(value) for key, value in grade.member.items()},
         printable(grade.seed),
         grade.isolation,
         settings.hidden,
@@ -147,8 +169,9 @@ def disclose(grade: Grade, settings: Settings) -> Disclosed:
     )
 
 
-def lab_disclosed(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
-    played = [case for case in lab.cases if is_played(case, lab)]
+def lab_disclosed(lab: LabGrade, grade: Grade, reveal: bool) -> LabDisclosed:
+    ended_in_hidden = lab.problem.startswith(f"after {ALL_PUBLIC}") and not reveal
+    played = [c for c in lab.cases if is_played(c, lab) and not (c.hidden and ended_in_hidden)]
     departing = [case for case in played if not case.passed]
     shown = next((case for case in departing if reveal or not case.hidden), None)
     public, hidden = ([case.passed for case in played if case.hidden is kind] for kind in (False, True))
@@ -166,7 +189,11 @@ def lab_disclosed(lab: LabGrade, late: str, reveal: bool) -> LabDisclosed:
         case_name(shown.name) if shown else "",
         story_of("\n".join(filter(None, [sentence_on(lab), shown.said]))) if shown else (),
         play_of(lab) if shown else None,
-        line(late),
+        line(grade.late.get(lab.lab, "")),
+        grade.costs.get(lab.lab, 0.0),
+        grade.manual.get(lab.lab, 0.0),
+        line(grade.comments.get(lab.lab, "")),
+        line(grade.attempts.get(lab.lab, "")),
     )
 
 

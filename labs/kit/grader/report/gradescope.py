@@ -16,7 +16,7 @@ def results(student: Disclosed) -> str:
         "visibility": "visible",
         "stdout_visibility": "hidden",
         "tests": [test for lab in student.labs for test in tests(lab)],
-        "extra_data": {"seed": student.seed, "isolation": student.isolation, "withheld": student.withheld},
+        "extra_data": {"isolation": student.isolation, "withheld": student.withheld},
     }
     return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -52,5 +52,4 @@ def output(lab: LabDisclosed, task: TaskDisclosed, is_first: bool) -> str:
     if is_first:
         lines += [lab.counts] if lab.counts else []
         lines += ["", f"{lab.case}, the first that departs:", *lab.story] if lab.case else []
-    lines += [f"late: {lab.late}"] if lab.late else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *lab.notes])

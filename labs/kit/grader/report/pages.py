@@ -7,6 +7,7 @@ runs once, and unpacks them when they are opened. Templates escape all values.
 import re
 import zlib
 from base64 import b64encode
+from collections import Counter
 from functools import cache
 from hashlib import blake2b, sha256
 from typing import Any
@@ -64,6 +65,7 @@ def render(template: str, **values: Any) -> str:
 def environment() -> Environment:
     made = templates.environment(autoescape=True)
     made.filters |= {"points": templates.points, "spans": spans, "id_of": id_of}
+    made.filters["groupby_count"] = lambda names: sorted(Counter(names).items())
     return made
 
 

@@ -20,9 +20,15 @@ class Row:
     earned: float
     share: float  # of all points
     labs: dict[str, float]
+    net: dict[str, float]  # by lab: with what lateness costs, and manual points
     tasks: dict[tuple[str, str], float]
     late: str
     withheld: float
+    manual: float
+    notes: dict[str, str]  # by lab: attempts, lateness, comments
+    attempts: str
+    comments: str
+    member: dict[str, str]  # of the roster
     problems: str  # at intake
     broken: str  # code that does not load, or does not run to its end
     ignored: str
@@ -51,6 +57,10 @@ class Summary:
     labs: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)  # title; points by task
     is_weak: bool = False
     others: dict[str, str] = field(default_factory=dict)  # files that are no student's, and why
+    absent: list[dict[str, str]] = field(default_factory=list)  # of the roster, without a submission
+    has_roster: bool = False
+    alike: list[str] | None = None  # pairs of files; None: not looked for
+    sections: list[str] = field(default_factory=list)  # of the students, one each
     _missed: dict[str, Count] = field(default_factory=dict)  # by key
     _mistakes: dict[str, Count] = field(default_factory=dict)
 
@@ -70,9 +80,16 @@ class Summary:
                     keys.add(key := f"m:{lab.id} {task.name} {task.mistake}")
                     made = Count(lab.id, task.name, key, name=task.mistake, hint=task.hint)
                     self._mistakes.setdefault(key, made).students += 1
-        late = "; ".join(f"{lab.id}: {lab.late}" for lab in student.labs if lab.late)
+        late, attempts, comments = (
+            "; ".join(f"{lab.id}: {getattr(lab, name)}" for lab in student.labs if getattr(lab, name))
+            for name in ("late", "attempts", "comment")
+        )
         problems, broken = (problems_of(student, missing) for missing in (True, False))
-        keys |= {key for key, text in (("late", late), ("problem", problems), ("broken", broken)) if text}
+        texts = {"late": late, "problem": problems, "broken": broken, "attempts": attempts}
+        keys |= {key for key, text in texts.items() if text}
+        if section := student.member.get("section"):
+            keys.add(f"s:{section}")
+            self.sections.append(section)
         self.rows.append(
             Row(
                 student=student.name,
@@ -80,9 +97,15 @@ class Summary:
                 earned=student.earned,
                 share=share,
                 labs={lab.id: lab.earned for lab in student.labs},
+                net={lab.id: lab.net for lab in student.labs},
                 tasks={(lab.id, task.name): task.earned for lab in student.labs for task in lab.tasks},
                 late=late,
                 withheld=student.withheld,
+                manual=student.manual,
+                notes={lab.id: " ".join(lab.notes) for lab in student.labs if lab.notes},
+                attempts=attempts,
+                comments=comments,
+                member=student.member,
                 problems=problems,
                 broken=broken,
                 ignored=", ".join(student.ignored[:3]) + (", ..." if len(student.ignored) > 3 else ""),
@@ -94,6 +117,8 @@ class Summary:
         """Put everything in an order that does not depend on that of the grades."""
         self.rows.sort(key=lambda row: (row.student.casefold(), row.student, row.stem))
         self.labs = dict(sorted(self.labs.items()))
+        self.sections.sort()
+        self.absent.sort(key=lambda one: (one["name"].casefold(), one["id"]))
         stems = Counter(row.stem for row in self.rows)
         if twice := [stem for stem, number in stems.items() if number > 1]:
             raise ValueError(f"there are two grades of {twice[0]!r}; a student has one")
@@ -117,6 +142,28 @@ class Summary:
         return [counts[f"b{number}"] for number in range(BINS)]
 
     @cached_property
+    def in_time(self) -> list[str]:
+        """Lines on lateness and attempts, what costs most first."""
+        rows = sorted(self.rows, key=lambda row: -row.withheld)
+        return [text for row in rows if (text := not_in_time(row))]
+
+    @cached_property
+    def not_understood(self) -> list[str]:
+        """Lines on files and students that are in no lab's numbers."""
+        rows = [f"{row.student}: {text}" for row in self.rows if (text := row.problems or row.broken)]
+        read = [f"{row.student}: not read: {row.ignored}" for row in self.rows if row.ignored]
+        strangers = [row.student for row in self.rows if self.has_roster and not row.member]
+        unknown = [f"{student}: not in the roster" for student in strangers]
+        absent = [f"{one['name'] or one['id']}: nothing was handed in" for one in self.absent]
+        return [
+            *rows,
+            *read,
+            *(f"{name}: {why}" for name, why in sorted(self.others.items())),
+            *unknown,
+            *absent,
+        ]
+
+    @cached_property
     def complete(self) -> int:
         return sum(row.share >= 1 for row in self.rows)
 
@@ -129,6 +176,17 @@ class Summary:
     def mistakes(self) -> list[Count]:
         """Known mistakes, the commonest first."""
         return sorted(self._mistakes.values(), key=lambda one: (-one.students, one.lab, one.task, one.name))
+
+
+def not_in_time(row: Row) -> str:
+    """Return one line on a student's lateness and attempts, or ""."""
+    late = (
+        f"late in {', '.join(lab for lab, note in row.notes.items() if 'Late: ' in note)}" if row.late else ""
+    )
+    tries = f"several attempts in {row.attempts.count('attempt ')}" if row.attempts else ""
+    withheld = f"{row.withheld:g} points withheld" if row.withheld else ""
+    text = ", ".join(filter(None, [late, withheld, tries]))
+    return f"{row.student}: {text}" if text else ""
 
 
 def problems_of(student: Disclosed, missing: bool) -> str:

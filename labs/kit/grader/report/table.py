@@ -12,7 +12,9 @@ def grades(summary: Summary) -> str:
     out = csv.writer(file, lineterminator="\n")
     columns = [(lab, task) for lab, (_, tasks) in summary.labs.items() for task in [*tasks, ""]]
     names = [f"{lab} {task}".strip() for lab, task in columns]
-    out.writerow(["student", *names, "total", "late", "withheld", "problems"])
+    roster = ["id", "name", "section"] if summary.has_roster else []
+    more = ["late", "withheld", "manual", "comments", "attempts", "problems"]
+    out.writerow(["student", *names, "total", *more, *roster])
     for row in summary.rows:
         earned = [row.tasks.get((lab, task)) if task else row.labs.get(lab) for lab, task in columns]
         cells = ["" if value is None else points(value) for value in earned]
@@ -20,10 +22,21 @@ def grades(summary: Summary) -> str:
         problems = "; ".join(
             filter(None, [row.problems, row.broken, row.ignored and f"not read: {row.ignored}"])
         )
-        ends = [total, no_formula(row.late), withheld, no_formula(problems)]
-        out.writerow([no_formula(row.student), *cells, *ends])
+        manual = points(row.manual)
+        notes = [row.comments, row.attempts, problems]
+        member = [row.member.get(key, "") for key in roster]
+        if roster and not row.member:
+            notes[-1] = "; ".join(filter(None, ["not in the roster", problems]))
+        ends = [no_formula(row.late), withheld, manual, *map(no_formula, [*notes, *member])]
+        out.writerow([no_formula(row.student), *cells, total, *ends])
+    gap = [""] * (len(columns) + len(more))
+    for one in summary.absent:
+        who = one["student"] or one["name"] or one["id"] or one["email"]
+        absent = [no_formula(one[key]) for key in roster]
+        zero = [*[""] * len(columns), "0", *[""] * (len(more) - 1)]
+        out.writerow([no_formula(who), *zero, "nothing was handed in", *absent])
     for name, why in sorted(summary.others.items()):
-        out.writerow([no_formula(name), *[""] * (len(columns) + 3), f"not read: {why}"])
+        out.writerow([no_formula(name), *gap, f"not read: {why}", *[""] * len(roster)])
     return file.getvalue()
 
 

@@ -28,7 +28,7 @@ def environment(**options: Any) -> Environment:
     """Return an environment for the templates; `options` say how it escapes values."""
     options |= {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
     made = Environment(loader=FileSystemLoader(ASSETS), **options)
-    made.globals |= {"counted": counted, "sum_of": sum_of, "differs": differs}
+    made.globals |= {"counted": counted, "sum_of": sum_of, "added": added, "differs": differs}
     return made
 
 
@@ -37,8 +37,13 @@ def points(value: float) -> str:
 
 
 def sum_of(student: Disclosed) -> str:
-    text = f"{points(student.earned)} of {points(student.points)} points"
-    return f"{text}, after {points(student.withheld)} withheld for lateness" if student.withheld else text
+    return f"{points(student.earned)} of {points(student.points)} points{added(student)}"
+
+
+def added(student: Disclosed) -> str:
+    """Return what is in a student's points beside the tasks', or ""."""
+    late = f", after {points(student.withheld)} withheld for lateness" if student.withheld else ""
+    return late + (f", with {student.manual:+g} by the instructor" if student.manual else "")
 
 
 def differs(student: Disclosed) -> list[str]:
