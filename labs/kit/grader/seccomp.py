@@ -1,7 +1,8 @@
 """The system calls that a submission is refused: a filter in the kernel's classic BPF.
 
 No lab needs them. They keep what outlives a batch (keyrings, shared memory), count towards no limit
-(memfd_create), look into other processes, or open parts of the kernel that namespaces do not divide.
+(memfd_create), look into other processes, tell what others do with a file that all may read (locks, inotify),
+or open parts of the kernel that namespaces do not divide.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ X32 = 0x40000000  # the bit of numbers in x86_64's second ABI, which has every c
 NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*, but for time: clone reads that bit as part of a signal
 FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: a network namespace does not bind AF_VSOCK
 SET_PDEATHSIG = 1
+LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026)  # F_GETLK to F_OFD_SETLKW, leases, notices: of files others see
 CALLS = {
     name: (int(x86_64), int(aarch64))
     for name, x86_64, aarch64 in (
@@ -33,13 +35,15 @@ CALLS = {
         kcmp 312 272; pidfd_getfd 438 438; bpf 321 280; userfaultfd 323 282; perf_event_open 298 241;
         io_uring_setup 425 425; io_uring_enter 426 426; io_uring_register 427 427; personality 135 92;
         kexec_load 246 104; kexec_file_load 320 294; init_module 175 105; finit_module 313 273;
-        delete_module 176 106; syslog 103 116; clone 56 220; clone3 435 435; prctl 157 167; socket 41 198
+        delete_module 176 106; syslog 103 116; flock 73 32; inotify_init1 294 26; inotify_add_watch 254 27;
+        mincore 27 232; cachestat 451 451; fcntl 72 25;
+        clone 56 220; clone3 435 435; prctl 157 167; socket 41 198
         """.split(";")
     )
 }
-PARTLY = ("clone", "clone3", "prctl", "socket")  # refused with some arguments, or in another way
+PARTLY = ("clone", "clone3", "prctl", "socket", "fcntl")  # refused with some arguments, or in another way
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of words, with constants
-NUMBER, ARCHITECTURE, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both machines are little-endian
+NUMBER, ARCHITECTURE, ARGUMENT, SECOND = 0, 4, 16, 24  # in seccomp_data, of little-endian machines
 ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x50000, 0x80000000
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
@@ -71,6 +75,10 @@ def _instructions(machine: str) -> Iterator[Instruction]:
     )
     yield from ((LOAD, 0, 0, NUMBER), (EQUAL, 0, 3, number["prctl"]), (LOAD, 0, 0, ARGUMENT))
     yield from ((EQUAL, 0, 1, SET_PDEATHSIG), refused)
+    yield from ((LOAD, 0, 0, NUMBER), (EQUAL, 0, 1 + 2 * len(LOCKS), number["fcntl"]))
+    yield (LOAD, 0, 0, SECOND)
+    for command in LOCKS:
+        yield from ((EQUAL, 0, 1, command), refused)
     yield from (
         (LOAD, 0, 0, NUMBER),
         (EQUAL, 0, 1 + len(FAMILIES) + 1, number["socket"]),

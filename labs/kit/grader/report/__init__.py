@@ -37,7 +37,7 @@ def write_reports(
     around = around or Around()
     summary = Summary(
         settings.seed,
-        others={printable(name): why for name, why in around.others.items()},
+        others={printable(name): printable(why) for name, why in around.others.items()},
         absent=[{key: printable(value) for key, value in one.items()} for one in around.absent],
         has_roster=around.has_roster,
         alike=None if around.alike is None else [printable(pair) for pair in around.alike],
