@@ -19,7 +19,7 @@ from labs.kit.toys.scripts import BUILTINS
 HARMLESS = """__future__ abc array bisect cmath collections collections.abc contextlib copy dataclasses
     datetime decimal enum fractions functools graphlib hashlib heapq itertools json math numbers numpy
     operator queue random re reprlib statistics string struct textwrap time types typing typing_extensions
-    warnings weakref""".split()
+    unicodedata warnings weakref""".split()
 EVERYWHERE = ("mini_engine", "mini_engine.interfaces", "mini_engine.request")
 WHOLE = ("numpy", "torch")  # given as they are, with all that they contain
 NOT_CALLED = ("breakpoint", "compile", "eval", "exec", "input", "open")

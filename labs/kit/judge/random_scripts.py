@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import zip_longest
+from numbers import Integral
 from textwrap import shorten
 from time import monotonic
 from typing import Any
@@ -115,7 +116,12 @@ def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], 
         yield [name, *arguments], f"{seen}{', ' if more != '}' else ''}{more}", failed
 
 
-ENCODER = json.JSONEncoder(default=lambda other: f"<{type(other).__name__}>")
+def unknown(value: object) -> object:
+    """Return what is shown of a value that JSON lacks: of a numpy integer the number, else the type."""
+    return int(value) if isinstance(value, Integral) else f"<{type(value).__name__}>"
+
+
+ENCODER = json.JSONEncoder(default=unknown)
 
 
 def text(value: Any) -> str:

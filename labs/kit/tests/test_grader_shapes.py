@@ -1,0 +1,194 @@
+"""Right solutions of odd shapes earn all points: what Python lets a student write is no fault."""
+
+from pathlib import Path
+
+import pytest
+
+from labs.kit.grader import intake
+from labs.kit.grader.grading import grade
+from labs.kit.grader.submission import Settings, Submission
+from labs.kit.judge.manifest import find_lab
+from labs.kit.tests import marks
+
+pytestmark = marks.namespaces
+
+SETTINGS = Settings(("lab-01",), "a seed", hidden=10, seconds=5.0)
+SOLUTION = find_lab("lab-01").file("solution.py").read_text("utf-8")
+OTHER = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
+SHAPES = {  # after the reference, whose function is `honest`
+    "a dataclass": """
+from dataclasses import dataclass, field
+@dataclass(slots=True)
+class Step:
+    given: dict = field(default_factory=dict)
+    def __call__(self, *args, **options):
+        return {**self.given, **honest(*args, **options)}
+def schedule_step(*args, **options):
+    return Step()(*args, **options)""",
+    "a generator": """
+def pairs(*args, **options):
+    yield from honest(*args, **options).items()
+def schedule_step(*args, **options):
+    return dict(pairs(*args, **options))""",
+    "numpy integers": """
+import numpy as np
+def schedule_step(*args, **options):
+    return {key: np.int64(value) for key, value in honest(*args, **options).items()}""",
+    "numpy integers of 32 bits": """
+import numpy as np
+def schedule_step(*args, **options):
+    return {key: np.int32(value) for key, value in honest(*args, **options).items()}""",
+    "match": """
+def schedule_step(*args, **options):
+    match (args, options):
+        case ((waiting, running, kv), dict()):
+            return honest(waiting, running, kv, **options)
+        case _:
+            return honest(*args, **options)""",
+    "inheritance": """
+from abc import ABC, abstractmethod
+class Base(ABC):
+    @abstractmethod
+    def step(self, *args, **options): ...
+class Mine(Base):
+    def step(self, *args, **options):
+        return honest(*args, **options)
+schedule_step = Mine().step""",
+    "a cache of the module": """
+import functools
+@functools.lru_cache(maxsize=None)
+def least(a, b):
+    return min(a, b)
+SEEN = {}
+def schedule_step(*args, **options):
+    found = honest(*args, **options)
+    return {key: SEEN.setdefault(value, least(value, value)) for key, value in found.items()}""",
+    "a partial": "import functools\nschedule_step = functools.partial(honest)",
+    "an object that is called": """
+class Step:
+    __slots__ = ("calls",)
+    def __init__(self): self.calls = 0
+    def __call__(self, *args, **options):
+        self.calls += 1
+        return honest(*args, **options)
+schedule_step = Step()""",
+    "decorators": """
+import functools
+def logged(function):
+    @functools.wraps(function)
+    def wrapper(*args, **options):
+        print("called", options)
+        return function(*args, **options)
+    return wrapper
+schedule_step = logged(logged(honest))""",
+    "a lambda": "schedule_step = lambda *args, **options: honest(*args, **options)",
+    "a closure": """
+def made():
+    count = 0
+    def schedule_step(*args, **options):
+        nonlocal count
+        count += 1
+        return honest(*args, **options)
+    return schedule_step
+schedule_step = made()""",
+    "an ordered dict": """
+from collections import OrderedDict
+def schedule_step(*args, **options):
+    return OrderedDict(honest(*args, **options))""",
+    "a counter": """
+from collections import Counter
+def schedule_step(*args, **options):
+    return Counter(honest(*args, **options))""",
+    "a default dict": """
+from collections import defaultdict
+def schedule_step(*args, **options):
+    found = defaultdict(int)
+    for key, value in honest(*args, **options).items():
+        found[key] += value
+    return found""",
+    "a coroutine": """
+async def later(*args, **options):
+    return honest(*args, **options)
+def schedule_step(*args, **options):
+    try:
+        later(*args, **options).send(None)
+    except StopIteration as done:
+        return done.value""",
+    "a context manager": """
+from contextlib import contextmanager
+@contextmanager
+def opened(*args, **options):
+    yield honest(*args, **options)
+def schedule_step(*args, **options):
+    with opened(*args, **options) as found:
+        return found""",
+    "an enum and a named tuple": """
+import enum
+from typing import NamedTuple
+class Kind(enum.IntEnum):
+    one = 1
+class Row(NamedTuple):
+    key: str
+    value: int
+def schedule_step(*args, **options):
+    rows = [Row(key, value * Kind.one) for key, value in honest(*args, **options).items()]
+    return {row.key: row.value for row in rows}""",
+    "letters beyond ASCII": """
+def größe(*args, **options):
+    return honest(*args, **options)
+schedule_step = größe""",
+    "a metaclass": """
+class Meta(type):
+    def __call__(cls, *args, **options):
+        return honest(*args, **options)
+class schedule_step(metaclass=Meta):
+    pass""",
+    "recursion": """
+def copied(items):
+    return {} if not items else {items[0][0]: items[0][1], **copied(items[1:])}
+def schedule_step(*args, **options):
+    return copied([*honest(*args, **options).items()])""",
+    "types that are written": """
+from __future__ import annotations
+from typing import Any, Generic, Protocol, TypeVar
+T = TypeVar("T")
+class Box(Generic[T]):
+    def __init__(self, value: T) -> None: self.value = value
+class Steps(Protocol):
+    def __call__(self, *args: Any, **options: Any) -> dict[str, int]: ...
+def schedule_step(*args: Any, **options: Any) -> dict[str, int]:
+    return Box(honest(*args, **options)).value""",
+}
+FORMS = {  # of a file, as bytes
+    "ends of lines as in Windows": lambda text: text.replace("\n", "\r\n").encode(),
+    "a byte order mark": lambda text: b"\xef\xbb\xbf" + text.encode(),
+    "Latin-1": lambda text: f"# coding: latin-1\n{text}\nname = 'Zoë'\n".encode("latin-1", "replace"),
+    "an editor's cookie": lambda text: ("# vim: set fileencoding=cp1252 :\n" + text).encode("cp1252"),
+    "tabs": lambda text: text.replace("    ", "\t").encode(),
+}
+
+
+def shaped(shape: str) -> str:
+    code = SHAPES[shape]
+    future = "from __future__ import annotations\n"
+    head = future if future in code else ""
+    return f"{head}{SOLUTION}\nhonest = schedule_step\n{code.replace(future, '')}\n"
+
+
+def graded(data: bytes):
+    return grade(Submission("ann", {"lab-01": data}), SETTINGS).labs[0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_right_solution_of_this_shape_earns_all(shape):
+    lab = graded(shaped(shape).encode())
+    assert lab.earned == 100, lab.problem or [case.said for case in lab.cases if not case.passed][:1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_of_this_form_earns_all(tmp_path, form):
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann/lab-01.py").write_bytes(FORMS[form](OTHER))
+    ((entry,), _) = intake.entries(tmp_path)
+    lab = graded(intake.read(entry, ["lab-01"]).files["lab-01"])
+    assert lab.earned == 100, lab.problem
