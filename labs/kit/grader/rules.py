@@ -27,6 +27,7 @@ COLUMNS = {  # of a roster: what Canvas, Moodle and Gradescope call them in the 
     EMAIL: ("email", "email address", "sis login id"),
 }
 KEPT = ("SIS User ID", "SIS Login ID")  # of a Canvas gradebook, which an import wants again
+NOBODY = ("Points Possible", "Student, Test")  # rows of a Canvas gradebook
 MOST = 1_000_000  # points
 
 
@@ -155,8 +156,8 @@ def read_roster(
     absent = []
     for line, row in rows(path):
         member = member_of(row)
-        if not (member[ID] or member[STUDENT] or member[EMAIL]):
-            if member[NAME] and member[NAME] not in ("Points Possible", "Student, Test"):
+        if member[NAME] in NOBODY or not (member[ID] or member[STUDENT] or member[EMAIL]):
+            if member[NAME] not in ("", *NOBODY):
                 raise LabError(f"{path}: line {line}: {shown(member[NAME])} has neither an id nor an address")
             continue
         found = next((by[key] for key in map(folded, keys_of_member(member)) if key in by), None)

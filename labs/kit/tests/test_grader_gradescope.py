@@ -245,7 +245,7 @@ def test_what_the_guide_shows_is_what_its_commands_print(tmp_path):
     program(programs / "python", PYTHON)
     shown = "".join(re.findall(r"^```console\n(.*?)^```", GUIDE, re.M | re.S))
     commands = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", shown, re.M)
-    assert len(commands) == 7
+    assert len(commands) == 9
     for line, output in commands:
         told = run(["bash", "-c", line], tmp_path, programs, PYTHONPATH=str(ROOT))
         assert told.stdout == output, f"{line}\n{told.stderr}"

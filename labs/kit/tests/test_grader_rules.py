@@ -114,7 +114,7 @@ def test_the_command_grades_attempts_and_replays_one_of_them(tmp_path):
     assert (bo["total"], bo["problems"], bo["id"]) == ("0", "nothing was handed in", "8")
     assert third["student"] == "ann/attempt-3" and third["problems"] == "not read: only 2 attempts count"
     feedback = (tmp_path / "out/feedback/ann.md").read_text("utf-8")
-    assert "-2.5 points by the instructor: =see me" in feedback.replace("\\", "")
+    assert "The instructor: -2.5 points, =see me" in feedback.replace("\\", "")
     wrong = next(c for c in store.load(tmp_path / "out/grades", "ann", 1).labs[0].cases if not c.passed)
     assert not run.replay(tmp_path / "out", "ann", "1", wrong.name, 1).passed
     assert run.replay(tmp_path / "out", "ann", "1", wrong.name, 2).passed
@@ -126,6 +126,7 @@ CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,Lab-01 one (501),Final
     Points Possible,,,,,100,
 "Example, Ann",41,u41,ann@example.org,North,,
 "Other, Bo",42,u42,bo@example.org,South,,
+"Student, Test",9,,,,,
 """
 
 
@@ -142,11 +143,11 @@ def test_a_canvas_gradebook_is_a_roster_and_comes_back_with_points(tmp_path):
         "Student,ID,SIS User ID,SIS Login ID,Section,Lab-01 one (501),lab-02",
         "Points Possible,,,,,100,100",
         '"Example, Ann",41,u41,ann@example.org,North,100,45',
-        '"Other, Bo",42,u42,bo@example.org,South,0,0',
+        '"Other, Bo",42,u42,bo@example.org,South,,',
     ]
     ann, bo = csv.DictReader(io.StringIO((tmp_path / "gradebook/moodle.csv").read_text("utf-8")))
     assert (ann["ID number"], ann["Email address"], ann["lab-02"]) == ("41", "ann@example.org", "45")
-    assert ann["lab-02 feedback"] == "Late: 1 day late +5 points by the instructor" and bo["lab-01"] == "0"
+    assert ann["lab-02 feedback"] == "Late: 1 day late The instructor: +5 points" and bo["lab-01"] == ""
     index = (tmp_path / "index.html").read_text("utf-8")
     assert "stranger: not in the roster" in index and "Other, Bo: nothing was handed in" in index
 

@@ -95,8 +95,9 @@ class LabDisclosed:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines on the points beside the tasks'."""
-        manual = f"{self.manual:+g} points by the instructor" if self.manual else ""
-        said = ": ".join(filter(None, [manual, self.comment]))
+        manual = f"{self.manual:+g} points" if self.manual else ""
+        said = ", ".join(filter(None, [manual, self.comment]))
+        said = f"The instructor: {said}" if said else ""
         late = f"Late: {self.late}" if self.late else ""
         return tuple(filter(None, [self.attempts and f"Of several, {self.attempts}.", late, said]))
 

@@ -24,7 +24,7 @@ def files(summary: Summary) -> dict[str, str]:
     if not summary.has_roster:
         return {}
     rows = [(row.member, row.net, row.notes) for row in summary.rows if row.member]
-    rows += [(member, dict.fromkeys(summary.labs, 0.0), {}) for member in summary.absent]
+    rows += [(member, {}, {}) for member in summary.absent]  # without points: an import leaves theirs
     rows.sort(key=lambda row: (row[0][NAME].casefold(), row[0][ID]))
     return {"canvas.csv": canvas(summary, rows), "moodle.csv": moodle(summary, rows)}
 
@@ -41,7 +41,7 @@ def canvas(summary: Summary, rows: Rows) -> str:
     for member, earned, _ in rows:
         login = member.get("SIS Login ID") or member[EMAIL]
         who = [member[NAME], member[ID], member.get("SIS User ID", ""), login, member[SECTION]]
-        lines.append([*map(no_formula, who), *(points(earned[lab]) for lab in summary.labs)])
+        lines.append([*map(no_formula, who), *(cell(earned, lab) for lab in summary.labs)])
     return written(lines)
 
 
@@ -57,9 +57,13 @@ def moodle(summary: Summary, rows: Rows) -> str:
     lines = [["ID number", "Email address", "Full name", "Group", *heads]]
     for member, earned, notes in rows:
         who = [member[ID], member[EMAIL], member[NAME], member[SECTION]]
-        cells = [cell for lab in summary.labs for cell in (points(earned[lab]), notes.get(lab, ""))]
+        cells = [text for lab in summary.labs for text in (cell(earned, lab), notes.get(lab, ""))]
         lines.append([no_formula(text) for text in (*who, *cells)])
     return written(lines)
+
+
+def cell(earned: Mapping[str, float], lab: str) -> str:
+    return points(earned[lab]) if lab in earned else ""
 
 
 def written(lines: Iterable[Sequence[str]]) -> str:
