@@ -18,10 +18,6 @@ from mini_engine.commands.common import check_folder
 
 NOT_GRADED = "not-graded.txt"
 WEAK = "--allow-weak-isolation grades without them, and the report says so in its first line"
-ROOT = (
-    "root should not run what others wrote: grade as another user, or, on a machine that holds nothing else "
-    "and is thrown away, with --as-root"
-)
 
 
 def grade(
@@ -48,7 +44,7 @@ def grade(
     if not cluster and not settings.weak and grading.isolation() != "namespaces":
         raise LabError(f"this machine offers no namespaces, or has no bwrap, to run submissions in; {WEAK}")
     if not cluster and is_root() and not settings.as_root:
-        raise LabError(ROOT)
+        raise LabError(workers.ROOT)
     for name, why in others.items():
         say(f"not a submission, so it was not read: {name}: {why}")
     others |= beyond
@@ -122,7 +118,7 @@ def replay(report: Path, student: str, lab: str, case: str, attempt: int = 0) ->
     """
     settings, submissions, files = arguments.recorded(report)
     if is_root() and not settings.as_root:
-        raise LabError(ROOT)
+        raise LabError(workers.ROOT)
     lab_id, (entries, _) = find_lab(lab).id, intake.entries(submissions, bool(files.attempts))
     tries = [one for one in entries if one.student == student and attempt in (0, one.attempt)]
     if not tries:

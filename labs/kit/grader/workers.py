@@ -14,10 +14,15 @@ from multiprocessing import active_children, connection, get_context, parent_pro
 from typing import Any
 
 from labs.kit.grader.results import Grade
+from labs.kit.grader.sandbox import is_root
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LabError
 from labs.kit.toys.words import describe
 
+ROOT = (
+    "root should not run what others wrote: grade as another user, or, on a machine that holds nothing else "
+    "and is thrown away, with --as-root"
+)
 Grading = Callable[[Submission, Settings], Grade]
 JOINING = 60.0  # seconds for a cluster's first worker
 _lock = threading.Lock()  # a process has one sandbox for each lab, and a Dask worker may run threads
@@ -27,6 +32,14 @@ def graded(grading: Grading, submission: Submission, settings: Settings) -> str:
     """Return a grade as JSON; called in a worker."""
     with _lock:
         return grading(submission, settings).to_json()
+
+
+def elsewhere(call: Callable[..., str], *more: Any) -> str:
+    """Call in a cluster's worker, which root may not be without the flag either."""
+    settings: Settings = more[-1]
+    if is_root() and not settings.as_root:
+        raise LabError(ROOT)
+    return call(*more)
 
 
 def cores() -> int:
@@ -112,7 +125,7 @@ class Cluster:
     def submit(self, *call: Any) -> Future[str]:
         if self.client.status != "running":
             raise LabError("the cluster has gone; the same command goes on where this one was")
-        return self.executor.submit(*call)
+        return self.executor.submit(elsewhere, *call)
 
     def width(self) -> int:
         threads: dict[str, int] = self.client.nthreads()

@@ -11,7 +11,7 @@ from labs.kit.author.check import imports
 from labs.kit.grader import blame
 from labs.kit.grader.grading import grade, replayed
 from labs.kit.grader.report.disclosure import lab_disclosed
-from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG
+from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
@@ -199,7 +199,8 @@ def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
     assert found.earned == 0 and any(case.passed for case in found.cases)
     assert said.count("no answer within 2 s of computing") == 1 and "not begun" in said
     assert "no answer within 2 s of computing" in found.problem
-    [task] = lab_disclosed(found, "", reveal=False).tasks
+    whole = Grade("ada", [found], "a seed", "namespaces", "digest")
+    [task] = lab_disclosed(found, whole, reveal=False).tasks
     assert task.words == "too slow: no answer within 2 s of computing"
 
 

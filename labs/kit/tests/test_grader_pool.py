@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from concurrent.futures import Future
@@ -24,7 +26,7 @@ from labs.kit.judge.pristine import starter_source
 from labs.kit.tests import marks
 
 LABS = ("lab-01",)
-SETTINGS = Settings(LABS, "seed")
+SETTINGS = Settings(LABS, "seed", as_root=True)
 NAMES = [f"s{n}" for n in range(8)]
 
 
@@ -230,6 +232,7 @@ def test_memory_does_not_grow_with_the_class(tmp_path):
 
 SCRIPT = """
 import sys
+import threading
 from pathlib import Path
 from labs.kit.tests import test_grader_pool as tests
 report, marks = map(Path, sys.argv[1:])
@@ -349,11 +352,20 @@ def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "is_root", lambda: True)
     monkeypatch.setattr(grading, "isolation", lambda: "namespaces")
     (tmp_path / "class" / "ann").mkdir(parents=True)
-    wished = (tmp_path / "class", tmp_path / "out", SETTINGS, 1, Files(), "", False, None)
+    wished = (
+        tmp_path / "class",
+        tmp_path / "out",
+        replace(SETTINGS, as_root=False),
+        1,
+        Files(),
+        "",
+        False,
+        None,
+    )
     with pytest.raises(LabError, match="root should not run what others wrote.* --as-root"):
         commands.grade(*wished)
     assert not (tmp_path / "out").exists()
-    arguments.record(tmp_path / "out", tmp_path / "class", Files(), SETTINGS)
+    arguments.record(tmp_path / "out", tmp_path / "class", Files(), replace(SETTINGS, as_root=False))
     with pytest.raises(LabError, match="--as-root"):
         commands.replay(tmp_path / "out", "ann", "1", "public 1")
 
@@ -405,3 +417,89 @@ def test_a_file_is_also_compared_with_the_courses_own(tmp_path):
     assert any(line.startswith("lab-06: dee and the engine's block_manager, ") for line in lines)
     assert sum(line.startswith("lab-02: bob and the ") for line in lines) == 1
     assert not any(" cy" in line for line in lines)
+
+
+# ------------------------------------------------------------------------------------------- a big class
+
+MANY = 1000
+
+
+def of_this_course(submission: Submission, settings: Settings) -> Grade:
+    """Grade, unless this worker has another version of the course, which gives another digest."""
+    found = points(submission, settings)
+    return replace(found, digest="another") if os.environ.get("ANOTHER_COURSE") else found
+
+
+class Dask:
+    """A scheduler and workers as processes, as an instructor starts them."""
+
+    def __init__(self, port: int):
+        self.address, self.running = f"tcp://127.0.0.1:{port}", []
+        self.port = port
+
+    def start(self, *line: str, **environment: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "distributed.cli.dask_" + line[0], *line[1:]]
+        known = os.environ | environment | {"PYTHONPATH": str(LABS_DIR.parent)}
+        process = subprocess.Popen(command, env=known, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.running.append(process)
+        return process
+
+    def scheduler(self) -> subprocess.Popen:
+        return self.start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
+
+    def worker(self, **environment: str) -> subprocess.Popen:
+        return self.start(
+            "worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard", **environment
+        )
+
+    def stop(self) -> None:
+        for process in self.running:
+            process.kill()
+        for process in self.running:
+            process.wait(30)
+        self.running.clear()
+
+
+@pytest.mark.soak
+def test_a_thousand_submissions_outlive_their_scheduler_and_a_worker_of_another_course(tmp_path):
+    """The scheduler ends in the middle; the same command goes on, and each student has the right grade."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    dask, everyone = Dask(port), [submission(f"s{n:04}", str(n % 101).encode()) for n in range(MANY)]
+
+    def grading_run() -> dict[str, str]:
+        cluster = workers.Cluster(dask.address)
+        try:
+            coming = pool.grade_class(
+                everyone, SETTINGS, tmp_path / "grades", cluster, grading=of_this_course
+            )
+            return {one.student: one.state for one in coming}
+        finally:
+            cluster.stop()
+
+    def killed_later() -> None:
+        wait_for(lambda: len(stored(tmp_path)) > 200, 300)
+        scheduler.kill()
+
+    (tmp_path / "grades").mkdir()
+    try:
+        scheduler = dask.scheduler()
+        dask.worker(), dask.worker()
+        ended = threading.Thread(target=killed_later)
+        ended.start()
+        with pytest.raises(LabError, match="the cluster has gone; the same command goes on"):
+            grading_run()
+        ended.join()
+        before = len(stored(tmp_path))
+        assert 200 < before < MANY
+        dask.stop()
+        dask.scheduler(), dask.worker(), dask.worker(ANOTHER_COURSE="1")
+        states = grading_run()
+        assert {*states.values()} == {KEPT, GRADED, FAILED} and list(states.values()).count(KEPT) == before
+        dask.stop()
+        dask.scheduler(), dask.worker(), dask.worker()
+        assert {*grading_run().values()} == {KEPT, GRADED}
+    finally:
+        dask.stop()
+    names = {one.student: float(one.files["lab-01"]) for one in everyone}
+    assert {one.student: one.earned for one in grades(tmp_path, *names)} == names
