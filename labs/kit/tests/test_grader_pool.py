@@ -448,9 +448,8 @@ class Dask:
         return self.start("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
 
     def worker(self, **environment: str) -> subprocess.Popen:
-        return self.start(
-            "worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard", **environment
-        )
+        line = ("worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        return self.start(*line, **environment)
 
     def stop(self) -> None:
         for process in self.running:
