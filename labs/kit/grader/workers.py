@@ -24,6 +24,7 @@ ROOT = (
     "and is thrown away, with --as-root"
 )
 Grading = Callable[[Submission, Settings], Grade]
+GONE = "the cluster has gone; the same command goes on where this one was"
 JOINING = 60.0  # seconds for a cluster's first worker
 _lock = threading.Lock()  # a process has one sandbox for each lab, and a Dask worker may run threads
 
@@ -124,11 +125,14 @@ class Cluster:
 
     def submit(self, *call: Any) -> Future[str]:
         if self.client.status != "running":
-            raise LabError("the cluster has gone; the same command goes on where this one was")
+            raise LabError(GONE)
         return self.executor.submit(elsewhere, *call)
 
     def width(self) -> int:
-        threads: dict[str, int] = self.client.nthreads()
+        try:
+            threads: dict[str, int] = self.client.nthreads()
+        except OSError:  # the scheduler has just ended
+            raise LabError(GONE) from None
         return 2 * max(1, sum(threads.values()))
 
     def renew(self) -> None:
