@@ -6,7 +6,6 @@ code with solution.py. A script that fails is cut to the fewest calls that still
 
 import hashlib
 import json
-import math
 import random
 from collections.abc import Iterator
 from copy import deepcopy
@@ -19,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from labs.kit.judge import loading
+from labs.kit.judge.compare import same
 from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.toys.driver import EXPECTED, PULSE, RUNS, OpHeader, OpLog, OpStep
 from labs.kit.toys.scripts import Script, Skip
@@ -137,19 +137,6 @@ def departure(yours: list[Step], model: list[Step]) -> int | None:
         if not (a.text == b.text != "" or same(a.seen, b.seen)):
             return number
     return None
-
-
-def same(yours: Any, model: Any) -> bool:
-    """Equal; floats up to the rounding of another order of summation."""
-    if yours is model:
-        return True
-    if isinstance(yours, dict) and isinstance(model, dict):
-        return yours.keys() == model.keys() and all(same(yours[key], model[key]) for key in yours)
-    if isinstance(yours, list) and isinstance(model, list):
-        return len(yours) == len(model) and all(map(same, yours, model))
-    if isinstance(yours, float) and isinstance(model, float):
-        return math.isclose(yours, model, rel_tol=1e-6, abs_tol=1e-8)
-    return type(yours) is type(model) and bool(yours == model)
 
 
 def cut(lab_id: str, part: Any, script: Script) -> Script:

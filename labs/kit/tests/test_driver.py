@@ -105,7 +105,7 @@ def test_errors_are_raised_for_a_test_and_kept_for_a_grader():
         ({"ghost": 1}, "'ghost' is scheduled but not in running"),
         ({"a": 0}, "a is scheduled for 0 tokens"),
         ({"a": -2}, "a is scheduled for -2 tokens"),
-        ({"a": 13}, "a is scheduled for 13 tokens; it has 12 left"),
+        ({"a": 13}, "a is scheduled for 13 tokens, and has 12 left"),
         ({"a": 1.5}, "a is scheduled for 1.5 tokens"),
     ],
 )

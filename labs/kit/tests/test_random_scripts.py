@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from labs.kit.author.check import alternatives, imports
-from labs.kit.judge import loading, random_scripts
+from labs.kit.judge import compare, loading, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids
 from labs.kit.judge.matrix import implementation
 from labs.kit.toys.driver import EXPECTED, RUNS
@@ -144,9 +144,9 @@ def test_a_fingerprint_is_equal_for_what_no_script_distinguishes(tell):
 
 
 def test_same():
-    assert random_scripts.same(0.1 + 0.2, 0.3) and random_scripts.same({"a": [1]}, {"a": [1]})
+    assert compare.same(0.1 + 0.2, 0.3) and compare.same({"a": [1]}, {"a": [1]})
     unlike = [([1.0, 2.0], [1.0, 2.0001]), (1, 1.0), (True, 1), ({"a": 1}, {"a": 1, "b": 1}), ([1, 2], [1])]
-    assert not [pair for pair in unlike if random_scripts.same(*pair)]
+    assert not [pair for pair in unlike if compare.same(*pair)]
 
 
 def test_of_floats_a_fingerprint_counts_which_rows_are_right():

@@ -94,8 +94,8 @@ class Referee:
             if request is None:
                 raise ScheduleError(f"{brief(request_id)} is scheduled but not in running")
             if not isinstance(num_tokens, int) or not 1 <= num_tokens <= request.num_new_tokens:
-                left = f"it has {request.num_new_tokens} left to compute, omit requests that compute nothing"
-                raise ScheduleError(f"{request_id} is scheduled for {brief(num_tokens)} tokens; {left}")
+                left = f"and has {request.num_new_tokens} left to compute"
+                raise ScheduleError(f"{request_id} is scheduled for {brief(num_tokens)} tokens, {left}")
         return scheduled
 
 

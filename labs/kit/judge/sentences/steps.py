@@ -3,12 +3,14 @@
 Both runs agree up to the step where they part, so the state before it is the same in both.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from labs.kit.judge.compare import comparable
+from labs.kit.judge.sentences.calls import schedules
 from labs.kit.judge.sentences.rules import Clauses, Sentence
 from labs.kit.judge.sentences.words import count, listing, pair, place, places, value
 from mini_engine.trace import Event, Finished, Preempted, Queued, RequestView, Scheduled, StepTrace, Trace
@@ -69,22 +71,20 @@ def sentence(yours: Trace, reference: Trace, index: int) -> Sentence:
 def ended(yours: Trace, reference: Trace, index: int) -> Clauses:
     """One of the two runs has ended before this step."""
     if index < len(yours.steps):
-        work = work_of(yours.steps[index])
+        work = schedules(yours.steps[index].scheduled)
         return (
             "end",
             f"Your run goes on in step {index}, which {work}",
             "the reference's run is over by then",
         )
     end = yours.end
-    how = {"error": f"with {end.error}", "drained": "with nothing left to do"} if end else {}
+    work = schedules(reference.steps[index].scheduled)
+    error = end.error or "" if end else ""
+    if refused := re.fullmatch(r"ScheduleError: (.+)", error):
+        return "chunk", f"In your step {index} {refused[1]}", f"the reference's step {index} {work}"
+    how = {"error": f"with {error}", "drained": "with nothing left to do"} if end else {}
     said = how.get(end.end if end else "", "there")
-    work = work_of(reference.steps[index])
     return "end", f"Your run ends before step {index}, {said}", f"the reference's step {index} {work}"
-
-
-def work_of(record: StepTrace) -> str:
-    rows = [f"{name} {count(num_tokens, 'token')}" for name, num_tokens in record.scheduled.items()]
-    return f"gives {listing(rows)}" if rows else "schedules nothing"
 
 
 def queued(at: Parting) -> Found:
@@ -232,7 +232,7 @@ def counts(at: Parting) -> Found:
     a, b = at.yours, at.theirs
     if a.num_free_blocks != b.num_free_blocks:
         left = f"{at.step} leaves {count(a.num_free_blocks, 'block')} free"
-        yield "memory", left, f"in the reference {b.num_free_blocks} are free"
+        yield "memory", left, f"the reference leaves {b.num_free_blocks}"
     for key, words in (("num_running", "running"), ("num_waiting", "waiting")):
         mine, other = getattr(a, key), getattr(b, key)
         if mine != other:

@@ -5,6 +5,8 @@ from itertools import zip_longest
 from textwrap import shorten
 from typing import Any
 
+from labs.kit.judge.compare import same
+
 LONGEST = 60  # characters of one value in a sentence
 NOTHING = "nothing"  # where one of the two has no such entry
 
@@ -14,14 +16,18 @@ def count(number: object, noun: str) -> str:
     return f"{value(number)} {noun}{'' if number == 1 else 's'}"
 
 
+def are(number: object, noun: str) -> str:
+    """Return "1 block is" or "3 blocks are"."""
+    return f"{count(number, noun)} {'is' if number == 1 else 'are'}"
+
+
 def value(thing: Any) -> str:
     """Return a value as it stands in a sentence, short: of a request its id, of a list its items."""
     if isinstance(thing, float):
         return f"{thing:.4g}"
     if isinstance(thing, str):
-        return (
-            thing if thing.replace("_", "").isalnum() else shorten(repr(thing), LONGEST, placeholder="...'")
-        )
+        shown = thing if thing.replace("_", "").isalnum() else repr(thing)
+        return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
     if isinstance(thing, list | tuple):
         return shorten(f"[{', '.join(map(value, thing))}]", LONGEST, placeholder=" ...]")
     if isinstance(thing, dict):
@@ -31,15 +37,16 @@ def value(thing: Any) -> str:
 
 
 def pair(yours: Any, reference: Any) -> tuple[str, str]:
-    """Return two values so that their difference shows: of long lists the first entry that differs."""
+    """Return two values so that their difference shows: of long lists and texts the first place."""
     both = value(yours), value(reference)
     if both[0] != both[1]:
         return both
-    if isinstance(yours, list) and isinstance(reference, list):
+    if isinstance(yours, list | str) and type(yours) is type(reference):
         for number, (a, b) in enumerate(zip(yours, reference, strict=False)):
             if a != b:
                 return f"{value(a)} at place {number}", f"{value(b)}"
-        return f"a list of {len(yours)}", f"one of {len(reference)}"
+        parts = "entries" if isinstance(yours, list) else "characters"
+        return f"{len(yours)} {parts}", f"{len(reference)}"
     return shorten(repr(yours), 150, placeholder=" ..."), shorten(repr(reference), 150, placeholder=" ...")
 
 
@@ -62,7 +69,7 @@ def places(
     elif isinstance(yours, list) and isinstance(reference, list) and any(map(is_counted, yours + reference)):
         for number, (a, b) in enumerate(zip_longest(yours, reference, fillvalue=NOTHING)):
             yield from places(a, b, (*path, number))
-    elif not (type(yours) is type(reference) and yours == reference):
+    elif not same(yours, reference):
         yield path, yours, reference
 
 

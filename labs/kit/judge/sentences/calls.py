@@ -1,0 +1,81 @@
+"""The call at which two logs of operations part, and the words for a call and for what it gave."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from labs.kit.judge.sentences.rules import Clauses
+from labs.kit.judge.sentences.words import count, listing, value
+from labs.kit.toys.driver import OpStep
+
+RAISED = "raised"  # the key of what a call raised, in `returned`
+NAMING = re.compile(r"(\w+Error) (naming|without) (\S+)")  # what lab-01's step makes of an error
+STEPS = ("step", "schedule")  # calls that return the rows of a step
+LONG = 40  # characters of what the reference returned, where yours raised
+Found = Iterator[Clauses]
+
+
+@dataclass
+class Parting:
+    """The call at which two logs part: both records, the state that both saw before it, and the config."""
+
+    yours: OpStep
+    theirs: OpStep
+    before: dict[str, Any]
+    config: dict[str, Any]
+
+    @property
+    def call(self) -> str:
+        return f"In step {self.yours.step} your {call_of(self.yours)}"
+
+    @property
+    def after(self) -> str:
+        return f"After step {self.yours.step}, {call_of(self.yours)},"
+
+    def seen(self, key: str) -> tuple[Any, Any]:
+        """Return what the two saw under a key after the call; None where there is none."""
+        return self.yours.observed.get(key), self.theirs.observed.get(key)
+
+
+def call_of(step: OpStep) -> str:
+    name, *arguments = step.op
+    return f"{name}({', '.join(map(value, arguments))})"
+
+
+def gives(step: OpStep) -> str:
+    """Return what a call returned or raised, in words."""
+    if isinstance(step.returned, dict) and list(step.returned) == [RAISED]:
+        return f"raises {step.returned[RAISED]}"
+    if isinstance(step.returned, str) and (found := NAMING.fullmatch(step.returned)):
+        return f"raises a {found[1]} that {'names' if found[2] == 'naming' else 'does not name'} {found[3]}"
+    if step.op[0] in STEPS and is_schedule(step.returned):
+        return schedules(dict(step.returned))
+    return "returns" if step.returned is None else f"returns {value(step.returned)}"
+
+
+def has_raised(step: OpStep) -> bool:
+    return gives(step).startswith("raises ")
+
+
+def is_schedule(returned: Any) -> bool:
+    """Whether these are the rows [id, tokens] of labs 01 and 03."""
+    return isinstance(returned, list) and all(
+        isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in returned
+    )
+
+
+def schedules(scheduled: dict[str, Any]) -> str:
+    """Return "gives a 1 token and b 3 tokens"."""
+    rows = [Words(f"{value(name)} {count(tokens, 'token')}") for name, tokens in scheduled.items()]
+    return f"gives {listing(rows)}" if rows else "schedules nothing"
+
+
+class Words:
+    """A text that stands in a list as it is, without quotes."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
