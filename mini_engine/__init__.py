@@ -14,10 +14,11 @@ from mini_engine.request import Request, RequestStatus, SamplingParams
 
 if TYPE_CHECKING:
     from mini_engine.engine import Engine
-    from mini_engine.llm import LLM, RequestOutput
+    from mini_engine.llm import LLM
+    from mini_engine.outputs import RequestOutput
     from mini_engine.parts import Parts
 
-_LAZY = {"LLM": "llm", "RequestOutput": "llm", "Engine": "engine", "Parts": "parts"}
+_LAZY = {"LLM": "llm", "RequestOutput": "outputs", "Engine": "engine", "Parts": "parts"}
 
 __all__ = [
     "LLM",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from mini_engine.request import shown, whole_number
+from mini_engine.checks import shown, whole_number
 
 SchedulerPolicy = Literal["fcfs", "priority"]
 Policy = SchedulerPolicy  # its old name, for one more release
@@ -59,6 +59,14 @@ class EngineConfig:
                 f"enable_prefix_caching must be True or False, but is {shown(self.enable_prefix_caching)}"
             )
         check_limits(**self.scheduler_args())
+
+    def with_settings(self, settings: dict[str, Any]) -> "EngineConfig":
+        """Return the config with these fields changed. Raises ValueError for a name that is no field."""
+        names = [field.name for field in fields(self)]
+        if unknown := settings.keys() - set(names):
+            name = min(unknown, key=str)
+            raise ValueError(f"there is no setting {shown(name)}; there are {', '.join(names)}")
+        return replace(self, **settings)
 
     def fitted(self, longest: int, bytes_per_token: int) -> "EngineConfig":
         """Return the settings with what they leave open taken from the model: its length, the pool's size.

@@ -6,7 +6,7 @@ parts.py lists what can be replaced.
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from itertools import count
 from os import PathLike
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mini_engine.attention import KVPool
+from mini_engine.backends.dense import prompt_logits
 from mini_engine.config import EngineConfig
 from mini_engine.engine_lock import EngineBusyError, EngineLock, interruptible
 from mini_engine.fast.model import Fast, prepare
@@ -22,7 +23,7 @@ from mini_engine.interfaces import EngineLike, Row
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OutputProcessor
 from mini_engine.outputs import Delta, Stream
-from mini_engine.parts import NoWorkError, Parts
+from mini_engine.parts import NoWorkError, Parts, check_arguments
 from mini_engine.recovery import Recovery
 from mini_engine.request import Request, SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
@@ -91,10 +92,21 @@ class Engine:
         fast: Fast = True,
         **settings: Any,
     ):
+        check_arguments(
+            model=model,
+            tokenizer=tokenizer,
+            config=config,
+            record=record,
+            clock=clock,
+            parts=parts,
+            part_names=part_names,
+        )
         self.model, self.tokenizer = prepare(model, fast), tokenizer
         self.parts = parts or Parts()
-        self.config = replace(config or EngineConfig(), **settings).fitted(
-            model.config.max_position_embeddings, KVPool.bytes_per_token(model.config, model.dtype)
+        self.config = (
+            (config or EngineConfig())
+            .with_settings(settings)
+            .fitted(model.config.max_position_embeddings, KVPool.bytes_per_token(model.config, model.dtype))
         )
         self.scheduler, self.backend = self.parts.build(self.model, self.config)
         self.recorder: Recorder | None = None
@@ -110,8 +122,10 @@ class Engine:
         self.recovery = Recovery(self.model, self.scheduler, self.backend, self.sampler)
         self.input_processor = InputProcessor(self.config, tokenizer, model.config.vocab_size)
         self.output_processor = OutputProcessor(
-            lambda r: self.parts.OutputText(self.tokenizer, r.sampling_params.stop, r.prompt_token_ids),
+            partial(self.parts.make_text, tokenizer),
             self.recovery.fail,
+            partial(tokenizer.decode, skip_special_tokens=False) if tokenizer else None,
+            partial(prompt_logits, self.model),
         )
         self.requests: dict[str, Request] = {}
         self.inboxes: dict[str, deque[Delta]] = {}  # of the requests that are read, by request_id
@@ -144,8 +158,7 @@ class Engine:
     def _add(self, *args: Any, request_id: str | None = None, **options: Any) -> Request:
         unread = {delta.request_id for delta in self._ready}
         if request_id is None:
-            ids = map("r{}".format, count(self._num_added))
-            request_id = next(i for i in ids if i not in self.requests and i not in unread)
+            request_id = self.new_id()
         request = self.input_processor.make_request(request_id, *args, **options)
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use by a request that is not finished")
@@ -161,6 +174,12 @@ class Engine:
             raise
         self._num_added += 1
         return request
+
+    def new_id(self) -> str:
+        """Return an id that no request has."""
+        used = {*self.requests, *(delta.request_id for delta in self._ready)}
+        ids = map("r{}".format, count(self._num_added))
+        return next(i for i in ids if i not in used and f"0_{i}" not in used)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more).

@@ -202,6 +202,23 @@ class RecoverableKV(Protocol):
         that no other request holds."""
 
 
+class PrefixCacheCounts(Protocol):
+    """Counts of tokens, once for each admission."""
+
+    queries: int  # looked up
+    hits: int  # found
+
+
+@runtime_checkable
+class PrefixCachedKV(Protocol):
+    """A KVManager whose prefix cache can be emptied, and counts what it finds."""
+
+    stats: PrefixCacheCounts
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cached content; False while blocks are held."""
+
+
 @runtime_checkable
 class RecoverableScheduler(Protocol):
     """A SchedulerLike that can undo its last `schedule`, and end a request with an error."""

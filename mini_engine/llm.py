@@ -1,83 +1,89 @@
 """The interface that most users need, as in vLLM: `LLM(model).generate(prompts, params)`."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, cast
 
+from rich.console import Console
 from rich.progress import Progress
 
+from mini_engine.checks import shown
 from mini_engine.engine import Engine
 from mini_engine.engine_lock import EngineLock
-from mini_engine.input_processor import Prompt, is_listed
+from mini_engine.input_processor import Prompt, is_listed, take_apart
+from mini_engine.interfaces import PrefixCachedKV
 from mini_engine.loading.checkpoint import load
-from mini_engine.outputs import Delta
-from mini_engine.request import Request, SamplingParams, shown
+from mini_engine.outputs import CompletionOutput, Delta, Logprob, Logprobs, RequestOutput
+from mini_engine.request import Request, SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
 
 Conversation = list[dict[str, Any]]  # messages, each {"role": ..., "content": ...}
 
 
-@dataclass
-class CompletionOutput:
-    """One answer of a request. `logprobs` has {token id: log probability} for each token."""
+@dataclass(frozen=True)
+class Metric:
+    """A number that a server would export: a Counter only grows, a Gauge goes up and down."""
 
-    index: int  # always 0: a request has one answer
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, float]] | None
-    finish_reason: str | None
-    stop_reason: str | int | None = None
-    error: str | None = None  # the message, when finish_reason is "error"
+    name: str
+    type: str
+    value: float
 
 
 @dataclass
-class RequestOutput:
-    """A finished request, with vLLM's fields."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    num_cached_tokens: int
-
-
-@dataclass
-class _Pending:
-    """A request of `LLM.generate` that is not finished."""
+class _Answer:
+    """One answer of `LLM.generate` that is not finished: a request of the engine."""
 
     request: Request
-    prompt: str | None
     text: str = ""
-    logprobs: list[dict[int, float]] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     stop_reason: str | int | None = None
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
         self.stop_reason = delta.stop_reason
         self.logprobs.extend(delta.logprobs or ())
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
-    def output(self) -> RequestOutput:
-        request = self.request
-        completion = CompletionOutput(
-            0,
+    def output(self, index: int) -> CompletionOutput:
+        request, logprobs = self.request, None
+        if request.sampling_params.logprobs is not None:
+            logprobs = self.logprobs
+        chosen = zip(request.output_token_ids, logprobs or (), strict=False)
+        return CompletionOutput(
+            index,
             self.text,
             request.output_token_ids,
-            self.logprobs if request.sampling_params.logprobs is not None else None,
+            None if logprobs is None else sum(of[i].logprob for i, of in chosen),
+            logprobs,
             request.finish_reason,
             self.stop_reason,
             request.error,
         )
+
+
+@dataclass
+class _Job:
+    """A prompt of `LLM.generate` with its n answers. All but the first begin when the prompt is computed."""
+
+    prompt: Prompt
+    params: SamplingParams
+    priority: int
+    answers: list[_Answer] = field(default_factory=list)
+
+    def output(self, prompt: str | None) -> RequestOutput:
+        first = self.answers[0].request
         return RequestOutput(
-            request.request_id,
-            self.prompt,
-            request.prompt_token_ids,
-            [completion],
+            first.request_id.removeprefix("0_") if self.params.n > 1 else first.request_id,
+            prompt,
+            first.prompt_token_ids,
+            self.answers[0].prompt_logprobs,
+            [answer.output(i) for i, answer in enumerate(self.answers)],
             True,
             # After a preemption its outputs may have been found, too.
-            min(request.num_cached_tokens, request.num_prompt_tokens),
+            min(first.num_cached_tokens, first.num_prompt_tokens),
         )
 
 
@@ -88,15 +94,14 @@ def _is_token_id(value: Any) -> bool:
 
 def _several(prompts: Any) -> list[Prompt]:
     """Return the prompts as a list. Raises ValueError for a prompt that is neither text nor token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
+    if isinstance(prompts, str | Mapping):
+        prompts = [prompts]
     if not is_listed(prompts):
         raise ValueError(f"prompts must be text, token ids or a list of either, but are {shown(prompts)}")
     if len(prompts) and _is_token_id(prompts[0]):
         return [prompts]
     for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str) and not is_listed(prompt):
-            raise ValueError(f"prompts[{i}] must be text or token ids, but is {shown(prompt)}")
+        take_apart(f"prompts[{i}]", prompt)
     return list(prompts)
 
 
@@ -119,14 +124,20 @@ class LLM:
     def __init__(
         self, model: str = "shakespeare", *, dtype: str = "auto", device: str = "auto", **engine_args: Any
     ):
-        self.engine, self._lock = Engine(*load(model, dtype, device), **engine_args), EngineLock("LLM")
+        self._begin(Engine(*load(model, dtype, device), **engine_args))
 
     @classmethod
     def from_engine(cls, engine: Engine) -> "LLM":
         """Return an LLM around an existing engine."""
         self = cls.__new__(cls)
-        self.engine, self._lock = engine, EngineLock("LLM")
+        self._begin(engine)
         return self
+
+    def _begin(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine):
+            raise ValueError(f"engine must be an Engine, but is {shown(engine)}")
+        self.engine, self._lock = engine, EngineLock("LLM")
+        self._counts: Counter[str] = Counter()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -135,46 +146,82 @@ class LLM:
             raise ValueError("this engine has no tokenizer; give prompts as token ids")
         return self.engine.tokenizer
 
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the engine's tokenizer. Raises ValueError if there is none."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what `generate` takes without sampling_params: what the model's makers advise in
+        generation_config.json or in the .gguf file, and vLLM's defaults for the rest."""
+        return self.engine.input_processor.default_params
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cached prefixes; False, and nothing is changed, while a request holds blocks."""
+        kv = self.engine.scheduler.kv
+        return kv.reset_prefix_cache() if isinstance(kv, PrefixCachedKV) else not kv.num_cached_blocks
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the state of the engine, and counts of what `generate` and `chat` have finished.
+
+        The names are vLLM's, after "mini_engine:".
+        """
+        scheduler = self.engine.scheduler
+        kv = scheduler.kv
+        gauges = {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_cache_usage_perc": 1 - kv.num_free_blocks / kv.num_blocks,
+        }
+        names = ("prompt_tokens", "generation_tokens", "num_preemptions", "request_success")
+        counters = {name: self._counts[name] for name in names}
+        if isinstance(kv, PrefixCachedKV):
+            counters |= {"prefix_cache_queries": kv.stats.queries, "prefix_cache_hits": kv.stats.hits}
+        kinds: list[tuple[str, Mapping[str, float]]] = [("gauge", gauges), ("counter", counters)]
+        return [Metric(f"mini_engine:{n}", kind, v) for kind, values in kinds for n, v in values.items()]
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: Sequence[int] | None = None,
-        progress: bool = True,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt and return the outputs in the order of the prompts.
 
-        A prompt is text or token ids. Give one SamplingParams for all, or one for each prompt. Raises
-        ValueError, and starts nothing, unless every prompt is accepted. If Ctrl-C or an error of the
-        model ends the call, it leaves none of its requests behind. A single request that cannot go on
-        has finish_reason "error".
+        A prompt is text, token ids, or one of vLLM's dicts, {"prompt": ...} or {"prompt_token_ids": ...}.
+        Give one SamplingParams for all, or one for each prompt; None is `get_default_sampling_params()`.
+        `use_tqdm` shows progress on stderr, if that is a terminal. Raises ValueError, and starts nothing,
+        unless every prompt is accepted. If Ctrl-C or an error of the model ends the call, it leaves none of
+        its requests behind. A single request that cannot go on has finish_reason "error".
         """
         all_prompts = _several(prompts)
         n = len(all_prompts)
+        if not isinstance(use_tqdm, bool):
+            raise ValueError(f"use_tqdm must be True or False, but is {shown(use_tqdm)}")
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params or SamplingParams()] * n
+            sampling_params = [sampling_params or self.get_default_sampling_params()] * n
         params = _one_each("sampling_params", sampling_params, n)
-        priorities = _one_each("priority", [0] * n if priority is None else priority, n)
+        if priority is None or isinstance(priority, int) and not isinstance(priority, bool):
+            priority = [priority or 0] * n
+        priorities = _one_each("priority", priority, n)
         for i, param in enumerate(params):
             if not isinstance(param, SamplingParams):
                 raise ValueError(f"sampling_params[{i}] must be a SamplingParams, but is {shown(param)}")
-        pending: dict[str, _Pending] = {}
+        jobs = [_Job(*given) for given in zip(all_prompts, params, priorities, strict=True)]
+        pending: dict[str, tuple[_Job, _Answer]] = {}
         inbox: deque[Delta] = deque()
         with self._lock:
             try:
-                for prompt, param, prio in zip(all_prompts, params, priorities, strict=True):
-                    request_id = self.engine.add_request(prompt, param, priority=prio)
-                    text = prompt if isinstance(prompt, str) else None
-                    pending[request_id] = _Pending(self.engine.requests[request_id], text)
-                    self.engine.inboxes[request_id] = inbox
+                for job in jobs:
+                    self._start(job, pending, inbox)
                     self._lock.deliver_signals()
-                self._run(pending, inbox, progress)
+                self._run(pending, inbox, use_tqdm)
             except BaseException:
                 for request_id in pending:
                     self.engine.abort(request_id)
                 raise
-        return [p.output() for p in pending.values()]
+        return [job.output(take_apart("prompt", job.prompt).text) for job in jobs]
 
     def chat(
         self,
@@ -194,17 +241,39 @@ class LLM:
         prompts = [self.tokenizer.encode_chat(one) for one in cast(list[Conversation], messages)]
         return self.generate(prompts, sampling_params, **kwargs)
 
-    def _run(self, pending: dict[str, _Pending], inbox: deque[Delta], progress: bool) -> None:
-        left = set(pending)
-        with Progress(disable=not progress, transient=True) as bar:
-            task = bar.add_task("Generating", total=len(left))
-            while left:
+    def _start(self, job: _Job, pending: dict[str, tuple[_Job, _Answer]], inbox: deque[Delta]) -> None:
+        """Add the next answer of a job to the engine."""
+        index, request_id, params = len(job.answers), None, job.params
+        if params.n > 1:
+            parent = job.answers[0].request.request_id.removeprefix("0_") if index else self.engine.new_id()
+            request_id, params = f"{index}_{parent}", params.of_sample(index)
+        request_id = self.engine.add_request(job.prompt, params, request_id=request_id, priority=job.priority)
+        answer = _Answer(self.engine.requests[request_id])
+        job.answers.append(answer)
+        pending[request_id] = job, answer
+        self.engine.inboxes[request_id] = inbox
+
+    def _run(self, pending: dict[str, tuple[_Job, _Answer]], inbox: deque[Delta], use_tqdm: bool) -> None:
+        num_left, console = sum(job.params.n for job, _ in pending.values()), Console(stderr=True)
+        with Progress(console=console, disable=not (use_tqdm and console.is_terminal), transient=True) as bar:
+            task = bar.add_task("Generating", total=num_left)
+            while num_left:
                 if not inbox:
                     self.engine.reader.step()
                 while inbox:
                     delta = inbox.popleft()
-                    pending[delta.request_id].take(delta)
+                    job, answer = pending[delta.request_id]
+                    answer.take(delta)
+                    while len(job.answers) < job.params.n:  # the prompt is computed, and in the cache
+                        self._start(job, pending, inbox)
                     if delta.finish_reason:
-                        left.discard(delta.request_id)
+                        num_left -= 1
+                        self._count(answer.request)
                         bar.advance(task)
                 self._lock.deliver_signals()
+
+    def _count(self, request: Request) -> None:
+        self._counts["prompt_tokens"] += request.num_prompt_tokens
+        self._counts["generation_tokens"] += len(request.output_token_ids)
+        self._counts["num_preemptions"] += request.num_preemptions
+        self._counts["request_success"] += request.finish_reason in ("stop", "length")

@@ -6,15 +6,15 @@ If it fails in between, `undo` restores the texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from mini_engine.outputs import Delta
-from mini_engine.request import Request
+from mini_engine.outputs import Delta, Logprob, Logprobs
+from mini_engine.request import Request, SamplingParams
 from mini_engine.sampler import top_logprobs
 from mini_engine.text.output_text import OutputText
 
@@ -32,7 +32,13 @@ class RequestState:
     text: OutputText
     stop: str | None = None  # the stop string that the text has reached
     num_given: int = 0  # tokens that a Delta has reported
-    logprobs: list[dict[int, float]] = field(default_factory=list)  # of the tokens after those
+    logprobs: Logprobs = field(default_factory=list)  # of the tokens after those
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # until the first Delta
+    stop_token_ids: frozenset[int] = frozenset()  # end the request
+
+    def ends(self, token_id: int, num_outputs: int) -> bool:
+        """Whether the request ends with this token as its output of this number, and the text before it."""
+        return token_id in self.stop_token_ids and num_outputs >= self.request.sampling_params.min_tokens
 
     @property
     def has_news(self) -> bool:
@@ -45,16 +51,26 @@ class OutputProcessor:
 
     make_text  makes the OutputText of a request
     fail       ends a request whose text cannot be made; its finish_reason is set afterwards
+    decode     token ids to text, for log probabilities
+    prompt_logits  yields logits (num_rows, vocab_size) after each token of a prompt but the last, in order
     """
 
-    def __init__(self, make_text: Callable[[Request], OutputText], fail: Fail):
-        self.make_text, self.fail = make_text, fail
+    def __init__(
+        self,
+        make_text: Callable[[Request], OutputText],
+        fail: Fail,
+        decode: Callable[[list[int]], str] | None = None,
+        prompt_logits: Callable[[list[int]], Iterator[Tensor]] | None = None,
+    ):
+        self.make_text, self.fail, self.decode, self.prompt_logits = make_text, fail, decode, prompt_logits
         self.request_states: dict[str, RequestState] = {}
         self._fed: list[Request] = []  # whose texts have tokens that the scheduler has not been given yet
 
     def add_request(self, request: Request, text: OutputText) -> None:
         """Begin the outputs of a request, with the text that `make_text` has made."""
-        self.request_states[request.request_id] = RequestState(request, text)
+        params = request.sampling_params
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+        self.request_states[request.request_id] = RequestState(request, text, stop_token_ids=frozenset(ends))
 
     def remove_request(self, request_id: str) -> None:
         """Forget a request that has finished."""
@@ -74,7 +90,7 @@ class OutputProcessor:
             try:
                 num_accepted = self._append(state, token_ids, logits)
             except Exception as error:
-                fresh = RequestState(request, self._read(state))
+                fresh = RequestState(request, self._read(state), stop_token_ids=state.stop_token_ids)
                 if not comes_again(error, partial(self._append, fresh, token_ids, logits)):
                     raise
                 self.fail(request, error)
@@ -86,15 +102,36 @@ class OutputProcessor:
 
     def _append(self, state: RequestState, token_ids: list[int], logits: Tensor) -> int:
         """Take tokens into the text, up to the one that ends the request; return their number."""
-        request, num = state.request, len(token_ids)
-        num_logprobs = request.sampling_params.logprobs
+        request, params, num = state.request, state.request.sampling_params, len(token_ids)
+        if params.prompt_logprobs is not None and not request.output_token_ids:
+            state.prompt_logprobs = self._of_prompt(request.prompt_token_ids, params)
+        before = len(request.output_token_ids)
         for i, token_id in enumerate(token_ids, 1):
-            state.stop = state.text.feed(token_id)
-            if num_logprobs is not None:
-                state.logprobs.append(top_logprobs(logits[i - 1], token_id, num_logprobs))
-            if state.stop or i < num and request.check_stop(token_ids[:i]):
+            ends = state.ends(token_id, before + i)
+            if not ends or params.include_stop_str_in_output:
+                state.stop = state.text.feed(token_id)
+            if params.logprobs is not None:
+                state.logprobs.append(self._logprobs(logits[i - 1], token_id, params.logprobs, params))
+            if ends or state.stop or i < num and request.check_stop(token_ids[:i]):
                 return i
         return num
+
+    def _of_prompt(self, token_ids: list[int], params: SamplingParams) -> list[dict[int, Logprob] | None]:
+        found: list[dict[int, Logprob] | None] = [None]  # nothing comes before the first token
+        if self.prompt_logits and params.prompt_logprobs is not None:
+            for rows in self.prompt_logits(token_ids):
+                for row in rows:
+                    found.append(self._logprobs(row, token_ids[len(found)], params.prompt_logprobs, params))
+        return found
+
+    def _logprobs(
+        self, logits: Tensor, token_id: int, num: int, params: SamplingParams
+    ) -> dict[int, Logprob]:
+        found = top_logprobs(logits, token_id, num)
+        if self.decode and params.detokenize:
+            for i, logprob in found.items():
+                logprob.decoded_token = self.decode([i])
+        return found
 
     def make_delta(self, request: Request, stop_string: str | None = None) -> Delta:
         """Return what the request got since its last Delta. `stop_string` is the one it has reached."""
@@ -114,17 +151,28 @@ class OutputProcessor:
                 state.text = self._read(state)
                 raise
             self.fail(request, error)
+        if stop_string and params.include_stop_str_in_output:
+            text += stop_string
         logprobs = state.logprobs if params.logprobs is not None else None
+        of_prompt, state.prompt_logprobs = state.prompt_logprobs, None
         state.num_given, state.logprobs = state.num_given + len(token_ids), []
         return Delta(
-            request.request_id, token_ids, text, request.finish_reason, stop_reason, logprobs, request.error
+            request.request_id,
+            token_ids,
+            text,
+            request.finish_reason,
+            stop_reason,
+            logprobs,
+            request.error,
+            of_prompt,
         )
 
     def _read(self, state: RequestState) -> OutputText:
         """Return the text of the request's tokens, made anew and given out as far as Deltas have it."""
-        text = self.make_text(state.request)
+        text, shown = self.make_text(state.request), state.request.sampling_params.include_stop_str_in_output
         for i, token_id in enumerate(state.request.output_token_ids):
-            text.feed(token_id)
+            if shown or not state.ends(token_id, i + 1):
+                text.feed(token_id)
             if i < state.num_given:
                 text.take(finished=False)
         return text

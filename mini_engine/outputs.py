@@ -1,4 +1,4 @@
-"""The results of a step: a Delta for each request that got tokens, and streams of Deltas."""
+"""The results of a step, a Delta for each request that got tokens; streams of them; a finished request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ from mini_engine.request import Request
 
 
 @dataclass
+class Logprob:
+    """A token's log probability, its rank (1 is the likeliest), and its text where there is a tokenizer."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+# For each token, the log probabilities that SamplingParams asked for, by token id.
+Logprobs = list[dict[int, Logprob]]
+
+
+@dataclass
 class Delta:
     """The tokens and the text that one step added to a request; the last has a `finish_reason`.
 
-    `logprobs` has, for each token, the log probabilities that SamplingParams asked for.
+    `logprobs` has, for each token, the log probabilities that SamplingParams asked for. The first Delta has
+    the same for the prompt, `prompt_logprobs`, with None for its first token.
     `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` is
     the message of a request that could not go on, whose finish_reason is "error".
     """
@@ -24,8 +38,37 @@ class Delta:
     text: str
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    logprobs: list[dict[int, float]] | None = None
+    logprobs: Logprobs | None = None
     error: str | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One answer of a request. `cumulative_logprob` is the sum of the chosen tokens'; it and `logprobs` are
+    None unless SamplingParams asked for logprobs."""
+
+    index: int  # from 0 to n - 1
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: Logprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    error: str | None = None  # the message, when finish_reason is "error"
+
+
+@dataclass
+class RequestOutput:
+    """A finished request, with vLLM's fields. `outputs` are its n answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
 
 
 class Steps(Protocol):

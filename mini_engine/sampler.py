@@ -1,10 +1,12 @@
 """From logits to tokens: greedy or random, with numbers of its own for every request.
 
-The order is vLLM's: penalties; then greedy requests take the best token, and for the others come temperature,
-min_p, top_k, top_p and a draw. `Sampler` applies these functions to a batch.
+The order is vLLM's. First allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, penalties;
+then greedy requests take the best token, and for the others come temperature, min_p, top_k, top_p and a draw.
+`Sampler` does this for a batch.
 """
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from math import isfinite
 from typing import Any
@@ -12,7 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mini_engine.checks import shown
+from mini_engine.outputs import Logprob
 from mini_engine.request import Request, SamplingParams
+from mini_engine.sampling_params import num_parameters
 
 # A row of logits (vocab_size,) or a batch (S, vocab_size): a tensor, or what torch.as_tensor takes.
 Logits = Tensor | Sequence[float] | Sequence[Sequence[float]]
@@ -20,6 +25,36 @@ Logits = Tensor | Sequence[float] | Sequence[Sequence[float]]
 
 class NotFiniteError(ValueError):
     """Logits from which no token can be chosen."""
+
+
+def process_logits(logits: Logits, request: Request, output_token_ids: Sequence[int]) -> Tensor:
+    """Return one row of logits (vocab_size,) after all that can change which token is the best.
+
+    `output_token_ids` are those before the token to be chosen. Raises ValueError for a logits processor
+    that returns anything but such a row.
+    """
+    row, params, outputs = _floats(logits).clone(), request.sampling_params, output_token_ids
+    if params.allowed_token_ids:
+        allowed = list(params.allowed_token_ids)
+        kept = row[allowed]
+        row.fill_(-torch.inf)
+        row[allowed] = kept
+    for *before, last in request.bad_words_token_ids:
+        if list(outputs[max(0, len(outputs) - len(before)) :]) == before:
+            row[last] = -torch.inf
+    if len(outputs) < params.min_tokens:
+        row[[*params.stop_token_ids, *request.eos_token_ids]] = -torch.inf
+    if params.logit_bias:
+        bias = torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
+        row[list(params.logit_bias)] += bias
+    for processor in params.logits_processors:
+        prompt = [] if num_parameters(processor) == 2 else [list(request.prompt_token_ids)]
+        given = processor(*prompt, list(outputs), row)
+        if not isinstance(given, Tensor) or given.shape != row.shape:
+            what = f"a logits processor must return logits of the shape {tuple(row.shape)}"
+            raise ValueError(f"{what}, but gave {shown(given)}")
+        row = given
+    return apply_penalties(row, request.prompt_token_ids, outputs, params)
 
 
 def apply_penalties(
@@ -39,8 +74,9 @@ def apply_penalties(
     if penalty != 1 and (seen := sorted({*prompt_token_ids, *output_token_ids})):
         row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
     if output_token_ids and (params.frequency_penalty or params.presence_penalty):
-        ids, counts = torch.tensor(output_token_ids, device=row.device).unique(return_counts=True)
-        row[ids] -= params.frequency_penalty * counts
+        counts = Counter(output_token_ids)
+        ids = list(counts)
+        row[ids] -= params.frequency_penalty * torch.tensor(list(counts.values()), device=row.device)
         row[ids] -= params.presence_penalty
     return row
 
@@ -142,14 +178,16 @@ class Sampler:
 
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
         params = [request.sampling_params for request in requests]
+        raw = logits
         if changed := [i for i, p in enumerate(params) if p.changes_logits]:
             logits = _floats(logits).clone()
             for i in changed:
-                of = requests[i]
-                logits[i] = apply_penalties(logits[i], of.prompt_token_ids, of.output_token_ids, params[i])
+                logits[i] = process_logits(raw[i], requests[i], requests[i].output_token_ids)
         token_ids = logits.argmax(dim=1)  # of a NaN, if there is one
-        for best in logits.gather(1, token_ids.unsqueeze(1)).flatten().tolist():
+        for i, best in enumerate(logits.gather(1, token_ids.unsqueeze(1)).flatten().tolist()):
             if not isfinite(best):
+                if isfinite(raw[i].max()):
+                    raise ValueError("its sampling_params leave no token to choose from")
                 raise NotFiniteError(f"its largest logit is {best}")
         chosen: list[int] = token_ids.tolist()
         if drawn := [i for i, p in enumerate(params) if p.temperature > 0]:
@@ -176,11 +214,18 @@ class Sampler:
         self._numbers.pop(request_id, None)
 
 
-def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, float]:
-    """Return log probabilities of the chosen token and of the `num` best, from one row of raw logits."""
+def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, Logprob]:
+    """Return log probabilities of the chosen token and of the `num` best (-1: all), from a row of raw logits.
+
+    The chosen one is first. Where it is not among the best, its rank is that of the last of its equals.
+    """
     logprobs = logits.float().log_softmax(dim=-1)
-    best = logprobs.topk(min(num, len(logprobs))).indices.tolist()
-    return {i: logprobs[i].item() for i in dict.fromkeys([token_id, *best])}
+    chosen = logprobs[token_id]
+    found = {token_id: Logprob(chosen.item(), int((logprobs >= chosen).sum()))}
+    best = logprobs.topk(len(logprobs) if num == -1 else min(num, len(logprobs)))
+    for rank, (value, i) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True), 1):
+        found[i] = Logprob(value, rank)
+    return found
 
 
 def _floats(values: Logits) -> Tensor:

@@ -1,10 +1,12 @@
 """Attention over one contiguous cache, for one sequence: the reference for all other ways."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from mini_engine.interfaces import Attend
-from mini_engine.model import ModelConfig, sdpa
+from mini_engine.model import CausalLM, ModelConfig, sdpa
 
 
 class DenseCache:
@@ -52,3 +54,17 @@ def dense_attend(cache: DenseCache) -> Attend:
         return sdpa(q[None], k[None], v[None], mask)[0]
 
     return attend
+
+
+def prompt_logits(model: CausalLM, token_ids: list[int], num_rows: int = 256) -> Iterator[Tensor]:
+    """Yield logits (num_rows or fewer, vocab_size) after each token but the last, in order.
+
+    It is a forward pass beside the engine's, in pieces: so chunks, preemption and cached prefixes, whose
+    tokens are not computed again, do not matter.
+    """
+    cache = DenseCache(model.config, model.dtype, model.device)
+    for start in range(0, len(token_ids) - 1, num_rows):
+        end = min(start + num_rows, len(token_ids) - 1)
+        piece = torch.tensor(token_ids[start:end], device=model.device)
+        positions = torch.arange(start, end, device=model.device)
+        yield model.logits(model(piece, positions, dense_attend(cache)))

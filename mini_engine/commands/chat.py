@@ -26,7 +26,8 @@ def chat(
     dtype: Dtype = "auto",
 ) -> None:
     """Talk to a model. An empty line or Ctrl-D ends the conversation."""
-    from mini_engine.request import SamplingParams, check_text
+    from mini_engine.checks import check_text
+    from mini_engine.request import SamplingParams
 
     if system is not None:
         check_text("--system", system)

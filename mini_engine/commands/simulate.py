@@ -27,7 +27,7 @@ def simulate(
     fit: Annotated[Path | None, typer.Option(help="Fit the prices to this recorded run.")] = None,
     ttft_limit: Annotated[float, typer.Option(help="TTFT limit for goodput, in ms; inf: none.")] = 1000,
     tpot_limit: Annotated[float, typer.Option(help="TPOT limit for goodput, in ms; inf: none.")] = 50,
-    seed: Annotated[int, typer.Option(help="Seed of a generated workload.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of a generated workload.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the trace here (one baseline only).")] = None,
 ) -> None:
     """Schedule a workload without a model, with the engine's scheduler and six slower ones.

@@ -3,8 +3,8 @@
 from math import isfinite
 from typing import Any, NoReturn
 
+from mini_engine.checks import shown
 from mini_engine.model import ModelConfig
-from mini_engine.request import shown
 
 REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField
 
-from mini_engine.request import shown
+from mini_engine.checks import shown
 
 
 def read_json(file: Path) -> dict[str, Any]:

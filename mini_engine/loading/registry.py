@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from mini_engine.checks import shown
+
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
 
@@ -104,6 +106,8 @@ def resolve(name_or_path: str | Path) -> Path:
             raise FileNotFoundError(f"the model {name!r} was not found; run: {how}")
         how = f"mini-engine models fetch {name}"
         raise FileNotFoundError(f"the model {name!r} has not been fetched yet; run: {how}")
+    if not isinstance(name_or_path, str | Path) or not name.strip():
+        raise ValueError(f"model must be a name or a path, but is {shown(name_or_path)}")
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path

@@ -9,8 +9,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from mini_engine.checks import shown
 from mini_engine.loading.files import GGUFFile, ModelPath, opened, read_json
-from mini_engine.request import shown
+from mini_engine.sampling_params import SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # tokenizer.ggml.token_type
@@ -27,6 +28,11 @@ SPLITS = {
     "llama-bpe": [LLAMA3_SPLIT],
     "qwen2": [LLAMA3_SPLIT.replace("{1,3}", "")],  # each digit alone
 }
+# What the makers of a model advise, and the field of SamplingParams: transformers' names, and llama.cpp's.
+GENERATION_KEYS = {key: key for key in ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")}
+GENERATION_KEYS["max_new_tokens"] = "max_tokens"
+GGUF_KEYS = {f"general.sampling.{key}": key for key in ("top_k", "top_p", "min_p")}
+GGUF_KEYS |= {"general.sampling.temp": "temperature", "general.sampling.penalty_repeat": "repetition_penalty"}
 ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -71,6 +77,9 @@ def _from_folder(path: Path) -> Tokenizer:
         bos=bos,
         chat_template=_chat_template(path, own),
         special_tokens=special,
+    )
+    tokenizer.default_sampling_params = _defaults(
+        generation, GENERATION_KEYS, path / "generation_config.json"
     )
     last = tokenizer.vocab_size - 1
     if size is not None and last >= size:
@@ -133,7 +142,7 @@ def _from_gguf(gguf: GGUFFile) -> Tokenizer:
         bos = tokens[ids["bos"]]
         opening = [(bos, ids["bos"])]
         backend.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=opening)
-    return Tokenizer(
+    tokenizer = Tokenizer(
         backend,
         source=str(gguf.path),
         eos_token_ids=[ids[role] for role in ("eos", "eot") if role in ids],
@@ -141,6 +150,19 @@ def _from_gguf(gguf: GGUFFile) -> Tokenizer:
         chat_template=gguf.get("tokenizer.chat_template", None, str),
         special_tokens={name: tokens[ids[role]] for role, name in ROLES.items() if role in ids},
     )
+    given = {key: gguf.get(key) for key in GGUF_KEYS}
+    tokenizer.default_sampling_params = _defaults(given, GGUF_KEYS, gguf.path)
+    return tokenizer
+
+
+def _defaults(given: dict[str, Any], keys: dict[str, str], file: Path) -> dict[str, Any]:
+    """Return a file's advice on sampling, as fields of SamplingParams. Raises ValueError naming the file."""
+    found = {name: given[key] for key, name in keys.items() if given.get(key) is not None}
+    try:
+        SamplingParams(**found)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return found
 
 
 def _kinds(gguf: GGUFFile, tokens: list[str]) -> list[int]:

@@ -17,10 +17,10 @@ from gguf.quants import dequantize
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mini_engine.checks import shown
 from mini_engine.loading.config import read_config
 from mini_engine.loading.files import GGUFFile, read_json
 from mini_engine.model import ModelConfig
-from mini_engine.request import shown
 
 # Values that are dequantized at a time: so few stay in the processor's cache, and torch copies them in one
 # thread.

@@ -15,8 +15,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from mini_engine.checks import shown
 from mini_engine.config import EngineConfig
-from mini_engine.request import Request, SamplingParams, shown
+from mini_engine.request import Request, SamplingParams
 from mini_engine.sim.simulate import baseline_recorder, step
 from mini_engine.trace import Trace, VirtualClock
 

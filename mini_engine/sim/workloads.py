@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mini_engine.request import Request, SamplingParams, check_text, shown
+from mini_engine.checks import check_text, shown
+from mini_engine.request import Request, SamplingParams
 
 HASH_ID_TOKENS = 512  # tokens per hash_id in Mooncake's traces
 LONGEST = 2**22  # tokens of a prompt or an output

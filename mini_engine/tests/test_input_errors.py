@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from mini_engine.commands import app
 from mini_engine.config import EngineConfig
+from mini_engine.engine import Engine
 from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import choose_device, load
 from mini_engine.loading.config import read_config
@@ -38,6 +39,7 @@ from mini_engine.sim.workloads import read_arrivals, workload
 from mini_engine.tests.helpers import ascii_id, refusal, table
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, whole_folder, write_gguf
+from mini_engine.text.output_text import OutputText
 from mini_engine.trace import Finished, read_trace, write_trace
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -73,11 +75,18 @@ def each(*groups):
     ("min_p", (-0.1, 1.1, NAN, "0", None, HUGE)),
     ("repetition_penalty", (0, HUGE, 1e-40, 1e40, -1, NAN, INF, "1", None)),
     ("max_tokens", (0, -1, 1.5, "5", True, NAN)),
-    ("logprobs", (-1, 0.5, "2", True)),
+    ("logprobs prompt_logprobs", (-2, 0.5, "2", True, 10**12)),
     ("seed", (-1, 1.5, "1", True, [1])),
-    ("stop", ("", [""], [1], 5, LONE, ["a", None], b"ab")),
-    ("stop_token_ids", (5, ["a"], np.array([[1]]), np.array([0.5]), torch.tensor(3))),
-    ("ignore_eos", (1, "no", None)),
+    ("stop bad_words", ("", [""], [1], 5, LONE, ["a", None], b"ab", {"a": 1})),
+    ("stop_token_ids", (5, ["a"], [-1], [2**32], {1: 2}, np.array([[1]]), np.array([0.5]), torch.tensor(3))),
+    ("allowed_token_ids", ([], 5, [-1], ["a"], {1: 2})),
+    ("logit_bias", ({"a": 1}, {1: NAN}, {-1: 1}, {1: "1"}, [1], 5, {1: INF})),
+    ("logits_processors", ([5], 5, [print], [lambda logits: logits], {"a": 1})),
+    ("presence_penalty frequency_penalty", (2.1, -2.1, NAN, "1", None, True)),
+    ("n", (0, -1, 1.5, "2", None, True, 10**6)),
+    ("min_tokens", (-1, 1.5, "2", None, True)),
+    ("truncate_prompt_tokens", (0, -2, 1.5, "2", True)),
+    ("ignore_eos detokenize skip_special_tokens include_stop_str_in_output", (1, "no", None)),
 )
 def test_sampling_params(name, value, words):
     refusal(lambda: SamplingParams(**{name: value}), words, "but is ")
@@ -112,6 +121,81 @@ def test_engine_settings(name, value, words):
     refusal(lambda: EngineConfig(**{name: value}), words)
 
 
+@each(
+    ("model", (None, "x", 5, {})),
+    ("tokenizer", ("tok", 5, {})),
+    ("config", ({}, "x", 5)),
+    ("record", (1.5, -1, "", None, [], {})),
+    ("clock", (5, "wall", {})),
+    ("parts", ({}, [], "lab-01", 5)),
+    ("part_names", ({"clamp": 5}, ["clamp"], "lab-01")),
+    ("fast", ("numpy", 5, None)),
+    ("num_block colour", (5,), "there is no setting"),
+)
+def test_engine_arguments(name, value, words, llm):
+    given = {"model": llm.engine.model, "tokenizer": None, "num_blocks": 8} | {name: value}
+    refusal(lambda: Engine(**given), words)
+
+
+@each(
+    ("logit_bias", ({99: 1.0},), "logit_bias's 99 is outside the vocabulary (0 to 66)"),
+    ("allowed_token_ids stop_token_ids", ([67],), "67 is outside the vocabulary (0 to 66)"),
+    ("logprobs prompt_logprobs", (68,), "exceeds the vocabulary of 67 tokens; -1 is all"),
+    ("min_tokens", (10**6,), "min_tokens 1000000 exceeds the model's length"),
+    ("bad_words", ([" "],), "which is no token; leave it out"),
+    ("n", (2,), "n must be 1 for one request, but is 2; LLM.generate makes n requests of it"),
+)
+def test_params_that_do_not_fit_the_model(name, value, words, llm):
+    params = SamplingParams(**{"max_tokens": None, name: value})
+    refusal(lambda: llm.engine.add_request("a", params), words)
+    assert not llm.engine.has_work
+
+
+CLASHES = [
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be at most max_tokens 4, but is 5"),
+    ({"n": 2, "temperature": 0}, "n must be 1 with temperature 0"),
+    ({"stop": "a", "detokenize": False}, "stop needs the text"),
+    ({"stop": ["a" * 2**15, "b" * 2**15, "c"]}, "stop must have at most 65,536 characters, but has 65,537"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), CLASHES)
+def test_params_that_clash(given, words):
+    refusal(lambda: SamplingParams(**given), words)
+
+
+def test_a_logits_processor_that_gives_no_logits_ends_its_own_request(llm):
+    """Also one that raises, and parameters that leave no token; the neighbour has its text."""
+    quiet = SamplingParams(temperature=0, max_tokens=3)
+    (alone,) = llm.generate("O ", quiet, use_tqdm=False)
+    for processor, words in (
+        (
+            lambda outputs, logits: None,
+            "must return logits of the shape (67,), but gave None",
+        ),
+        (lambda outputs, logits: 1 / 0, "ZeroDivisionError"),
+        (lambda outputs, logits: logits.fill_(-INF), "its sampling_params leave no token to choose from"),
+    ):
+        loud = SamplingParams(max_tokens=3, logits_processors=[processor])
+        broken, fine = llm.generate(["O ", "O "], [loud, quiet], use_tqdm=False)
+        assert broken.outputs[0].finish_reason == "error" and words in broken.outputs[0].error
+        assert fine.outputs[0].text == alone.outputs[0].text
+
+
+@pytest.mark.parametrize("model", ["", " ", None, 5, b"shakespeare"])
+def test_names_of_models(model):
+    refusal(lambda: LLM(model), "model must be a name or a path, but is")
+
+
+def test_a_long_stop_string_costs_little():
+    """A token's text costs the same beside a stop string of 65,536 characters; 0.11 s were seen."""
+    text = OutputText(None, ("a" * (2**16 - 1) + "b",))
+    started = time.process_time()
+    for _ in range(1000):
+        assert text.append("aaaa") is None and text.take(finished=False) == ""
+    assert time.process_time() - started < 1
+
+
 def test_a_pool_that_no_machine_holds():
     config = EngineConfig(num_blocks=2**20, block_size=2**16)
     refusal(lambda: config.fitted(128, 1000), "num_blocks 1048576 of block_size 65536 take")
@@ -125,8 +209,12 @@ def llm():
 
 
 @each(
-    ("prompts", (None, 5, b"abc", {"a": 1}, 1.5)),
-    ("prompts", ([None], [b"ab"], [{}], [1.5]), "prompts[0] must be"),
+    ("prompts", (None, 5, b"abc", 1.5)),
+    ("prompts", ([None], [b"ab"], [{}], [1.5], {}, {"prompt": None}), "prompts[0] must be"),
+    ("prompts", ({"a": 1}, [{"prompt": "a", 5: 1}]), "prompts[0] has the key"),
+    ("prompts", ({"prompt": 5}, {"prompt_token_ids": 5}, {"prompt_token_ids": "a"}), "prompts[0]'s 'prompt"),
+    ("prompts", ({"prompt": "a", "cache_salt": 5},), "cache_salt must be a string"),
+    ("use_tqdm", (None, 1, "no")),
     ("prompts", ([["a"]], [[None]]), "is not a token id"),
     ("prompts", (["a", 5],), "prompts[1] must be"),
     ("prompts", ([[10**9]],), "outside the vocabulary"),
@@ -134,10 +222,10 @@ def llm():
     ("prompts", (LONE,), "lone surrogate"),
     ("prompts", ("x" * 10_000_000,), "10,000,000 characters"),
     ("sampling_params", ({}, {"top_k": 1}, 5, "hot", [{}], [None], []), "sampling_params"),
-    ("priority", (5, "a", [None], ["high"], []), "priority"),
+    ("priority", ("a", True, 1.5, [None], ["high"], []), "priority"),
 )
 def test_generate(name, value, words, llm):
-    given = {"prompts": ["a"], "progress": False, name: value}
+    given = {"prompts": ["a"], "use_tqdm": False} | {name: value}
     refusal(lambda: llm.generate(**given), words)
     assert not llm.engine.has_work, "nothing is left behind"
 
@@ -148,13 +236,13 @@ def test_generate(name, value, words, llm):
     ("role", (None, 5), "messages[0][KEY] must be a string"),
 )
 def test_messages(name, value, words, llm):
-    refusal(lambda: llm.chat([{"role": "user", "content": "a", name: value}], progress=False), words)
-    refusal(lambda: llm.chat([{name: "a"}], progress=False), "messages[0] must be {")
+    refusal(lambda: llm.chat([{"role": "user", "content": "a", name: value}], use_tqdm=False), words)
+    refusal(lambda: llm.chat([{name: "a"}], use_tqdm=False), "messages[0] must be {")
 
 
 @pytest.mark.parametrize("messages", ["hello", 5, None, {"role": "user", "content": "a"}, [[]], ["a"]])
 def test_conversations(messages, llm):
-    refusal(lambda: llm.chat(messages, progress=False), "messages")
+    refusal(lambda: llm.chat(messages, use_tqdm=False), "messages")
 
 
 TEMPLATES = [
@@ -171,7 +259,7 @@ TEMPLATES = [
 def test_a_chat_template_that_raises(template, llm, monkeypatch):
     monkeypatch.setattr(llm.tokenizer, "chat_template", template)
     messages = [{"role": "user", "content": "a"}]
-    refusal(lambda: llm.chat(messages, progress=False), "the chat template of", "failed:")
+    refusal(lambda: llm.chat(messages, use_tqdm=False), "the chat template of", "failed:")
 
 
 def test_what_is_meant_is_taken(llm):
@@ -180,8 +268,8 @@ def test_what_is_meant_is_taken(llm):
     assert SamplingParams(stop_token_ids=np.array([0, 2])).stop_token_ids == (0, 2)
     assert SamplingParams(stop_token_ids=torch.tensor([3])).stop_token_ids == (3,)
     assert SamplingParams(temperature=Fraction(1, 2)).temperature == 0.5
-    assert llm.generate([], progress=False) == []
-    assert len(llm.generate(torch.tensor([1, 2]), SamplingParams(max_tokens=1), progress=False)) == 1
+    assert llm.generate([], use_tqdm=False) == []
+    assert len(llm.generate(torch.tensor([1, 2]), SamplingParams(max_tokens=1), use_tqdm=False)) == 1
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu", "meta", "abacus", "", "cpu:x", 5.5])
@@ -561,6 +649,15 @@ COMMANDS = [
     ("generate -p a -m gpt5", "unknown model 'gpt5'"),
     ("generate -p a -m ./nowhere", "no such folder or file"),
     ("generate -p ", "empty prompt"),
+    ("generate -p a -m ", "model must be a name or a path, but is ''"),
+    ("generate -p a -n 0", "n must be a whole number from 1"),
+    ("generate -p a -n 2 -t 0", "n must be 1 with temperature 0"),
+    ("generate -p a --min-tokens 99", "min_tokens must be at most max_tokens 64"),
+    ("generate -p a --presence-penalty 3", "presence_penalty must be between -2 and 2"),
+    ("generate -p a --frequency-penalty nan", "frequency_penalty must be between -2 and 2"),
+    ("generate -p a --logprobs 68", "logprobs 68 exceeds the vocabulary of 67 tokens"),
+    ("generate -p a --seed -1", "seed must be a whole number, 0 or more"),
+    ("simulate --seed -1", "Usage"),
     ("generate -p a --max-tokens 999999", "exceeds the model's length"),
     ("generate -p a --chat", "chat template"),
     ("chat --model shakespeare", "no chat template"),
@@ -686,6 +783,7 @@ MAIN = [sys.executable, "-c", "from mini_engine.commands import main; main()"]
         ("full disk, table", "simulate -b mixed --requests 3 > /dev/full", 2, "No space left on device"),
         ("closed pipe", "simulate -b mixed --requests 3 | true", 0, ""),
         ("closed stdout", "simulate -b mixed --requests 3 >&-", 0, ""),
+        ("no progress in a pipe", "generate -p a -p b --max-tokens 1 -m shakespeare | grep -c '^$'", 1, ""),
         ("not UTF-8", "generate -p $'caf\\xe9'", 2, "--prompt has a lone surrogate"),
         ("a path that is not UTF-8", "trace play --example --no-open -o $'out\\xe9.html'", 0, ""),
     ]

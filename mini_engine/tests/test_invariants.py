@@ -349,10 +349,10 @@ def test_an_engine_and_an_llm_can_be_watched(model):
 
     engine = Engine(model, num_blocks=6, block_size=4, **SETTINGS)
     prompts, params = [[1, 2, 3, 4, 5, n] for n in range(4)], SamplingParams(max_tokens=9, seed=1)
-    plain = LLM.from_engine(engine).generate(prompts, params, progress=False)
+    plain = LLM.from_engine(engine).generate(prompts, params, use_tqdm=False)
     engine = Engine(model, num_blocks=6, block_size=4, record=True, **SETTINGS)
     with watch(LLM.from_engine(engine)) as monitor:
-        watched = LLM.from_engine(engine).generate(prompts, params, progress=False)
+        watched = LLM.from_engine(engine).generate(prompts, params, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in watched] == [o.outputs[0].token_ids for o in plain]
     assert monitor.step == len(engine.trace.steps)
     engine = Engine(model, num_blocks=6, block_size=4, **SETTINGS)

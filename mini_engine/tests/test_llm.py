@@ -22,7 +22,7 @@ def test_outputs_come_in_the_order_of_the_prompts():
     """Whatever finishes first: short after long, important after unimportant."""
     front = llm(["first", "2nd", "third!!"], max_num_seqs=1, policy="priority")
     params = [greedy(5), greedy(3), greedy(7)]
-    outputs = front.generate(["a", "bb", "ccc"], params, priority=[2, 1, 0], progress=False)
+    outputs = front.generate(["a", "bb", "ccc"], params, priority=[2, 1, 0], use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == ["first", "2nd", "third!!"]
     assert [output.prompt for output in outputs] == ["a", "bb", "ccc"]
     assert [output.request_id for output in outputs] == ["r0", "r1", "r2"]
@@ -34,15 +34,21 @@ def test_outputs_come_in_the_order_of_the_prompts():
 
 def test_an_output_has_all_its_fields():
     front = llm(["hello"])
-    (output,) = front.generate("hi", greedy(5, logprobs=2), progress=True)
+    (output,) = front.generate("hi", greedy(5, logprobs=2), use_tqdm=True)
     (completion,) = output.outputs
     assert (completion.index, completion.text, completion.finish_reason) == (0, "hello", "length")
     assert completion.token_ids == front.tokenizer.encode("hello")
     assert output.prompt_token_ids == front.tokenizer.encode("hi")
-    assert [max(told, key=told.get) for told in completion.logprobs] == completion.token_ids
+    best = [min(told, key=lambda i: told[i].rank) for told in completion.logprobs]
+    assert best == completion.token_ids
+    assert (
+        "".join(told[i].decoded_token for i, told in zip(best, completion.logprobs, strict=True)) == "hello"
+    )
+    total = sum(told[i].logprob for i, told in zip(best, completion.logprobs, strict=True))
+    assert completion.cumulative_logprob == pytest.approx(total)
     assert completion.stop_reason is None and output.num_cached_tokens == 0
-    (output,) = front.generate("hi", greedy(5), progress=False)
-    assert output.outputs[0].logprobs is None
+    (output,) = front.generate("hi", greedy(5), use_tqdm=False)
+    assert output.outputs[0].logprobs is output.outputs[0].cumulative_logprob is None
 
 
 IDS = ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(i) for i in (1, 2, 3)])
@@ -53,14 +59,14 @@ def test_one_prompt_or_a_list(prompt):
     """Text, or token ids of any kind: a flat list of ids is one prompt, a list of lists is several."""
     text, token_ids = (prompt, [71, 72]) if isinstance(prompt, str) else (None, [1, 2, 3])
     for prompts in (prompt, [prompt], [prompt, "ho"]):
-        output, *others = llm(["hello", "two"]).generate(prompts, greedy(5), progress=False)
+        output, *others = llm(["hello", "two"]).generate(prompts, greedy(5), use_tqdm=False)
         assert (output.prompt, output.prompt_token_ids) == (text, token_ids)
         assert output.outputs[0].text == "hello" and [other.prompt for other in others] in ([], ["ho"])
 
 
 def test_the_default_parameters_are_vllms():
     """Sixteen tokens at temperature 1."""
-    (output,) = llm().generate("hi", progress=False)
+    (output,) = llm().generate("hi", use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 16
 
 
@@ -80,7 +86,7 @@ def test_stop_reason(script, params, reason):
     if "stop_token_ids" in params:
         params["stop_token_ids"] = front.tokenizer.encode(params["stop_token_ids"])
         (reason,) = params["stop_token_ids"]
-    (output,) = front.generate("hi", SamplingParams(temperature=0, **params), progress=False)
+    (output,) = front.generate("hi", SamplingParams(temperature=0, **params), use_tqdm=False)
     assert output.outputs[0].stop_reason == reason
 
 
@@ -89,14 +95,14 @@ def test_nothing_starts_unless_all_is_accepted():
     front = llm(num_blocks=8)
     for kwargs in (dict(sampling_params=[greedy()]), dict(priority=[1, 2, 3]), dict(sampling_params=[])):
         with pytest.raises(ValueError, match="2 prompts, but .*give one for each prompt"):
-            front.generate(["a", "b"], **kwargs, progress=False)
+            front.generate(["a", "b"], **kwargs, use_tqdm=False)
     with pytest.raises(ValueError, match="no chat template"):
-        front.chat([{"role": "user", "content": "hi"}], progress=False)
+        front.chat([{"role": "user", "content": "hi"}], use_tqdm=False)
     with pytest.raises(ValueError, match="token id 999 is outside"):
-        front.generate(["fine", [999], "fine"], greedy(), progress=False)
+        front.generate(["fine", [999], "fine"], greedy(), use_tqdm=False)
     assert not front.engine.has_work and front.engine.requests == {}
     assert front.engine.trace.steps == []
-    assert len(front.generate(["fine", "fine"], greedy(), progress=False)) == 2
+    assert len(front.generate(["fine", "fine"], greedy(), use_tqdm=False)) == 2
 
 
 def test_an_interrupt_leaves_nothing_behind():
@@ -113,7 +119,7 @@ def test_an_interrupt_leaves_nothing_behind():
 
     front.engine.reader.step = interrupted
     with pytest.raises(KeyboardInterrupt):
-        front.generate(["a", "b"], greedy(9), progress=False)
+        front.generate(["a", "b"], greedy(9), use_tqdm=False)
     assert list(front.engine.requests) == ["other"]
 
 
@@ -121,7 +127,7 @@ def test_other_requests_move_on_meanwhile():
     """A stream that was begun before generate gets all of its deltas."""
     front = llm()
     stream = front.engine.stream("hi", greedy(3), request_id="s")
-    front.generate("hi", greedy(9), progress=False)
+    front.generate("hi", greedy(9), use_tqdm=False)
     assert not front.engine.has_work
     assert len(list(stream)) == 3
 
@@ -129,7 +135,7 @@ def test_other_requests_move_on_meanwhile():
 def test_generate_twice_uses_the_cache():
     front = llm()
     prompt = "a long prompt of some blocks"
-    first, second = (front.generate(prompt, greedy(2), progress=False)[0] for _ in range(2))
+    first, second = (front.generate(prompt, greedy(2), use_tqdm=False)[0] for _ in range(2))
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, len(prompt) - 4)
 
 
@@ -144,16 +150,16 @@ def test_chat():
     """One conversation or several, through the model's template."""
     one = [{"role": "user", "content": "hi"}]
     front = chatty()
-    (output,) = front.chat(one, greedy(5), progress=False)
+    (output,) = front.chat(one, greedy(5), use_tqdm=False)
     assert front.tokenizer.decode(output.prompt_token_ids) == "<user>hi>"
     assert output.outputs[0].text == "hello"
-    outputs = chatty().chat([one, [*one, {"role": "assistant", "content": "yo"}]], greedy(5), progress=False)
+    outputs = chatty().chat([one, [*one, {"role": "assistant", "content": "yo"}]], greedy(5), use_tqdm=False)
     assert front.tokenizer.decode(outputs[1].prompt_token_ids) == "<user>hi<assistant>yo>"
 
 
 def test_the_embedded_model_writes():
     """LLM() is the embedded model; greedy text repeats and continues the prompt with words."""
     front = LLM(num_blocks=40)
-    first, again = (front.generate("O Romeo, ", greedy(40), progress=False)[0] for _ in range(2))
+    first, again = (front.generate("O Romeo, ", greedy(40), use_tqdm=False)[0] for _ in range(2))
     assert first.outputs[0].text == again.outputs[0].text
     assert len(first.outputs[0].text) == 40 and " " in first.outputs[0].text

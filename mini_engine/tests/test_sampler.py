@@ -170,14 +170,18 @@ def test_a_vocabulary_end_is_reachable_and_never_passed():
 
 
 def test_top_logprobs():
-    """The chosen token first, then the best; they are the raw logits' own."""
+    """The chosen token first, then the best, with ranks; they are the raw logits' own."""
     found = top_logprobs(torch.tensor(LOGITS), 4, 2)
-    assert list(found) == [4, 0, 1]
-    for i, logprob in found.items():
-        assert logprob == pytest.approx(math.log(softmax(LOGITS)[i]), abs=1e-5)
+    assert {i: of.rank for i, of in found.items()} == {4: 5, 0: 1, 1: 2} and list(found) == [4, 0, 1]
+    for i, of in found.items():
+        assert of.logprob == pytest.approx(math.log(softmax(LOGITS)[i]), abs=1e-5)
     assert list(top_logprobs(torch.tensor(LOGITS), 0, 2)) == [0, 1]
     assert list(top_logprobs(torch.tensor(LOGITS), 3, 0)) == [3]
     assert list(top_logprobs(torch.tensor(LOGITS), 0, 100)) == [0, 1, 2, 3, 4, 5], "more than there are"
+    everything = top_logprobs(torch.tensor(LOGITS), 2, -1)
+    assert {i: of.rank for i, of in everything.items()} == {i: i + 1 for i in range(6)}
+    equals = torch.tensor([1.0, 3.0, 1.0, 1.0])
+    assert top_logprobs(equals, 0, 0)[0].rank == 4, "the last of its equals, as in vLLM"
 
 
 def serve(model, others, *, seed=11, **settings):
@@ -230,7 +234,7 @@ def test_logprobs_through_the_engine(model):
         (token_id,), (logprobs,) = delta.token_ids, delta.logprobs
         assert set(logprobs) == {token_id, *row.topk(3).indices.tolist()}
         for token, logprob in logprobs.items():
-            assert logprob == pytest.approx(row[token].item(), abs=1e-5)
+            assert logprob.logprob == pytest.approx(row[token].item(), abs=1e-5)
 
 
 def test_a_stream_is_its_generators_numbers_one_after_the_other():

@@ -7,11 +7,12 @@ model's files.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
 
-from mini_engine.request import check_text, shown
+from mini_engine.checks import check_text, shown
 
 Messages = Sequence[Mapping[str, Any]]  # each {"role": ..., "content": ...}
 
@@ -23,9 +24,11 @@ class Tokenizer:
     generation_config.json, else config.json, else the tokenizer's own); `bos` is the id that opens
     one, or None. `special_tokens` are by role ("bos_token"), as chat templates see them. Text of more
     than `max_characters` (None: of any length) is refused before it takes minutes.
+    `default_sampling_params` is what the model's makers advise, as fields of SamplingParams.
     """
 
     max_characters: int | None = None
+    default_sampling_params: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,

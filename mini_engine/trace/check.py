@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mini_engine.checks import shown
 from mini_engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS
-from mini_engine.request import shown
 from mini_engine.trace.record import Record
 from mini_engine.trace.records import End, Event, Header, Queued, Scheduled, StepTrace
 

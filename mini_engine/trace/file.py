@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, Self
 
-from mini_engine.request import shown
+from mini_engine.checks import shown
 from mini_engine.trace.check import Check
 from mini_engine.trace.record import Record
 from mini_engine.trace.records import VERSION, End, Header, StepTrace, Trace

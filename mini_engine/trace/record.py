@@ -13,7 +13,7 @@ from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-from mini_engine.request import is_unicode, shown
+from mini_engine.checks import is_unicode, shown
 
 
 class Record:

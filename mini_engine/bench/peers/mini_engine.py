@@ -104,7 +104,7 @@ class Served:
             self.engine.scheduler.kv.reset_prefix_cache()  # every turn starts cold
         self.steps.clear()
         params = [SamplingParams(temperature=0, max_tokens=n) for n in num_outputs]
-        outputs = self.llm.generate(prompts, params, progress=False)
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
         self.last = (prompts, num_outputs)
         return [output.outputs[0].token_ids for output in outputs]
 
