@@ -16,7 +16,7 @@ from labs.kit import (
     make_request,
 )
 from labs.kit.judge import compare
-from labs.kit.toys.driver import ScheduleError
+from labs.kit.toys.driver import RUNS, ScheduleError, one_step
 
 solution = load("lab-01", "solution")
 CONFIG = {"max_num_batched_tokens": 8, "max_num_seqs": 2, "num_blocks": 32}
@@ -264,3 +264,14 @@ def test_unequal_tensors_are_reported_in_words(actual, words):
     assert_close(expected.clone(), expected, "logits")
     with pytest.raises(AssertionError, match=words):
         assert_close(torch.tensor(actual), expected, "logits")
+
+
+def test_one_step_is_recorded_and_counts_nothing():
+    running = [make_request("a", 9)]
+    kv = FakeKV(9)
+    kv.admit(running[0])
+    assert one_step(solution.schedule_step, (), running, kv, max_num_batched_tokens=5, max_num_seqs=1) == {
+        "a": 5
+    }
+    assert [step.scheduled for step in RUNS[-1][1].steps] == [{"a": 5}]
+    assert running[0].num_computed_tokens == 0

@@ -212,12 +212,18 @@ def one_step(
     `clamp` may be among the settings; the others become the config.
     """
     config = DEFAULTS | {k: v for k, v in settings.items() if k != "clamp"} | {"num_blocks": kv.num_blocks}
+
+    def update(scheduled: dict[str, int], sampled: object, stopped: object) -> list[Request]:
+        for request in running:  # by this the recorder knows that the step was computed
+            request.num_computed_tokens += scheduled.get(request.request_id, 0)
+        return []
+
     scheduler = SimpleNamespace(
         kv=kv,
         waiting=waiting,
         running=running,
         schedule=lambda: schedule_step(waiting, running, kv, **settings),
-        update=lambda scheduled, sampled, stopped: [],
+        update=update,
     )
     referee: Any = Referee(scheduler)
     recorder = Recorder(referee, config=config, requests=[*running, *waiting])
@@ -228,6 +234,8 @@ def one_step(
         _ran(scenario, recorder, "error", error=describe(error))
         raise
     recorder.update(scheduled, {})
+    for request in running:  # the tests count by themselves
+        request.num_computed_tokens -= scheduled.get(request.request_id, 0)
     _ran(scenario, recorder, "drained")
     return scheduled
 
