@@ -86,7 +86,7 @@ class BlockManager:
         return True
 
     def free(self, request) -> None:
-        """Take back all blocks of the request; nothing happens if it holds none."""
+        """Take back all blocks of the request, of which nothing changes; nothing happens if it holds none."""
         self._free.extend(self._tables.pop(request.request_id, ()))
 
     def cache_blocks(self, request) -> None:

@@ -64,7 +64,7 @@ class BlockManager:
         raise NotImplementedError("lab-05: BlockManager.allocate is not written yet")
 
     def free(self, request) -> None:
-        """Take back all blocks of the request; nothing happens if it holds none."""
+        """Take back all blocks of the request, of which nothing changes; nothing happens if it holds none."""
         raise NotImplementedError("lab-05: BlockManager.free is not written yet")
 
     def cache_blocks(self, request) -> None:

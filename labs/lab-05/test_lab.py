@@ -368,9 +368,12 @@ def test_a_freed_request_holds_nothing(lab):
     """Its table is empty, all its blocks are free, the half-filled last one too, and it needs them anew."""
     kv = pool(lab, 4, 4)
     request = admitted(kv, "a", 7)
+    request.num_computed_tokens = 7
     kv.free(request)
     assert table_of(kv, "a") == []
     assert_free(kv, 4, "when it is freed")
+    assert request.num_computed_tokens == 7, "the scheduler counts num_computed_tokens, free does not"
+    request.num_computed_tokens = 0
     needed = kv.num_new_blocks(request, 7)
     assert needed == 2, f"it holds nothing, so 7 tokens need 2 blocks, not {needed}"
 

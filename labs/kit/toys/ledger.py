@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from labs.kit.toys.driver import OpLog, Scenario, log_ops
-from labs.kit.toys.plays import Counted, Play, in_runs, naming, steps_of
+from labs.kit.toys.plays import Counted, Play, in_runs, naming, plain, steps_of
 from labs.kit.toys.requests import make_request
 from labs.kit.toys.scripts import Skip, builtin
 from mini_engine.request import Request
@@ -101,9 +101,13 @@ class Ledger(Play):
         """All slots of the room that a request holds, and some positions behind it."""
         return self.slot_mapping(name, 0, len(self.table(name)) * self.size + behind)
 
-    def free(self, name: str) -> None:
-        """Given as another object with the same id, the request is the same."""
-        self.kv.free(make_request(name, 3))
+    def free(self, name: str) -> list[str] | None:
+        """Given as another object with the same id, the request is the same. Return what changes of it."""
+        request = make_request(name, 3)
+        request.num_computed_tokens = 2
+        before = plain(request)
+        self.kv.free(request)
+        return [key for key, value in plain(request).items() if value != before.get(key)] or None
 
     def preempt(self, name: str) -> None:
         request = self.holder(name)
