@@ -469,6 +469,7 @@ def test_a_thousand_submissions_outlive_their_scheduler_and_a_worker_of_another_
     def grading_run() -> dict[str, str]:
         cluster = workers.Cluster(dask.address)
         try:
+            cluster.client.wait_for_workers(2, timeout=120)  # or one takes all before the other is there
             coming = pool.grade_class(
                 everyone, SETTINGS, tmp_path / "grades", cluster, grading=of_this_course
             )
