@@ -49,7 +49,7 @@ test-fast: $(VENV)/installed
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
-	bench faults fast input_errors machines oracle_engine oracle_model player) \
+	bench faults fast input_errors machines oracle_engine oracle_model oracle_sampling player) \
 	$(patsubst %,labs/kit/tests/test_%.py,\
 	browser edition grader_evasions grader_gradescope grader_honest grader_pool guard panel random_scripts)
 
@@ -68,7 +68,7 @@ OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
 STRICT = $(if $(LEARNING),,--strict)
 
 SLOW := $(patsubst %,mini_engine/tests/test_%.py,\
-	bench cli fast figures oracle_engine oracle_model player shakespeare simulate supply wheel)
+	bench cli fast figures oracle_engine oracle_model oracle_sampling player shakespeare simulate supply wheel)
 
 check: lint promises
 

@@ -76,7 +76,8 @@ def apply_penalties(
     if output_token_ids and (params.frequency_penalty or params.presence_penalty):
         counts = Counter(output_token_ids)
         ids = list(counts)
-        row[ids] -= params.frequency_penalty * torch.tensor(list(counts.values()), device=row.device)
+        times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
+        row[ids] -= params.frequency_penalty * times
         row[ids] -= params.presence_penalty
     return row
 
