@@ -21,7 +21,7 @@ class Batch:
 
     token_ids, positions and slot_mapping are (N,) int64; block_tables is (R, M) int64, padded with
     block 0; query_lens and seq_lens have R entries. `last_rows` are the rows, of the N, that end a
-    sequence and are sampled.
+    sequence and are sampled; with k drafts, the last 1 + k of a request.
     """
 
     token_ids: Tensor
@@ -55,7 +55,7 @@ def build_batch(
     blocks = block_tables[owner, positions // kv.block_size]
     slot_mapping = blocks * kv.block_size + positions % kv.block_size
     ends = accumulate(query_lens)
-    last_rows = [end - 1 for row, end in zip(rows, ends, strict=True) if row.is_last]
+    last_rows = [i for row, end in zip(rows, ends, strict=True) for i in range(end - row.num_logits, end)]
     return Batch(
         token_ids.to(device),
         positions.to(device),

@@ -36,7 +36,7 @@ def step(engine: EngineLike) -> list[Delta]:
         raise NoWorkError("step() was called, but no request is waiting or running; add one first")
     scheduled = engine.scheduler.schedule()
     requests = ((engine.requests[request_id], num_tokens) for request_id, num_tokens in scheduled.items())
-    rows = [Row(request, n, n == request.num_new_tokens) for request, n in requests]
+    rows = [Row(request, n, n >= request.num_new_tokens) for request, n in requests]
     if not rows:
         raise RuntimeError(
             f"the scheduler scheduled nothing with {len(engine.scheduler.waiting)} requests waiting "
@@ -236,6 +236,10 @@ class Engine:
         self._made.clear()
         try:
             with torch.inference_mode():
+                if self.parts.propose:
+                    decodes = [request for request in before if request.is_decode]
+                    for request, drafts in zip(decodes, self.parts.propose(decodes), strict=True):
+                        request.spec_token_ids = list(drafts)
                 deltas = self._step(self)
         except BaseException:
             made = list(self._made)

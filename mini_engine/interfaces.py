@@ -24,6 +24,11 @@ class Row(NamedTuple):
     num_tokens: int
     is_last: bool  # the chunk reaches num_tokens, so a token is sampled from its last row
 
+    @property
+    def num_logits(self) -> int:
+        """The number of its rows that are sampled: none, the last, or one more for each of its drafts."""
+        return 1 + self.num_tokens - self.request.num_new_tokens if self.is_last else 0
+
 
 class KVManager(Protocol):
     """KV memory in equal blocks: the blocks of each request, and the room that is left.
@@ -121,8 +126,8 @@ class SchedulerLike(Protocol):
     ) -> list[Request]:
         """Take in a computed step. Return the requests that have finished, in row order.
 
-        `sampled` has the tokens of each request that reached the end of its sequence: one from this
-        engine, more with speculative decoding. `stopped` are the ids of requests whose text,
+        `sampled` has the tokens of each request that reached the end of its sequence: one, or more where
+        drafts (spec_token_ids) were scheduled with it. `stopped` are the ids of requests whose text,
         with the last of these tokens, has reached a stop string."""
 
 
@@ -140,7 +145,8 @@ class Backend(Protocol):
     name: str  # in the trace's header: paged, padded, two-pass
 
     def forward(self, rows: list[Row]) -> Tensor:
-        """Run one forward pass. Return logits (S, vocab_size) of the rows with `is_last`, in order."""
+        """Run one forward pass. Return logits (S, vocab_size) of the rows with `is_last`, in order: those
+        after the last `num_logits` tokens of each."""
 
 
 class SamplerLike(Protocol):
@@ -148,7 +154,8 @@ class SamplerLike(Protocol):
 
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
         """Return a token id for each row of logits (S, vocab_size). The random number of a request's output i
-        depends on its seed and i alone."""
+        depends on its seed and i alone. Rows of one request are consecutive: the first is that of its next
+        output, each other one that of the output after the draft before it."""
 
     def forget(self, request_id: str) -> None:
         """Drop what is kept of a request; if it goes on, nothing has changed."""

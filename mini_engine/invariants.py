@@ -24,6 +24,7 @@ RULES = {
     "computed": "a request never computes more tokens than it has",
     "turns": "each running request gets a token in every step",
     "progress": "a step with requests to serve computes something",
+    "drafts": "drafts end before max_tokens, and after a step no block is held beyond a request's tokens",
     "order": "requests are admitted in policy order, and none in a step that preempted",
     "victim": "in policy order, a preempted request comes after all that keep running",
     "outputs": "tokens that were given are never changed or removed",
@@ -134,6 +135,9 @@ class Monitor:
         self._check_state()
         for request in self.scheduler.running:
             self._require("computed", request.num_new_tokens > 0, "it has nothing left to compute", request)
+            table, size = self.kv.block_table(request), self.kv.block_size
+            needed = -(-request.num_tokens // size)
+            self._require("drafts", len(table) <= needed, f"{len(table)} blocks, {needed} needed", request)
         self.step += 1
         return finished
 
@@ -201,8 +205,11 @@ class Monitor:
             self._require("rows", num_tokens >= 1, f"it is scheduled for {num_tokens} tokens", request)
             fits = not most or num_tokens <= most
             self._require("threshold", fits, f"{num_tokens} tokens, {most} at most", request)
-            left = request.num_new_tokens
+            left = request.num_new_tokens + len(request.spec_token_ids)
             self._require("computed", num_tokens <= left, f"{num_tokens} tokens of {left} left", request)
+            drafts, longest = len(request.spec_token_ids), request.max_tokens or 0
+            ends = not drafts or len(request.output_token_ids) + drafts < longest
+            self._require("drafts", ends, f"{drafts} drafts, {longest} tokens at most", request)
             room = len(self.kv.block_table(request)) * self.kv.block_size
             end = request.num_computed_tokens + num_tokens
             self._require("blocks", end <= room, f"it computes up to {end} with room for {room}", request)

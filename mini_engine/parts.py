@@ -55,7 +55,10 @@ class NoWorkError(RuntimeError):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of an engine; the labs replace them one by one. `step` None means engine.step."""
+    """The parts of an engine; the labs replace them one by one. `step` None means engine.step.
+
+    `propose` is given the decodes of a step and returns drafts of the next tokens of each, to be verified.
+    """
 
     clamp: Callable[[int, int, int], int] = _scheduler.clamp
     next_chunk: Callable[[Request, int], _scheduler.Chunk] = _scheduler.next_chunk
@@ -67,6 +70,7 @@ class Parts:
     OutputText: Callable[..., output_text.OutputText] = output_text.OutputText
     Stream: Callable[..., Stream] = Stream
     step: Callable[[EngineLike], list[Delta]] | None = None
+    propose: Callable[[list[Request]], list[list[int]]] | None = None
 
     def build(self, model: CausalLM, config: EngineConfig) -> tuple[SchedulerLike, Backend]:
         """Return the scheduler, with its KV manager, and the backend, for a config fitted to the model."""

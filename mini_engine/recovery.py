@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
+import torch
 from torch import Tensor
 
 from mini_engine.fallbacks import recoverable_backend, recoverable_kv, recoverable_scheduler
@@ -9,7 +12,7 @@ from mini_engine.interfaces import Backend, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OUT_OF_MEMORY, OutputProcessor, Sampled
 from mini_engine.request import Request
-from mini_engine.sampler import NotFiniteError
+from mini_engine.sampler import NotFiniteError, verify
 
 
 class Recovery:
@@ -34,24 +37,31 @@ class Recovery:
         return outputs.news()
 
     def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
-        """Sample a token for each row of logits (S, vocab_size).
+        """Sample from logits (S, vocab_size): a row for each request, and one more for each of its drafts.
 
-        If that fails, sample row by row: one that fails alone, too, ends its own request, which is left out.
-        Raises ValueError unless there is a row for each of `requests`.
+        If that fails, sample request by request: one that fails alone, too, is ended and left out.
+        Raises ValueError unless there are so many rows.
         """
+        counts = [1 + len(request.spec_token_ids) for request in requests]
         num_rows = 0 if logits is None else len(logits)
-        if num_rows != len(requests):
+        if num_rows != sum(counts):
             raise ValueError(
                 f"sample() got {num_rows} rows of logits for {len(requests)} requests; "
                 "it takes a row for each request that ends its sequence in this step"
             )
         if not requests:
             return []
+        parts = torch.split(logits, counts)
         try:
-            token_ids = [[token_id] for token_id in self.sampler(logits, requests)]
-            return list(zip(requests, token_ids, logits[:, None], strict=True))
+            owners = [request for request, n in zip(requests, counts, strict=True) for _ in range(n)]
+            chosen = iter(self.sampler(logits, owners))
+            token_ids = [list(islice(chosen, n)) for n in counts]
+            return [
+                (request, verify(request.spec_token_ids, ids), part)
+                for request, ids, part in zip(requests, token_ids, parts, strict=True)
+            ]
         except Exception as error:
-            alone = [self._sample_one(row, r) for row, r in zip(logits, requests, strict=True)]
+            alone = [self._sample_one(part, r) for part, r in zip(parts, requests, strict=True)]
             failed = [(r, one) for r, one in zip(requests, alone, strict=True) if isinstance(one, Exception)]
             if not failed and not isinstance(error, NotFiniteError):
                 raise  # it did not come again, so it is no request's own
@@ -59,12 +69,13 @@ class Recovery:
             self.fail(request, reason)
         return [one for one in alone if not isinstance(one, Exception)]
 
-    def _sample_one(self, row: Tensor, request: Request) -> tuple[Request, list[int], Tensor] | Exception:
+    def _sample_one(self, logits: Tensor, request: Request) -> tuple[Request, list[int], Tensor] | Exception:
         try:
-            if not row.max().isfinite() and (alone := self.backend.compute_alone(request)) is not None:
-                row = alone
-            logits = row[None]
-            return request, self.sampler(logits, [request]), logits
+            finite = bool(logits.amax(1).isfinite().all())
+            if not finite and (alone := self.backend.compute_alone(request)) is not None:
+                logits = alone[None]  # without its drafts
+            token_ids = self.sampler(logits, [request] * len(logits))
+            return request, verify(request.spec_token_ids, token_ids), logits
         except OUT_OF_MEMORY:
             raise
         except Exception as error:

@@ -45,6 +45,7 @@ class Request:
 
     arrival: int = -1
     output_token_ids: list[int] = field(default_factory=list)
+    spec_token_ids: list[int] = field(default_factory=list)  # drafts of the next tokens, to be verified
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found in the prefix cache at the latest admission
     num_preemptions: int = 0
@@ -98,7 +99,11 @@ class Request:
         return bool(self.output_token_ids) and self.num_new_tokens == 1
 
     def token_ids(self, start: int = 0, end: int | None = None) -> list[int]:
-        """Return the prompt and output tokens of the positions [start, end), without copying the rest."""
+        """Return the prompt and output tokens of the positions [start, end), without copying the rest. Beyond
+        `num_tokens` the drafts follow."""
+        if self.spec_token_ids and end is not None and (over := end - self.num_tokens) > 0:
+            drafts = self.spec_token_ids[max(0, start - self.num_tokens) : over]
+            return self.token_ids(start, max(start, self.num_tokens)) + drafts
         n = len(self.prompt_token_ids)
         end = self.num_tokens if end is None else end
         if start >= n:

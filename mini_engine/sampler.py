@@ -180,10 +180,12 @@ class Sampler:
     def __call__(self, logits: Tensor, requests: Sequence[Request]) -> list[int]:
         params = [request.sampling_params for request in requests]
         raw = logits
+        ahead = rows_before(requests)
         if changed := [i for i, p in enumerate(params) if p.changes_logits]:
             logits = _floats(logits).clone()
             for i in changed:
-                logits[i] = process_logits(raw[i], requests[i], requests[i].output_token_ids)
+                outputs = requests[i].output_token_ids + requests[i].spec_token_ids[: ahead[i]]
+                logits[i] = process_logits(raw[i], requests[i], outputs)
         token_ids = logits.argmax(dim=1)  # of a NaN, if there is one
         for i, best in enumerate(logits.gather(1, token_ids.unsqueeze(1)).flatten().tolist()):
             if not isfinite(best):
@@ -193,7 +195,7 @@ class Sampler:
         chosen: list[int] = token_ids.tolist()
         if drawn := [i for i, p in enumerate(params) if p.temperature > 0]:
             probs = probabilities(logits[drawn].float(), [params[i] for i in drawn])
-            numbers = [self.uniform(requests[i], len(requests[i].output_token_ids)) for i in drawn]
+            numbers = [self.uniform(requests[i], len(requests[i].output_token_ids) + ahead[i]) for i in drawn]
             for i, token_id in zip(drawn, draw(probs, numbers), strict=True):
                 chosen[i] = token_id
         return chosen
@@ -213,6 +215,28 @@ class Sampler:
     def forget(self, request_id: str) -> None:
         """Drop a request's numbers; they are drawn anew if it goes on."""
         self._numbers.pop(request_id, None)
+
+
+def rows_before(requests: Sequence[Request]) -> list[int]:
+    """Return, for each row, how many rows of the same request precede it: so many of its drafts are taken as
+    given there."""
+    before = [0] * len(requests)
+    for i in range(1, len(requests)):
+        if requests[i] is requests[i - 1]:
+            before[i] = before[i - 1] + 1
+    return before
+
+
+def verify(drafts: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+    """Return the tokens that stay: those that equal their drafts, and the one after them.
+
+    `token_ids` are the model's own choices, greedy or drawn, one more than drafts: each is right where the
+    drafts before it are. So the outputs are those without drafts, in distribution and for a seed.
+    """
+    wrong = (
+        i for i, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=False)) if draft != token_id
+    )
+    return list(token_ids[: next(wrong, len(drafts)) + 1])
 
 
 def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, Logprob]:

@@ -8,6 +8,7 @@ Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import NamedTuple
 
 from mini_engine.config import SchedulerPolicy, check_limits
@@ -40,7 +41,7 @@ def next_chunk(request: Request, num_tokens: int) -> Chunk:
     """Return the next `num_tokens` tokens of `request` whose keys and values are not computed yet."""
     start = request.num_computed_tokens
     end = start + num_tokens
-    return Chunk(request.token_ids(start, end), list(range(start, end)), end == request.num_tokens)
+    return Chunk(request.token_ids(start, end), list(range(start, end)), end >= request.num_tokens)
 
 
 def prefill_budget(running: list[Request], budget: int) -> int:
@@ -84,6 +85,29 @@ def schedule_step(
         scheduled[request.request_id] = num_tokens
         budget -= num_tokens
 
+    # Drafts take what the others leave of the budget and of the pool, and preempt nobody.
+    for request in [r for r in running if r.spec_token_ids]:
+        num_tokens = scheduled.get(request.request_id, 0)
+        num_drafts = 0
+        if num_tokens == request.num_new_tokens:
+            end = request.num_computed_tokens + num_tokens
+            num_drafts = min(
+                len(request.spec_token_ids),
+                (request.max_tokens or 1) - len(request.output_token_ids) - 1,
+                -end % block_size + kv.num_free_blocks * block_size,
+                clamp(
+                    num_tokens + len(request.spec_token_ids),
+                    num_tokens + budget,
+                    long_prefill_token_threshold,
+                )
+                - num_tokens,
+            )
+        request.spec_token_ids = request.spec_token_ids[: max(0, num_drafts)]
+        if request.spec_token_ids:
+            kv.allocate(request, num_tokens + num_drafts)
+            scheduled[request.request_id] += num_drafts
+            budget -= num_drafts
+
     while waiting and budget > 0 and len(running) < max_num_seqs:
         request = waiting.peek()
         if not kv.admit(request):
@@ -105,6 +129,13 @@ def until_stop(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[int
         if reason := request.check_stop(token_ids[:end]):
             return token_ids[:end], reason
     return token_ids, None
+
+
+def num_accepted(request: Request, token_ids: Sequence[int]) -> int:
+    """Return how many of the request's drafts are among the tokens that it is given, less the last of these,
+    which is not computed."""
+    pairs = zip(request.spec_token_ids, token_ids[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class Scheduler:
@@ -142,6 +173,7 @@ class Scheduler:
         self.running: list[Request] = []
         self._requests: dict[str, Request] = {}  # all that wait or run, by id
         self._num_arrivals = 0
+        self._most_tokens = 1  # that a request was given in one step
         self._is_decided = False  # a step that `update` has not had
         # Calls of parts that may be made twice: queueing, freeing.
         self._owed: deque[tuple[Callable[[Request], object], Request]] = deque()
@@ -204,21 +236,22 @@ class Scheduler:
             raise
 
     def make_room(self) -> bool:
-        """Preempt until every running request can grow by a token; True if any was preempted.
+        """Preempt until every running request can compute all it has; True if any was preempted.
 
         Nothing is scheduled yet, so nothing of a victim's must be undone.
         """
         made_room = False
         # A token takes one block at most, so with a free block for each there is nothing to count.
-        while len(self.running) > self.kv.num_free_blocks and self._is_short():
+        while len(self.running) * self._most_tokens > self.kv.num_free_blocks and self._is_short():
             self.preempt(pick_victim(self.running, self.policy))
             made_room = True
         return made_room
 
     def _is_short(self) -> bool:
-        size = self.kv.block_size
-        at_edge = (request for request in self.running if request.num_computed_tokens % size == 0)
-        return sum(self.kv.num_new_blocks(request, 1) for request in at_edge) > self.kv.num_free_blocks
+        size, several = self.kv.block_size, self._most_tokens > 1
+        at_edge = (request for request in self.running if several or request.num_computed_tokens % size == 0)
+        needed = sum(self.kv.num_new_blocks(request, request.num_new_tokens) for request in at_edge)
+        return needed > self.kv.num_free_blocks
 
     def preempt(self, request: Request) -> None:
         """Put a request back into the queue, to be recomputed. It keeps its outputs and its arrival, so it
@@ -226,6 +259,7 @@ class Scheduler:
         self.running.remove(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        request.spec_token_ids = []
         request.status = RequestStatus.WAITING
         self._owed += (self._queue, request), (self.kv.free, request)
         self._pay()
@@ -261,6 +295,8 @@ class Scheduler:
                     token_ids, reason = until_stop(request, sampled[request_id])
                     if request_id in stopped:
                         reason = "stop"
+                if request.spec_token_ids:  # those that were rejected count for nothing
+                    computed -= len(request.spec_token_ids) - num_accepted(request, token_ids)
                 rows.append((request, before, token_ids, reason))
                 request.num_computed_tokens = computed
                 cache_blocks(request)
@@ -272,6 +308,11 @@ class Scheduler:
         self._is_decided = False
         for request, _, token_ids, reason in rows:
             request.output_token_ids += token_ids
+            if len(token_ids) > self._most_tokens:
+                self._most_tokens = len(token_ids)
+            if request.spec_token_ids:
+                request.spec_token_ids = []
+                self._owed.append((self._recovery.shrink, request))
             if reason:
                 self._end(request, reason)
                 finished.append(request)
@@ -289,6 +330,7 @@ class Scheduler:
         running, queued = set(self.running), set(self.waiting)
         for request in self._requests.values():
             if request in running:
+                request.spec_token_ids = []
                 self._owed.append((self._recovery.shrink, request))
                 continue
             request.status = RequestStatus.WAITING

@@ -97,7 +97,7 @@ def fused_step(model: CausalLM, rows: Sequence[Row], caches: Mapping[str, DenseC
     """Compute all rows in one model call, and extend `caches`.
 
     Return logits (vocab_size,) for each request whose chunk ends its sequence: with left padding
-    they are in the last column of every row.
+    they are in the last column of every row. A request with k drafts has (1 + k, vocab_size), the last ones.
     """
     batch = assemble_fused_batch(rows, caches)
     in_row = [caches[request_id] for request_id in batch.request_ids]
@@ -110,9 +110,11 @@ def fused_step(model: CausalLM, rows: Sequence[Row], caches: Mapping[str, DenseC
 
     hidden = model(batch.tokens, batch.positions, attend)
     disassemble_fused_cache(batch, new_kv, caches)
-    ends = [row for row, is_last in enumerate(batch.is_last) if is_last]
-    logits = model.logits(hidden[ends, -1])
-    return {batch.request_ids[row]: logits[i] for i, row in enumerate(ends)}
+    counts = {row.request.request_id: row.num_logits for row in rows if row.is_last}
+    ends = [i for i, row in enumerate(rows) for _ in range(row.num_logits)]
+    columns = [column for row in rows for column in range(-row.num_logits, 0)]
+    parts = torch.split(model.logits(hidden[ends, columns]), list(counts.values())) if counts else ()
+    return {name: part[0] if len(part) == 1 else part for name, part in zip(counts, parts, strict=True)}
 
 
 class PaddedBackend:
@@ -140,7 +142,7 @@ class PaddedBackend:
         ending = [row.request.request_id for row in rows if row.is_last]
         if not ending:
             return torch.empty(0, model.config.vocab_size, dtype=model.dtype, device=model.device)
-        return torch.stack([logits[request_id] for request_id in ending])
+        return torch.cat([logits[request_id].view(-1, model.config.vocab_size) for request_id in ending])
 
     def _cache_of(self, request: Request) -> DenseCache:
         if request.num_computed_tokens == 0:

@@ -163,6 +163,13 @@ class KeepsFinished(Scheduler):
         assert call == self.kv.free
 
 
+class TakesMore(BlockManager):
+    """A decode takes a block too many, as if for a token that was rejected, and keeps it."""
+
+    def allocate(self, request, num_new_tokens):
+        return super().allocate(request, num_new_tokens + self.block_size)
+
+
 class Loses(BlockManager):
     """A block is lost whenever a request gives its blocks back."""
 
@@ -244,6 +251,7 @@ BROKEN = [
     ("shared", dict(manager=SharesTooEarly)),
     ("written", dict(manager=ComputesAgain)),
     ("written", dict(manager=OneSlotForAll)),
+    ("drafts", dict(manager=TakesMore, num_blocks=30)),
     ("finished", dict(scheduler=ReportsTwice)),
     ("finished", dict(scheduler=KeepsFinished)),
 ]

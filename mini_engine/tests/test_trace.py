@@ -291,7 +291,7 @@ HEADER = json.dumps(Header("virtual", "step", "paged", {}, CONFIG).to_json()) + 
         ("", "empty file, not a trace"),
         ("hello\n", "line 1: not JSON"),
         ("\udc89PNG\udcff\udcfe\x00", "line 1: not JSON"),
-        ('{"trace":"mini-engine","version":1}\n', "trace version 1; this reads version 2"),
+        ('{"trace":"mini-engine","version":1}\n', "trace version 1; this reads versions 2 and 3"),
         ('{"trace":"mini-engine","version":2}\n', "line 1: the header has no 'clock'"),
         (HEADER + '{"step":0\n', "line 2: not JSON"),
         (HEADER + '{"end":"drained","step":0}\n{"st', "line 3: not JSON"),

@@ -15,6 +15,7 @@ from mini_engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS
 from mini_engine.trace.record import Record
 from mini_engine.trace.records import End, Event, Header, Queued, Scheduled, StepTrace
 
+_DRAFTS = ("draft_token_ids", "num_accepted_tokens", "returned_blocks")
 STATES = ("waiting", "prefill", "decode", "preempted", "finished")
 
 
@@ -70,13 +71,18 @@ class Check:
             )
         self.last_step, self.last_t = record.step, record.t_end
         self._events(record.events)
-        for name in ("scheduled", "blocks", "new_tokens"):
+        for name in ("scheduled", "blocks", "new_tokens", *_DRAFTS):
             for request_id in getattr(record, name):
                 self._arrived(f"the step's {name!r}", request_id)
         for num_tokens in record.scheduled.values():
             _within("the step's 'scheduled'", num_tokens, 0)
         for blocks in record.blocks.values():
             self._blocks("the step's 'blocks'", blocks)
+        for blocks in record.returned_blocks.values():
+            self._blocks("the step's 'returned_blocks'", blocks)
+        for request_id, drafts in record.draft_token_ids.items():
+            accepted = record.num_accepted_tokens.get(request_id, 0)
+            _within("the step's 'num_accepted_tokens'", accepted, 0, len(drafts))
         for name in ("num_free_blocks", "num_cached_blocks"):
             _within(f"the step's {name!r}", getattr(record, name), 0, self.num_blocks)
 

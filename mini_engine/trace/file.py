@@ -12,7 +12,7 @@ from typing import IO, Any, Self
 from mini_engine.checks import shown
 from mini_engine.trace.check import Check
 from mini_engine.trace.record import Record
-from mini_engine.trace.records import VERSION, End, Header, StepTrace, Trace
+from mini_engine.trace.records import READABLE, VERSION, End, Header, StepTrace, Trace
 
 _numbers = count()
 
@@ -121,6 +121,6 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 def _header(line: Any) -> Header:
     if not isinstance(line, dict) or line.get("trace") != Header.trace:
         raise ValueError("not the header of a mini-engine trace")
-    if line.get("version") != VERSION:
-        raise ValueError(f"trace version {shown(line.get('version'))}; this reads version {VERSION}")
+    if line.get("version") not in READABLE:
+        raise ValueError(f"trace version {shown(line.get('version'))}; this reads versions 2 and {VERSION}")
     return Header.from_json(line)

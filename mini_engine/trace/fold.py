@@ -80,10 +80,18 @@ class Fold:
         for request_id, num_tokens in record.scheduled.items():
             view = self.views[request_id]
             before = view.num_computed_tokens
+            if request_id in record.draft_token_ids:
+                num_drafts = len(record.draft_token_ids[request_id])
+                num_accepted = record.num_accepted_tokens.get(request_id, 0)
+                num_tokens -= num_drafts - num_accepted
+                view.num_draft_tokens += num_drafts
+                view.num_accepted_tokens += num_accepted
             view.num_computed_tokens = computed = before + num_tokens
             view.num_scheduled = 0
             if size and computed % size < num_tokens:  # a block was filled
                 self.cached.update(view.blocks[before // size : computed // size])
+        for request_id, blocks in record.returned_blocks.items():
+            del self._view(request_id).blocks[-len(blocks) :]
         for request_id, token_ids in record.new_tokens.items():
             view = self.views.get(request_id) or self._view(request_id)
             if not token_ids:

@@ -123,9 +123,9 @@ class Recorder:
         """The scheduler's `schedule`; its decisions begin the step's record."""
         kv, size, t = self.kv, self.kv.block_size, self.clock.now()
         before, free = list(self.running), kv.num_free_blocks
-        # Only at the edge of a block can a request need one more.
-        at_edge = [request for request in before if request.num_computed_tokens % size == 0]
-        needs = {request: kv.num_new_blocks(request, 1) for request in at_edge}
+        # Only beyond the edge of a block can a request need one more.
+        growing = [r for r in before if r.num_new_tokens > -r.num_computed_tokens % size]
+        needs = {request: kv.num_new_blocks(request, request.num_new_tokens) for request in growing}
         self._before = t, before, needs, free
         scheduled = self.scheduler.schedule()
         self._record, self._num_blocks_seen = self._describe(scheduled)
@@ -158,6 +158,11 @@ class Recorder:
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
             events=[*self._events, *preempted, *admissions],
+            draft_token_ids={
+                r.request_id: r.spec_token_ids
+                for r in running
+                if r.spec_token_ids and r.request_id in scheduled
+            },
         )
         return record, seen
 
@@ -188,6 +193,8 @@ class Recorder:
             raise RuntimeError("update() was called without schedule(); a step is one of each, in this order")
         rows = [request for request in self.running if request.request_id in scheduled]
         computed = rows[0].num_computed_tokens if rows else 0
+        drafted = [r for r in rows if r.request_id in record.draft_token_ids]
+        tables = {r: (r.num_computed_tokens, list(self.kv.block_table(r))) for r in drafted}
         known: dict[str, int] = {}
         if sum(map(len, sampled.values())) > len(sampled):  # some of several tokens may be dropped
             known = {request.request_id: len(request.output_token_ids) for request in rows}
@@ -196,17 +203,37 @@ class Recorder:
         finally:
             if not rows or rows[0].num_computed_tokens != computed:  # else it raised before all was done
                 self._record = self._before = None
-                record.new_tokens = dict(sampled)
-                for request in rows:
-                    if request.request_id in known and request.request_id in sampled:
-                        record.new_tokens[request.request_id] = request.output_token_ids[
-                            known[request.request_id] :
-                        ]
-                    if request.finish_reason:
-                        del self._requests[request.request_id]
-                        self._num_blocks_seen.pop(request.request_id, None)
-                        record.events.append(Finished(request.request_id, request.finish_reason))
-                self._complete(record)
+                try:
+                    self._verified(record, tables)
+                except Exception:
+                    self._verified(record, tables)  # the step is done, so its record must be complete
+                    raise
+                finally:
+                    self._results(record, rows, sampled, known)
+                    self._complete(record)
+
+    def _results(
+        self, record: StepTrace, rows: list[Request], sampled: dict[str, list[int]], known: dict[str, int]
+    ) -> None:
+        record.new_tokens = dict(sampled)
+        for request in rows:
+            name = request.request_id
+            if name in known and name in sampled:
+                record.new_tokens[name] = request.output_token_ids[known[name] :]
+            if request.finish_reason:
+                del self._requests[name]
+                self._num_blocks_seen.pop(name, None)
+                record.events.append(Finished(name, request.finish_reason))
+
+    def _verified(self, record: StepTrace, before: dict[Request, tuple[int, list[int]]]) -> None:
+        """Record what came of the drafts: how many were accepted, and the blocks of the others."""
+        for request, (computed, table) in before.items():
+            name, num_drafts = request.request_id, len(record.draft_token_ids[request.request_id])
+            rejected = record.scheduled[name] - (request.num_computed_tokens - computed)
+            record.num_accepted_tokens[name] = num_drafts - rejected
+            if not request.finish_reason and (returned := table[len(self.kv.block_table(request)) :]):
+                record.returned_blocks[name] = returned
+                self._num_blocks_seen[name] = len(table) - len(returned)
 
     def _complete(self, record: StepTrace) -> None:
         try:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from mini_engine.trace.record import Record
 
-VERSION = 2
+VERSION = 3  # 3 added drafts; 2 is read, too
+READABLE = (2, 3)
 
 # -------------------------------------------------------------------------------------------- events
 
@@ -88,6 +89,8 @@ class RequestView(Record):
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_cached_tokens: int = 0  # of the latest admission
     num_first_cached_tokens: int = 0  # of the first
     num_resumed_cached_tokens: int = 0  # of those after a preemption, together
@@ -159,6 +162,9 @@ class StepTrace(Record):
     num_free_blocks: int
     num_cached_blocks: int
     events: list[Event]
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)  # proposed and scheduled
+    num_accepted_tokens: dict[str, int] = field(default_factory=dict)  # of those
+    returned_blocks: dict[str, list[int]] = field(default_factory=dict)  # of the others
 
 
 @dataclass(slots=True)

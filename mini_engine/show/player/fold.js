@@ -123,10 +123,17 @@ class Fold {
     for (const [id, count] of record.scheduled) {
       const view = this.views.get(id);
       const before = view.num_computed_tokens;
-      view.num_computed_tokens += count;
+      const drafts = record.draft_token_ids?.[id] ?? [], accepted = record.num_accepted_tokens?.[id] ?? 0;
+      view.num_draft_tokens += drafts.length;
+      view.num_accepted_tokens += accepted;
+      view.num_computed_tokens += count - (drafts.length - accepted);
       if (!this.config.prefix_caching) continue;
       const full = Math.floor(view.num_computed_tokens / size);
       for (let i = Math.floor(before / size); i < full; i++) this.cached[view.blocks[i]] = 1;
+    }
+    for (const [id, blocks] of Object.entries(record.returned_blocks ?? {})) {
+      const view = this.views.get(id);
+      view.blocks = view.blocks.slice(0, -blocks.length);
     }
     for (const [id, tokens] of Object.entries(record.new_tokens)) {
       const view = this.views.get(id);
@@ -142,7 +149,7 @@ class Fold {
 function newView(fields, life) {
   return {
     state: "waiting", running: false, num_scheduled: 0, num_computed_tokens: 0, num_output_tokens: 0,
-    num_preemptions: 0, num_cached_tokens: 0, num_first_cached_tokens: 0, num_resumed_cached_tokens: 0,
+    num_preemptions: 0, num_draft_tokens: 0, num_accepted_tokens: 0, num_cached_tokens: 0, num_first_cached_tokens: 0, num_resumed_cached_tokens: 0,
     blocks: [], finish_reason: null, queued_step: null, scheduled_step: null, t_queued: null, t_scheduled: null,
     t_first_token: null, t_last_token: null, t_finished: null,
     ...fields,
