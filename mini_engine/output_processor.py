@@ -105,9 +105,10 @@ class OutputProcessor:
         request, params, num = state.request, state.request.sampling_params, len(token_ids)
         if params.prompt_logprobs is not None and not request.output_token_ids:
             state.prompt_logprobs = self._of_prompt(request.prompt_token_ids, params)
-        before = len(request.output_token_ids)
         for i, token_id in enumerate(token_ids, 1):
-            ends = state.ends(token_id, before + i)
+            ends = token_id in state.stop_token_ids and state.ends(
+                token_id, len(request.output_token_ids) + i
+            )
             if not ends or params.include_stop_str_in_output:
                 state.stop = state.text.feed(token_id)
             if params.logprobs is not None:

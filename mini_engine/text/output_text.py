@@ -42,8 +42,10 @@ class OutputText:
 
         The stop string that begins first in the text counts; of two that begin at one place, the shorter.
         """
-        before = len(self.text)
         self.text += text
+        if not self.stop:
+            return None
+        before = len(self.text) - len(text)
         ends = [(end, stop.text) for stop in self.stop for end in stop.feed(text)]
         if not ends or self._min_tokens and self._num_tokens <= self._min_tokens:
             return None
@@ -53,7 +55,7 @@ class OutputText:
 
     def take(self, finished: bool) -> str:
         """Return the text that may be given out now and was not before."""
-        doubts = 0 if finished else max((stop.num_matched for stop in self.stop), default=0)
+        doubts = 0 if finished or not self.stop else max(stop.num_matched for stop in self.stop)
         end = max(len(self.text) - doubts, self._num_given)
         given, self._num_given = self.text[self._num_given : end], end
         return given
