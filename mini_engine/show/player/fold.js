@@ -76,7 +76,7 @@ class Fold {
 
   begin(record) {
     for (const view of this.views.values()) {
-      view.num_scheduled = 0;
+      view.num_scheduled = view.num_drafts = view.num_rejected = 0;
       view.admitted = false;
       if (view.state === "preempted") view.state = "waiting";
       else if (view.finish_reason !== null) Object.assign(view, { state: "finished", blocks: [], running: false });
@@ -109,6 +109,8 @@ class Fold {
       const view = this.views.get(id);
       view.state = phaseOf(view);
       view.num_scheduled = count;
+      view.num_drafts = record.draft_token_ids?.[id]?.length ?? 0;
+      view.num_rejected = view.num_drafts - (record.num_accepted_tokens?.[id] ?? 0);
     }
     for (const [view, reason] of ended) {
       view.finish_reason = reason;
@@ -123,10 +125,9 @@ class Fold {
     for (const [id, count] of record.scheduled) {
       const view = this.views.get(id);
       const before = view.num_computed_tokens;
-      const drafts = record.draft_token_ids?.[id] ?? [], accepted = record.num_accepted_tokens?.[id] ?? 0;
-      view.num_draft_tokens += drafts.length;
-      view.num_accepted_tokens += accepted;
-      view.num_computed_tokens += count - (drafts.length - accepted);
+      view.num_draft_tokens += view.num_drafts;
+      view.num_accepted_tokens += view.num_drafts - view.num_rejected;
+      view.num_computed_tokens += count - view.num_rejected;
       if (!this.config.prefix_caching) continue;
       const full = Math.floor(view.num_computed_tokens / size);
       for (let i = Math.floor(before / size); i < full; i++) this.cached[view.blocks[i]] = 1;
@@ -154,7 +155,7 @@ function newView(fields, life) {
     t_first_token: null, t_last_token: null, t_finished: null,
     ...fields,
     // Fields of the player only:
-    life, admitted: false, row: -1, num_lost_blocks: 0, preempted_from: null,
+    life, admitted: false, row: -1, num_lost_blocks: 0, preempted_from: null, num_drafts: 0, num_rejected: 0,
   };
 }
 

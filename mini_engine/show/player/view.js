@@ -267,13 +267,18 @@ class Pane extends Side {
 
   runningRow(view) {
     const { num_computed_tokens: done, num_scheduled: now, num_prompt_tokens: prompt } = view;
+    const { num_drafts: drafts, num_rejected: rejected } = view;
     const at = (tokens) => (100 * tokens) / (prompt + view.max_tokens);
     const part = (cls, from, to) => el("i", { class: cls, style: `left:${at(from)}%;width:${at(to - from)}%` });
     const bar = el("span", { class: "progress" }, part("done", 0, done), part("cached", 0, view.num_cached_tokens),
-      part(`now ${view.state}`, done, done + now), el("i", { class: "prompt", style: `left:calc(${at(prompt)}% - 1px)` }));
-    const told = `${done + now} of ${numTokens(view)}`;
-    return this.row(view, `${view.state}, ${count(now, "token")} in this step, ${told} computed after it`,
-      bar, el("span", { class: "told" }, told), el("span", { class: "plus" }, `+${now}`));
+      part(`now ${view.state}`, done, done + now - rejected),
+      part("now rejected", done + now - rejected, done + now), el("i", { class: "prompt", style: `left:calc(${at(prompt)}% - 1px)` }));
+    const known = numTokens(view) + drafts - rejected;
+    const told = `${done + now - rejected} of ${known}`;
+    const plus = drafts ? `+${now - rejected} −${rejected}` : `+${now}`;
+    const verified = drafts ? `, ${drafts} of them proposed and ${rejected} rejected` : "";
+    return this.row(view, `${view.state}, ${count(now, "token")} in this step${verified}, ${told} computed after it`,
+      bar, el("span", { class: "told" }, told), el("span", { class: "plus" }, plus));
   }
 
   row(view, spoken, ...cells) {
@@ -407,12 +412,14 @@ function litParts(view, record) {
 }
 
 function facts(view) {
-  const computed = view.num_computed_tokens + view.num_scheduled;
+  const computed = view.num_computed_tokens + view.num_scheduled - view.num_rejected;
+  const known = numTokens(view) + view.num_drafts - view.num_rejected;
   return [
     ["prompt", count(view.num_prompt_tokens, "token")],
     ["output so far", `${view.num_output_tokens} of ${view.max_tokens}`],
-    ["computed", `${computed} of ${numTokens(view)}`],
+    ["computed", `${computed} of ${known}`],
     ["from the cache", count(view.num_cached_tokens, "token")],
+    ...(view.num_draft_tokens ? [["drafts accepted", `${view.num_accepted_tokens} of ${view.num_draft_tokens}`]] : []),
     ["preemptions", view.num_preemptions],
     ["priority, arrival", `${view.priority}, ${view.arrival}`],
     ["blocks", view.blocks.length ? view.blocks.join(" ") : "none"],

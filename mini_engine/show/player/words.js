@@ -18,6 +18,7 @@ function sentences(fold, index) {
   }
   sayRoom(events("PREEMPTED"), views, fold.config, say);
   sayDecodes(rows.filter((view) => view.state === "decode" && !view.admitted), record, say);
+  sayDrafts(record, say);
   sayGrowth(record, views, say);
   for (const view of rows) {
     if (view.admitted) say("admit", [view.request_id], admission(view, fold.config, record));
@@ -53,6 +54,17 @@ const ENDS = {
 function details({ error, waiting = [], running = [] }) {
   const left = [...running, ...waiting];
   return (error ? ` ${error}` : "") + (left.length ? ` Not done: ${list(left)}.` : "");
+}
+
+/** Of each request with drafts: how many were proposed, accepted and rejected, and what it is given. */
+function sayDrafts(record, say) {
+  for (const [id, drafts] of Object.entries(record.draft_token_ids ?? {})) {
+    const accepted = record.num_accepted_tokens?.[id] ?? 0, back = record.returned_blocks?.[id]?.length ?? 0;
+    const given = count(record.new_tokens[id]?.length ?? 0, "token");
+    const returned = back ? ` ${count(back, "block")} of the rejected ${back === 1 ? "is" : "are"} free again.` : "";
+    say("decode", [id], `${id} has ${count(drafts.length, "token")} proposed: ${accepted} accepted, ` +
+      `${drafts.length - accepted} rejected. It gets ${given} in this step.${returned}`);
+  }
 }
 
 function sayArrivals(views, config, say) {
