@@ -14,11 +14,12 @@ from labs.kit.grader.grading import digest, grade
 from labs.kit.grader.results import Grade
 from labs.kit.grader.sandbox import WeakIsolation
 from labs.kit.grader.submission import Settings, Submission
-from labs.kit.grader.workers import Grading, Pool, graded
+from labs.kit.grader.workers import OTHER, Grading, Pool, graded
+from labs.kit.judge.manifest import LabError
 from labs.kit.toys.words import describe
 
 GRADED, KEPT, FAILED = "graded", "kept", "failed"
-TRIES = 3  # of a submission whose worker is lost; the second and third without another beside it
+TRIES = 3  # of a submission whose worker is lost or may be at fault; after the first it runs alone
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Work:
         return True
 
     def stored(self, text: str) -> Outcome:
-        """Store a worker's answer."""
+        """Store a worker's answer. Raise LabError if it is not one to this submission in this course."""
         grade = Grade.from_json(text)
         if (grade.student, grade.digest) != (self.submission.student, self.digest):
-            return self.failed("its worker has another version of the course, or other files in --hidden")
+            raise LabError(OTHER)
         store.save(self.folder, self.finish(grade))
         return Outcome(grade.student, GRADED, attempt=grade.attempt)
 
@@ -92,14 +93,14 @@ def grade_class(
                 if work.is_stored():
                     yield Outcome(submission.student, KEPT, attempt=submission.attempt)
                     continue
-            running[submitted(pool, grading, work.submission, settings)] = work
+            running[pool.submit(graded, grading, work.submission, settings)] = work
         if not running:
             return
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             work = running.pop(future)
             try:
-                text = future.result()
+                outcome = work.stored(future.result())
             except WeakIsolation:
                 raise
             except pool.lost as error:
@@ -107,17 +108,7 @@ def grade_class(
                 if work.tries < TRIES:
                     suspects.append(work)
                     continue
-                outcome = work.failed(f"its worker was lost {TRIES} times: {describe(error)}")
+                outcome = work.failed(f"{TRIES} times, the last time: {describe(error)}")
             except Exception as error:
                 outcome = work.failed(describe(error))
-            else:
-                outcome = work.stored(text)
             yield outcome
-
-
-def submitted(pool: Pool, grading: Grading, submission: Submission, settings: Settings) -> Future[str]:
-    try:
-        return pool.submit(graded, grading, submission, settings)
-    except pool.lost:
-        pool.renew()
-        return pool.submit(graded, grading, submission, settings)

@@ -56,7 +56,7 @@ def grade(
             yield intake.read(entry, settings.labs, written)
 
     folder, jobs = out / "grades", min(jobs or workers.cores(), len(entries))
-    crew: workers.Pool = workers.Cluster(cluster) if cluster else workers.Local(jobs)
+    crew: workers.Pool = workers.Cluster(cluster, settings) if cluster else workers.Local(jobs)
     console = Console(stderr=True)
     try:
         coming = pool.grade_class(read(), settings, folder, crew, ruled.applied)

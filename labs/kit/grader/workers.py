@@ -13,10 +13,12 @@ from contextlib import suppress
 from multiprocessing import active_children, connection, get_context, parent_process
 from typing import Any
 
+from labs.kit.grader.grading import digest
 from labs.kit.grader.results import Grade
 from labs.kit.grader.sandbox import is_root
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LabError
+from labs.kit.learner.screen import complain
 from labs.kit.toys.words import describe
 
 ROOT = (
@@ -24,23 +26,25 @@ ROOT = (
     "and is thrown away, with --as-root"
 )
 Grading = Callable[[Submission, Settings], Grade]
-GONE = "the cluster has gone; the same command goes on where this one was"
+AGAIN = "the same command goes on where this one was"
+GONE = f"the cluster has gone; {AGAIN}"
+OTHER = "it has another version of the course, or other files in --hidden"
+NONE_LEFT = f"no worker of the cluster is left; {AGAIN}"
 JOINING = 60.0  # seconds for a cluster's first worker
 _lock = threading.Lock()  # a process has one sandbox for each lab, and a Dask worker may run threads
 
 
 def graded(grading: Grading, submission: Submission, settings: Settings) -> str:
-    """Return a grade as JSON; called in a worker."""
+    """Return a grade as JSON; called in a worker, which root may not be without the flag."""
+    if is_root() and not settings.as_root:
+        raise LabError(ROOT)
     with _lock:
         return grading(submission, settings).to_json()
 
 
-def elsewhere(call: Callable[..., str], *more: Any) -> str:
-    """Call in a cluster's worker, which root may not be without the flag either."""
-    settings: Settings = more[-1]
-    if is_root() and not settings.as_root:
-        raise LabError(ROOT)
-    return call(*more)
+def judging(settings: Settings) -> str:
+    """Return a digest of everything that a grade from this worker depends on beside the submission."""
+    return digest(Submission("", {}), settings)
 
 
 def cores() -> int:
@@ -62,15 +66,16 @@ class Local:
         return ProcessPoolExecutor(self.jobs, get_context("spawn"), begin, (self.scratch,))
 
     def submit(self, *call: Any) -> Future[str]:
-        return self.executor.submit(*call)
+        try:
+            return self.executor.submit(*call)
+        except self.lost:
+            self.executor.shutdown(wait=False, cancel_futures=True)
+            self.executor = self._executor()
+            return self.executor.submit(*call)
 
     def width(self) -> int:
         """Return the number of submissions that may be running or waiting at once."""
         return 2 * self.jobs
-
-    def renew(self) -> None:
-        self.executor.shutdown(wait=False, cancel_futures=True)
-        self.executor = self._executor()
 
     def stop(self) -> None:
         """End the workers at once; their sandboxes end with them."""
@@ -107,14 +112,18 @@ class Cluster:
     """A Dask cluster's workers, each with this course installed and the same folder for --hidden.
 
     A process grades one submission at a time: dask worker ADDRESS --nworkers auto --nthreads 1
+    A worker that has another version of the course is retired from the cluster, also one that joins later.
     """
 
-    def __init__(self, address: str):
+    # Any error may be one of a worker that joined a moment ago and lacks what the course needs.
+    lost: tuple[type[Exception], ...] = (Exception,)
+
+    def __init__(self, address: str, settings: Settings):
         try:
-            from distributed import Client, KilledWorker
+            from distributed import Client
         except ImportError:
             raise LabError("--cluster needs the package distributed: pip install '.[grade]'") from None
-        self.lost: tuple[type[Exception], ...] = (KilledWorker, CancelledError)
+        self.settings, self.known = settings, set[str]()  # addresses of workers that were asked
         try:
             self.client = Client(address, set_as_default=False)
             self.client.wait_for_workers(1, timeout=JOINING)
@@ -126,7 +135,28 @@ class Cluster:
     def submit(self, *call: Any) -> Future[str]:
         if self.client.status != "running":
             raise LabError(GONE)
-        return self.executor.submit(elsewhere, *call)
+        self.retire_others()
+        return self.executor.submit(*call)
+
+    def retire_others(self) -> None:
+        """Retire each worker that is new and has another version of the course."""
+        try:
+            here = set(self.client.nthreads())
+            new, self.known = here - self.known, here
+            answers = (
+                self.client.run(judging, self.settings, workers=[*new], on_error="return") if new else {}
+            )
+            own = judging(self.settings) if new else ""
+            others = {address: said for address, said in answers.items() if said != own}
+            for address, said in others.items():
+                why = describe(said) if isinstance(said, Exception) else OTHER
+                complain(f"the worker {address} is retired from the cluster: {why}")
+            if others:
+                self.client.retire_workers([*others], close_workers=True)
+        except OSError:  # the scheduler has just ended
+            raise LabError(GONE) from None
+        if others and not here - others.keys():
+            raise LabError(NONE_LEFT)
 
     def width(self) -> int:
         try:
@@ -134,9 +164,6 @@ class Cluster:
         except OSError:  # the scheduler has just ended
             raise LabError(GONE) from None
         return 2 * max(1, sum(threads.values()))
-
-    def renew(self) -> None:
-        """The scheduler does this."""
 
     def stop(self) -> None:
         self.executor.shutdown(wait=False)  # cancels, too
