@@ -123,8 +123,6 @@ def schedule_step(
 
 def until_stop(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[int], str | None]:
     """Return the tokens up to the one with which the request ends, and why it ends; None if it goes on."""
-    if len(token_ids) == 1:
-        return token_ids, request.check_stop(token_ids)
     for end in range(1, len(token_ids) + 1):
         if reason := request.check_stop(token_ids[:end]):
             return token_ids[:end], reason
@@ -277,7 +275,7 @@ class Scheduler:
         rows, finished = [], []
         token_ids: Sequence[int]
         reason: str | None
-        cache_blocks = self.kv.cache_blocks
+        cache_blocks, most = self.kv.cache_blocks, max(map(len, sampled.values()), default=1)
         try:
             for request in self.running:
                 request_id = request.request_id
@@ -292,12 +290,16 @@ class Scheduler:
                             f"request {request_id!r} got a token with {request.num_tokens - computed} tokens "
                             "still to compute; only a chunk that ends the sequence is sampled"
                         )
-                    token_ids, reason = until_stop(request, sampled[request_id])
+                    token_ids = sampled[request_id]
+                    if most > 1:
+                        token_ids, reason = until_stop(request, token_ids)
+                    elif token_ids:
+                        reason = request.check_stop(token_ids)
                     if request_id in stopped:
                         reason = "stop"
                 if request.spec_token_ids:  # those that were rejected count for nothing
                     computed -= len(request.spec_token_ids) - num_accepted(request, token_ids)
-                rows.append((request, before, token_ids, reason))
+                rows += [(request, before, token_ids, reason)]
                 request.num_computed_tokens = computed
                 cache_blocks(request)
         except BaseException:
@@ -305,11 +307,9 @@ class Scheduler:
                 request.num_computed_tokens = before
                 self._recovery.uncache_blocks(request)
             raise
-        self._is_decided = False
+        self._is_decided, self._most_tokens = False, max(most, self._most_tokens)
         for request, _, token_ids, reason in rows:
             request.output_token_ids += token_ids
-            if len(token_ids) > self._most_tokens:
-                self._most_tokens = len(token_ids)
             if request.spec_token_ids:
                 request.spec_token_ids = []
                 self._owed.append((self._recovery.shrink, request))
