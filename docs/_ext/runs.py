@@ -151,6 +151,13 @@ def _metrics() -> Shown:
     return Shown([trace], ["four on two slots, in milliseconds"], first, "r2")
 
 
+def _sampling() -> Shown:
+    trace = _of_lab("lab-08", "preempted, and on with their own numbers")
+    victim = first_preempted(trace)
+    step = next(r.step for r in trace.steps for event in r.events if event.type == "PREEMPTED")
+    return Shown([trace], ["one greedy, three with seeds"], step, victim)
+
+
 def _watched(name: str) -> Shown:
     watch = _module("images/watch.py")
     return Shown(watch.runs(name), watch.NAMES, watch.place(name))
@@ -183,6 +190,7 @@ RUNS: dict[str, Callable[[], Shown]] = {
     "prefix": _prefix,
     "metrics": _metrics,
     "cost": _cost,
+    "sampling": _sampling,
     **{f"watch-{name}": partial(_watched, name) for name in WATCHED},
 }
 

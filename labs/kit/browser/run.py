@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, random_scripts
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
@@ -44,6 +46,10 @@ class LiveExamination(examine.Examination):
         self.send, self.claims = send, claims(lab)
         self.begun = "the first test"
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if matrix.test_of(item).partition("[")[0] in self.lab.tests]
+        super().pytest_collection_modifyitems(items)
+
     def write(self, row: object) -> None:
         if isinstance(row, dict):
             self.send(json.dumps(row))
@@ -72,11 +78,11 @@ def run(
     shown: list[dict[str, Any]] = []
     page.screen, output = shown.append, io.StringIO()
     try:
-        unwritten = isolate.unwritten(lab, loading.read(lab, lab.file("starter.py")))
+        unwritten = isolate.unwritten(lab.without_torch, loading.read(lab, lab.file("starter.py")))
     except loading.LoadProblem:  # every test will report it
         unwritten = []
     with contextlib.redirect_stdout(output):
-        examination = LiveExamination(lab, unwritten, send)
+        examination = LiveExamination(lab.without_torch, unwritten, send)
         ended = examination.examine()
         report, _ = examine.report(examination.status) if ended else ("", "")
     gc.unfreeze()

@@ -7,6 +7,7 @@ reference is ever shown.
 import importlib
 import shutil
 from dataclasses import dataclass
+from importlib.util import find_spec
 from textwrap import fill
 from typing import Any
 
@@ -80,7 +81,7 @@ def diagnosis(
 
 def ready(lab: Lab) -> None:
     """Load slow modules before a clock starts: an interrupted `import torch` cannot be repeated."""
-    if lab.uses_torch:
+    if lab.uses_torch and find_spec("torch"):  # a web page has none
         importlib.import_module("torch")
     loading.load(lab.id, "solution")
 

@@ -40,6 +40,7 @@ class Task:
     engine: str  # its twin, module:name
     tests: Sequence[str]
     hints: Sequence[str]  # nudge, where to look, pseudocode
+    torch: bool = False  # needed by its tests, which a web page does not have
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ class Lab:
         """The tasks that each test judges, by the test's name."""
         names = dict.fromkeys(test for task in self.tasks for test in task.tests)
         return {name: [task for task in self.tasks if name in task.tests] for name in names}
+
+    @property
+    def without_torch(self) -> "Lab":
+        """The lab as a web page has it: with those of its tasks whose tests need no torch."""
+        return changed(self, tasks=[task for task in self.tasks if not task.torch])
 
     @property
     def has_solution(self) -> bool:

@@ -69,6 +69,7 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
         "OutputText": lambda module: module.OutputText,
         "Stream": lambda module: module.Stream,
     },
+    "lab-08": {"Sampler": lambda module: module.Sampler},
 }
 
 # Tasks that are no part of the engine.

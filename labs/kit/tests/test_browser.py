@@ -14,6 +14,7 @@ import pytest
 
 from labs.kit.author.export import ROOT
 from labs.kit.browser.build import LABS, MOST, first_load
+from labs.kit.judge import isolate
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
 from mini_engine.tests.soak import SOAK, count
@@ -63,6 +64,8 @@ def test_a_browser_judges_as_a_terminal_does(labs, pages, course, tmp_path):
     for lab in map(find_lab, labs):
         solution = lab.file("solution.py").read_text("utf-8")
         mistakes = [mistake for mistake in lab.mistakes if SOAK or mistake.id == QUICK[lab.id]]
+        there = {task.name for task in lab.without_torch.tasks}  # a page judges no other task
+        mistakes = [mistake for mistake in mistakes if there.issuperset(isolate.tasks_of(lab, mistake))]
         assert mistakes
         named = {"solution": solution, "starter": starter_source(lab)}
         named |= {mistake.id: mistake.apply(solution) for mistake in mistakes}
@@ -270,6 +273,27 @@ def test_hints_files_and_keys(learner, tmp_path):
     assert page.evaluate("document.activeElement.id") != "editor"
     learner.open()
     assert page.locator("#hints .task p").count() == 1
+
+
+def test_a_page_has_the_half_of_a_lab_that_needs_no_torch(browser, pages, serving):
+    """lab-08 is done there without the two tasks on tensors, and a mistake before them is named."""
+    lab, context = find_lab("lab-08"), browser.new_context()
+    needs_torch = [task.name for task in lab.tasks if task.torch]
+    assert needs_torch == ["batch_probabilities", "Sampler.__call__"]
+    learner = Learner(context.new_page(), serving(pages), lab.id)
+    half = learner.solution
+    for name in needs_torch:
+        half = replace_body(half, name, f'raise NotImplementedError("lab-08: {name} is not written yet")')
+    learner.write(half)
+    learner.run()
+    assert learner.says("#verdict").startswith("All ")
+    assert learner.page.locator("#hints .task").count() == len(lab.tasks) - 2
+    mistake = next(one for one in lab.mistakes if one.id == "crossing-token-dropped")
+    learner.write(mistake.apply(half))
+    learner.run()
+    assert learner.says("#name").startswith(f"This looks like: {mistake.title}")
+    assert (learner.troubles, learner.outside) == ([], [])
+    context.close()
 
 
 def test_on_a_phone_one_part_is_shown_at_a_time(learner):

@@ -3,6 +3,8 @@
 The patterns below know the records, not the rules that wrote the sentences.
 """
 
+import json
+import math
 import re
 from collections import Counter
 from contextlib import suppress
@@ -442,6 +444,8 @@ def check_log(sentence, yours, reference, number):
     if number >= len(yours.steps) or number >= len(reference.steps):
         assert sentence.rule == "end", sentence.text
         return
+    if sentence.rule in ("limit", "logit", "probability", "drawn", "numbers"):
+        return check_row(sentence, yours, reference, number)
     call = call_of(yours.steps[number])
     opening = (f"In step {number} your {call} ", f"After step {number}, {call}, ", f"Your step {number} ")
     start = next(one for one in opening if sentence.yours.startswith(one))
@@ -456,6 +460,53 @@ def check_log(sentence, yours, reference, number):
         own += [re.sub(r"\b(is|are) (?!free)(.+?)(?=$|, renamed)", rf"\1 {' '.join(shown)}", clause)]
         own += [re.sub(r"^(\w+) (\S+)", rf"\1 {' '.join(shown)}", clause)]
         assert any(says(theirs, one, LOG) is not None for one in own), (sentence.text, own)
+
+
+def check_row(sentence, yours, reference, number):
+    """Assert that a sentence on lab-08's rows is true: its claim, and each of its numbers."""
+    assert claims(yours.steps[number].returned, sentence.yours), sentence.text
+    for clause, log in ((sentence.yours, yours), (sentence.reference, reference)):
+        step = log.steps[number]
+        text = json.dumps([number, step.to_json()])
+        there = {*re.findall(r"[\w.+-]+", text)} | facts(step.op)
+        there |= {
+            f"{float(one):{form}}" for one in re.findall(r"-?\d[\d.e+-]*", text) for form in (".4g", ".0f")
+        }
+        for word in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])", clause):
+            assert word in there, (word, sentence.text)
+
+
+def claims(returned, clause):
+    """Return whether a call returned what a clause says that it did to a token or a row."""
+    if found := re.search(r" (drops|keeps) (token \d+)$", clause):
+        return (returned[found[2]] == "out") == (found[1] == "drops")
+    if found := re.search(r"the logit of (token \d+) (.+)$", clause):
+        logit = returned[found[1]]
+        return abs(logit) >= 1e15 if "infinite" in found[2] else found[2] in (f"{logit:.4g}", f"{logit:.0f}")
+    if found := re.search(r"gives (token \d+)(?: of row (\w+))?.* a probability of (\S+)$", clause):
+        row = returned[found[2]] if found[2] else returned
+        return f"{row[found[1]]:.4g}" == found[3]
+    if found := re.search(r"row (\w+) token (\S+)$", clause):
+        return str(returned[found[1]]) == found[2]
+    if found := re.search(r"draw gets token (\d+) with", clause):
+        return returned == int(found[1])
+    return f"{returned:.4g}" == re.search(r"uniform gives (\S+) for", clause)[1]
+
+
+def facts(op):
+    """What a call says of its tokens: sums and shares of probabilities, and how often each came."""
+    name, row, *given = op
+    if not isinstance(row, list):
+        return set()
+    numbers = [list(ids).count(one) for ids in given[:2] if isinstance(ids, list) for one in range(len(row))]
+    if name == "draw":
+        numbers += [sum(row[:i]) / sum(row) for i in range(len(row) + 1)]
+    else:
+        logits = sorted((float(logit) for logit in row if logit != "out"), reverse=True)
+        shares = [math.exp(logit - logits[0]) for logit in logits]
+        numbers += [*range(len(row)), *shares]
+        numbers += [sum(shares[:i]) / sum(shares) for i in range(len(row) + 1)]
+    return {f"{number:.4g}" for number in numbers}
 
 
 def says(call, clause, table, *more):

@@ -5,7 +5,7 @@ is kept in `RUNS` until the next test: what a failed test shows is taken from th
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -159,7 +159,9 @@ def _steps(recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: 
 
 def _request(entry: dict[str, Any]) -> Request:
     fields = {k: v for k, v in entry.items() if k in ("priority", "max_tokens", "stop_token_ids")}
-    return make_request(entry["id"], entry["prompt"], **fields)
+    request = make_request(entry["id"], entry["prompt"], **fields)
+    request.sampling_params = replace(request.sampling_params, **entry.get("sampling", {}))
+    return request
 
 
 def ids(requests: Iterable[Request]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sentences on logs of operations: labs 05 and 06, and the random scripts of all labs.
+"""Sentences on logs of operations: labs 05, 06 and 08, and the random scripts of all labs.
 
 A call's record says what it returned or raised, and the state that could be seen after it.
 """
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from labs.kit.judge.compare import comparable
+from labs.kit.judge.sentences import sampling
 from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised
 from labs.kit.judge.sentences.decisions import preempted, queues, rows
 from labs.kit.judge.sentences.memory import blocks, books, cached, named, published, requests
@@ -46,6 +47,10 @@ def ended(yours: OpLog, reference: OpLog, index: int) -> Clauses:
         f"Your run ends at {call_of(step)} in step {index}{how}",
         f"the reference {gives(step)} there",
     )
+
+
+def sampled(at: Parting) -> Found:
+    yield from sampling.found(at.yours, at.theirs)
 
 
 def raised(at: Parting) -> Found:
@@ -142,6 +147,6 @@ def plainest(at: Parting) -> Found:
 
 
 RULES: list[Callable[[Parting], Found]] = [
-    raised, refused, changed, preempted, rows, queues, named, result, books, blocks, published, cached,
-    calls, batches, requests, state, plainest,
+    raised, refused, changed, preempted, rows, queues, sampled, named, result, books, blocks, published,
+    cached, calls, batches, requests, state, plainest,
 ]  # fmt: skip

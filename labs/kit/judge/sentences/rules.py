@@ -27,6 +27,11 @@ HINTS = {
     "returned": "Work the call out by hand on these arguments, and compare.",
     "tensor": "Take the smallest case that shows it, and print both tensors beside each other.",
     "calls": "Compare the order of the calls with the order in which the docstring names them.",
+    "limit": "On paper, best token first: which ones does the setting keep, and which is the last?",
+    "logit": "Follow the one token: which rule changes its logit, how often, and in which order?",
+    "probability": "Go through the settings in order: what has each of them left of the row?",
+    "drawn": "Draw the line from 0 to 1 with the stretches of the tokens, and put the number on it.",
+    "numbers": "A number depends on seed and index. What else does yours depend on?",
     "text": "Join the pieces of the text, and look at where a stop string begins and ends.",
 }
 
