@@ -22,7 +22,7 @@ from labs.kit.grader.results import (
     LabGrade,
     TaskGrade,
 )
-from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, probe
+from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, allowance, probe
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import Lab, find_lab
@@ -37,9 +37,15 @@ def grade(submission: Submission, settings: Settings) -> Grade:
     if found != "namespaces" and not settings.weak:
         raise WeakIsolation("this machine offers no namespaces to run submissions in")
     drawn = settings.of(submission.student, submission.attempt)
+    left, labs = allowance(len(settings.labs), settings.seconds), []
+    for at, lab_id in enumerate(settings.labs, 1):
+        kept = (len(settings.labs) - at) * settings.seconds  # of each time, for the labs that follow
+        graded, rest = grade_lab(find_lab(lab_id), submission, drawn, [one - kept for one in left])
+        left = [max(0.0, one) + kept for one in rest]
+        labs.append(graded)
     return Grade(
         submission.student,
-        [grade_lab(find_lab(lab_id), submission, drawn) for lab_id in settings.labs],
+        labs,
         settings.seed,
         found,
         digest(submission, settings),
@@ -96,12 +102,15 @@ def box(lab: Lab, settings: Settings) -> Sandbox:
     return _boxes[key]
 
 
-def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
+def grade_lab(
+    lab: Lab, submission: Submission, settings: Settings, left: list[float]
+) -> tuple[LabGrade, list[float]]:
+    """Return a lab's grade, and what is left of the seconds that it may compute, wait and take."""
     source, problem = text_of(lab, submission)
     if problem:
-        return LabGrade(lab.id, [TaskGrade(t.name, t.points, 0, MISSING) for t in lab.tasks], problem)
+        return LabGrade(lab.id, [TaskGrade(t.name, t.points, 0, MISSING) for t in lab.tasks], problem), left
     scripts, sandbox = cases(lab, settings), box(lab, settings)
-    sandbox.begin()
+    sandbox.begin(left)
     answer = play_apart(sandbox, source, scripts)
     found = LabGrade(lab.id, [], cases=[judged(lab, one, n, answer) for n, one in enumerate(scripts)])
     if answer.broken:
@@ -115,7 +124,7 @@ def grade_lab(lab: Lab, submission: Submission, settings: Settings) -> LabGrade:
         if task.state == WAITS:
             task.waits_for = wrong
     keep_first_departure(lab, found, scripts, answer, settings.reveal)
-    return found
+    return found, sandbox.left
 
 
 def text_of(lab: Lab, submission: Submission) -> tuple[str, str]:
@@ -157,5 +166,5 @@ def replayed(lab_id: str, name: str, settings: Settings, submission: Submission)
     if problem:
         return Case(name, case.hidden, False, problem)
     sandbox = box(lab, settings)
-    sandbox.begin()
+    sandbox.begin(allowance(1, settings.seconds))
     return judged(lab, case, 0, play(sandbox, source, [case]))

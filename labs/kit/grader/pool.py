@@ -13,7 +13,7 @@ from labs.kit.grader import store
 from labs.kit.grader.grading import digest, grade
 from labs.kit.grader.results import Grade
 from labs.kit.grader.sandbox import WeakIsolation
-from labs.kit.grader.submission import Settings, Submission
+from labs.kit.grader.submission import Settings, Submission, named
 from labs.kit.grader.workers import OTHER, Grading, Pool, graded
 from labs.kit.judge.manifest import LabError
 from labs.kit.toys.words import describe
@@ -30,6 +30,10 @@ class Outcome:
     state: str
     why: str = ""
     attempt: int = 0
+
+    @property
+    def name(self) -> str:
+        return named(self.student, self.attempt)
 
 
 @dataclass

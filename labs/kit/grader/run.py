@@ -88,11 +88,12 @@ def grade(
 
 def summary(outcomes: Sequence[pool.Outcome], grades: store.Grades, settings: Settings, out: Path) -> int:
     """Print the last line, and write down the submissions that were not graded; return the exit code."""
-    failed = sorted((one for one in outcomes if one.state == pool.FAILED), key=lambda one: one.student)
+    failed = sorted(
+        (one for one in outcomes if one.state == pool.FAILED), key=lambda one: (one.student, one.attempt)
+    )
     anew = {one.student for one in outcomes if one.state != pool.KEPT}
     kept = len({one.student for one in outcomes} - anew)
-    tries = {one.student: f", attempt {one.attempt}" if one.attempt else "" for one in failed}
-    lines = [f"{one.student}{tries[one.student]}: NOT GRADED, and in no table: {one.why}" for one in failed]
+    lines = [f"{one.name}: NOT GRADED, and in no table: {one.why}" for one in failed]
     for line in lines:
         complain(line)
     (out / NOT_GRADED).unlink(missing_ok=True)

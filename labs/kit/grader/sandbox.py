@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import frames, imports, seccomp
-from labs.kit.grader.inside import ALL, CLOCK, NOBODY, SCRATCH, TOGETHER
+from labs.kit.grader.inside import ALL, NOBODY, SCRATCH, TOGETHER
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
 
@@ -153,11 +153,11 @@ class Sandbox:
         self.course = course_for(lab, folder)
         self.allowed: list[str] | None = imports.allowed(lab)  # None: a test opens it
         self.process: subprocess.Popen[bytes] | None = None
-        self.begin()
+        self.begin(allowance(1, seconds))
 
-    def begin(self) -> None:
-        """Give the batches that follow, of one submission, their time; no submission takes more."""
-        self.left = [times * self.seconds for times in ALL]
+    def begin(self, left: list[float]) -> None:
+        """Give the batches that follow the seconds that they may compute, wait and take."""
+        self.left = left
 
     def start(self) -> None:
         ours_in, theirs_out = os.pipe()
@@ -210,11 +210,11 @@ class Sandbox:
         try:
             frames.send(self.requests, request)
             frames.send_bytes(self.requests, batch.encode())
-            reply = frames.receive(self.replies, 1 << 16, CLOCK * self.seconds + 120)
+            reply = frames.receive(self.replies, 1 << 16, self.left[-1] + 120)
             said = frames.receive_bytes(self.replies, LIMIT, 120)
         except (frames.BadFrame, TimeoutError, OSError) as error:
             self.stop()
-            self.left = [0.0]
+            self.left = [0.0] * len(self.left)
             return Answer([], ended=f"the sandbox gave no answer: {type(error).__name__}")
         if not isinstance(reply, dict) or reply.get("id") != token:
             self.stop()
@@ -230,6 +230,11 @@ class Sandbox:
         for descriptor in (self.replies, self.requests):
             os.close(descriptor)
         self.process = None
+
+
+def allowance(labs: int, seconds: float) -> list[float]:
+    """Return the seconds that a submission may compute, wait and take, in all of its labs together."""
+    return [(times + labs - 1) * seconds for times in ALL]
 
 
 BOOT = "import sys; sys.path.insert(0, sys.argv[3]); from labs.kit.grader.inside import main; main()"

@@ -41,5 +41,9 @@ class Submission:
 
     @property
     def name(self) -> str:
-        """The student, and which attempt it is of several."""
-        return f"{self.student}, attempt {self.attempt}" if self.attempt else self.student
+        return named(self.student, self.attempt)
+
+
+def named(student: str, attempt: int) -> str:
+    """Return the student, and which attempt it is of several."""
+    return f"{student}, attempt {attempt}" if attempt else student

@@ -370,14 +370,14 @@ def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
 
 def test_submissions_that_were_not_graded_are_printed_and_written_down(tmp_path, capsys):
     run(tmp_path, [submission("ann", b"10"), submission("bob", b"30")], Here())
-    outcomes = [pool.Outcome("ann", GRADED), pool.Outcome("bob", KEPT), pool.Outcome("cy", FAILED, "why")]
+    failed = [pool.Outcome("cy", FAILED, "why", attempt) for attempt in (2, 1)]
+    outcomes = [pool.Outcome("ann", GRADED), pool.Outcome("bob", KEPT), *failed]
     two = grades(tmp_path, "ann", "bob")
     assert commands.summary(outcomes, two, SETTINGS, tmp_path) == 1
     printed = capsys.readouterr()
-    assert (
-        printed.err == "cy: NOT GRADED, and in no table: why\n" == (tmp_path / "not-graded.txt").read_text()
-    )
-    assert printed.out.startswith("2 graded (1 of them before); 1 NOT GRADED; mean 20.0 of 100 points;")
+    lines = "".join(f"cy, attempt {n}: NOT GRADED, and in no table: why\n" for n in (1, 2))
+    assert printed.err == lines == (tmp_path / "not-graded.txt").read_text()
+    assert printed.out.startswith("2 graded (1 of them before); 2 NOT GRADED; mean 20.0 of 100 points;")
     assert commands.summary(outcomes[:2], two, SETTINGS, tmp_path) == 0
     assert not (tmp_path / "not-graded.txt").exists()
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,7 +214,7 @@ def test_where_the_hidden_cases_end_is_not_said():
 
 @marks.namespaces
 def test_all_batches_of_a_lab_have_one_time_together():
-    """It ends a file that takes a little less than its limit in each batch; the next one is unaffected."""
+    """It ends a file that takes a little less than its limit in each batch; what follows is unaffected."""
     from labs.kit.grader import grading
 
     lab = find_lab("lab-02")
@@ -228,5 +229,28 @@ def test_all_batches_of_a_lab_have_one_time_together():
         patch.setattr("labs.kit.grader.sandbox.ALL", (0.5, 4, 30))
         found = grading.grade(Submission("ann", {"lab-02": slow.encode()}), settings).labs[0]
         assert min(box.left) < 0.1 and found.earned < found.points
+        two = {"lab-02": slow.encode(), "lab-03": find_lab("lab-03").file("solution.py").read_bytes()}
+        labs = grading.grade(Submission("cy", two), replace(settings, labs=("lab-02", "lab-03"))).labs
+        assert labs[0].earned < labs[0].points and labs[1].earned == labs[1].points
     honest = grading.grade(Submission("bo", {"lab-02": source.encode()}), settings).labs[0]
     assert honest.earned == honest.points and min(box.left) > 1
+
+
+def test_all_labs_of_a_submission_have_one_time_together(monkeypatch):
+    """Where each lab takes all that it may, and more; and where only one does, first or last."""
+    from labs.kit.grader import grading
+
+    labs = tuple(f"lab-0{n}" for n in range(1, 8))
+    for greedy in (labs, labs[:1], labs[-1:]):
+        given = {}
+
+        def grade_lab(lab, submission, settings, left, greedy=greedy, given=given):
+            given[lab.id] = left
+            return LabGrade(lab.id, []), [-0.5] * 3 if lab.id in greedy else left
+
+        monkeypatch.setattr(grading, "grade_lab", grade_lab)
+        grading.grade(Submission("ann", {}), Settings(labs, "s", as_root=True, weak=True))
+        whole = [sum(given[lab][kind] for lab in greedy) for kind in range(3)]
+        assert whole[0] <= 200 and whole[1] <= 200 and whole[2] <= 720
+        assert whole == [200, 200, 720] or greedy == labs[:1]
+        assert min(map(min, given.values())) >= 20 and given["lab-01"] == [80, 80, 600]
