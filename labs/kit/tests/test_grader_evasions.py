@@ -12,13 +12,16 @@ import pytest
 from markdown_it import MarkdownIt
 
 from labs.kit.grader import intake
-from labs.kit.grader.grading import grade
+from labs.kit.grader.blame import Blame
+from labs.kit.grader.cases import cases
+from labs.kit.grader.grading import box, grade
 from labs.kit.grader.report import Around, write_reports
 from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.markdown import feedback
-from labs.kit.grader.results import RIGHT, Case, Grade, LabGrade, TaskGrade
+from labs.kit.grader.results import RIGHT, WRONG, Case, Grade, LabGrade, TaskGrade
+from labs.kit.grader.sandbox import Answer, allowance
 from labs.kit.grader.submission import Settings, Submission
-from labs.kit.judge.manifest import find_lab, replace_body
+from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
 from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, dishonest, opened, unharmed  # noqa: F401
 
@@ -188,21 +191,21 @@ def test_no_word_goes_from_one_batch_to_the_next(way):
 
 
 def test_the_reference_is_not_read_by_a_count_of_passed_cases():
-    """Beside the reference's other tasks, a task that is right in as many cases as it likes says so to nobody."""
-    lab = find_lab("lab-02")
+    """A task that is right in as many cases as it likes, beside the reference's others, says so to nobody."""
+    lab, settings = find_lab("lab-02"), Settings(("lab-02",), "a seed", hidden=8, seconds=3.0)
     source = lab.file("solution.py").read_text("utf-8")
-    settings = Settings(("lab-02",), "a seed", hidden=8, seconds=3.0)
-    seen = set()
-    for share in (2, 3, 5):
-        body = (
-            f"import random\nif sum(map(ord, str((budget, len(running))))) % {share} == 0:\n    return -7\n"
-        )
-        body += "return budget - sum(1 for request in running if request.num_tokens - request.num_computed_tokens == 1)"
-        found = grade(
-            Submission("m", {"lab-02": replace_body(source, "clamp", "return -1").encode()}), settings
-        )
-        seen.add(tuple((t.passed, t.total) for t in found.labs[0].tasks if t.state == "wrong"))
-    assert seen == {((0, 0),)}
+    body = next(line for line in source.splitlines() if line.startswith("    return budget - sum("))
+    scripts, sandbox = cases(lab, settings), box(lab, settings)
+    passed, said = [], set()
+    for wrong in ("budget % 2", "budget % 3 == 0", "budget % 7 == 0"):
+        spoilt = source.replace(body, f"    if {wrong}:\n        return -7\n{body}")
+        alone = Blame(lab, spoilt, scripts, [Case("", False, False)] * len(scripts), Answer([]), sandbox)
+        sandbox.begin(allowance(1, 3.0))
+        passed.append(alone.passed([lab.task("prefill_budget")]))
+        whole = grade(Submission("m", {"lab-02": spoilt.encode()}), settings).labs[0]
+        (task,) = (one for one in whole.tasks if one.task == "prefill_budget")
+        said.add((task.state, task.earned, task.passed, task.total, task.name))
+    assert len({*passed}) == 3 and said == {(WRONG, 0, 0, 0, "")}, (passed, said)
 
 
 HOSTILE = ["=HYPERLINK(1)", "../../up", "a/b", "<img src=x onerror=alert(1)>", "[x](javascript:1)", "a|b", "`x`", "+1", "@SUM(1)", "\u202egnp.exe", "ａnn", "ann\n# 100 of 100", "CON", "index", ".hidden", "-rf"]  # fmt: skip
