@@ -108,7 +108,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         _has("config", "dtype"),
         "a CausalLM, which mini_engine.loading.checkpoint.load makes",
     ),
-    "tokenizer": (lambda v: v is None or isinstance(v, Tokenizer), "a Tokenizer or None"),
+    "tokenizer": (
+        lambda v: v is None or _has("decode", "eos_token_ids", "default_sampling_params")(v),
+        "a Tokenizer or None",
+    ),
     "config": (lambda v: v is None or isinstance(v, EngineConfig), "an EngineConfig or None"),
     "record": (_keeps, "True, False, a number of steps, or a path"),
     "clock": (lambda v: v is None or _has("kind", "unit", "now", "advance")(v), "a Clock or None"),

@@ -150,6 +150,7 @@ def graded(script):
 
 class ToyTokenizer:
     eos_token_ids, special_token_ids = (EOS,), frozenset({EOS})
+    default_sampling_params = {}
 
     def decode(self, ids, skip_special_tokens=True):
         return b"".join(VOCABULARY[i] for i in ids).decode(errors="replace")

@@ -123,6 +123,9 @@ class Silent:
             for inbox in self.inboxes.values():
                 inbox.append(SimpleNamespace(finish_reason=None))
 
+    def abort(self, request_id):
+        return self.inboxes.pop(request_id, None) is not None
+
 
 @dataclass
 class Play:
