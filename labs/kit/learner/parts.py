@@ -70,6 +70,7 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
         "Stream": lambda module: module.Stream,
     },
     "lab-08": {"Sampler": lambda module: module.Sampler},
+    "lab-10": {},
 }
 
 # Tasks that are no part of the engine.

@@ -90,10 +90,15 @@ function sayRoom(events, views, config, say) {
 }
 
 function sayDecodes(views, record, say) {
-  const ids = views.map((view) => view.request_id);
-  if (views.length > 1) say("decode", ids, `${list(ids)} decode: one token each.`);
-  for (const view of views.length === 1 ? views : []) {
+  const plain = views.filter((view) => view.num_scheduled === 1), ids = plain.map((view) => view.request_id);
+  if (plain.length > 1) say("decode", ids, `${list(ids)} decode: one token each.`);
+  for (const view of plain.length === 1 ? plain : []) {
     say("decode", ids, `${ids[0]} decodes: output token ${view.num_output_tokens + 1} of at most ${view.max_tokens}.`);
+  }
+  for (const view of views.filter((view) => view.num_scheduled > 1)) {
+    const id = view.request_id, drafts = view.num_scheduled - 1, tokens = record.new_tokens[id] ?? [];
+    const accepted = Math.max(0, tokens.length - 1), rejected = drafts - accepted;
+    say("verify", [id], `${id} verifies ${count(drafts, "draft")}: ${accepted} accepted, ${rejected} rejected. It gets ${count(tokens.length, "token")}: ${list(tokens)}.`);
   }
 }
 

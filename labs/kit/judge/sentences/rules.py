@@ -32,6 +32,12 @@ HINTS = {
     "probability": "Go through the settings in order: what has each of them left of the row?",
     "drawn": "Draw the line from 0 to 1 with the stretches of the tokens, and put the number on it.",
     "numbers": "A number depends on seed and index. What else does yours depend on?",
+    "proposal": "Write the text on paper, mark its end, and look for the same tokens before it.",
+    "draft cache": "Compare what the cache holds with the text, from the front, and compute the rest.",
+    "drafts": "Work out three limits: what the budget has left, what max_tokens allows, what finds room.",
+    "verify": "Go through the rows in order; each is an output of its own, and a wrong draft ends it.",
+    "accepted": "Count the outputs that were appended; the last one is the model's own.",
+    "chance": "Follow one draft: how often is it there, how often accepted, and what comes in its place?",
     "text": "Join the pieces of the text, and look at where a stop string begins and ends.",
 }
 

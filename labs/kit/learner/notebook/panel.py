@@ -32,6 +32,7 @@ SLIDERS = {
 FIXED = {"lab-04": ("block_size", "watermark", "prefix_caching", "policy"), "lab-05": ("prefix_caching",)}
 FIXED["lab-07"] = ("watermark", "prefix_caching")
 FIXED["lab-08"] = ("block_size", "prefix_caching")
+FIXED["lab-10"] = ("watermark", "policy")
 
 
 class Panel:

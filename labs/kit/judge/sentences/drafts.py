@@ -1,0 +1,100 @@
+"""Sentences on drafts: lab-10's proposals, the rows that are asked for, and chance that is counted out."""
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+from labs.kit.judge.sentences.parting import Parting
+from labs.kit.judge.sentences.rules import Clauses
+from labs.kit.judge.sentences.words import NOTHING, count, listing, value
+
+ASKED = "rows asked for (id, row, output index)"
+COMPUTED = "tokens the draft model computed"
+Found = Iterator[Clauses]
+
+
+def proposals(at: Parting) -> Found:
+    """What is proposed behind a text, and what the draft model computes for it."""
+    mine, other = at.yours.returned, at.theirs.returned
+    if at.yours.op[0] != "propose":
+        return
+    if mine != other and isinstance(mine, list) and isinstance(other, list):
+        yield "proposal", f"{at.call} proposes {listing(mine)}", f"the reference proposes {listing(other)}"
+    a, b = at.seen(COMPUTED)
+    if a != b and isinstance(a, list) and isinstance(b, list):
+        yield (
+            "draft cache",
+            f"In step {at.yours.step} your draft model computes {listing(a)}",
+            f"the reference's computes {listing(b)}",
+        )
+
+
+def drafts(at: Parting) -> Found:
+    """The drafts of a step, as they are scheduled."""
+    mine, other = at.yours.returned, at.theirs.returned
+    if at.yours.op[0] != "step" or not (is_step(mine) and is_step(other)):
+        return
+    for name in dict.fromkeys([*other["drafts"], *mine["drafts"]]):
+        a, b = mine["drafts"].get(name, []), other["drafts"].get(name, [])
+        if a != b:
+            keeps = f"Your step {at.yours.step} computes {drafts_of(a)} of {name}"
+            yield "drafts", keeps, f"the reference {drafts_of(b)}"
+
+
+def drafts_of(tokens: list[Any]) -> str:
+    return f"{count(len(tokens), 'draft')} ({listing(tokens)})" if tokens else "no draft"
+
+
+def is_step(returned: Any) -> bool:
+    return isinstance(returned, dict) and {"scheduled", "drafts", "sampled"} <= {*returned}
+
+
+def rows(at: Parting) -> Found:
+    """The rows that are sampled, each as which output; then the tokens that are kept."""
+    mine, other = at.seen(ASKED)
+    for a, b in zip_longest(mine or [], other or []):
+        if a != b:
+            yield "verify", f"{at.call} asks for {asked(a)}", f"the reference asks for {asked(b)}"
+    mine, other = at.yours.returned, at.theirs.returned
+    said = mine["sampled"] if is_step(mine) else {"": mine} if at.yours.op[0] == "verify" else {}
+    should = other["sampled"] if is_step(other) else {"": other}
+    for name in said:
+        a, b = said[name], should.get(name, NOTHING)
+        if a != b and isinstance(a, list) and isinstance(b, list):
+            whose = f" of {name}" if name else ""
+            yield "verify", f"{at.call} keeps {listing(a)}{whose}", f"the reference keeps {listing(b)}"
+
+
+def asked(row: list[Any] | None) -> str:
+    return f"row {row[1]} as output {row[2]} of {row[0]}" if row else "no more"
+
+
+def accepted(at: Parting) -> Found:
+    """How many drafts count as accepted, in all steps so far."""
+    mine, other = at.seen("accepted drafts")
+    for name in dict.fromkeys([*(other or {}), *(mine or {})]):
+        a, b = (mine or {}).get(name, 0), (other or {}).get(name, 0)
+        if a != b:
+            yield (
+                "accepted",
+                f"{at.after} {count(a, 'draft')} of {name} count as accepted",
+                f"the reference's {b}",
+            )
+
+
+def chance(at: Parting) -> Found:
+    """All that may come of sampled drafts, with probabilities."""
+    mine, other = at.yours.returned, at.theirs.returned
+    if at.yours.op[0] != "rejection_sample" or not (isinstance(mine, dict) and isinstance(other, dict)):
+        return
+    for tokens in dict.fromkeys([*other, *mine]):
+        a, b = mine.get(tokens, "0"), other.get(tokens, "0")
+        if a != b:
+            yield (
+                "chance",
+                f"{at.call} yields {value(tokens)} with probability {a}",
+                f"the reference with {b}",
+            )
+
+
+RULES = [proposals, drafts, rows, accepted, chance]
