@@ -45,7 +45,7 @@ def draw_drafts(rng):
     calls = [["add", name, [rng.randrange(3) for _ in range(rng.randint(1, 6))], 99] for name in "ab"]
     for _ in range(rng.randint(3, 9)):
         name = rng.choice("aab")
-        kept = rng.choice((0, 1, 2, 3, 9, -1))
+        kept = rng.choice((0, 1, 2, 3, 9, -1, -2))
         new = [rng.randrange(3) for _ in range(rng.choice((0, 1, 1, 1, 3)))]
         calls += [["propose", name], ["grow", name, kept, new]]
     return {"config": {"only": "draft", "k": rng.choice((0, 1, 2, 3, 5))}, "calls": calls}
@@ -147,9 +147,13 @@ class Play(Base):
         return list(drafts)
 
     def grow(self, name, kept, tokens):
-        """So many of the drafts are accepted, -1 of them all but the last; then come these tokens."""
+        """So many of the drafts are accepted, -1 of them all but the last; then come these tokens.
+
+        With -2 another token came in place of the first draft, and then by chance the tokens of the others.
+        """
         drafts = self.drafts.pop(name, [])
-        self.known(name).output_token_ids += drafts[:kept] + tokens
+        came = [token + 1 for token in drafts[:1]] + drafts[1:] if kept == -2 else drafts[:kept]
+        self.known(name).output_token_ids += came + tokens
 
     # ---- steps
 
