@@ -131,8 +131,7 @@ def rewind(request, token_ids, kv):
     2. num_computed_tokens: all tokens that are known now are computed, but the last, which was sampled.
     3. No draft is left in spec_token_ids.
     4. kv.cache_blocks(request) publishes the full blocks up to num_computed_tokens: only when that is right.
-    5. kv.truncate(request, num_tokens) gives back the blocks behind the first num_tokens tokens; keep
-       what the computed ones fill, and no more.
+    5. kv.shrink(request) gives back the blocks behind num_computed_tokens.
 
     Accepted are the drafts among the tokens that were appended: all but the last, which is the model's own.
     """
@@ -145,7 +144,7 @@ def rewind(request, token_ids, kv):
     request.num_computed_tokens = request.num_tokens - 1
     request.spec_token_ids = []
     kv.cache_blocks(request)
-    kv.truncate(request, request.num_computed_tokens)
+    kv.shrink(request)
     return len(request.output_token_ids) - num_before - 1
 
 

@@ -7,13 +7,13 @@ import pytest
 from labs.kit import assert_drained, judge_random_scripts, load, make_request
 from labs.kit.toys.speculation import (
     QuotingModel,
-    SpecKV,
     ToyDraft,
     chooser,
     distribution,
     row_after,
     text_alone,
 )
+from mini_engine.block_manager import BlockManager
 from mini_engine.request import SamplingParams
 
 scenarios = load("lab-10", "scenarios")
@@ -202,7 +202,7 @@ def test_no_drafts_wanted(lab):
 
 def room(lab, *requests, blocks=64, size=1, budget=16, rows=None):
     """Schedule the drafts of decodes that hold room for their known tokens; (scheduled, drafts that stay)."""
-    kv = SpecKV(blocks, size, watermark=0)
+    kv = BlockManager(blocks, size, watermark=0)
     for made in requests:
         computed = made.num_computed_tokens
         assert kv.admit(made)
@@ -277,7 +277,7 @@ def test_without_a_row_no_drafts(lab):
 
 def test_without_drafts_the_step_stays_as_it_is(lab):
     """Decodes without drafts compute one token, and take no block."""
-    kv, made = SpecKV(8, 1, watermark=0), request([1, 2], [3])
+    kv, made = BlockManager(8, 1, watermark=0), request([1, 2], [3])
     kv.admit(made)
     made.num_computed_tokens, scheduled = 2, {"r0": 1}
     lab.schedule_drafts([made], scheduled, kv, 16)
@@ -359,7 +359,7 @@ def test_drafts_are_drawn_as_without_them(lab):
 
 def rewound(lab, made, token_ids, *, size=2, blocks=32):
     """Rewind a request that has computed its last token and its drafts; (accepted drafts, the pool)."""
-    kv = SpecKV(blocks, size, watermark=0)
+    kv = BlockManager(blocks, size, watermark=0)
     computed = made.num_computed_tokens
     assert kv.admit(made)
     made.num_computed_tokens = computed

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from mini_engine.interfaces import KVManager
+from mini_engine.interfaces import KVManager, RecoverableKV
 
 LogitsRow = TypeVar("LogitsRow")
 Request = Any  # a Request with `spec_token_ids`, its drafts of this step
 
 
-class TruncatableKV(KVManager, Protocol):
+class ShrinkingKV(KVManager, RecoverableKV, Protocol):
     """A KVManager that takes back the room of rejected drafts."""
-
-    def truncate(self, request: Request, num_tokens: int) -> None:
-        """Give back the blocks behind those of the request's first `num_tokens` tokens."""
 
 
 def schedule_drafts(
@@ -55,7 +52,7 @@ def verify(request: Request, rows: Sequence[LogitsRow], sample: Callable[[Logits
     return token_ids
 
 
-def rewind(request: Request, token_ids: Sequence[int], kv: TruncatableKV) -> int:
+def rewind(request: Request, token_ids: Sequence[int], kv: ShrinkingKV) -> int:
     """Take the verified tokens into the request, up to a stop. Return the number of accepted drafts.
 
     The counter and the cache then stand behind the last accepted token; blocks of rejected drafts are free.
@@ -69,5 +66,5 @@ def rewind(request: Request, token_ids: Sequence[int], kv: TruncatableKV) -> int
     request.spec_token_ids = []
     request.num_computed_tokens = request.num_tokens - 1
     kv.cache_blocks(request)  # after the counter: what was rejected is never published
-    kv.truncate(request, request.num_computed_tokens)
+    kv.shrink(request)
     return len(request.output_token_ids) - num_before - 1

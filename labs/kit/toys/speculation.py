@@ -11,25 +11,12 @@ from fractions import Fraction
 from typing import Any
 
 from labs.kit.toys.loop import StepLoop
-from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request
 from mini_engine.scheduler import schedule_step
 
 TOKENS = 12  # of the vocabulary
 Row = list[int]  # a weight for each token
 Chances = dict[tuple[Any, ...], Fraction]
-
-
-class SpecKV(BlockManager):
-    """A block manager that can give back what was computed for drafts."""
-
-    def truncate(self, request: Request, num_tokens: int) -> None:
-        """Give back the request's blocks behind those of its first `num_tokens` tokens."""
-        table = self._req_to_blocks.get(request.request_id, [])
-        keep = self._blocks_for(num_tokens)
-        self._free_blocks(table[keep:])
-        del table[keep:]
-        self._grown.pop(request.request_id, None)
 
 
 def row_after(held: Sequence[Any]) -> Row:

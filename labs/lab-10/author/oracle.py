@@ -74,7 +74,7 @@ def rewind(request, token_ids, kv):
     request.spec_token_ids = []
     request.num_computed_tokens = len(request.prompt_token_ids) + len(outputs) + num - 1
     kv.cache_blocks(request)
-    kv.truncate(request, request.num_computed_tokens)
+    kv.shrink(request)
     return num - 1
 
 

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 from labs.kit import make_request
 from labs.kit.toys.driver import DEFAULTS, PATIENCE, PULSE, RUNS, ids
-from labs.kit.toys.speculation import TOKENS, SpecKV, SpecLoop, ToyDraft
+from labs.kit.toys.speculation import TOKENS, SpecLoop, ToyDraft
 from labs.kit.toys.words import describe
 from labs.kit.toys.workloads import draw_workloads, workload
+from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
 from mini_engine.trace import Recorder
 
@@ -72,7 +73,7 @@ def proposer_of(lab, config):
 
 def make(lab, config) -> SpecLoop:
     """The loop of a scenario, before its requests come."""
-    kv = SpecKV(
+    kv = BlockManager(
         config["num_blocks"],
         config["block_size"],
         enable_prefix_caching=config.get("prefix_caching", False),

@@ -88,7 +88,7 @@ def rewind(request, token_ids, kv):
     request.num_computed_tokens = request.num_tokens - 1
     request.spec_token_ids = []
     kv.cache_blocks(request)
-    kv.truncate(request, request.num_computed_tokens)
+    kv.shrink(request)
     return accepted
 
 

@@ -75,7 +75,7 @@ def rewind(request, token_ids, kv):
     request.spec_token_ids = []
     request.num_computed_tokens = len(request.token_ids()) - 1
     kv.cache_blocks(request)
-    kv.truncate(request, request.num_computed_tokens)
+    kv.shrink(request)
     return 0
 
 
