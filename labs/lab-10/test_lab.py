@@ -357,9 +357,9 @@ def test_drafts_are_drawn_as_without_them(lab):
 # ------------------------------------------------------------------------------------ rewind
 
 
-def rewound(lab, made, token_ids, *, size=2, blocks=32):
+def rewound(lab, made, token_ids, *, size=2, caching=False):
     """Rewind a request that has computed its last token and its drafts; (accepted drafts, the pool)."""
-    kv = BlockManager(blocks, size, watermark=0)
+    kv = BlockManager(32, size, enable_prefix_caching=caching, watermark=0)
     computed = made.num_computed_tokens
     assert kv.admit(made)
     made.num_computed_tokens = computed
@@ -393,7 +393,7 @@ def test_blocks_of_rejected_drafts_are_given_back(lab, num, held):
 def test_only_what_was_accepted_is_published(lab, num, full):
     """In blocks of two: a block with a rejected draft in it cannot be found, by its text or another."""
     made = request([1, 2, 3], [4], drafts=[7, 8, 9])
-    _, kv = rewound(lab, made, [7, 8, 9, 5][:num])
+    _, kv = rewound(lab, made, [7, 8, 9, 5][:num], caching=True)
     assert kv.num_cached_blocks == full
     newcomer = request([*made.token_ids(), 0], name="newcomer")
     assert len(kv.get_computed_blocks(newcomer)) == full

@@ -148,7 +148,7 @@ def test_a_run_that_stops_halfway_is_shown_as_far_as_it_went(panel, course):
     assert 0 < len(yours["steps"]) < len(reference["steps"]) and yours["end"]["end"] == "error"
 
 
-@pytest.mark.parametrize("lab_id", ["lab-02", "lab-03", "lab-04", "lab-05", "lab-06", "lab-07"])
+@pytest.mark.parametrize("lab_id", ["lab-02", "lab-03", "lab-04", "lab-05", "lab-06", "lab-07", "lab-10"])
 def test_it_serves_every_lab(lab_id):
     """The solution's part decides as the engine's, under settings that no scenario of the lab has."""
     scenarios = loading.load(lab_id, "scenarios")
