@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from mini_engine.interfaces import KVManager, RecoverableKV
+from mini_engine.request import Request
 
 LogitsRow = TypeVar("LogitsRow")
-Request = Any  # a Request with `spec_token_ids`, its drafts of this step
 
 
 class ShrinkingKV(KVManager, RecoverableKV, Protocol):
@@ -28,7 +28,7 @@ def schedule_drafts(
             request.spec_token_ids = []
             continue
         # A pass yields a token more than the drafts that are accepted.
-        most = request.max_tokens - len(request.output_token_ids) - 1
+        most = (request.max_tokens or 1) - len(request.output_token_ids) - 1
         num_drafts = max(min(len(request.spec_token_ids), left, most), 0)
         while num_drafts and not kv.allocate(request, 1 + num_drafts):
             num_drafts -= 1

@@ -72,7 +72,7 @@ class QuotingModel:
         self.kv = kv
         self.slots: dict[int, tuple[int, int]] = {}
 
-    def forward(self, rows: list[tuple[Any, int]]) -> dict[str, list[Row]]:
+    def forward(self, rows: list[tuple[Request, int]]) -> dict[str, list[Row]]:
         """Compute rows of (request, number of tokens), drafts included. Return, by id, a row behind the last
         known token and behind each draft, for those that reach them."""
         found = {}
@@ -136,15 +136,18 @@ class SpecLoop(StepLoop):
     def schedule(self) -> dict[str, int]:
         while sum(self.kv.num_new_blocks(r, 1) for r in self.running) > self.kv.num_free_blocks:
             self.preempt(self.running[-1])
-        running: list[Any] = self.running
-        for request in running:
-            if self.proposer and request.is_decode:
-                request.spec_token_ids = self.proposer.propose(request)
+        drafts = {}
+        for request in self.running:
+            proposes = self.proposer and request.is_decode
+            drafts[request] = self.proposer.propose(request) if proposes else request.spec_token_ids
+            request.spec_token_ids = []  # the engine's schedule_step would give them room by its own rule
         scheduled = super().schedule()
+        for request, proposed in drafts.items():
+            request.spec_token_ids = proposed
         self.lab.schedule_drafts(self.running, scheduled, self.kv, self.max_num_batched_tokens)
         return scheduled
 
-    def preempt(self, request: Any) -> None:
+    def preempt(self, request: Request) -> None:
         self.running.remove(request)
         self.kv.free(request)
         request.num_computed_tokens, request.spec_token_ids = 0, []
@@ -167,8 +170,7 @@ class SpecLoop(StepLoop):
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Any = ()
     ) -> list[Request]:
         finished = []
-        running: list[Any] = list(self.running)
-        for request in running:
+        for request in list(self.running):
             name = request.request_id
             if name in sampled:
                 num_drafts = len(request.spec_token_ids)

@@ -166,11 +166,11 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
             )
             yield f"{event.id} is admitted{cached}."
     decodes = [name for name in record.scheduled if views[name].state == "decode"]
-    verifying = [name for name in decodes if record.scheduled[name] > 1]
+    verifying = [name for name in decodes if name in record.draft_token_ids]
     if decodes := [name for name in decodes if name not in verifying]:
         yield f"{', '.join(decodes)} {'decodes' if len(decodes) == 1 else 'decode'}: one token each."
     for name in verifying:
-        drafts, accepted = record.scheduled[name] - 1, len(record.new_tokens.get(name, ())) - 1
+        drafts, accepted = len(record.draft_token_ids[name]), record.num_accepted_tokens.get(name, 0)
         yield f"{name} verifies {drafts} draft{'s' * (drafts != 1)}: {accepted} accepted."
     for name, tokens in record.scheduled.items():
         if views[name].state == "prefill":

@@ -1,16 +1,13 @@
 """Sentences on drafts: lab-10's proposals, the rows that are asked for, and chance that is counted out."""
 
-from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from labs.kit.judge.sentences.parting import Parting
-from labs.kit.judge.sentences.rules import Clauses
+from labs.kit.judge.sentences.calls import Found, Parting
 from labs.kit.judge.sentences.words import NOTHING, count, listing, value
 
 ASKED = "rows asked for (id, row, output index)"
 COMPUTED = "tokens the draft model computed"
-Found = Iterator[Clauses]
 
 
 def proposals(at: Parting) -> Found:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from labs.kit.judge.compare import comparable
-from labs.kit.judge.sentences import sampling
+from labs.kit.judge.sentences import drafts, sampling
 from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised
 from labs.kit.judge.sentences.decisions import preempted, queues, rows
 from labs.kit.judge.sentences.memory import blocks, books, cached, named, published, requests
@@ -147,6 +147,6 @@ def plainest(at: Parting) -> Found:
 
 
 RULES: list[Callable[[Parting], Found]] = [
-    raised, refused, changed, preempted, rows, queues, sampled, named, result, books, blocks, published,
-    cached, calls, batches, requests, state, plainest,
+    raised, refused, changed, *drafts.RULES, preempted, rows, queues, sampled, named, result, books, blocks,
+    published, cached, calls, batches, requests, state, plainest,
 ]  # fmt: skip
