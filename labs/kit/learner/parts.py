@@ -22,6 +22,7 @@ from mini_engine.backends.padded import PaddedBackend
 from mini_engine.engine import Engine, step
 from mini_engine.outputs import Delta
 from mini_engine.parts import NoWorkError, Parts
+from mini_engine.request import Request
 from mini_engine.show.figures import counted
 from mini_engine.trace import Recorder
 
@@ -56,6 +57,12 @@ def _unshared(module: ModuleType) -> Callable[..., Any]:
     )
 
 
+def _proposing(module: ModuleType) -> Callable[[list[Request]], list[list[int]]]:
+    """Return lab-10's prompt lookup, for all decodes of a step; the engine verifies the drafts."""
+    proposer = module.NgramProposer()
+    return lambda requests: [proposer.propose(request) for request in requests]
+
+
 # By lab: the parts of the engine that its tasks are, and how each is made from the lab's module.
 PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
     "lab-01": {"schedule_step": lambda module: module.schedule_step},
@@ -70,8 +77,11 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
         "Stream": lambda module: module.Stream,
     },
     "lab-08": {"Sampler": lambda module: module.Sampler},
-    "lab-10": {},
+    "lab-10": {"propose": _proposing},
 }
+
+# Parts that are written for one token a request and step: no drafts are proposed to them.
+ONE_TOKEN = ("schedule_step", "next_chunk", "Scheduler", "attend_backend", "Sampler", "step")
 
 # Tasks that are no part of the engine.
 UNCALLED = {"lab-02": "lab-02's prefill_budget: no part of this engine calls it"}
@@ -120,6 +130,12 @@ class LearnerParts:
         if names.get("attend_backend") == "lab-04" and "next_chunk" in names:
             replaced.pop("next_chunk"), names.pop("next_chunk")
             unused.append("lab-02's next_chunk: lab-04's fused_step calls the engine's")
+        one_token = [names[part] for part in ONE_TOKEN if part in names]
+        if one_token and "propose" in names:
+            unused.append(
+                f"{names['propose']}'s propose: {one_token[0]}'s part gives a request one token a step"
+            )
+            replaced.pop("propose"), names.pop("propose")
         if "Scheduler" in replaced or "schedule_step" in replaced:
             scheduler = replaced.get("Scheduler", Parts().Scheduler)
             replaced["Scheduler"] = lambda kv, **settings: Referee(scheduler(kv, **settings))

@@ -32,7 +32,7 @@ SCENARIOS = [
     ),
     scenario("a pool that is too small", _TIGHT, size=2, blocks=15, proposer="draft"),
     scenario("one prefix", _FAMILY, size=2, prefix_caching=True),
-    scenario("stopped among the drafts", [("a", QUOTES, 20, 0, {"stop_token_ids": [6]})], proposer="draft"),
+    scenario("stopped among the drafts", [("a", QUOTES, 20, 0, {"stop_token_ids": [8]})], proposer="draft"),
 ]
 
 
