@@ -135,6 +135,9 @@ OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"Your step \d+ yields {NUMBER} new tokens? for {NAME}": lambda s, n, name: (
         len(s.step.new_tokens.get(name, [])) == int(n)
     ),
+    rf"Your step \d+ yields the tokens {LIST} for {NAME}": lambda s, tokens, name: (
+        names(tokens) == list(map(str, s.step.new_tokens[name]))
+    ),
     rf"Your step \d+ yields token {NAME} for {NAME}": lambda s, token, name: (
         token in map(str, s.step.new_tokens[name])
     ),
@@ -204,6 +207,7 @@ def listed(side, said):
     numbers += [token for tokens in step.new_tokens.values() for token in tokens]
     numbers += [event.num_cached_tokens for event in side.events(Scheduled).values()]
     numbers += [n for e in side.events(Queued).values() for n in (e.arrival, e.priority, e.max_tokens)]
+    lists += [map(str, tokens) for tokens in step.new_tokens.values()]
     return names(said) in map(list, lists) or said in map(str, numbers) or said == "0"
 
 
@@ -309,6 +313,27 @@ LOG = {  # a pattern of a clause behind its call, and whether the record says so
         c.returned is not False and not (isinstance(c.returned, dict) and "raised" in c.returned)
     ),
     r"returns (.+?)(?: \((.+)\))?": lambda c, shown, where: c.has(shown, where or ""),
+    rf"proposes {LIST}": lambda c, said: listing(c.returned) == said,
+    rf"has the draft model compute {LIST}": lambda c, said: (
+        listing(c.observed["tokens the draft model computed"]) == said
+    ),
+    rf"computes (?:no draft|{NUMBER} drafts? \({LIST}\)) of (\S+)": lambda c, n, said, name: (
+        listing(c.returned["drafts"].get(name, [])) == (said or "none")
+        and len(c.returned["drafts"].get(name, [])) == int(n or 0)
+    ),
+    rf"asks for {NUMBER} rows?": lambda c, n: (
+        len(c.observed["rows asked for (id, row, output index)"]) == int(n)
+    ),
+    rf"asks for row {NUMBER} as output {NUMBER} of (\S+)": lambda c, row, index, name: (
+        [name, int(row), int(index)] in c.observed["rows asked for (id, row, output index)"]
+    ),
+    rf"keeps {LIST}(?: of (\S+))?": lambda c, said, name: (
+        listing(c.returned["sampled"].get(name, []) if name else c.returned) == said
+    ),
+    rf"{NUMBER} drafts? of (\S+) count as accepted": lambda c, n, name: (
+        c.observed["accepted drafts"].get(name, 0) == int(n)
+    ),
+    r"yields (.+) with probability (\S+)": lambda c, said, p: c.returned.get(said.strip("'"), "0") == p,
     rf"refuses(?: with {NUMBER} free blocks?)?": lambda c, n: (
         c.returned is False and (n is None or c.free() == int(n))
     ),

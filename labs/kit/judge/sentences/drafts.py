@@ -1,6 +1,5 @@
 """Sentences on drafts: lab-10's proposals, the rows that are asked for, and chance that is counted out."""
 
-from itertools import zip_longest
 from typing import Any
 
 from labs.kit.judge.sentences.calls import Found, Parting
@@ -19,11 +18,8 @@ def proposals(at: Parting) -> Found:
         yield "proposal", f"{at.call} proposes {listing(mine)}", f"the reference proposes {listing(other)}"
     a, b = at.seen(COMPUTED)
     if a != b and isinstance(a, list) and isinstance(b, list):
-        yield (
-            "draft cache",
-            f"In step {at.yours.step} your draft model computes {listing(a)}",
-            f"the reference's computes {listing(b)}",
-        )
+        computes = f"{at.call} has the draft model compute {listing(a)}"
+        yield "draft cache", computes, f"the reference has the draft model compute {listing(b)}"
 
 
 def drafts(at: Parting) -> Found:
@@ -35,7 +31,7 @@ def drafts(at: Parting) -> Found:
         a, b = mine["drafts"].get(name, []), other["drafts"].get(name, [])
         if a != b:
             keeps = f"Your step {at.yours.step} computes {drafts_of(a)} of {name}"
-            yield "drafts", keeps, f"the reference {drafts_of(b)}"
+            yield "drafts", keeps, f"the reference computes {drafts_of(b)} of {name}"
 
 
 def drafts_of(tokens: list[Any]) -> str:
@@ -48,10 +44,13 @@ def is_step(returned: Any) -> bool:
 
 def rows(at: Parting) -> Found:
     """The rows that are sampled, each as which output; then the tokens that are kept."""
-    mine, other = at.seen(ASKED)
-    for a, b in zip_longest(mine or [], other or []):
-        if a != b:
-            yield "verify", f"{at.call} asks for {asked(a)}", f"the reference asks for {asked(b)}"
+    mine, other = (rows or [] for rows in at.seen(ASKED))
+    a, b = (next((row for row in one if row not in two), None) for one, two in ((mine, other), (other, mine)))
+    if a and b:
+        yield "verify", f"{at.call} asks for {asked(a)}", f"the reference asks for {asked(b)}"
+    elif len(mine) != len(other):
+        asks, should = count(len(mine), "row"), count(len(other), "row")
+        yield "verify", f"{at.call} asks for {asks}", f"the reference asks for {should}"
     mine, other = at.yours.returned, at.theirs.returned
     said = mine["sampled"] if is_step(mine) else {"": mine} if at.yours.op[0] == "verify" else {}
     should = other["sampled"] if is_step(other) else {"": other}
@@ -59,11 +58,11 @@ def rows(at: Parting) -> Found:
         a, b = said[name], should.get(name, NOTHING)
         if a != b and isinstance(a, list) and isinstance(b, list):
             whose = f" of {name}" if name else ""
-            yield "verify", f"{at.call} keeps {listing(a)}{whose}", f"the reference keeps {listing(b)}"
+            yield "verify", f"{at.call} keeps {listing(a)}{whose}", f"the reference keeps {listing(b)}{whose}"
 
 
-def asked(row: list[Any] | None) -> str:
-    return f"row {row[1]} as output {row[2]} of {row[0]}" if row else "no more"
+def asked(row: list[Any]) -> str:
+    return f"row {row[1]} as output {row[2]} of {row[0]}"
 
 
 def accepted(at: Parting) -> Found:
@@ -75,7 +74,7 @@ def accepted(at: Parting) -> Found:
             yield (
                 "accepted",
                 f"{at.after} {count(a, 'draft')} of {name} count as accepted",
-                f"the reference's {b}",
+                f"in the reference {b}",
             )
 
 
@@ -90,7 +89,7 @@ def chance(at: Parting) -> Found:
             yield (
                 "chance",
                 f"{at.call} yields {value(tokens)} with probability {a}",
-                f"the reference with {b}",
+                f"the reference yields {value(tokens)} with probability {b}",
             )
 
 

@@ -250,6 +250,9 @@ def tokens(at: Parting) -> Found:
         if len(a) != len(b):
             gets = f"{at.step} yields {count(len(a), 'new token')} for {name}"
             yield "tokens", gets, f"in the reference {len(b)}"
+        if len(a) == len(b) > 1 and a != b:
+            gets = f"{at.step} yields the tokens {listing(a)} for {name}"
+            yield "tokens", gets, f"in the reference {listing(b)}"
         for mine, other in zip(a, b, strict=False):
             if mine != other:
                 yield (
