@@ -5,7 +5,7 @@ const ROW = 31; // pixels, as in player.css
 const NARROW = 0.015; // share of the budget: smaller pieces are drawn together
 const LETTERS = { waiting: "W", prefill: "P", decode: "D", preempted: "X", finished: "F" };
 const TAGS = {
-  arrive: "arrives", room: "memory", preempt: "preempted", decode: "decodes", verify: "verifies", grow: "grows", prefill: "prefills",
+  arrive: "arrives", room: "memory", preempt: "preempted", decode: "decodes", grow: "grows", prefill: "prefills",
   admit: "admitted", wait: "waits", finish: "finishes", end: "end",
 };
 

@@ -90,16 +90,10 @@ function sayRoom(events, views, config, say) {
 }
 
 function sayDecodes(views, record, say) {
-  const plain = views.filter((view) => !record.draft_token_ids?.[view.request_id]), ids = plain.map((view) => view.request_id);
-  if (plain.length > 1) say("decode", ids, `${list(ids)} decode: one token each.`);
-  for (const view of plain.length === 1 ? plain : []) {
+  const ids = views.map((view) => view.request_id);
+  if (views.length > 1) say("decode", ids, `${list(ids)} decode: one token each.`);
+  for (const view of views.length === 1 ? views : []) {
     say("decode", ids, `${ids[0]} decodes: output token ${view.num_output_tokens + 1} of at most ${view.max_tokens}.`);
-  }
-  for (const view of views.filter((view) => record.draft_token_ids?.[view.request_id])) {
-    const id = view.request_id, tokens = record.new_tokens[id] ?? [], drafts = record.draft_token_ids?.[id] ?? [];
-    const accepted = record.num_accepted_tokens?.[id] ?? 0, wrong = drafts.slice(accepted);
-    const rejected = wrong.length ? `, ${list(wrong)} rejected` : "";
-    say("verify", [id], `${id} verifies ${count(drafts.length, "draft")}: ${accepted ? list(drafts.slice(0, accepted)) : "none"} accepted${rejected}. It gets ${count(tokens.length, "token")}: ${list(tokens)}.`);
   }
 }
 
