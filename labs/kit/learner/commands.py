@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from labs.kit.learner.progress import Progress
 
 app = App(
-    help="Eight labs, from an empty function to an inference engine. Start with: python -m labs status",
+    help="Nine labs, from an empty function to an inference engine. Start with: python -m labs status",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
