@@ -49,8 +49,8 @@ def rows(at: Parting) -> Found:
     if a and b:
         yield "verify", f"{at.call} asks for {asked(a)}", f"the reference asks for {asked(b)}"
     elif len(mine) != len(other):
-        asks, should = count(len(mine), "row"), count(len(other), "row")
-        yield "verify", f"{at.call} asks for {asks}", f"the reference asks for {should}"
+        asks, wanted = count(len(mine), "row"), count(len(other), "row")
+        yield "verify", f"{at.call} asks for {asks}", f"the reference asks for {wanted}"
     mine, other = at.yours.returned, at.theirs.returned
     said = mine["sampled"] if is_step(mine) else {"": mine} if at.yours.op[0] == "verify" else {}
     should = other["sampled"] if is_step(other) else {"": other}
