@@ -20,7 +20,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from labs.kit.grader.names import safe, shown
-from labs.kit.grader.results import Grade, LabGrade
+from labs.kit.grader.results import NO_TIME, Grade, LabGrade
 from labs.kit.judge.manifest import LabError, find_lab, made
 
 TIME = re.compile(
@@ -84,7 +84,7 @@ class Deadlines:
         due = self.extended.get((student, lab.lab), deadline.due)
         until = deadline.until and max(deadline.until, due)
         if time is None:
-            return "no time of submission is known, so it is not late", 0.0
+            return NO_TIME, 0.0
         if time <= due + timedelta(minutes=deadline.grace_minutes):
             return "", 0.0
         days = ceil((time - due) / DAY)

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar, get_type_hints
 from labs.kit.judge.manifest import fits
 
 Made = TypeVar("Made")
+NO_TIME = "no time of submission is known, so it is not late"
 ALL_PUBLIC = "all public cases, in the hidden ones"  # where in them would tell of them
 RIGHT, WRONG, NOT_WRITTEN, WAITS, MISSING = "right", "wrong", "not written", "waits", "missing"
 

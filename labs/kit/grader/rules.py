@@ -79,6 +79,8 @@ class Rules:
             found.late |= {name: chosen.late[name]} if name in chosen.late else {}
             found.costs |= {name: chosen.costs[name]} if name in chosen.costs else {}
             found.ignored += [one for one in chosen.ignored if one not in found.ignored]
+            if there == [tries[-1]] and not chosen.labs[at].cases:
+                continue
             each = ", ".join(f"{one.attempt}: {net:g}" for one, net in zip(there, nets, strict=True))
             found.attempts[name] = (
                 f"attempt {chosen.attempt} counts, the {self.attempts} of {len(there)} ({each})"

@@ -15,7 +15,17 @@ from markdown_it import MarkdownIt
 
 from labs.kit.grader.names import safe
 from labs.kit.grader.report import Around, write_reports
-from labs.kit.grader.results import MISSING, NOT_WRITTEN, WAITS, WRONG, Case, Grade, LabGrade, TaskGrade
+from labs.kit.grader.results import (
+    MISSING,
+    NO_TIME,
+    NOT_WRITTEN,
+    WAITS,
+    WRONG,
+    Case,
+    Grade,
+    LabGrade,
+    TaskGrade,
+)
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab
@@ -190,6 +200,20 @@ def test_the_instructors_report_lists_missed_tasks_and_students_with_problems(tm
     assert "| a mistake | lab-01 `schedule_step` | 2 |" in text
     rows = ("- bob: lab-01: 1 day late", "- bob: lab-03: no file was", "- dee: lab-01: after 3", "torch.py")
     assert all(row in text for row in rows)
+
+
+def test_a_student_without_a_time_is_not_counted_as_late_and_has_the_rosters_name(tmp_path):
+    member = {"name": "Ann A", "id": "7", "section": "b", "email": ""}
+    ann = student("ann", late={"lab-01": NO_TIME, "lab-03": NO_TIME}, member=member)
+    bob = student("bob", late={"lab-01": "1 day late", "lab-03": NO_TIME}, costs={"lab-01": 10.0})
+    files = {
+        name: data.decode() for name, data in reported(tmp_path, [ann, bob]).items() if name[-4:] != ".png"
+    }
+    index = files["index.html"]
+    assert "<b>1</b> late" in index and ">ann</a> <small>Ann A</small>" in index
+    assert "<li>bob: late in lab-01, 10 points withheld, a time of submission is not known</li>" in index
+    assert "<li>ann: a time of submission is not known</li>" in index
+    assert f"Deadline: {NO_TIME}" in files["feedback/ann.html"] and "Late" not in files["feedback/ann.html"]
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_canvas_gradebook_is_a_roster_and_comes_back_with_points(tmp_path):
     ]
     ann, bo = csv.DictReader(io.StringIO((tmp_path / "gradebook/moodle.csv").read_text("utf-8")))
     assert (ann["ID number"], ann["Email address"], ann["lab-02"]) == ("41", "ann@example.org", "45")
-    assert ann["lab-02 feedback"] == "Late: 1 day late The instructor: +5 points" and bo["lab-01"] == ""
+    assert ann["lab-02 feedback"] == "Deadline: 1 day late The instructor: +5 points" and bo["lab-01"] == ""
     index = (tmp_path / "index.html").read_text("utf-8")
     assert "stranger: not in the roster" in index and "Other, Bo: nothing was handed in" in index
 

@@ -98,7 +98,7 @@ class LabDisclosed:
         manual = f"{self.manual:+g} points" if self.manual else ""
         said = ", ".join(filter(None, [manual, self.comment]))
         said = f"The instructor: {said}" if said else ""
-        late = f"Late: {self.late}" if self.late else ""
+        late = f"Deadline: {self.late}" if self.late else ""
         return tuple(filter(None, [self.attempts and f"Of several, {self.attempts}.", late, said]))
 
     @property

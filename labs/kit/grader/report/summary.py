@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import fmean, median
 
 from labs.kit.grader.report.disclosure import Disclosed
-from labs.kit.grader.results import MISSING, NOT_WRITTEN
+from labs.kit.grader.results import MISSING, NO_TIME, NOT_WRITTEN
 
 BINS = 10  # of the distribution
 
@@ -22,7 +22,8 @@ class Row:
     labs: dict[str, float]
     net: dict[str, float]  # by lab: with what lateness costs, and manual points
     tasks: dict[tuple[str, str], float]
-    late: str
+    late: str  # and where no time is known
+    late_in: str  # labs
     withheld: float
     manual: float
     notes: dict[str, str]  # by lab: attempts, lateness, comments
@@ -85,7 +86,8 @@ class Summary:
             for name in ("late", "attempts", "comment")
         )
         problems, broken = (problems_of(student, missing) for missing in (True, False))
-        texts = {"late": late, "problem": problems, "broken": broken, "attempts": attempts}
+        late_in = ", ".join(lab.id for lab in student.labs if lab.late not in ("", NO_TIME))
+        texts = {"late": late_in, "problem": problems, "broken": broken, "attempts": attempts}
         keys |= {key for key, text in texts.items() if text}
         if section := student.member.get("section"):
             keys.add(f"s:{section}")
@@ -100,6 +102,7 @@ class Summary:
                 net={lab.id: lab.net for lab in student.labs},
                 tasks={(lab.id, task.name): task.earned for lab in student.labs for task in lab.tasks},
                 late=late,
+                late_in=late_in,
                 withheld=student.withheld,
                 manual=student.manual,
                 notes={lab.id: " ".join(lab.notes) for lab in student.labs if lab.notes},
@@ -180,12 +183,11 @@ class Summary:
 
 def not_in_time(row: Row) -> str:
     """Return one line on a student's lateness and attempts, or ""."""
-    late = (
-        f"late in {', '.join(lab for lab, note in row.notes.items() if 'Late: ' in note)}" if row.late else ""
-    )
-    tries = f"several attempts in {row.attempts.count('attempt ')}" if row.attempts else ""
+    late = f"late in {row.late_in}" if row.late_in else ""
+    unknown = "a time of submission is not known" if NO_TIME in row.late else ""
+    tries = "several attempts" if row.attempts else ""
     withheld = f"{row.withheld:g} points withheld" if row.withheld else ""
-    text = ", ".join(filter(None, [late, withheld, tries]))
+    text = ", ".join(filter(None, [late, withheld, unknown, tries]))
     return f"{row.student}: {text}" if text else ""
 
 

@@ -44,7 +44,7 @@ if (document.body.classList.contains("class")) {
   const rows = [...body.rows].map((row) => {
     const link = row.querySelector("a"), { stem } = link.dataset;
     const keys = new Set(row.dataset.keys.split("\n"));
-    return { row, stem, keys, name: link.textContent, values: [...row.querySelectorAll("[data-v]")].map((cell) => Number(cell.dataset.v)) };
+    return { row, stem, keys, name: link.textContent, text: row.cells[0].textContent.toLowerCase(), values: [...row.querySelectorAll("[data-v]")].map((cell) => Number(cell.dataset.v)) };
   });
   const collator = new Intl.Collator("en", { numeric: true });
   const order = { by: "name", down: false }, filter = { key: "", says: "" };
@@ -56,7 +56,7 @@ if (document.body.classList.contains("class")) {
     const value = order.by === "name" ? null : ({ values }) => values[Number(order.by)];
     const sorted = rows.toSorted?.bind(rows) ?? ((compare) => [...rows].sort(compare));
     const all = sorted((a, b) => sign * (value ? value(a) - value(b) : collator.compare(a.name, b.name)) || collator.compare(a.name, b.name));
-    shown = all.filter(({ name, keys }) => (!filter.key || keys.has(filter.key)) && name.toLowerCase().includes(wanted));
+    shown = all.filter(({ text, keys }) => (!filter.key || keys.has(filter.key)) && text.includes(wanted));
     const seen = new Set(shown);
     for (const one of rows) one.row.hidden = !seen.has(one);
     body.replaceChildren(...all.map(({ row }) => row));
