@@ -124,15 +124,19 @@ class Play:
         request.num_preemptions += 1
 
     def step(self, budget, threshold):
-        """Decodes get one token each, prompts share what is left: [id, first position, size, last]."""
-        left, rows = self.prefill_budget(budget), []
+        """Decodes get one token each, prompts share what is left; what each request was given."""
+        left, given = self.prefill_budget(budget), {}
         for request in list(self.running):
             size = 1 if request.is_decode else self.clamp(request.num_new_tokens, left, threshold)
             left -= 0 if request.is_decode else size
             if size > 0:
-                chunk = self.next_chunk(request.request_id, size)
-                rows.append([request.request_id, *chunk["positions"][:1], size, chunk["is_last"]])
-        return [left, rows]
+                given[request.request_id] = size, self.next_chunk(request.request_id, size)
+        return {
+            "left of the budget": left,
+            "tokens": {name: size for name, (size, _) in given.items()},
+            "first position": {name: chunk["positions"][0] for name, (_, chunk) in given.items()},
+            "is_last": {name: chunk["is_last"] for name, (_, chunk) in given.items()},
+        }
 
     def seen(self):
         computed = {r.request_id: f"{r.num_computed_tokens} of {r.num_tokens}" for r in self.running}
