@@ -6,7 +6,7 @@ from threading import Lock
 from labs.kit.judge import isolate, loading
 from labs.kit.judge.examine import Examination, task_of
 from labs.kit.judge.manifest import Lab, Mistake
-from labs.kit.judge.matrix import Outcomes
+from labs.kit.judge.processes import Outcomes
 from labs.kit.judge.result import Result
 
 _one_at_a_time = Lock()  # playing scripts redirects what the process prints

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from labs.kit.author import kept
 from labs.kit.author.blamed import wrongly_blamed
-from labs.kit.judge import isolate, matrix
+from labs.kit.judge import isolate, matrix, processes
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, Mistake, find_lab, functions, parsed
 from labs.kit.judge.pristine import interface, starter_source
 from labs.kit.judge.task_status import fingerprint, scripts_fingerprint
@@ -35,7 +35,7 @@ class Verdict:
     lab_id: str
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    outcomes: matrix.Outcomes | None = None
+    outcomes: processes.Outcomes | None = None
 
     def require(self, holds: bool, problem: str) -> None:
         if not holds:
@@ -58,7 +58,7 @@ def check_labs(
     def verdict(lab_id: str) -> Verdict:
         return check_lab(lab_id, strict, keep, write, whole or write)
 
-    return matrix.side_by_side(verdict, lab_ids[::-1])[::-1]
+    return processes.side_by_side(verdict, lab_ids[::-1])[::-1]
 
 
 def check_lab(
@@ -149,10 +149,10 @@ def check_sources(lab: Lab, verdict: Verdict, strict: bool) -> None:
             verdict.notes.append("starter.py was edited: work in progress, judged by its pristine form")
 
 
-def outcomes_of(lab: Lab, keep: Path | None = None, whole: bool = False) -> matrix.Outcomes:
+def outcomes_of(lab: Lab, keep: Path | None = None, whole: bool = False) -> processes.Outcomes:
     """Return what the lab's tests do with all there is of it."""
     variants = ["starter", *right(lab), *wrong(lab), *([matrix.WHOLE] if whole else [])]
-    return kept.outcomes_of(lab, variants, keep) if keep else matrix.run_matrix(lab, variants)
+    return kept.outcomes_of(lab, variants, keep) if keep else processes.run_matrix(lab, variants)
 
 
 def wrong(lab: Lab) -> list[str]:
@@ -164,7 +164,7 @@ def wrong(lab: Lab) -> list[str]:
     return [*(f"mistake:{mistake.id}" for mistake in lab.mistakes), *parts]
 
 
-def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, dict[str, str]]:
+def names(lab: Lab, outcomes: processes.Outcomes, verdict: Verdict) -> dict[str, dict[str, str]]:
     """Return the ids that fingerprints.json has: of the known mistakes, by task and by digest."""
     found: dict[str, dict[str, str]] = {task.name: {} for task in lab.tasks}
     by_scripts: dict[tuple[str, str], list[Mistake]] = {}
@@ -192,7 +192,7 @@ def names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict) -> dict[str, di
     return {task: dict(sorted(digests.items())) for task, digests in found.items()}
 
 
-def check_names(lab: Lab, outcomes: matrix.Outcomes, verdict: Verdict, write: bool) -> None:
+def check_names(lab: Lab, outcomes: processes.Outcomes, verdict: Verdict, write: bool) -> None:
     """fingerprints.json has the ids of mistakes.toml, and the random scripts alone catch each mistake."""
     path, wanted = lab.file("fingerprints.json"), names(lab, outcomes, verdict)
     text = json.dumps(wanted, indent=1, ensure_ascii=False) + "\n"
@@ -245,7 +245,7 @@ def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, whole:
         verdict.require(twin == mistake.id, f"mistakes {twin} and {mistake.id} behave alike in every test")
 
 
-def scripts_needed(outcomes: matrix.Outcomes, mistake: Mistake) -> str:
+def scripts_needed(outcomes: processes.Outcomes, mistake: Mistake) -> str:
     """Return how many random scripts it takes to catch a mistake."""
     said = [
         r.said
@@ -275,7 +275,7 @@ def imports(source: str) -> set[str]:
 
 def kill_matrix(verdict: Verdict) -> list[str]:
     """One line a mistake: which tests catch it, the named one first."""
-    outcomes = verdict.outcomes or matrix.Outcomes(find_lab(verdict.lab_id))
+    outcomes = verdict.outcomes or processes.Outcomes(find_lab(verdict.lab_id))
     lines = []
     for mistake in outcomes.lab.mistakes:
         killers = outcomes.failed(f"mistake:{mistake.id}")

@@ -12,23 +12,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from labs.kit.judge import matrix
+from labs.kit.judge import processes
 from labs.kit.judge.manifest import LABS_DIR, Lab
 
 ROOT = LABS_DIR.parent
 DATA = ROOT / "mini_engine" / "loading" / "shakespeare"  # that no import shows
 
 
-def outcomes_of(lab: Lab, variants: list[str], folder: Path) -> matrix.Outcomes:
+def outcomes_of(lab: Lab, variants: list[str], folder: Path) -> processes.Outcomes:
     """Return what the lab's tests do with these variants: from the folder, or found out and kept there."""
     rows, key = folder / f"{lab.id}.jsonl", folder / f"{lab.id}.key.json"
     if rows.exists() and key.exists():
         then = json.loads(key.read_text("utf-8"))
         if then == depends(lab, variants, then["files"]):
-            return matrix.read_outcomes(lab, rows)
+            return processes.read_outcomes(lab, rows)
     key.unlink(missing_ok=True)
     began = time.time()
-    outcomes = matrix.run_matrix(lab, variants, rows)
+    outcomes = processes.run_matrix(lab, variants, rows)
     now = depends(lab, variants, outcomes.modules)
     if not outcomes.trouble and all(Path(name).stat().st_mtime < began for name in now["files"]):
         key.write_text(json.dumps(now, indent=1), "utf-8")

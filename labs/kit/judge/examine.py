@@ -40,6 +40,9 @@ class Examination(matrix.Matrix):
         status, lab = self.status, self.lab
         if load_problem(status.results):
             return True
+        if len(lab.tasks) == 1:  # alone it is the whole file
+            status.blamed = lab.tasks[0].name
+            return True
         written = [task for task in lab.tasks if task.name not in status.unwritten]
         if status.endless:
             return self.examine_endless(status.endless.test, [task.name for task in written])
@@ -212,8 +215,10 @@ def report(status: TaskStatus) -> tuple[str, str]:
         lines += [diagnose.filled(diagnose.KEPT_STATE)]
     else:
         lines += ["", ADDRESS.sub("", said.longreprtext).strip("\n")]
-    if name := status.name(task):
-        lines += ["", "--- looks like ---", diagnose.filled(f"{name.title}: {name.hint.strip()}")]
+    for one in status.wrong or [task]:
+        if name := status.name(one):
+            title = "--- looks like ---" if one is task else f"--- {one.name} looks like ---"
+            lines += ["", title, diagnose.filled(f"{name.title}: {name.hint.strip()}")]
     for title, text in said.sections if said else ():
         lines += ["", f"--- {title} ---", text.rstrip("\n")]
     return "\n".join(lines), getattr(said, "hint", "")

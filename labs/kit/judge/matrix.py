@@ -8,25 +8,18 @@ task's code is used, in the reference.
 
 import json
 import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TextIO, TypeVar
+from typing import Any, Literal, TextIO
 
 import pytest
 
 from labs.kit.judge import isolate, loading, random_scripts
 from labs.kit.judge.compare import fingerprint
 from labs.kit.judge.guard import deadline, kept_alive, silence
-from labs.kit.judge.manifest import LABS_DIR, Lab, Mistake, find_lab
+from labs.kit.judge.manifest import Lab, Mistake, find_lab
 from labs.kit.judge.result import Result
 from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
@@ -34,112 +27,11 @@ from labs.kit.toys.words import describe, kind
 RANDOM_SCRIPTS = "test_random_scripts"
 WHOLE = "--whole"  # among the variants: run all tests on each mistake
 HURRY = False  # a learner waits, and a test did not end: less time for others
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-_running: set[subprocess.Popen[bytes]] = set()  # the processes that run_in_process waits for, in any thread
-
-
-@dataclass
-class Outcomes:
-    """All results of a lab, by variant; `trouble` says why the process ended early."""
-
-    lab: Lab
-    results: dict[str, list[Result]] = field(default_factory=dict)
-    trouble: str = ""
-
-    report: str = ""  # of an examination
-    hint: str = ""  # of the failure that it reports
-    blamed: str = ""
-    modules: list[str] = field(default_factory=list)  # the files of all that was imported
-
-    def failed(self, variant: str) -> set[str]:
-        """Return the test functions that failed in at least one case (not begun is not failed)."""
-        failures = [result for result in self.results.get(variant, ()) if not result.passed]
-        return {result.function for result in failures if not result.said.startswith("NotBegun")}
-
-    def fingerprint(self, variant: str) -> str:
-        """Return a text that is equal for two variants with the same results."""
-        return json.dumps([(r.test, r.said, r.runs) for r in self.results.get(variant, ())])
 
 
 def test_file(lab: Lab) -> str:
     """Return the path for pytest, relative: in an absolute path a bracket would be read as a parameter."""
     return f"labs/{lab.id}/test_lab.py"
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without what changes the results; CI makes pytest compare all."""
-    left_out = ("LAB_IMPL", "PYTEST_ADDOPTS", "CI", "BUILD_NUMBER")
-    return {k: v for k, v in os.environ.items() if k not in left_out} | variables
-
-
-def run_matrix(lab: Lab, variants: list[str], out: Path | None = None) -> Outcomes:
-    """Run all the lab's tests on these variants, in a separate process; `out` keeps the rows."""
-    return run_in_process("labs.kit.judge.matrix", lab, variants, out)
-
-
-def run_in_process(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
-    with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
-        out = out or Path(folder, "matrix.jsonl")
-        line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
-        wide = environment(COLUMNS=str(shutil.get_terminal_size().columns))  # for its report
-        with subprocess.Popen(
-            line, cwd=LABS_DIR.parent, env=wide, stdin=subprocess.DEVNULL, stdout=said, stderr=said
-        ) as process:
-            _running.add(process)
-            try:
-                code = process.wait()
-            except BaseException:  # on an interrupt too
-                process.kill()
-                raise
-            finally:
-                _running.discard(process)
-        said.seek(max(0, said.tell() - 10_000))
-        return read_outcomes(lab, out, code, said.read().decode("utf-8", errors="replace").strip())
-
-
-def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcomes:
-    """Return what a matrix wrote into `out`, or why it ended early."""
-    outcomes = Outcomes(lab)
-    rows = [json.loads(row) for row in out.read_text("utf-8").splitlines()] if out.exists() else []
-    if rows and rows[-1] == "the end":
-        for row in rows:
-            if isinstance(row, list):
-                outcomes.results.setdefault(row[0], []).append(Result(**row[1]))
-            elif isinstance(row, dict):
-                outcomes.report = row.get("report", outcomes.report)
-                outcomes.hint = row.get("hint", outcomes.hint)
-                outcomes.blamed = row.get("blamed", outcomes.blamed)
-                outcomes.modules = row.get("modules", outcomes.modules)
-    else:
-        outcomes.trouble = _trouble(lab, code, rows, said)
-    return outcomes
-
-
-def _trouble(lab: Lab, code: int, rows: list[Any], tail: str) -> str:
-    """Return why the process ended early; `rows` end with the test that was begun."""
-    if not rows or not isinstance(rows[-1], dict) or "begun" not in rows[-1]:
-        return f"{lab.id}: pytest could not run the tests:\n" + "\n".join(tail.splitlines()[-15:])
-    begun = f"{lab.id}: {rows[-1]['begun']}"
-    if "stopped" in rows[-1]:
-        return f"{begun} was stopped by {rows[-1]['stopped']}"
-    if re.search(r"Timeout \(\d+:\d\d:\d\d", tail):  # after pytest's dots, perhaps in their line
-        place = re.search(r'starter\.py", line (\d+) in (\S+)', tail)
-        where = f", in {place[2]} (starter.py, line {place[1]})" if place else ""
-        return f"{begun} does not end, and nothing interrupts it{where}"
-    return f"{begun} ended the whole test process (exit code {code}); a crash?"
-
-
-def side_by_side(work: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Return `work` of each item, two at a time; an interrupt ends their processes and starts no more."""
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            return list(pool.map(work, items))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in tuple(_running):
-                process.kill()
-            raise
 
 
 # ------------------------------------------------------------------------ inside the separate process

@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from labs.kit.judge import isolate, matrix, page
+from labs.kit.judge import isolate, page
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.judge.pristine import pristine_source
+from labs.kit.judge.processes import run_in_process, side_by_side
 from labs.kit.judge.result import Result
 from labs.kit.judge.task_status import TaskStatus, load_problem
 from mini_engine.trace.file import write_whole
@@ -56,7 +57,7 @@ def progress(lab: Lab, report: bool = False) -> Progress:
         return Progress(lab, results, by_task, unwritten, **said)
     with contextlib.suppress(OSError):
         page.path_of(lab).unlink()  # it shows another starter
-    outcomes = matrix.run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
+    outcomes = run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
     saved = f"{lab.id}: starter.py was saved while its tests ran; they have to run again"
     if trouble := saved if starter_text(lab) != text else outcomes.trouble:  # may lie outside: not kept
         return Progress(lab, [], unwritten=unwritten, problem=trouble)
@@ -83,7 +84,7 @@ def progress(lab: Lab, report: bool = False) -> Progress:
 
 
 def all_progress() -> list[Progress]:
-    return matrix.side_by_side(lambda lab_id: progress(find_lab(lab_id)), lab_ids())
+    return side_by_side(lambda lab_id: progress(find_lab(lab_id)), lab_ids())
 
 
 def first_open() -> Progress | None:

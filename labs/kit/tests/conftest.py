@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from labs.__main__ import main
-from labs.kit.judge import loading, manifest, matrix, pristine
+from labs.kit.judge import loading, manifest, pristine, processes
 from labs.kit.learner import commands, progress
 from mini_engine.tests.browser import browser  # noqa: F401
 
@@ -100,7 +100,7 @@ class Course:
             for name, value in self.environment().items():
                 patch.setenv(name, value)
             patch.delenv("LAB_IMPL", raising=False)
-            for module in (manifest, matrix, pristine, commands, progress):
+            for module in (manifest, processes, pristine, commands, progress):
                 patch.setattr(module, "LABS_DIR", self.labs)
             patch.setattr(progress, "STATE", self.labs / ".state")
             patch.setattr(commands, "console", Console(highlight=False))

@@ -1,5 +1,6 @@
 """A known mistake is named for an equal fingerprint alone; a failing run is a page for the player."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from labs.kit import load
 from labs.kit.author.export import expanded
 from labs.kit.judge import compare, loading, page
-from labs.kit.judge.manifest import find_lab
+from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
 from labs.kit.judge.result import Result
 from labs.kit.judge.task_status import fingerprint
 
@@ -16,9 +17,9 @@ MISTAKES = {mistake.id: mistake for mistake in LAB_01.mistakes}
 PAYING = "        budget -= num_tokens\n\n    return"
 
 
-def said(course) -> str:
+def said(course, lab_id: str = "lab-01") -> str:
     """The output of `labs test`, in one line."""
-    return " ".join(course.command("test", "lab-01").stdout.split())
+    return " ".join(course.command("test", lab_id).stdout.split())
 
 
 def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course):
@@ -35,6 +36,28 @@ def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course
     assert f"looks like --- {MISTAKES[mistake].title}" in said(course)
     in_pytest = " ".join(course.pytest("labs/lab-01", "-rN").stdout.split())
     assert f"looks like: {MISTAKES[mistake].title}" in in_pytest
+
+
+@pytest.mark.parametrize(
+    "lab_id, ids",
+    [
+        ("lab-02", ("threshold-off-by-one", "prompt-only")),
+        ("lab-02", ("at-least-one", "every-chunk-samples")),
+    ],
+)
+def test_two_mistakes_in_different_tasks_get_both_names(course, lab_id, ids):
+    """The one to correct first is shown with its failure; the other's task stands with its name."""
+    lab = find_lab(lab_id)
+    source = lab.file("solution.py").read_text("utf-8")
+    known = {mistake.id: mistake for mistake in lab.mistakes}
+    for mistake in ids:
+        source = known[mistake].apply(source)
+    for name in lab_ids()[1 : lab_ids().index(lab_id) + 1]:
+        shutil.copytree(LABS_DIR / name, course.labs / name, ignore=shutil.ignore_patterns("__pyc*"))
+    course.file("starter.py", lab_id).write_text(source, "utf-8")
+    text = said(course, lab_id)
+    assert text.count("looks like ---") == 2
+    assert all(f"looks like --- {known[mistake].title}:" in text for mistake in ids)
 
 
 def test_what_no_known_mistake_does_has_no_name(course):

@@ -13,7 +13,7 @@ from labs.kit.author.check import right
 from labs.kit.judge import guard
 from labs.kit.judge.guard import FLOOD, PrintFlood, TimeUp, TimeUpWaiting, deadline, limited_prints
 from labs.kit.judge.manifest import find_lab, lab_ids
-from labs.kit.judge.matrix import run_matrix, side_by_side
+from labs.kit.judge.processes import run_matrix, side_by_side
 from labs.kit.toys.words import brief, describe
 from mini_engine.tests.soak import count
 

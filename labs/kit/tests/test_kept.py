@@ -5,7 +5,7 @@ import json
 import pytest
 
 from labs.kit.author import kept
-from labs.kit.judge import matrix
+from labs.kit.judge import matrix, processes
 from labs.kit.judge.manifest import find_lab
 
 
@@ -19,9 +19,9 @@ def played(course, copied_lab, tmp_path, monkeypatch):
         runs.append(variants)
         rows = [["solution", {"test": "test_it", "passed": True}], {"modules": [str(module)]}, "the end"]
         out.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-        return matrix.read_outcomes(lab, out)
+        return processes.read_outcomes(lab, out)
 
-    monkeypatch.setattr(matrix, "run_matrix", run_matrix)
+    monkeypatch.setattr(processes, "run_matrix", run_matrix)
     (folder := tmp_path / "kept").mkdir()
 
     def ask(*variants):
