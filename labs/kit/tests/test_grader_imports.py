@@ -135,7 +135,10 @@ def test_harmless_modules_may_be_imported_and_are_whole(lab_id):
     lab = find_lab(lab_id)
     names = imports.allowed(lab)
     assert {*imports.imported(solution(lab_id))} <= {*names} and ("torch" in names) == lab.uses_torch
-    code = "".join(f"import {name}\n" for name in names if name != "__future__")
+    inside = "".join(
+        f"    import {name}\n" for name in names if name != "__future__"
+    )  # as torch belongs there
+    code = f"\ndef imports():\n{inside}imports()\n"
     code += """
 from collections import abc, namedtuple
 from typing import NamedTuple
