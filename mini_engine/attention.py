@@ -20,7 +20,7 @@ from mini_engine.batch import Batch, build_batch
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM, ModelConfig, sdpa
 from mini_engine.request import Request
-from mini_engine.scheduler import Chunk, next_chunk
+from mini_engine.schedule_step import Chunk, next_chunk
 
 NextChunk = Callable[[Request, int], Chunk]
 WriteKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]

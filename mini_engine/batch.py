@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.interfaces import KVManager, Row
-from mini_engine.scheduler import Chunk, next_chunk
+from mini_engine.schedule_step import Chunk, next_chunk
 
 
 @dataclass

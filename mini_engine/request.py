@@ -8,6 +8,7 @@ is no prefill mode and no decode mode.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 
 from mini_engine.checks import as_token_ids, check_text, shown, whole_number
 from mini_engine.renamed import alias
@@ -128,3 +129,16 @@ class Request:
         if self.max_tokens is not None and num >= self.max_tokens:
             return "length"
         return None
+
+    def until_stop(self, token_ids: Sequence[int]) -> tuple[Sequence[int], str | None]:
+        """Return the tokens up to the one with which the request ends, and why it ends, if it does."""
+        for end in range(1, len(token_ids) + 1):
+            if reason := self.check_stop(token_ids[:end]):
+                return token_ids[:end], reason
+        return token_ids, None
+
+    def num_accepted(self, token_ids: Sequence[int]) -> int:
+        """Return how many drafts are among the tokens that the request is given. The last of these
+        does not count: it is not computed."""
+        pairs = zip(self.spec_token_ids, token_ids[:-1], strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,15 +1,11 @@
-"""Schedules each step: the requests that compute in it, and how many tokens each.
+"""The scheduler: the queue, the running requests, preemption, and the update after each step.
 
-`schedule_step` serves the running requests, then admits waiting ones, under one token budget.
-`Scheduler` adds the queue, preemption, and the update after the step.
-Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM's.
+`schedule_step` (schedule_step.py, importable from here too) decides what computes in a step.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from itertools import takewhile
-from typing import NamedTuple
 
 from mini_engine.config import SchedulerPolicy, check_limits
 from mini_engine.fallbacks import recoverable_kv
@@ -17,123 +13,17 @@ from mini_engine.interfaces import KVManager, Queue
 from mini_engine.renamed import adopt
 from mini_engine.request import Request, RequestStatus
 from mini_engine.request_queue import RequestQueue, pick_victim
+from mini_engine.schedule_step import (
+    Chunk,
+    Clamp,
+    ScheduleStep,
+    clamp,
+    next_chunk,
+    prefill_budget,
+    schedule_step,
+)
 
-Clamp = Callable[[int, int, int], int]
-ScheduleStep = Callable[..., dict[str, int]]
-
-
-def clamp(num_new: int, budget: int, threshold: int) -> int:
-    """Return the tokens of one request in this step: at most `threshold` (0: no limit) and `budget`."""
-    if 0 < threshold < num_new:
-        num_new = threshold
-    return max(0, min(num_new, budget))
-
-
-class Chunk(NamedTuple):
-    """The tokens that a request computes in one step, at their absolute positions."""
-
-    token_ids: list[int]
-    positions: list[int]
-    is_last: bool  # it reaches num_tokens, so a token is sampled from its last row
-
-
-def next_chunk(request: Request, num_tokens: int) -> Chunk:
-    """Return the next `num_tokens` tokens of `request` whose keys and values are not computed yet."""
-    start = request.num_computed_tokens
-    end = start + num_tokens
-    return Chunk(request.token_ids(start, end), list(range(start, end)), end >= request.num_tokens)
-
-
-def prefill_budget(running: list[Request], budget: int) -> int:
-    """Return the token budget less a token for each running decode. lab-02's; not used by the engine."""
-    return budget - sum(request.is_decode for request in running)
-
-
-def schedule_step(
-    waiting: Queue,
-    running: list[Request],
-    kv: KVManager,
-    *,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-    long_prefill_token_threshold: int = 0,
-    clamp: Clamp = clamp,
-) -> dict[str, int]:
-    """Decide one step: {request_id: number of tokens}, in row order.
-
-    Admits by moving requests from `waiting` to the end of `running`. The front of the queue
-    blocks those behind it: otherwise small requests could starve a large one.
-
-    The caller has made room for a token of each running request; otherwise a RuntimeError names the
-    request. The limits are those of EngineConfig.
-    """
-    budget, block_size = max_num_batched_tokens, kv.block_size
-    scheduled: dict[str, int] = {}
-
-    # Running first: their users are waiting for the next token.
-    for request in running:
-        computed = request.num_computed_tokens
-        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids) - computed
-        if num_tokens != 1 or budget < 1:  # nothing can be cut off a decode
-            num_tokens = clamp(num_tokens, budget, long_prefill_token_threshold)
-            if num_tokens == 0:
-                continue
-        # Tokens that fit into the last computed token's block need no call.
-        room = -computed % block_size
-        if num_tokens > room and not kv.allocate(request, num_tokens):
-            raise RuntimeError(f"no KV room for running request {request.request_id!r}: make room first")
-        scheduled[request.request_id] = num_tokens
-        budget -= num_tokens
-
-    # Drafts take what the others leave of the budget and of the pool, and preempt nobody.
-    for request in [r for r in running if r.spec_token_ids]:
-        num_tokens = scheduled.get(request.request_id, 0)
-        num_drafts = 0
-        if num_tokens == request.num_new_tokens:
-            end = request.num_computed_tokens + num_tokens
-            num_drafts = min(
-                len(request.spec_token_ids),
-                (request.max_tokens or 1) - len(request.output_token_ids) - 1,
-                -end % block_size + kv.num_free_blocks * block_size,
-                clamp(
-                    num_tokens + len(request.spec_token_ids),
-                    num_tokens + budget,
-                    long_prefill_token_threshold,
-                )
-                - num_tokens,
-            )
-        request.spec_token_ids = request.spec_token_ids[: max(0, num_drafts)]
-        if request.spec_token_ids:
-            kv.allocate(request, num_tokens + num_drafts)
-            scheduled[request.request_id] += num_drafts
-            budget -= num_drafts
-
-    while waiting and budget > 0 and len(running) < max_num_seqs:
-        request = waiting.peek()
-        if not kv.admit(request):
-            break
-        running.append(waiting.pop())
-        request.status = RequestStatus.RUNNING
-        # admit has set num_computed_tokens to the cached prefix: the budget pays for the rest only.
-        num_tokens = clamp(request.num_new_tokens, budget, long_prefill_token_threshold)
-        scheduled[request.request_id] = num_tokens
-        budget -= num_tokens
-    return scheduled
-
-
-def until_stop(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[int], str | None]:
-    """Return the tokens up to the one with which the request ends, and why it ends; None if it goes on."""
-    for end in range(1, len(token_ids) + 1):
-        if reason := request.check_stop(token_ids[:end]):
-            return token_ids[:end], reason
-    return token_ids, None
-
-
-def num_accepted(request: Request, token_ids: Sequence[int]) -> int:
-    """Return how many of the request's drafts are among the tokens that it is given, less the last of these,
-    which is not computed."""
-    pairs = zip(request.spec_token_ids, token_ids[:-1], strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+__all__ = ["Chunk", "Scheduler", "clamp", "next_chunk", "prefill_budget", "schedule_step"]
 
 
 class Scheduler:
@@ -144,7 +34,7 @@ class Scheduler:
     settings that cannot work.
 
     When a part raises, a call has not happened, or it is done and raises afterwards: the books here change
-    first, and what is owed to the parts then is kept in `_owed` until it is paid.
+    first, and the calls of parts that follow from it stay in `_pending` until they are made.
     """
 
     def __init__(
@@ -174,7 +64,7 @@ class Scheduler:
         self._most_tokens = 1  # that a request was given in one step
         self._is_decided = False  # a step that `update` has not had
         # Calls of parts that may be made twice: queueing, freeing.
-        self._owed: deque[tuple[Callable[[Request], object], Request]] = deque()
+        self._pending: deque[tuple[Callable[[Request], object], Request]] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -214,7 +104,7 @@ class Scheduler:
 
         If a part raises, what was decided is taken back.
         """
-        self._pay()
+        self._run_pending()
         before, self._is_decided = list(self.running), True
         try:
             made_room = self.make_room()
@@ -259,8 +149,8 @@ class Scheduler:
         request.num_preemptions += 1
         request.spec_token_ids = []
         request.status = RequestStatus.WAITING
-        self._owed += (self._queue, request), (self.kv.free, request)
-        self._pay()
+        self._pending += (self._queue, request), (self.kv.free, request)
+        self._run_pending()
 
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
@@ -292,13 +182,13 @@ class Scheduler:
                         )
                     token_ids = sampled[request_id]
                     if most > 1:
-                        token_ids, reason = until_stop(request, token_ids)
+                        token_ids, reason = request.until_stop(token_ids)
                     elif token_ids:
                         reason = request.check_stop(token_ids)
                     if request_id in stopped:
                         reason = "stop"
                 if request.spec_token_ids:  # those that were rejected count for nothing
-                    computed -= len(request.spec_token_ids) - num_accepted(request, token_ids)
+                    computed -= len(request.spec_token_ids) - request.num_accepted(token_ids)
                 rows += [(request, before, token_ids, reason)]
                 request.num_computed_tokens = computed
                 cache_blocks(request)
@@ -312,11 +202,11 @@ class Scheduler:
             request.output_token_ids += token_ids
             if request.spec_token_ids:
                 request.spec_token_ids = []
-                self._owed.append((self._recovery.shrink, request))
+                self._pending.append((self._recovery.shrink, request))
             if reason:
                 self._end(request, reason)
                 finished.append(request)
-        self._pay()
+        self._run_pending()
         return finished
 
     def take_back(self, before: list[Request]) -> None:
@@ -331,14 +221,14 @@ class Scheduler:
         for request in self._requests.values():
             if request in running:
                 request.spec_token_ids = []
-                self._owed.append((self._recovery.shrink, request))
+                self._pending.append((self._recovery.shrink, request))
                 continue
             request.status = RequestStatus.WAITING
             if request not in queued:
-                self._owed.append((self._queue, request))
+                self._pending.append((self._queue, request))
             if request not in before and self.kv.block_table(request):
-                self._owed.append((self._recovery.unadmit, request))
-        self._pay()
+                self._pending.append((self._recovery.unadmit, request))
+        self._run_pending()
 
     def abort(self, request_id: str) -> bool:
         """Drop a request wherever it is; False if there is no such request (any more)."""
@@ -346,13 +236,13 @@ class Scheduler:
         if request is None:
             return False
         self._end(request, "abort")
-        self._pay()
+        self._run_pending()
         return True
 
     def fail(self, request: Request) -> None:
         """Drop a request that cannot go on; its finish_reason becomes "error"."""
         self._end(request, "error")
-        self._pay()
+        self._run_pending()
 
     def _end(self, request: Request, reason: str) -> None:
         request.finish_reason, request.status = reason, RequestStatus.FINISHED
@@ -360,8 +250,8 @@ class Scheduler:
         if request in self.running:
             self.running.remove(request)
         else:
-            self._owed.append((self._unqueue, request))
-        self._owed.append((self.kv.free, request))
+            self._pending.append((self._unqueue, request))
+        self._pending.append((self.kv.free, request))
 
     def _queue(self, request: Request) -> None:
         self._unqueue(request)
@@ -371,17 +261,17 @@ class Scheduler:
         with suppress(ValueError):  # it is not there
             self.waiting.remove(request)
 
-    def _pay(self) -> None:
-        """Make the calls that are owed. One that raises is tried again at once, then by the next call."""
+    def _run_pending(self) -> None:
+        """Make the calls that are pending. One that raises is tried again at once, then by the next call."""
         try:
-            self._pay_once()
+            self._try_pending()
         except BaseException:
             with suppress(Exception):
-                self._pay_once()
+                self._try_pending()
             raise
 
-    def _pay_once(self) -> None:
-        while self._owed:
-            call, request = self._owed[0]
+    def _try_pending(self) -> None:
+        while self._pending:
+            call, request = self._pending[0]
             call(request)
-            self._owed.popleft()
+            self._pending.popleft()

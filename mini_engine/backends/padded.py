@@ -15,7 +15,7 @@ from mini_engine.backends.dense import DenseCache
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM, sdpa
 from mini_engine.request import Request
-from mini_engine.scheduler import next_chunk
+from mini_engine.schedule_step import next_chunk
 
 pad_left = partial(pad_sequence, batch_first=True, padding_side="left")
 

@@ -14,7 +14,7 @@ from mini_engine.backends.padded import PaddedBackend
 from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import KVManager, Row
 from mini_engine.model import CausalLM
-from mini_engine.scheduler import next_chunk
+from mini_engine.schedule_step import next_chunk
 from mini_engine.sim.baselines import BASELINES
 
 

@@ -18,7 +18,7 @@ from mini_engine.batch import Batch
 from mini_engine.fast.model import FastLM
 from mini_engine.interfaces import KVManager
 from mini_engine.model import CausalLM
-from mini_engine.scheduler import next_chunk
+from mini_engine.schedule_step import next_chunk
 
 # A decode joins a longer one's group while the group's padding stays below so many keys: gathering
 # and masking those costs about as much as another call.

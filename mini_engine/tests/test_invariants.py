@@ -159,7 +159,7 @@ class KeepsFinished(Scheduler):
 
     def _end(self, request, reason):
         super()._end(request, reason)
-        call, _ = self._owed.pop()
+        call, _ = self._pending.pop()
         assert call == self.kv.free
 
 
