@@ -21,6 +21,7 @@ from mini_engine.outputs import Delta, Stream
 from mini_engine.renamed import adopt
 from mini_engine.request import Request
 from mini_engine.sampler import Sampler
+from mini_engine.structured.grammar import StructuredOutputGrammar, regex_grammar
 from mini_engine.text import output_text
 from mini_engine.text.tokenizer import Tokenizer
 
@@ -69,6 +70,7 @@ class Parts:
     Sampler: Callable[[int], SamplerLike] = Sampler
     OutputText: Callable[..., output_text.OutputText] = output_text.OutputText
     Stream: Callable[..., Stream] = Stream
+    grammar: Callable[..., StructuredOutputGrammar] = regex_grammar
     step: Callable[[EngineLike], list[Delta]] | None = None
     propose: Callable[[list[Request]], list[list[int]]] | None = None
 

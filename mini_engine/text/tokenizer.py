@@ -5,7 +5,9 @@ model's files.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -77,6 +79,16 @@ class Tokenizer:
         """Return the text of token ids. Bytes that make no character become U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    @cached_property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The bytes that each token id stands for; b"" for special tokens, and for ids that are no token."""
+        special, kinds = self.special_token_ids, _decoder_types(json.loads(self._backend.to_str())["decoder"])
+        found = [b""] * self.vocab_size
+        for token, token_id in self._backend.get_vocab(with_added_tokens=True).items():
+            if token_id not in special:
+                found[token_id] = _bytes_of(token, kinds)
+        return tuple(found)
+
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, for other programs that read such a folder."""
         self._backend.save(str(folder / "tokenizer.json"))
@@ -95,6 +107,33 @@ class Tokenizer:
 
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, self._source, **variables, **self._special_tokens)
+
+
+def _decoder_types(decoder: Any) -> set[str]:
+    """Return the kinds of steps that turn tokens into text."""
+    steps = (decoder or {}).get("decoders", [decoder or {"type": ""}])
+    return {step["type"] for step in steps}
+
+
+def _bytes_of(token: str, kinds: set[str]) -> bytes:
+    if "ByteLevel" in kinds:  # each byte is written as a character of its own
+        return b"".join(
+            bytes([_BYTES[character]]) if character in _BYTES else character.encode() for character in token
+        )
+    if "ByteFallback" in kinds:  # bytes are written <0xE2>, blanks as a lower bar
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+    return token.encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return GPT-2's characters for bytes: printable ones stand for themselves, the others from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
 
 
 def _check_messages(messages: Any) -> None:

@@ -1,0 +1,1 @@
+"""Structured output: token masks that let a model write texts of a given shape and no others."""

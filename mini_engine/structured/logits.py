@@ -1,0 +1,44 @@
+"""The seam between a grammar and the sampler: logits in, logits with only the allowed tokens out."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from mini_engine.structured.grammar import StructuredOutputGrammar
+
+
+class GrammarProcessor:
+    """A logits processor that leaves only tokens a grammar allows; all others get minus infinity.
+
+    It is called with a request's output so far and one row of logits. Where the output is not what it was
+    last called with, the grammar is rolled back to what both have in common, so drafts that were rejected
+    and requests that are preempted need nothing. Raise ValueError for an output the grammar does not allow.
+    """
+
+    def __init__(self, grammar: StructuredOutputGrammar):
+        self.grammar = grammar
+        self._accepted: list[int] = []
+
+    def __call__(self, output_token_ids: Sequence[int], logits: Tensor) -> Tensor:
+        both = zip(self._accepted, output_token_ids, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        self.grammar.rollback(len(self._accepted) - common)
+        del self._accepted[common:]
+        new = list(output_token_ids[common:])
+        if not self.grammar.accept_tokens(new):
+            raise ValueError(f"the grammar does not allow {new} behind {common} tokens of the output")
+        self._accepted += new
+        bitmask = [0]
+        self.grammar.fill_bitmask(bitmask, 0)
+        return logits.masked_fill(~allowed(bitmask[0], logits.shape[-1]).to(logits.device), -torch.inf)
+
+
+def allowed(mask: int, vocab_size: int) -> Tensor:
+    """Return a mask as (vocab_size,) bool."""
+    size = -(-vocab_size // 8)
+    kept = mask & ((1 << vocab_size) - 1)
+    octets = torch.frombuffer(bytearray(kept.to_bytes(size, "little")), dtype=torch.uint8)
+    bits = octets.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1
+    return bits.flatten()[:vocab_size].bool()

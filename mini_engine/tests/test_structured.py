@@ -1,0 +1,176 @@
+"""Structured output: patterns against re, masks against all texts, and models that write what they must."""
+
+import random
+import re
+from itertools import product
+
+import pytest
+import torch
+
+from mini_engine.loading.checkpoint import load
+from mini_engine.structured.automaton import build_dfa
+from mini_engine.structured.grammar import RegexGrammar, TokenIndex, regex_grammar
+from mini_engine.structured.logits import GrammarProcessor, allowed
+from mini_engine.structured.patterns import parse
+from mini_engine.tests.helpers import dense_logits
+
+LETTERS = ["a", "b", "-", "]", "1", " ", "\n", ".", "é", "€", "😀"]
+PATTERNS = [
+    r"", r"a|b|", r"(a|ab)(b|)", r"[ab-]*", r"[]a]+", r"[^]a]", r"[a-b-]?", r"\d\w\s", r"\D\W\S", r".{2}",
+    r"a{1,2}b?", r"(?:ab)*", r"\.\]", r"[\d.-]+", r"[^\w]*", r"[é-€]", r"[^é]", r"(a?){2}", r"a{0}b",
+    r"((a*)*)*", r"\n|\t| ",
+]  # fmt: skip
+REFUSED = [
+    "(",
+    ")",
+    "a**",
+    "[",
+    "[b-a]",
+    "a{2",
+    "a{2,1}",
+    "a{,2}",
+    "a{999}",
+    "*a",
+    "^a",
+    "a$",
+    r"\q",
+    "(?=a)",
+    "(a{99}){99}",
+]
+
+
+def accepts(dfa, text):
+    state = 0
+    for byte in text.encode():
+        if byte not in dfa.transitions[state]:
+            return False
+        state = dfa.transitions[state][byte]
+    return state in dfa.accepting
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_means_what_it_means_in_re(pattern):
+    dfa = build_dfa(parse(pattern))
+    texts = ["".join(text) for length in range(4) for text in product(LETTERS, repeat=length)]
+    wrong = [text for text in texts if accepts(dfa, text) != bool(re.fullmatch(pattern, text, re.ASCII))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "pattern", [".", "[^a]", "[\x80-\u07ff]", "[\u1234-\U00010400]", "[\U00010203-\U000a0b0c]"]
+)
+def test_characters_become_their_bytes(pattern):
+    """One of every 101 code points, and those beside the edges of UTF-8's lengths."""
+    dfa = build_dfa(parse(pattern))
+    edges = [
+        point + by for point in (0x80, 0x800, 0x1234, 0xD800, 0xE000, 0x10000, 0x10400) for by in (-1, 0, 1)
+    ]
+    points = [point for point in (*range(0, 0x110000, 101), *edges) if not 0xD800 <= point < 0xE000]
+    wrong = [point for point in points if accepts(dfa, chr(point)) != bool(re.fullmatch(pattern, chr(point)))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("pattern", REFUSED)
+def test_what_is_not_understood_is_refused_with_the_pattern(pattern):
+    with pytest.raises(ValueError, match="pattern ") as raised:
+        parse(pattern)
+    assert repr(pattern) in str(raised.value)
+
+
+def test_a_long_pattern_needs_no_deep_stack():
+    text = "To be, or not to be, that is the question: " * 20
+    assert accepts(build_dfa(parse(text)), text)
+
+
+def test_a_pattern_with_too_many_states_is_refused():
+    with pytest.raises(ValueError, match="more than 100 states"):
+        build_dfa(parse("(a|b)*a(a|b){20}"), 100)
+
+
+def test_an_index_that_cannot_be_met_is_refused():
+    with pytest.raises(ValueError, match="no text that this vocabulary can spell"):
+        TokenIndex("a1", [b"a", b"b", b""], 2)
+
+
+def test_a_mask_becomes_a_tensor_bit_by_bit():
+    for size in (1, 7, 8, 9, 67, 300):
+        bits = [random.Random(size * 1000 + i).random() < 0.5 for i in range(size)]
+        mask = sum(1 << i for i, bit in enumerate(bits) if bit)
+        assert allowed(mask, size).tolist() == bits
+    assert allowed(0b1101, 3).tolist() == [True, False, True], "what is beyond the logits is left out"
+
+
+def test_a_processor_follows_the_output_wherever_it_goes():
+    """Forward, back to an earlier output, and over to another: each time the mask is that of the output."""
+    vocabulary = (b"a", b"b", b"ab", b"c", b"")
+    processor = GrammarProcessor(regex_grammar("(ab)+c", vocabulary, 4))
+    for output in ([], [2], [2, 2], [2], [0], [0, 1, 3], [0, 1, 3, 4], [0, 1], [], [2, 3]):
+        grammar = RegexGrammar(TokenIndex("(ab)+c", vocabulary, 4))
+        assert grammar.accept_tokens(output)
+        row = [0]
+        grammar.fill_bitmask(row, 0)
+        kept = torch.isfinite(processor(output, torch.zeros(5))).tolist()
+        assert kept == [bool(row[0] >> i & 1) for i in range(5)], output
+    with pytest.raises(ValueError, match="does not allow"):
+        processor([1], torch.zeros(5))
+
+
+def test_requests_with_one_pattern_share_an_index():
+    vocabulary = (b"a", b"")
+    assert regex_grammar("a*", vocabulary, 1).index is regex_grammar("a*", vocabulary, 1).index
+
+
+@pytest.fixture(scope="module")
+def shakespeare():
+    return load("shakespeare", "float32", "cpu")
+
+
+def test_the_embedded_vocabulary_is_its_characters(shakespeare):
+    tokenizer = shakespeare[1]
+    assert tokenizer.token_bytes[:5] == (b"", b"", b"\n", b" ", b"!")
+    assert all(len(data) == 1 for data in tokenizer.token_bytes[2:])
+
+
+@pytest.mark.parametrize("prompt", ["O Romeo, ", "HAMLET:\n", "zzz ]]&", ""])
+@pytest.mark.parametrize("pattern", [r"[A-Z]{4,9}:\n[A-Z][a-z ]{5,20}\.", r"(a|an|and) [b-d]+(!|\d)", "no"])
+def test_the_embedded_model_writes_the_shape_whatever_the_prompt(shakespeare, prompt, pattern):
+    """At a temperature of 2 each text that comes to its end matches, and no way leads to a digit."""
+    model, tokenizer = shakespeare
+    (eos,) = tokenizer.eos_token_ids
+    for seed in range(3):
+        processor = GrammarProcessor(regex_grammar(pattern, tokenizer.token_bytes, eos))
+        ids, output = tokenizer.encode(prompt) or [eos], []
+        generator = torch.Generator().manual_seed(seed)
+        while eos not in output:
+            logits = processor(output, dense_logits(model, [*ids, *output])[-1] / 2)
+            output.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))
+            if len(output) == 60:  # [b-d]+ has no last letter
+                break
+        text = tokenizer.decode(output)
+        assert re.fullmatch(pattern, text) or (len(output) == 60 and re.fullmatch("an?d? [b-d]+", text)), text
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_file):
+    return load(str(smollm2_file[0]), "float32", "cpu")
+
+
+def test_a_chat_model_writes_dates_and_objects(smollm2):
+    """SmolLM2, greedy, at prompts that ask for something else."""
+    model, tokenizer = smollm2
+    eos = tokenizer.eos_token_ids[0]
+    for pattern in (r"\d{4}-[01]\d-[0-3]\d", r'\{"name": "[a-zé]{2,9}", "age": [1-9]\d?\}'):
+        ids = tokenizer.encode_chat([{"role": "user", "content": "Write a poem about the sea."}])
+        processor, output = GrammarProcessor(regex_grammar(pattern, tokenizer.token_bytes, eos)), []
+        while eos not in output:
+            output.append(int(processor(output, dense_logits(model, [*ids, *output])[-1]).argmax()))
+        assert re.fullmatch(pattern, tokenizer.decode(output)), pattern
+
+
+def test_the_bytes_of_a_chat_models_tokens_are_its_texts(smollm2):
+    """All tokens of random texts, joined, are the bytes of the text; special tokens have none."""
+    tokenizer = smollm2[1]
+    for text in ("Hello, world", "naïve — 東京 😀\n\tx", " a  b", "\u0001\u007f\u00ad"):
+        ids = tokenizer.encode(text)
+        assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
+    assert {tokenizer.token_bytes[i] for i in tokenizer.special_token_ids} == {b""}
