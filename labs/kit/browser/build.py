@@ -32,7 +32,7 @@ COURSE = (
     "conftest.py", "pyproject.toml",
     "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
     "labs/kit/judge/sentences/*.py",
-    "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py",
+    "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py", "mini_engine/structured/*.py",
     "mini_engine/show/__init__.py", "mini_engine/show/player/*",
 )  # fmt: skip
 # pytest colours its output; of Pygments' five hundred languages it needs only these.
@@ -45,6 +45,7 @@ CONCEPTS = {
     "lab-03": "08-preemption",
     "lab-06": "10-prefix-caching",
     "lab-08": "13-sampling",
+    "lab-09": "14-structured-output",
 }
 MOST = 12_000_000  # bytes, gzipped, that the first visit of a lab's page may load
 

@@ -240,4 +240,12 @@ def demo(
         right, lines = compared(learner, answers, loaded, tokenizer, temperature)
     say()
     say("\n".join(lines))
+    if "grammar" in learner.names:
+        from labs.kit.learner.shapes import compared as compared_shapes
+
+        with working("writing texts of a given shape"):
+            same, lines = compared_shapes(learner, loaded, tokenizer)
+        right = right and same
+        say()
+        say("\n".join(lines))
     raise typer.Exit(0 if right else 1)

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, cast
 
@@ -57,6 +58,14 @@ def _unshared(module: ModuleType) -> Callable[..., Any]:
     )
 
 
+def _grammar(module: ModuleType) -> Callable[..., Any]:
+    """Return lab-09's grammars; requests with one pattern share an index."""
+    index = lru_cache(64)(module.TokenIndex)
+    return lambda pattern, vocabulary, eos_token_id: module.RegexGrammar(
+        index(pattern, vocabulary, eos_token_id)
+    )
+
+
 def _proposing(module: ModuleType) -> Callable[[list[Request]], list[list[int]]]:
     """Return lab-10's prompt lookup, for all decodes of a step; the engine verifies the drafts."""
     proposer = module.NgramProposer()
@@ -77,6 +86,7 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
         "Stream": lambda module: module.Stream,
     },
     "lab-08": {"Sampler": lambda module: module.Sampler},
+    "lab-09": {"grammar": _grammar},
     "lab-10": {"propose": _proposing},
 }
 

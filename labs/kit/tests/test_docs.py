@@ -228,6 +228,10 @@ def test_what_a_page_says_of_its_run_is_so():
     assert cached == {"a": 0, "b": 8, "c": 4, "d": 8}
     (five,) = runs["paging"]().runs
     assert [e.id for e, step in events(five, "PREEMPTED") if step == 8] == ["d", "e"]
+    behind_199 = next(
+        s for s in runs["structured"]().runs[0].steps if s.observed["written"].get("a") == "199"
+    )
+    assert behind_199.observed["allowed next"]["a"] == ["-", "-0"]
     first_ways, mixed = runs["cost"]().runs
     assert [r.step for r in first_ways.steps if "r0" not in r.scheduled] == [2, 3, 4, 5]
     assert all("r0" in record.scheduled for record in mixed.steps)

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from labs.kit.judge import loading
+from labs.kit.judge import loading, matrix
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.result import Result
-from labs.kit.learner import texts
+from labs.kit.learner import parts, shapes, texts
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from mini_engine.engine import Engine
@@ -250,3 +250,17 @@ def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
     right, lines = texts.compared(learner, other, *plays)
     assert right and "from token 1 (character 1) on" in lines[0]
     assert lines[-1] == "In float64 all answers are the same: the difference is rounding in torch.float32."
+
+
+@pytest.mark.parametrize("wrong", ["", "a-star-once"])
+def test_the_demo_writes_texts_of_a_shape_with_the_learner_s_grammar(model, wrong, monkeypatch):
+    """Each prompt's text matches its pattern; a wrong grammar is told, with what should be there."""
+    if wrong:
+        module, own = matrix.implementation("lab-09", f"mistake:{wrong}"), parts.namespace
+        monkeypatch.setattr(
+            parts, "namespace", lambda lab, impl: module if lab == "lab-09" else own(lab, impl)
+        )
+    loaded, tokenizer = load("shakespeare", "float32", "cpu")
+    right, lines = shapes.compared(LearnerParts.from_labs("lab-09", impl="solution"), loaded, tokenizer)
+    assert [line.strip() for line in lines[1::2]] == [pattern for _, pattern in shapes.PLAYS]
+    assert right == ("DIFFERS" not in "".join(lines)) == (not wrong)

@@ -306,7 +306,17 @@ def nested(thing, path=()):
 
 
 ROWS = r"schedules nothing|gives .+"
+
+
+def may_write(c, name, not_at_all, words):
+    allowed = [one if one == "end-of-text" else repr(one) for one in c.observed["allowed next"][name]]
+    return all((word in allowed) != bool(not_at_all) for word in words.split(" or "))
+
+
+WRITES = r"may( not)? write (.+?)(?: \(\d+ tokens\))?"  # tokens, of which three are named
 LOG = {  # a pattern of a clause behind its call, and whether the record says so
+    rf"(\S+) {WRITES}": may_write,
+    r"accepts tokens of (\S+)": lambda c, name: c.returned is not False and c.arguments[0] == name,
     r"raises (\w+)": lambda c, kind: c.raises(kind),
     r"raises a (\w+) that (names \S+|does not name \S+)": lambda c, kind, how: c.raises(kind, how),
     r"returns without an error|returns|does not refuse": lambda c: (
@@ -421,6 +431,7 @@ SHORT = {  # of the reference's clause; the place is that of the learner's
     r"the reference does not: (\S+) stands before it in the queue": lambda c, name, _: (
         c.observed["waiting"][0] == name
     ),
+    rf"the reference's {WRITES}": lambda c, no, words, name: may_write(c, name, no, words),
     r"the reference does not: it has preempted in this step": lambda c, _: c.victims(),
     rf"the reference does not, with {NUMBER} free blocks?": lambda c, n, _: (
         c.observed["num_free_blocks"] == int(n)

@@ -10,18 +10,24 @@ from labs.kit.judge.compare import comparable
 from labs.kit.judge.sentences import drafts, sampling
 from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised
 from labs.kit.judge.sentences.decisions import preempted, queues, rows
+from labs.kit.judge.sentences.masks import masks
 from labs.kit.judge.sentences.memory import blocks, books, cached, named, published, requests
 from labs.kit.judge.sentences.rules import Clauses, Sentence
 from labs.kit.judge.sentences.words import NOTHING, count, listing, pair, place, places
 from labs.kit.toys.driver import OpLog
 
-GRANTS = {"admit": "admits", "admit_again": "admits", "admit_all": "admits", "allocate": "finds room for"}
+GRANTS = {
+    "admit": "admits", "admit_again": "admits", "admit_all": "admits", "allocate": "finds room for",
+    "accept_tokens": "accepts tokens of",
+}  # fmt: skip
+QUESTIONS = ("matches", "dfa_matches", "nullable")  # False is an answer, and refuses nothing
 SEES = " sees"  # at the end of the key of a query
 KINDS = {  # a word in the key of what was seen: the rule
     "Deltas": "text", "decoded": "text", "calls": "calls",
     "logits": "tensor", "keys": "tensor", "values": "tensor", "mask": "tensor",
     "past_lens": "tensor", "is_last": "tensor", "slot": "tensor", "inbox": "queue", "status": "finish",
     "finish": "finish", "token_ids": "tokens", "num_": "counter", "arrival": "counter", "priority": "counter",
+    "written": "text", "terminated": "mask",
     "max_tokens": "counter", "computed": "counter", "cached": "cached", "tokens": "tensor",
     "positions": "tensor", "request": "counter",
 }  # fmt: skip
@@ -65,7 +71,7 @@ def refused(at: Parting) -> Found:
     """A yes where there should be a no, or the other way round."""
     name, *arguments = at.yours.op
     refuses, should = at.yours.returned is False, at.theirs.returned is False
-    if refuses == should:
+    if refuses == should or name in QUESTIONS:
         return
     free = at.before.get("num_free_blocks")
     there = f" with {count(free, 'free block')}" if isinstance(free, int) and name in GRANTS else ""
@@ -147,6 +153,6 @@ def plainest(at: Parting) -> Found:
 
 
 RULES: list[Callable[[Parting], Found]] = [
-    raised, refused, changed, *drafts.RULES, preempted, rows, queues, sampled, named, result, books, blocks,
-    published, cached, calls, batches, requests, state, plainest,
+    raised, refused, changed, *drafts.RULES, preempted, rows, queues, sampled, named, result, books, masks,
+    blocks, published, cached, calls, batches, requests, state, plainest,
 ]  # fmt: skip

@@ -32,6 +32,7 @@ HINTS = {
     "probability": "Go through the settings in order: what has each of them left of the row?",
     "drawn": "Draw the line from 0 to 1 with the stretches of the tokens, and put the number on it.",
     "numbers": "A number depends on seed and index. What else does yours depend on?",
+    "mask": "Walk the token byte by byte: may each follow, and can an end still be reached behind it?",
     "proposal": "Write the text on paper, mark its end, and look for the same tokens before it.",
     "draft cache": "Compare what the cache holds with the text, from the front, and compute the rest.",
     "drafts": "Work out three limits: what the budget has left, what max_tokens allows, what finds room.",
