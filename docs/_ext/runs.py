@@ -191,6 +191,7 @@ RUNS: dict[str, Callable[[], Shown]] = {
     "metrics": _metrics,
     "cost": _cost,
     "sampling": _sampling,
+    "structured": lambda: _lab_run("lab-09", "a date", "a date, token by token", 4),
     "speculation": lambda: _lab_run("lab-10", "a draft model", "four drafts a step", 3, "a"),
     **{f"watch-{name}": partial(_watched, name) for name in WATCHED},
 }
