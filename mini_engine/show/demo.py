@@ -4,6 +4,7 @@ The workload makes it show chunked prefill, a mixed step, a preemption and a pre
 prompt, a shared beginning, a late and important request, and little memory.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rich.text import Text
 
 from mini_engine.engine import Engine
 from mini_engine.model import CausalLM
-from mini_engine.outputs import Stream
+from mini_engine.outputs import Delta, Stream
 from mini_engine.request import Request, SamplingParams
 from mini_engine.show.demo_report import Answer, report
 from mini_engine.text.tokenizer import Tokenizer
@@ -153,9 +154,10 @@ def serve(
                 )
                 name = f"r{len(readers)}"
                 stream = engine.stream(ids, params, request_id=name, priority=request.priority)
-                readers[name] = _Reader(request, stream, engine.requests[name])
-            for delta in engine.step():
-                readers[delta.request_id].unread.append(now)
+                readers[name] = _Reader(
+                    request, stream, engine.requests[name], engine.inboxes.get(name, deque())
+                )
+            engine.step()
             for reader in readers.values():
                 reader.read(now)
             now += 1
@@ -165,12 +167,13 @@ def serve(
 class _Reader:
     """Reads one request's stream: after every step, or after some, to its end or not."""
 
-    def __init__(self, wanted: DemoRequest, stream: Stream, request: Request):
-        self.wanted, self.stream, self.request = wanted, stream, request
+    def __init__(self, wanted: DemoRequest, stream: Stream, request: Request, inbox: deque[Delta]):
+        self.wanted, self.stream, self.request, self.inbox = wanted, stream, request, inbox
         self.answer = Answer(wanted.prompt)
         self.unread: list[int] = []  # the steps of the Deltas that were not read yet
 
     def read(self, step: int) -> None:
+        self.unread += [step] * (len(self.inbox) - len(self.unread))
         self.answer.finish_reason = self.request.finish_reason
         if step % self.wanted.reads_every and not self.request.finish_reason:
             return
