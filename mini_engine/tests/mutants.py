@@ -36,7 +36,7 @@ TESTS = Path(__file__).parent
 # By module the test files that cover it, those first that are quick and find most. Left out is what measures
 # time, and what starts processes, which would read the module's own file.
 COVER = {
-    "scheduler": ["scheduler", "invariants", "conformance", "faults"],
+    **dict.fromkeys(("scheduler", "schedule_step"), ["scheduler", "invariants", "conformance", "faults"]),
     "request_queue": ["scheduler", "invariants"],
     "block_manager": ["block_manager", "invariants", "conformance", "faults", "renamed"],
     "prefix_cache": ["block_manager", "invariants", "conformance", "faults"],

@@ -559,8 +559,9 @@ def test_26_hits_are_counted_in_tokens_once_an_admission():
 STOPS = [
     ("an eos", "ab\0cd", {}, "ab", "stop"),
     ("an eos, ignored", "ab\0cd", {"ignore_eos": True, "max_tokens": 4}, "abc", "length"),
-    ("a stop id", "abcd", {"stop_token_ids": "c"}, "abc", "stop"),
-    ("a stop id, eos ignored", "abcd", {"stop_token_ids": "c", "ignore_eos": True}, "abc", "stop"),
+    ("a stop id", "abcd", {"stop_token_ids": "c"}, "ab", "stop"),
+    ("a stop id, shown", "abcd", {"stop_token_ids": "c", "include_stop_str_in_output": True}, "abc", "stop"),
+    ("a stop id, eos ignored", "abcd", {"stop_token_ids": "c", "ignore_eos": True}, "ab", "stop"),
     ("an eos id that is also a stop id", "ab\0", {"stop_token_ids": "\0", "ignore_eos": True}, "ab", "stop"),
     ("a stop string", "abcd", {"stop": "bc"}, "a", "stop"),
     ("a stop string, eos ignored", "abcd", {"stop": "bc", "ignore_eos": True}, "a", "stop"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from mini_engine.fallbacks import recoverable_scheduler
 from mini_engine.interfaces import KVManager, Queue, SchedulerLike
 from mini_engine.request import Request
+from mini_engine.trace.causes import blocked, changes, preemptions
 from mini_engine.trace.clock import Clock, VirtualClock
 from mini_engine.trace.describe import describe, view_of
 from mini_engine.trace.records import (
@@ -28,8 +29,6 @@ from mini_engine.trace.records import (
     Trace,
 )
 from mini_engine.trace.retention import Retention, TraceStore
-
-Key = TypeVar("Key")
 
 
 class Consumer(Protocol):
@@ -138,11 +137,11 @@ class Recorder:
         assert self._before is not None
         t, before, needs, free = self._before
         kv, running = self.kv, list(self.running)
-        gone, admitted = _changes([request for request in before if not request.finish_reason], running)
+        gone, admitted = changes([request for request in before if not request.finish_reason], running)
         seen = dict(self._num_blocks_seen)
         for request in gone:
             seen.pop(request.request_id, None)
-        preempted = _preemptions(gone, needs, free)
+        preempted = preemptions(gone, needs, free)
         admissions = self._admissions(admitted, seen)
         record = StepTrace(
             step=self.step,
@@ -298,43 +297,3 @@ class Recorder:
                 new_blocks[name] = table[num_seen:]
                 seen[name] = len(table)
         return new_blocks
-
-
-def _preemptions(gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
-    """Return an event for each request that is gone; the cause is the first other that was short."""
-    if not gone:
-        return []
-    short, total = first_short(needs, set(gone), free), sum(needs.values())
-    return [Preempted(r.request_id, (short or r).request_id, total, free) for r in gone]
-
-
-def _changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:
-    """Return the running requests that are gone, and those that are new."""
-    if after[: len(before)] == before:  # nearly always
-        return [], after[len(before) :]
-    were, are = set(before), set(after)
-    return [r for r in before if r not in are], [r for r in after if r not in were]
-
-
-def blocked(
-    name: str, header: Header, scheduled: dict[str, int], running: int, preempted: bool, needs: int, free: int
-) -> Blocked:
-    """Return why the front of the queue, which needs so many blocks, was not admitted in a step."""
-    if preempted:
-        return Blocked("preempted", name)
-    if running >= header.config["max_num_seqs"]:
-        return Blocked("slots", name)
-    if sum(scheduled.values()) >= header.config["max_num_batched_tokens"]:
-        return Blocked("budget", name)
-    if needs > free:
-        return Blocked("memory", name, needs, free)
-    return Blocked("none", name)  # it could have been admitted: a bug in the scheduler
-
-
-def first_short(needs: dict[Key, int], gone: set[Key], free: int) -> Key | None:
-    """Return the first surviving request that could not have grown with the blocks that were free."""
-    for request, num_blocks in needs.items():
-        free -= num_blocks
-        if free < 0 and num_blocks and request not in gone:
-            return request
-    return next((r for r, num_blocks in needs.items() if num_blocks and r not in gone), None)

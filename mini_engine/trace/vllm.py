@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mini_engine.trace.causes import blocked, first_short
 from mini_engine.trace.clock import VirtualClock, WallClock
-from mini_engine.trace.recorder import blocked, first_short
 from mini_engine.trace.records import (
     Blocked,
     End,
