@@ -22,7 +22,7 @@ from mini_engine.input_processor import InputProcessor, Prompt
 from mini_engine.interfaces import EngineLike, Row
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OutputProcessor
-from mini_engine.outputs import Delta, Stream
+from mini_engine.outputs import Delta, Reader, Stream
 from mini_engine.parts import NoWorkError, Parts, check_arguments
 from mini_engine.recovery import Recovery
 from mini_engine.request import Request, SamplingParams
@@ -48,22 +48,6 @@ def step(engine: EngineLike) -> list[Delta]:
     sampled, stopped = engine.sample(logits, ending)
     engine.scheduler.update(scheduled, sampled, stopped)
     return engine.collect(ending, stopped)
-
-
-class Reader:
-    """The engine as the reader of an inbox sees it: it is the same, but `step` keeps what is for others."""
-
-    def __init__(self, engine: "Engine"):
-        self._engine = engine
-
-    def step(self) -> list[Delta]:
-        """Serve one step. Its Deltas are in the inboxes, or wait for `Engine.step`."""
-        with self._engine._lock:
-            self._engine._serve()
-        return []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
 
 class Engine:
@@ -129,7 +113,7 @@ class Engine:
         )
         self.requests: dict[str, Request] = {}
         self.inboxes: dict[str, deque[Delta]] = {}  # of the requests that are read, by request_id
-        self.reader = Reader(self)
+        self.reader = Reader(self, self._serve_once)
         self._step = self.parts.step or step
         self._num_added = 0
         self._lock = EngineLock("engine")
@@ -229,6 +213,10 @@ class Engine:
         # A signal may have raised before this line; from here to the caller nothing can.
         deltas, self._ready = self._ready, []
         return deltas
+
+    def _serve_once(self) -> None:
+        with self._lock:
+            self._serve()
 
     def _serve(self) -> None:
         """Run a step, and put its Deltas where they are read."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mini_engine.request import Request
 
@@ -81,6 +81,21 @@ class Steps(Protocol):
         calls the engine's own `step`."""
 
     def abort(self, request_id: str) -> bool: ...
+
+
+class Reader:
+    """The engine as the reader of an inbox sees it: it is the same, but `step` keeps what is for others."""
+
+    def __init__(self, engine: Steps, serve: Callable[[], None]):
+        self._engine, self._serve = engine, serve
+
+    def step(self) -> list[Delta]:
+        """Serve one step. Its Deltas are in the inboxes, or wait for `Engine.step`."""
+        self._serve()
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 class Stream(Iterator[Delta]):

@@ -320,7 +320,7 @@ def test_the_parts_of_all_labs_fit_together(lab, name):
     learner = LearnerParts.from_labs(",".join(earlier), impl="solution")
     played = scenarios.play(lab, SCENARIOS[name], learner=learner)
     check_texts(SCENARIOS[name], played)
-    own = {"Sampler", "OutputText", "Stream", "propose"}
+    own = {"Sampler", "OutputText", "Stream", "propose", "grammar"}
     assert set(played.trace.header.parts) == {part.name for part in fields(Parts)} - own
     assert first_difference(played.trace, scenarios.run(lab, SCENARIOS[name])) is None
 
