@@ -103,8 +103,7 @@ class SamplingParams:
     n                           answers to the prompt; answer i has the tokens of a request with seed + i
     presence_penalty            subtracted from the logits of tokens in the output; 0 is off
     frequency_penalty           the same, once for each time that the token is there
-    repetition_penalty          divides the positive logits of tokens in prompt and output, multiplies the
-                                negative ones; 1 is off
+    repetition_penalty          divides positive logits of known tokens, multiplies negative ones; 1 is off
     temperature                 divides the logits; 0 is greedy
     top_p, top_k, min_p         keep the likeliest tokens; 1, 0 (or -1) and 0 are off
     seed                        makes a request reproducible whatever it is batched with
