@@ -21,6 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from labs.kit.learner.quiz import find_topic, topics
 from mini_engine.show.player import write_shell
+from mini_engine.trace import Trace
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
@@ -97,7 +98,7 @@ class Play(SphinxDirective):
         except KeyError:
             raise ExtensionError(f"runs.py has no run {name!r}; it has {', '.join(runs.RUNS)}") from None
         picture = ""
-        if name in runs.RUNS:
+        if name in runs.RUNS and any(isinstance(run, Trace) for run in shown.runs):
             source = f"{'../' * self.env.docname.count('/')}_static/runs/{name}.svg"
             picture = f'<img src="{source}" alt="{html.escape(shown.words())}">'
         title = html.escape(f"The trace player: {' and '.join(shown.names)}")
@@ -113,7 +114,8 @@ def write_players(app: Sphinx, error: Exception | None) -> None:
         write_shell(static / "player")
         (static / "runs").mkdir(exist_ok=True)
         for name in runs.RUNS:
-            (static / "runs" / f"{name}.svg").write_text(runs.find(name).picture(), encoding="utf-8")
+            if (picture := runs.find(name).picture()) is not None:
+                (static / "runs" / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
 # ----------------------------------------------------------------------------------------- glossary

@@ -45,8 +45,12 @@ class Shown:
 
     def words(self) -> str:
         """Return a description of that picture, in sentences."""
-        said = [step_words(run, run.steps[0].step if self.step is None else self.step) for run in self.runs]
-        each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=True)]
+        said = [
+            step_words(run, run.steps[0].step if self.step is None else self.step)
+            for run in self.runs
+            if isinstance(run, Trace)
+        ]
+        each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=False)]
         return " ".join(["The trace player.", *each])
 
 
