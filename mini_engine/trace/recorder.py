@@ -180,7 +180,10 @@ class Recorder:
         self._before = None
         if any(isinstance(event, Preempted | Scheduled) for event in record.events):
             self._events, self._num_blocks_seen = [], seen
-            self._complete(record)
+            try:
+                self._advance(record)
+            finally:
+                self._finish(record)
 
     def update(
         self, scheduled: dict[str, int], sampled: dict[str, list[int]], stopped: Collection[str] = ()
@@ -208,8 +211,11 @@ class Recorder:
                     self._verified(record, tables)  # the step is done, so its record must be complete
                     raise
                 finally:
-                    self._results(record, rows, sampled, known)
-                    self._complete(record)
+                    try:
+                        self._advance(record)  # before events have the time of the step's end
+                    finally:
+                        self._results(record, rows, sampled, known)
+                        self._finish(record)
 
     def _results(
         self, record: StepTrace, rows: list[Request], sampled: dict[str, list[int]], known: dict[str, int]
@@ -234,12 +240,9 @@ class Recorder:
                 record.returned_blocks[name] = returned
                 self._num_blocks_seen[name] = len(table) - len(returned)
 
-    def _complete(self, record: StepTrace) -> None:
-        try:
-            self.clock.advance(record)
-            record.t_end = self.clock.now()
-        finally:
-            self._finish(record)
+    def _advance(self, record: StepTrace) -> None:
+        self.clock.advance(record)
+        record.t_end = self.clock.now()
 
     def _finish(self, record: StepTrace) -> None:
         self.step += 1
@@ -267,10 +270,9 @@ class Recorder:
     def _admissions(self, admitted: list[Request], seen: dict[str, int]) -> list[Event]:
         events: list[Event] = []
         for request in admitted:
-            cached = request.num_computed_tokens // self.kv.block_size
-            blocks = self.kv.block_table(request)[:cached]
+            seen[request.request_id] = num_cached = request.num_computed_tokens // self.kv.block_size
+            blocks = self.kv.block_table(request)[:num_cached]
             events.append(Scheduled(request.request_id, request.num_computed_tokens, blocks))
-            seen[request.request_id] = cached
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:
@@ -292,8 +294,7 @@ class Recorder:
         new_blocks = {}
         for request in growing:
             name, table = request.request_id, self.kv.block_table(request)
-            num_seen = seen.get(name, 0)
-            if len(table) > num_seen:
+            if len(table) > (num_seen := seen.get(name, 0)):
                 new_blocks[name] = table[num_seen:]
                 seen[name] = len(table)
         return new_blocks
