@@ -84,7 +84,8 @@ def board(labs: "Sequence[Progress]") -> list[str]:
     if max(map(len, wide)) <= width():
         return wide
     fits = max(len(tests + " " + name) for tests, name in short if tests) <= width()
-    return [f"{tests} {name if fits else name.split('.')[-1]}" if tests else name for tests, name in short]
+    lines = [f"{tests} {name if fits else name.split('.')[-1]}" if tests else name for tests, name in short]
+    return "\n".join(lines).split("\n")  # a long title takes two
 
 
 @app.command()

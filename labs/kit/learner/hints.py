@@ -9,8 +9,11 @@ from labs.kit.learner.testing import testing
 
 
 def short_names(lab: Lab) -> list[str]:
-    """Return the names of its tasks, as short as they may be typed."""
-    return [task.name.split(".")[-1].strip("_") for task in lab.tasks]
+    """Return the names of its tasks, as short as they may be typed: whole where two methods share a name."""
+    short = [task.name.split(".")[-1].strip("_") for task in lab.tasks]
+    return [
+        name if short.count(name) == 1 else task.name for name, task in zip(short, lab.tasks, strict=True)
+    ]
 
 
 def show_hint(lab: Lab, task_name: str | None, number: int | None = None) -> None:

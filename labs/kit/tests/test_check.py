@@ -69,8 +69,8 @@ FAULTS = {
         "solution.py: helper is neither a task nor given",
     ),
     "the engine's twin as the solution": (
-        ("solution.py", "\n\n\ndef ", "\nimport mini_engine.scheduler.schedule_step\n\n\ndef "),
-        "solution.py imports its engine twin mini_engine.scheduler.schedule_step",
+        ("solution.py", "\n\n\ndef ", "\nimport mini_engine.schedule_step.schedule_step\n\n\ndef "),
+        "solution.py imports its engine twin mini_engine.schedule_step.schedule_step",
     ),
     "an edited starter": (
         ("starter.py", "def schedule_step", "x = 1\n\n\ndef schedule_step"),

@@ -31,7 +31,7 @@ def found(yours: OpStep, theirs: OpStep) -> Iterator[Clauses]:
             f"{call} uniform gives {value(mine)} for {who}",
             f"the reference gives {value(right)}",
         )
-    elif name in ("step", "failed_step") and isinstance(mine, dict):
+    elif name in ("step", "failed_step") and isinstance(mine, dict) and "requests" in theirs.observed:
         for row in (one for one in right if mine.get(one) != right[one]):
             request = theirs.observed["requests"][row]
             should = f"the reference gives it token {right[row]} ({request})"
