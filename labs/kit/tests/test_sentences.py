@@ -277,7 +277,7 @@ class Call:
             return value(leaf[int(found[2])]) == found[1]
         if shown == "nothing" and leaf == {}:
             return True
-        parts = list(map(value, leaf)) if isinstance(leaf, list | str) else []
+        parts = list(map(value, leaf)) if isinstance(leaf, list) else []
         whole = [value(leaf), repr(leaf), listing(leaf) if parts else ""]
         inner = [text(one) for _, one in nested(leaf) if isinstance(one, float) for text in (value, repr)]
         return (

@@ -45,6 +45,7 @@ class Play:
 
         own = vars(self.part)
         homes = {name: home(value) for name, value in own.items()} if "__source__" in own else {}
+        homes = {name: one for name, one in homes.items() if one != own["__name__"]}  # not the file itself
         is_torch = {one: one.partition(".")[0] == "torch" for one in homes.values()}
         used = {name for code in codes_of(own.values(), own) for name in global_names(code)}
         return sorted(
