@@ -43,6 +43,7 @@ def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course
     [
         ("lab-02", ("threshold-off-by-one", "prompt-only")),
         ("lab-02", ("at-least-one", "every-chunk-samples")),
+        ("lab-03", ("last-row-evicted", "first-token-only")),
     ],
 )
 def test_two_mistakes_in_different_tasks_get_both_names(course, lab_id, ids):
