@@ -1,4 +1,4 @@
-"""What a request asks of its tokens: how they are chosen, when they end, and what is reported with them."""
+"""Settings of a request: how tokens are chosen, when they end, and what is reported with them."""
 
 from __future__ import annotations
 

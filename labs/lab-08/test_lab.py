@@ -82,13 +82,13 @@ def test_presence_counts_once(lab):
 
 
 def test_frequency_and_presence_leave_the_prompt_alone(lab):
-    """What only the prompt contains was not said by the model: neither of the two counts it."""
+    """A token that only the prompt contains was not sampled: neither penalty counts it."""
     row = penalized(lab, [1.0, 1.0, 1.0], [0, 0, 1], [1], frequency_penalty=0.5, presence_penalty=0.25)
     assert_row(row, [1.0, 0.25, 1.0])
 
 
 def test_repetition_comes_before_the_other_two(lab):
-    """Of a logit of 1: divided by 2 and then less 1 is -0.5; in the other order it would be 0."""
+    """A logit of 1, divided by 2 and then reduced by 1, is -0.5; in the other order it would be 0."""
     settings = {"repetition_penalty": 2.0, "frequency_penalty": 0.75, "presence_penalty": 0.25}
     assert_row(penalized(lab, [1.0, 1.0], [], [0], **settings), [-0.5, 1.0])
 
@@ -141,7 +141,7 @@ def test_top_k_keeps_the_best_wherever_they_stand(lab):
 
 
 def test_equals_of_the_last_one_stay(lab):
-    """Of 2, 1, 1, 1 and 0 the two best are three times 1 as well: none of them is better than another."""
+    """top_k 2 keeps four of the logits 2, 1, 1, 1, 0: no 1 is better than another."""
     assert kept(lab.apply_top_k([1.0, 2.0, 0.0, 1.0, 1.0], 2)) == [0, 1, 3, 4]
     assert kept(lab.apply_top_k([1.0, 1.0, 1.0], 1)) == [0, 1, 2]
     assert kept(lab.apply_top_k([3.0, 2.0, 3.0, 1.0], 2)) == [0, 2]
@@ -154,14 +154,14 @@ def test_top_k_may_be_off_or_larger_than_the_vocabulary(lab, top_k):
 
 
 def test_the_token_that_crosses_top_p_stays(lab):
-    """Of 8, 4, 2, 1 and 1 sixteenths: 0.7 is crossed by the second, 0.8 by the third; both are in."""
+    """With 8, 4, 2, 1 and 1 sixteenths the second crosses 0.7 and the third crosses 0.8; both are kept."""
     row = logits_of([1, 4, 8, 1, 2])
     assert kept(lab.apply_top_p(row, 0.7)) == [1, 2]
     assert kept(lab.apply_top_p(row, 0.8)) == [1, 2, 4]
 
 
 def test_the_nucleus_is_no_larger_than_it_must_be(lab):
-    """What comes after the token that crosses top_p is dropped, also if it is as likely as one that stays."""
+    """Tokens after the one that crosses top_p are dropped, even if one that stays is no likelier."""
     assert kept(lab.apply_top_p(logits_of([3, 3, 3, 3]), 0.6)) == [0, 1, 2]
     assert kept(lab.apply_top_p(logits_of([1, 9]), 0.8)) == [1]
 
@@ -219,7 +219,7 @@ EXACT = [  # settings, and what is left of the weights 8, 4, 2, 1 and 1
 
 @pytest.mark.parametrize(("settings", "left"), EXACT)
 def test_probabilities_are_exact(lab, settings, left):
-    """Of weights, which a temperature of 1/n raises to the power n: what is left, divided by its sum."""
+    """A temperature of 1/n raises weights to the power n; those that are left are divided by their sum."""
     row = lab.probabilities(logits_of([8, 4, 2, 1, 1]), SamplingParams(**settings))
     assert_row(row, [Fraction(weight, sum(left)) for weight in left])
 
@@ -233,14 +233,14 @@ def test_the_temperature_comes_before_the_limits(lab):
 
 
 def test_a_limit_works_on_what_the_one_before_has_left(lab):
-    """Of 8, 4 and 2 fourteenths, which top_k or min_p leave, the first two are enough for 0.8."""
+    """top_k or min_p leaves 8, 4 and 2 fourteenths; the first two are enough for a top_p of 0.8."""
     for limit in ({"top_k": 3}, {"min_p": 0.2}):
         row = lab.probabilities(logits_of([8, 4, 2, 1, 1]), SamplingParams(top_p=0.8, **limit))
         assert_row(row, [Fraction(8, 12), Fraction(4, 12), 0, 0, 0])
 
 
 def test_top_k_comes_before_top_p(lab):
-    """Of 10, 9, 9, 9 and 3 top_k leaves four; top_p 0.7 then needs three of 37, and would need four of 40."""
+    """top_k leaves 10, 9, 9, 9 of the weights 10, 9, 9, 9, 3. top_p needs three of these, not four of all."""
     row = lab.probabilities(logits_of([10, 9, 9, 9, 3]), SamplingParams(top_k=2, top_p=0.71))
     assert_row(row, [Fraction(10, 28), Fraction(9, 28), Fraction(9, 28), 0, 0])
 
@@ -411,7 +411,7 @@ def batch(num_rows=8, size=6):
 
 
 def one_by_one(logits, settings):
-    """What the reference's functions for a row say of each."""
+    """Return each row's probabilities from the reference's functions for one row."""
     row, reference = load("lab-08", "oracle"), []
     for logit, one in zip(logits.tolist(), settings, strict=True):
         reference.append(row.probabilities(logit, SamplingParams(**one)))
@@ -439,7 +439,7 @@ def test_neighbours_make_no_difference(lab):
 
 
 def test_equals_in_a_batch(lab):
-    """As in a list: top_k keeps the equals of the last, top_p takes the lower ids first."""
+    """Ties are treated as in a list: top_k keeps all that equal the last, top_p takes the lower ids first."""
     import torch
 
     logits = torch.zeros(2, 300, dtype=torch.float64)

@@ -32,7 +32,7 @@ def nullable(node: Node) -> bool:
 
 
 def derivative(node: Node, byte: int) -> Node:
-    """What must still follow when a text of `node` has begun with this byte; Nothing() if it cannot.
+    """Return the node of what must follow when a text of `node` has begun with this byte, or Nothing().
 
     Build the answer with `a + b` (a sequence) and `a | b` (a choice), never with Sequence(...) or
     Either(...): the operators simplify. `Nothing() + b` is Nothing(), `Empty() + b` is b, `Nothing() | b`

@@ -39,7 +39,7 @@ def as_re_does(lab, how, pattern, letters, longest=4):
 
 
 def after(lab, toy, pattern, *written, eos=True):
-    """What a request may write next, when it has written these tokens."""
+    """Return the tokens that a request may write next after these."""
     log = played(lab, toy, *scenarios.writes(toy, pattern, *written), eos=eos)
     refused = [
         step.op[2] for step in log.steps if step.op[0] == "accept_tokens" and step.returned is not True
@@ -49,7 +49,7 @@ def after(lab, toy, pattern, *written, eos=True):
 
 
 def writing(lab, toy, pattern, *ops, eos=True):
-    """What each of some operations of request a returned, and the state behind the last one."""
+    """Return the results of some operations of request a, and its state after the last one."""
     log = played(lab, toy, ("compile", pattern), ("start", "a"), *ops, eos=eos)
     last = log.steps[-1].observed
     return [step.returned for step in log.steps[2:]], {key: value["a"] for key, value in last.items()}
@@ -268,7 +268,7 @@ SPELLED = [
 
 @pytest.mark.parametrize(("toy", "pattern"), SPELLED)
 def test_exactly_the_texts_of_the_pattern(lab, toy, pattern):
-    """Of all rows of up to four tokens, those whose text re matches are accepted with end-of-text behind."""
+    """A row of up to four tokens and end-of-text is accepted exactly if `re` matches its text."""
     tokens = [scenarios.as_bytes(token) for token in TOYS[toy][:-1]]
     rows = [row for length in range(5) for row in product(range(len(tokens)), repeat=length)]
     play = scenarios.Writers(lab, scenarios.scenario("", toy)["config"])
@@ -412,7 +412,7 @@ def test_rollback_of_more_than_there_is(lab, count):
 
 
 def test_the_longest_beginning_is_valid(lab):
-    """Of a proposal the tokens before the first that would be refused are valid, and no others."""
+    """The valid tokens of a proposal are those before the first that would be refused."""
     ops = [
         ("validate_tokens", "a", tokens) for tokens in ([0, 1, 2], [0, 1, 1, 2], [1, 0], [], [0, 1, 2, 3, 0])
     ]

@@ -34,7 +34,7 @@ def request(prompt, outputs=(), max_tokens=64, name="r0", drafts=(), **sampling)
 
 
 def lookup(lab, text, *, least=1, most=3, k=4):
-    """What is proposed behind a text."""
+    """Return the proposal for a text."""
     return list(lab.NgramProposer(least, most, k).propose(request(text)))
 
 
@@ -90,7 +90,7 @@ def test_nothing_found_is_nothing(lab):
 
 
 def test_outputs_are_part_of_the_text(lab):
-    """What is looked up may have been said by the model, or begin in the prompt and end in the outputs."""
+    """The last tokens are also found among the outputs, or across the end of the prompt."""
     proposer = lab.NgramProposer(1, 3, 2)
     assert list(proposer.propose(request([1, 2], [3, 4, 1, 2]))) == [3, 4]
     grown = request([1], [2, 9, 2])
@@ -114,7 +114,7 @@ def test_proposing_changes_nothing(lab):
 
 
 def says(text, k):
-    """What a draft model says after a text, from a cache that is right."""
+    """Return the draft model's tokens after a text, computed with a correct cache."""
     toy, said, text = ToyDraft(), [], list(text)
     for _ in range(k):
         said.append(toy.forward(toy.new_cache(), text + said))
@@ -288,7 +288,7 @@ def test_without_drafts_the_step_stays_as_it_is(lab):
 
 
 def verified(lab, drafts, said, outputs=()):
-    """What `verify` makes of what the model says in each place, and the (row, index) that it asked for."""
+    """Return the tokens that `verify` keeps if the model says `said`, and each (row, index) asked for."""
     asked, rows = [], [f"row {i}" for i in range(len(drafts) + 1)]
 
     def sample(row, index):
@@ -499,7 +499,7 @@ def test_a_draft_that_is_not_likely_enough_is_always_accepted(lab):
 
 
 def test_the_rest_is_void(lab):
-    """Of two drafts the first is never accepted: one token comes, whatever the second was."""
+    """If the first of two drafts is never accepted, one token comes, whatever the second was."""
     found = outcomes(lab, [0, 1], [row(0, 1), row(1, 1), row(1, 1)], [row(1, 1), row(1, 1)])
     assert found == {(1,): Fraction(1)}
 

@@ -10,7 +10,7 @@ from mini_engine.request import Request
 
 
 class DraftCache(Protocol):
-    """What a draft model has computed of one text."""
+    """The keys and values that a draft model has computed for one text."""
 
     token_ids: list[int]  # whose keys and values it holds, from position 0 on
 

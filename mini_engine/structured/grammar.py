@@ -15,7 +15,7 @@ END = -1  # the state behind end-of-text
 
 
 class StructuredOutputGrammar(Protocol):
-    """What an engine asks of one request's grammar, whichever library is behind it."""
+    """The grammar of one request, as the engine uses it, whichever library is behind it."""
 
     def accept_tokens(self, token_ids: Sequence[int]) -> bool:
         """Advance by these tokens; False, and nothing has changed, if one of them is not allowed."""

@@ -202,7 +202,7 @@ def check_trace(run, path):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_error_at_every_call(seed, monkeypatch, tmp_path):
-    """Of KV manager, scheduler, queue, sampler, text, recorder, clock and stream, before it and after it."""
+    """Each call of a KV manager, scheduler, queue, sampler, text, recorder, clock or stream fails once."""
     calls = Calls()
     for owner, names in PARTS.items():
         for name in names:

@@ -147,7 +147,7 @@ def test_a_draft_takes_no_block_that_another_was_promised():
 
 
 def test_drafts_end_before_max_tokens():
-    """Of the three tokens that are left, one is the model's own."""
+    """Three tokens are left, and one of them is the model's own."""
     scheduler, request = drafted(20, max_tokens=4, drafts=[5] * 9)
     assert scheduler.schedule() == {"q0": 3} and request.spec_token_ids == [5, 5]
 
@@ -243,6 +243,6 @@ def several(script, propose):
 
 
 def test_verify():
-    """What equals its draft stays, and the one after."""
+    """Tokens that equal their drafts stay, and the one after them."""
     assert verify([], [1]) == [1] and verify([1, 2], [1, 2, 3]) == [1, 2, 3]
     assert verify([1, 2], [1, 5, 3]) == [1, 5] and verify([1, 2], [4, 2, 3]) == [4]

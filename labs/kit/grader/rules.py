@@ -1,4 +1,4 @@
-"""What changes a grade without grading anew: deadlines, manual points, the roster, and which attempt counts.
+"""Rules that change a grade without grading anew: deadlines, manual points, the roster, the chosen attempt.
 
 docs/instructors.md describes the files.
 """
@@ -44,7 +44,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Rules:
-    """What is applied to each grade."""
+    """The rules that are applied to each grade."""
 
     deadlines: Deadlines = field(default_factory=Deadlines)
     members: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of the roster, by student

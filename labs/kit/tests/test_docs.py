@@ -44,6 +44,17 @@ def anchors(path: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
 
 
+# ------------------------------------------------------------------------------------- voice
+
+
+def test_no_docstring_opens_with_a_riddle():
+    """A docstring opens with its subject or a verb: a noun phrase, Return, Raise."""
+    files = [path for room in ("mini_engine", "labs", "docs") for path in (ROOT / room).rglob("*.py")]
+    files = [path for path in files if path.name != "starter.py" and ".state" not in path.parts]
+    opens = re.compile(r'^ *"""(?:What|Who|Whose|Whom|Of|As) .*', re.M)
+    assert not [(path.name, line) for path in files for line in opens.findall(path.read_text("utf-8"))]
+
+
 # ------------------------------------------------------------------------------------- links, pictures
 
 

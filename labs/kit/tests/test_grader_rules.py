@@ -1,4 +1,4 @@
-"""What an instructor adds to grades: attempts, a roster, manual points, and files for gradebooks."""
+"""Additions of an instructor to grades: attempts, a roster, manual points, and files for gradebooks."""
 
 import csv
 import io

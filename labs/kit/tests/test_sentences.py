@@ -530,7 +530,7 @@ def claims(returned, clause):
 
 
 def facts(op):
-    """What a call says of its tokens: sums and shares of probabilities, and how often each came."""
+    """Return a call's facts about its tokens: sums and shares of probabilities, and how often each came."""
     name, row, *given = op
     if not isinstance(row, list):
         return set()

@@ -91,7 +91,7 @@ class QuotingModel:
 
 
 class DraftCache:
-    """What a draft model has computed of one text: its tokens, in their order."""
+    """The tokens of one text that a draft model has computed, in order."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []

@@ -23,9 +23,9 @@ def draw(rng):
 
 
 def settled(make, exact=False):
-    """What `make` returns, made again until it compares no two numbers that are nearly the same.
+    """Call `make` until its result compares no two numbers that are nearly equal, and return that result.
 
-    Where sums are exact in every order of adding up, numbers that are the same may be compared.
+    If sums are exact in every order of adding up (`exact`), equal numbers may be compared.
     """
     close, made = load("lab-08", "oracle").CLOSE, []
     while not made or any(near < NEAR and not (exact and near == 0) for near in close):

@@ -176,7 +176,7 @@ class Writers:
         return self.words[token_id] if token_id < len(self.words) else f"token {token_id}"
 
     def seen(self):
-        """What each request has written, what it may write next, and whether it is at its end."""
+        """Return each request's text, the tokens that are allowed next, and whether it is at its end."""
         return {
             "written": {n: "".join(map(self.word, ids)) for n, ids in self.written.items()},
             "allowed next": {n: list(map(self.word, self.allowed(w))) for n, w in self.writers.items()},

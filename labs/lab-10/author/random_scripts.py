@@ -194,7 +194,7 @@ class Play(Base):
         ]
 
     def verify(self, request, rows, sample):
-        """Of a request by name, rows are drafts and `sample` what is said; else a step's own."""
+        """Verify a request. If it is given by name, `rows` are its drafts and `sample` the model's tokens."""
         if isinstance(request, str):
             request = self.known(request)
             request.spec_token_ids, self.asked = list(rows), []

@@ -19,7 +19,7 @@ from labs.kit.grader.submission import Settings
 
 @dataclass(frozen=True)
 class Around:
-    """What a report says beside the grades."""
+    """Facts that a report shows beside the grades."""
 
     others: Mapping[str, str] = field(default_factory=dict)  # files that are no student's, with reasons
     absent: Sequence[Mapping[str, str]] = ()  # members of the roster without a submission

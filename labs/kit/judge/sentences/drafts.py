@@ -10,7 +10,7 @@ COMPUTED = "tokens the draft model computed"
 
 
 def proposals(at: Parting) -> Found:
-    """What is proposed behind a text, and what the draft model computes for it."""
+    """Differences in the tokens that are proposed, and in those that the draft model computes for them."""
     mine, other = at.yours.returned, at.theirs.returned
     if at.yours.op[0] != "propose":
         return

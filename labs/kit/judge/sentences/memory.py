@@ -63,7 +63,7 @@ def names(rows: Any) -> list[str]:
 
 
 def cached(at: Parting) -> Found:
-    """What can be found in the cache, what lies in the slots, and which names hash_block was asked for."""
+    """Differences in the blocks that are found, the texts in the slots, and the names given to hash_block."""
     for (name, *_), mine, other in places(*at.seen("blocks found")):
         yield (
             "cached",

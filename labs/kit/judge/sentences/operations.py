@@ -113,7 +113,7 @@ def quoted(call: str) -> str:
 
 
 def batches(at: Parting) -> Found:
-    """What lab-04 asks of the model, and which keys a query may see: x where it sees one."""
+    """Differences in the calls of lab-04's model, and in the keys that a query may see (marked x)."""
     calls, _ = at.seen("calls of the model")  # seen where there are several
     if calls:
         yield "calls", f"{at.call} calls the model {count(calls, 'time')}", "the reference once"

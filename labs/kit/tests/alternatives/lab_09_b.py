@@ -43,7 +43,7 @@ def derivative(node, byte):
 
 
 def build_dfa(node, max_states=5000):
-    """As a queue of expressions; the dead state has a number, too, and leads nowhere."""
+    """A queue of expressions. The dead state has a number too, and leads nowhere."""
     queue, at = [node], 0
     numbers, transitions = {node: 0}, []
     while at < len(queue):

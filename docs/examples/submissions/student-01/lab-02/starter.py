@@ -47,7 +47,7 @@ def next_chunk(request, num_tokens: int) -> Chunk:
 
 
 def prefill_budget(running, budget: int) -> int:
-    """What the decodes among the running requests leave of the token budget for prompts.
+    """Return the part of the token budget that the decodes among the running requests leave for prompts.
 
     A decode (request.is_decode) computes one token. Every other request has a prompt, or outputs to
     be recomputed, in front of it, and shares what is left. With more decodes than budget the answer
