@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the types of the names in _LAZY, whose modules import torch
     from mini_engine.engine import Engine
     from mini_engine.llm import LLM
     from mini_engine.outputs import RequestOutput

@@ -1,19 +1,18 @@
 """`mini-engine chat`: a conversation in the terminal."""
 
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from mini_engine.checks import check_text
 from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, errors, say
-
-if TYPE_CHECKING:
-    from mini_engine.engine import Engine
-    from mini_engine.outputs import Stream
-    from mini_engine.request import SamplingParams
-    from mini_engine.text.tokenizer import Tokenizer
+from mini_engine.outputs import Stream
+from mini_engine.request import SamplingParams
+from mini_engine.text.tokenizer import Tokenizer
 
 
 def chat(
@@ -26,9 +25,6 @@ def chat(
     dtype: Dtype = "auto",
 ) -> None:
     """Talk to a model. An empty line or Ctrl-D ends the conversation."""
-    from mini_engine.checks import check_text
-    from mini_engine.request import SamplingParams
-
     if system is not None:
         check_text("--system", system)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
@@ -48,7 +44,7 @@ def chat(
         messages.append({"role": "user", "content": text})
         answer = ""
         try:
-            stream = _begin(engine, tokenizer, messages, first, params)
+            stream = _begin(lambda prompt: engine.stream(prompt, params), tokenizer, messages, first)
             # The prefix cache has the conversation so far: only the new message is computed.
             for delta in stream:
                 typer.echo(delta.text, nl=False)
@@ -75,12 +71,8 @@ def _read(console: Console) -> str:
 
 
 def _begin(
-    engine: "Engine",
-    tokenizer: "Tokenizer",
-    messages: list[dict[str, str]],
-    first: int,
-    params: "SamplingParams",
-) -> "Stream":
+    start: Callable[[list[int]], Stream], tokenizer: Tokenizer, messages: list[dict[str, str]], first: int
+) -> Stream:
     """Start an answer; while the context is too small, drop the earliest message and its answer.
 
     Raise ValueError if the latest message alone does not fit.
@@ -89,7 +81,7 @@ def _begin(
     while True:
         prompt = tokenizer.encode_chat(messages)
         try:
-            stream = engine.stream(prompt, params)
+            stream = start(prompt)
         except ValueError:
             if len(messages) <= first + 1:
                 raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # playwright is needed only where a browser is installed
     from playwright.sync_api import Browser
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -5,13 +5,14 @@ Nothing here judges: tests do (plugin.py, matrix.py), and progress.py keeps thei
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab
+from labs.kit.learner.progress import Progress
 from labs.kit.learner.screen import App, columns, complain, filled, say, width
 from mini_engine.commands.common import (
     DemoOut,
@@ -23,11 +24,8 @@ from mini_engine.commands.common import (
     working,
 )
 
-if TYPE_CHECKING:
-    from labs.kit.learner.progress import Progress
-
 app = App(
-    help="Nine labs, from an empty function to an inference engine. Start with: python -m labs status",
+    help="Ten labs, from an empty function to an inference engine. Start with: python -m labs status",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -66,7 +64,7 @@ def status() -> None:
     say(f"left: about {hours:.3g} hour{'s' * (hours != 1)}; python -m labs test shows where you are")
 
 
-def board(labs: "Sequence[Progress]") -> list[str]:
+def board(labs: Sequence[Progress]) -> list[str]:
     """Return a row for each task; for a narrow terminal a line for each lab and a short one for each task."""
     rows, short = [("lab", "task", "tests", "points", "minutes")], []
     for status in labs:

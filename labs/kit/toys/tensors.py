@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the tests of labs without torch import this module, too
     from torch import Tensor
 
 SHOWN = 4  # requests that are named one by one

@@ -1,16 +1,11 @@
 """Figures in a notebook, with alternative text."""
 
-from __future__ import annotations
-
 import io
 import logging
 from base64 import b64encode
-from typing import TYPE_CHECKING
 
 from mini_engine.show import figures
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from mini_engine.show.figures.style import Axes
 
 # Before a machine's first picture matplotlib reports on stderr that it looks for fonts.
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
