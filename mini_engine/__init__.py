@@ -9,7 +9,7 @@ Importing this package is cheap: torch is loaded with the first name that needs 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mini_engine.config import EngineConfig
+from mini_engine.config import EngineConfig, SpeculativeConfig
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
 if TYPE_CHECKING:  # the types of the names in _LAZY, whose modules import torch
@@ -29,6 +29,7 @@ __all__ = [
     "RequestOutput",
     "RequestStatus",
     "SamplingParams",
+    "SpeculativeConfig",
 ]
 __version__ = "0.1.0"
 

@@ -8,9 +8,75 @@ from mini_engine.checks import shown, whole_number
 SchedulerPolicy = Literal["fcfs", "priority"]
 Policy = SchedulerPolicy  # its old name, for one more release
 POLICIES: tuple[str, ...] = get_args(SchedulerPolicy)
+SpeculativeMethod = Literal["ngram"]
+METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
 # More than any machine has; each block takes memory, so a typing error could block one for hours.
 MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 2**20, 2**16
 MAX_POOL_BYTES = 2**41
+MAX_SPECULATIVE_TOKENS = 64  # more are hardly ever accepted
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Speculative decoding: where the drafts of the next tokens come from. Names are vLLM's.
+
+    num_speculative_tokens  drafts of a request in a step, at most
+    method                  ngram: what followed the last time the text ended like this
+    prompt_lookup_max       the longest end of the text that ngram looks up, and the shortest; with one of
+    prompt_lookup_min       them given the other is the same, without both they are 3 and 1
+
+    Raises ValueError, naming the field, for a value that cannot work.
+    """
+
+    num_speculative_tokens: int
+    method: SpeculativeMethod = "ngram"
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, but is {shown(self.method)}")
+        least, longest = self.lookup_lengths
+        for name, value in (
+            ("num_speculative_tokens", self.num_speculative_tokens),
+            ("prompt_lookup_min", least),
+            ("prompt_lookup_max", longest),
+        ):
+            if not 1 <= whole_number(name, value) <= MAX_SPECULATIVE_TOKENS:
+                raise ValueError(f"{name} must be 1 to {MAX_SPECULATIVE_TOKENS}, but is {shown(value)}")
+        if least > longest:
+            raise ValueError(f"prompt_lookup_min {least} exceeds prompt_lookup_max {longest}; lower it")
+
+    @property
+    def lookup_lengths(self) -> tuple[int, int]:
+        """The shortest and the longest end that ngram looks up."""
+        least, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        if least is None:
+            return (1, 3) if longest is None else (longest, longest)
+        return least, least if longest is None else longest
+
+    @classmethod
+    def parse(cls, text: str) -> "SpeculativeConfig":
+        """Return the config of an option such as "ngram:4": method and number. Raises ValueError."""
+        method, _, number = text.partition(":")
+        if method not in METHODS or not number.isdecimal():
+            raise ValueError(f"--speculative must be like ngram:4, method and tokens, but is {shown(text)}")
+        return cls.of({"method": method, "num_speculative_tokens": int(number)})
+
+    @classmethod
+    def of(cls, value: Any) -> "SpeculativeConfig":
+        """Return the config of a dict with its fields, as vLLM takes it. Raises ValueError."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(f"speculative_config must be a SpeculativeConfig or a dict: {shown(value)}")
+        names = [field.name for field in fields(cls)]
+        if unknown := value.keys() - set(names):
+            name = min(unknown, key=str)
+            raise ValueError(f"speculative_config has no {shown(name)}; it has {', '.join(names)}")
+        if "num_speculative_tokens" not in value:
+            raise ValueError("speculative_config needs num_speculative_tokens, the drafts in a step")
+        return cls(**value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +92,7 @@ class EngineConfig:
     enable_prefix_caching         whether computed blocks are shared between requests
     max_model_len                 prompt and outputs of a request, at most; None: the model's own limit
     seed                          of the sampling of requests without a seed of their own
+    speculative_config            a SpeculativeConfig, or a dict with its fields; None: a token a step
 
     Raises ValueError, naming the field, for a value that cannot work.
     """
@@ -41,13 +108,16 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     max_model_len: int | None = None
     seed: int = 0
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("policy", "enable_prefix_caching") or value is None and field.default is None:
                 continue
-            object.__setattr__(self, field.name, whole_number(field.name, value))
+            is_speculative = field.name == "speculative_config"
+            value = SpeculativeConfig.of(value) if is_speculative else whole_number(field.name, value)
+            object.__setattr__(self, field.name, value)
         for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_model_len"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, but is {shown(value)}")

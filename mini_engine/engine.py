@@ -114,7 +114,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.inboxes: dict[str, deque[Delta]] = {}  # of the requests that are read, by request_id
         self.reader = Reader(self, self._serve_once)
-        self._step = self.parts.step or step
+        self._step, self._draft = self.parts.step or step, self.parts.drafting(self.config)
         self._num_added = 0
         self._lock = EngineLock("engine")
         self._ready: list[Delta] = []  # for the next caller of `step`
@@ -224,10 +224,7 @@ class Engine:
         self._made.clear()
         try:
             with torch.inference_mode():
-                if self.parts.propose:
-                    decodes = [request for request in before if request.is_decode]
-                    for request, drafts in zip(decodes, self.parts.propose(decodes), strict=True):
-                        request.spec_token_ids = list(drafts)
+                self._draft(before)
                 deltas = self._step(self)
         except BaseException:
             made = list(self._made)

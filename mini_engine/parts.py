@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -21,6 +22,8 @@ from mini_engine.outputs import Delta, Stream
 from mini_engine.renamed import adopt
 from mini_engine.request import Request
 from mini_engine.sampler import Sampler
+from mini_engine.speculative.adaptive import AdaptiveProposer, draft
+from mini_engine.speculative.ngram import NgramProposer
 from mini_engine.structured.grammar import StructuredOutputGrammar, regex_grammar
 from mini_engine.text import output_text
 from mini_engine.text.tokenizer import Tokenizer
@@ -59,6 +62,7 @@ class Parts:
     """The parts of an engine; the labs replace them one by one. `step` None means engine.step.
 
     `propose` is given the decodes of a step and returns drafts of the next tokens of each, to be verified.
+    None means what EngineConfig's speculative_config says.
     """
 
     clamp: Callable[[int, int, int], int] = _scheduler.clamp
@@ -80,6 +84,14 @@ class Parts:
         functions = {"schedule_step": self.schedule_step, "clamp": self.clamp}
         scheduler = self.Scheduler(kv, **config.scheduler_args(), **functions)
         return scheduler, self.attend_backend(model, kv, self.next_chunk)
+
+    def drafting(self, config: EngineConfig) -> Callable[[list[Request]], None]:
+        """Return what gives running requests their drafts before a step: by `propose`, or as configured."""
+        propose, settings = self.propose, config.speculative_config
+        if propose is None and settings is not None:
+            most = settings.num_speculative_tokens
+            propose = AdaptiveProposer(NgramProposer(*settings.lookup_lengths, most), most)
+        return partial(draft, propose=propose) if propose else lambda running: None
 
     def make_text(self, tokenizer: Tokenizer | None, request: Request) -> output_text.OutputText:
         """Return the text of a request. Raises ValueError for an option that a replaced OutputText lacks."""

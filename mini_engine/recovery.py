@@ -12,7 +12,8 @@ from mini_engine.interfaces import Backend, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OUT_OF_MEMORY, OutputProcessor, Sampled
 from mini_engine.request import Request
-from mini_engine.sampler import NotFiniteError, verify
+from mini_engine.sampler import NotFiniteError
+from mini_engine.speculative.verify import verify
 
 
 class Recovery:
@@ -57,7 +58,7 @@ class Recovery:
             chosen = iter(self.sampler(logits, owners))
             token_ids = [list(islice(chosen, n)) for n in counts]
             return [
-                (request, verify(request.spec_token_ids, ids), part)
+                (request, verify(request, ids, _as_chosen), part)
                 for request, ids, part in zip(requests, token_ids, parts, strict=True)
             ]
         except Exception as error:
@@ -75,7 +76,7 @@ class Recovery:
             if not finite and (alone := self.backend.compute_alone(request)) is not None:
                 logits = alone[None]  # without its drafts
             token_ids = self.sampler(logits, [request] * len(logits))
-            return request, verify(request.spec_token_ids, token_ids), logits
+            return request, verify(request, token_ids, _as_chosen), logits
         except OUT_OF_MEMORY:
             raise
         except Exception as error:
@@ -93,3 +94,8 @@ class Recovery:
             self.backend.clear([slot + i for slot in slots for i in range(self.block_size)])
         request.error = f"request {request.request_id!r}: {message}"
         self.scheduler.fail(request)
+
+
+def _as_chosen(token_id: int, index: int) -> int:
+    """Return a token that the sampler has chosen for its row already, a whole batch at once."""
+    return token_id

@@ -227,18 +227,6 @@ def rows_before(requests: Sequence[Request]) -> list[int]:
     return before
 
 
-def verify(drafts: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """Return the tokens that stay: those that equal their drafts, and the one after them.
-
-    `token_ids` are the model's own choices, greedy or drawn, one more than drafts: each is right where the
-    drafts before it are. So the outputs are those without drafts, in distribution and for a seed.
-    """
-    wrong = (
-        i for i, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=False)) if draft != token_id
-    )
-    return list(token_ids[: next(wrong, len(drafts)) + 1])
-
-
 def top_logprobs(logits: Tensor, token_id: int, num: int) -> dict[int, Logprob]:
     """Return log probabilities of the chosen token and of the `num` best (-1: all), from a row of raw logits.
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mini_engine.interfaces import KVManager, Queue
 from mini_engine.request import Request, RequestStatus
+from mini_engine.speculative.verify import schedule_drafts
 
 Clamp = Callable[[int, int, int], int]
 ScheduleStep = Callable[..., dict[str, int]]
@@ -78,8 +79,13 @@ def schedule_step(
         budget -= num_tokens
 
     if drafting := [request for request in running if request.spec_token_ids]:
-        threshold = long_prefill_token_threshold
-        budget -= _schedule_drafts(drafting, scheduled, kv, budget, lambda n, left: clamp(n, left, threshold))
+        for request in drafting:
+            most = clamp(
+                1 + len(request.spec_token_ids), max_num_batched_tokens, long_prefill_token_threshold
+            )
+            request.spec_token_ids = request.spec_token_ids[: max(0, most - 1)]
+        schedule_drafts(drafting, scheduled, kv, max_num_batched_tokens)
+        budget = max_num_batched_tokens - sum(scheduled.values())
 
     while waiting and budget > 0 and len(running) < max_num_seqs:
         request = waiting.peek()
@@ -92,32 +98,3 @@ def schedule_step(
         scheduled[request.request_id] = num_tokens
         budget -= num_tokens
     return scheduled
-
-
-def _schedule_drafts(
-    requests: list[Request],
-    scheduled: dict[str, int],
-    kv: KVManager,
-    budget: int,
-    clamp: Callable[[int, int], int],
-) -> int:
-    """Add drafts to the step and return their number. They take what all running requests leave of the budget
-    and of the pool, and preempt nobody. What does not fit is dropped."""
-    total = 0
-    for request in requests:
-        num_tokens = scheduled.get(request.request_id, 0)
-        num_drafts = 0
-        if num_tokens == request.num_new_tokens:
-            end, num_left = request.num_computed_tokens + num_tokens, budget - total
-            num_drafts = min(
-                len(request.spec_token_ids),
-                (request.max_tokens or 1) - len(request.output_token_ids) - 1,
-                -end % kv.block_size + kv.num_free_blocks * kv.block_size,
-                clamp(num_tokens + len(request.spec_token_ids), num_tokens + num_left) - num_tokens,
-            )
-        request.spec_token_ids = request.spec_token_ids[: max(0, num_drafts)]
-        if request.spec_token_ids:
-            kv.allocate(request, num_tokens + num_drafts)
-            scheduled[request.request_id] += num_drafts
-            total += num_drafts
-    return total

@@ -9,7 +9,18 @@ import typer
 from rich.console import Console
 
 from mini_engine.checks import check_text
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature, errors, say
+from mini_engine.commands.common import (
+    Device,
+    Dtype,
+    MaxTokens,
+    Model,
+    Seed,
+    Speculative,
+    Temperature,
+    engine_settings,
+    errors,
+    say,
+)
 from mini_engine.outputs import Stream
 from mini_engine.request import SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
@@ -21,6 +32,7 @@ def chat(
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.7,
     seed: Seed = None,
+    speculative: Speculative = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
@@ -28,13 +40,14 @@ def chat(
     if system is not None:
         check_text("--system", system)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    settings = engine_settings(speculative)
     from mini_engine.engine import Engine
     from mini_engine.loading.checkpoint import load
 
     loaded, tokenizer = load(model, dtype, device)
     if tokenizer.chat_template is None:
         raise ValueError(f"the model {model!r} has no chat template; try `mini-engine generate`")
-    engine = Engine(loaded, tokenizer)
+    engine = Engine(loaded, tokenizer, **settings)
     messages = [{"role": "system", "content": system}] if system else []
     first = len(messages)  # messages from here on may be dropped when the context is full
     console = Console(highlight=False)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from mini_engine.config import SpeculativeConfig
 from mini_engine.trace.file import check_plain
 
 Model = Annotated[
@@ -21,6 +22,9 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.")]
 MaxTokens = Annotated[int, typer.Option(help="The most output tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+Speculative = Annotated[
+    str | None, typer.Option(help="Draft tokens of each step, as ngram:4: by prompt lookup, 4 at most.")
+]
 DemoOut = Annotated[Path, typer.Option("--out", help="Folder for trace.jsonl, texts.json and timeline.png.")]
 DemoTemperature = Annotated[
     float | None, typer.Option("--temperature", "-t", help="0: greedy; default: 0 for chats, 0.7 for plays.")
@@ -54,6 +58,11 @@ def fail(error: Exception, code: int = 1) -> NoReturn:
 
 def say(error: Exception | str) -> None:
     errors.print(f"[red]error:[/] {escape(' '.join((str(error) or type(error).__name__).splitlines()))}")
+
+
+def engine_settings(speculative: str | None) -> dict[str, Any]:
+    """Return the settings of an engine that options name. Raises ValueError for an option that is none."""
+    return {"speculative_config": None if speculative is None else SpeculativeConfig.parse(speculative)}
 
 
 def writable(out: Path, *read: Path | None) -> Path:

@@ -4,21 +4,33 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, check_folder, working
+from mini_engine.commands.common import (
+    DemoOut,
+    DemoTemperature,
+    Device,
+    Dtype,
+    Model,
+    Speculative,
+    check_folder,
+    engine_settings,
+    working,
+)
 
 
 def demo(
     model: Model = "shakespeare",
     out: DemoOut = Path("out"),
     temperature: DemoTemperature = None,
+    speculative: Speculative = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Serve several requests at once and show every decision."""
     check_folder(out)
+    settings = engine_settings(speculative)
     with working(f"loading {model}"):
         from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo
 
         loaded, tokenizer = load(model, dtype, device)
-    run_demo(loaded, tokenizer, Console(), out, temperature)
+    run_demo(loaded, tokenizer, Console(), out, temperature, **settings)

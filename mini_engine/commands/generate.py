@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import Device, Dtype, MaxTokens, Model, Seed, Temperature
+from mini_engine.commands.common import (
+    Device,
+    Dtype,
+    MaxTokens,
+    Model,
+    Seed,
+    Speculative,
+    Temperature,
+    engine_settings,
+)
 
 
 def generate(
@@ -27,6 +36,7 @@ def generate(
         int | None, typer.Option(help="Print the log probability of each token, and of so many others.")
     ] = None,
     seed: Seed = None,
+    speculative: Speculative = None,
     chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -54,9 +64,10 @@ def generate(
         logprobs=logprobs,
         seed=seed,
     )
+    settings = engine_settings(speculative)
     from mini_engine.llm import LLM
 
-    llm = LLM(model, dtype=dtype, device=device)
+    llm = LLM(model, dtype=dtype, device=device, **settings)
     if chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
     else:

@@ -36,19 +36,19 @@ class DraftModelProposer:
         self.num_speculative_tokens = num_speculative_tokens
         self._caches: WeakKeyDictionary[Request, DraftCache] = WeakKeyDictionary()
 
-    def propose(self, request: Request) -> list[int]:
-        """Return `num_speculative_tokens` tokens behind the text. The cache is rewound to what the text still
-        has: the drafts behind that were rejected."""
+    def propose(self, request: Request, most: int | None = None) -> list[int]:
+        """Return `most` tokens behind the text, None: num_speculative_tokens. The cache is rewound to what
+        the text still has: the drafts behind that were rejected."""
         token_ids = request.token_ids()
         if (cache := self._caches.get(request)) is None:
             cache = self._caches[request] = self.draft_model.new_cache()
-        most = min(len(cache.token_ids), len(token_ids) - 1)  # the last one's row says what comes next
-        differs = (i for i in range(most) if cache.token_ids[i] != token_ids[i])
-        num_kept = next(differs, most)
+        known = min(len(cache.token_ids), len(token_ids) - 1)  # the last one's row says what comes next
+        differs = (i for i in range(known) if cache.token_ids[i] != token_ids[i])
+        num_kept = next(differs, known)
         cache.truncate(num_kept)
         drafts: list[int] = []
         new = token_ids[num_kept:]
-        for _ in range(self.num_speculative_tokens):
+        for _ in range(self.num_speculative_tokens if most is None else most):
             drafts.append(self.draft_model.forward(cache, new))
             new = drafts[-1:]
         return drafts

@@ -25,13 +25,15 @@ class NgramProposer:
         self.num_speculative_tokens = num_speculative_tokens
         self._indexes: WeakKeyDictionary[Request, tuple[Index, int]] = WeakKeyDictionary()
 
-    def propose(self, request: Request) -> list[int]:
-        """Return what followed the latest earlier occurrence of the text's end, [] if there is none."""
+    def propose(self, request: Request, most: int | None = None) -> list[int]:
+        """Return what followed the latest earlier occurrence of the text's end, [] if there is none. `most`
+        tokens at most; None: num_speculative_tokens."""
         index, num_tokens = self._index(request), request.num_tokens
+        most = self.num_speculative_tokens if most is None else most
         for n in range(min(self.prompt_lookup_max, num_tokens - 1), self.prompt_lookup_min - 1, -1):
             follows = index.get(tuple(request.token_ids(num_tokens - n)))
             if follows is not None:
-                return request.token_ids(follows, min(follows + self.num_speculative_tokens, num_tokens))
+                return request.token_ids(follows, min(follows + most, num_tokens))
         return []
 
     def _index(self, request: Request) -> Index:

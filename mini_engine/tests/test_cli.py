@@ -129,6 +129,26 @@ def test_generate_repeats_takes_several_prompts_and_stops():
     assert printed.startswith("O Romeo, ") and "e" not in printed.removeprefix("O Romeo, ")
 
 
+def test_speculation_changes_no_text(demo_run, tmp_path):
+    """generate prints the same; the demo writes the same texts, in fewer steps."""
+    assert run(*GREEDY, "--speculative", "ngram:4").output == run(*GREEDY).output
+    run("demo", "--out", tmp_path, "--speculative", "ngram:4", "-t", "0")
+    run("demo", "--out", tmp_path / "plain", "-t", "0")
+    traces = [read_trace(folder / "trace.jsonl") for folder in (tmp_path, tmp_path / "plain")]
+    assert any(record.draft_token_ids for record in traces[0].steps)
+    assert len(traces[0].steps) < len(traces[1].steps)
+    texts = [json.loads((folder / "texts.json").read_text()) for folder in (tmp_path, tmp_path / "plain")]
+    for name in texts[0].keys() - {"r8"}:  # its reader leaves after 18 Deltas
+        assert "".join(texts[0][name][1]) == "".join(texts[1][name][1]), name
+
+
+@pytest.mark.parametrize("given", ["ngram", "ngram:", "ngram:0", "ngram:x", "eagle:4", "4", "", "ngram:²"])
+def test_a_wrong_way_to_speculate_is_one_line(given):
+    for command in (["generate", "-p", "x"], ["demo"], ["chat"]):
+        said = run(*command, "--speculative", given, code=2).stderr
+        assert len(said.splitlines()) == 1 and "must be" in said
+
+
 def test_help_and_looking_at_a_trace_load_no_torch(demo_run, tmp_path):
     """Each command has a help; each kind of output of a trace is written or printed."""
     trace = str(demo_run[1] / "trace.jsonl")

@@ -24,7 +24,7 @@ from gguf import GGUFValue, GGUFValueType
 from typer.testing import CliRunner
 
 from mini_engine.commands import app
-from mini_engine.config import EngineConfig
+from mini_engine.config import EngineConfig, SpeculativeConfig
 from mini_engine.engine import Engine
 from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import choose_device, load
@@ -116,9 +116,24 @@ def test_requests(name, value, words):
     ("policy", ("best", None, 5, ["fcfs"])),
     ("enable_prefix_caching", (1, None, "yes")),
     ("seed", (0.5,)),
+    ("speculative_config", ("ngram:4", 4, [], True)),
+    ("speculative_config", ({"method": "ngram"},), "needs num_speculative_tokens"),
+    ("speculative_config", ({"num_speculative_tokens": 4, "k": 1}, {5: 5}), "speculative_config has no"),
 )
 def test_engine_settings(name, value, words):
     refusal(lambda: EngineConfig(**{name: value}), words)
+
+
+@each(
+    ("num_speculative_tokens prompt_lookup_max prompt_lookup_min", (0, -1, 65, 1.5, "4", True, HUGE)),
+    ("num_speculative_tokens", (None,)),
+    ("method", ("eagle", None, 5, ["ngram"])),
+    ("prompt_lookup_max", (1,), "prompt_lookup_min 2 exceeds prompt_lookup_max 1"),
+)
+def test_speculative_settings(name, value, words):
+    given = {"num_speculative_tokens": 4, name: value}
+    given |= {"prompt_lookup_min": 2} if name == "prompt_lookup_max" else {}
+    refusal(lambda: SpeculativeConfig(**given), words)
 
 
 @each(

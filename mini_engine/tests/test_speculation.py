@@ -1,6 +1,6 @@
 """Several tokens a step: drafts that are right or wrong change the number of steps, and nothing else.
 
-The drafts here are drawn: parts of what the request says without them, and other tokens.
+Where drafts are drawn here, they are parts of what the request says without them, and other tokens.
 """
 
 import random
@@ -10,12 +10,15 @@ import pytest
 
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.block_manager import BlockManager
+from mini_engine.config import SpeculativeConfig
 from mini_engine.engine import Engine
 from mini_engine.invariants import watch
+from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
-from mini_engine.sampler import verify
+from mini_engine.schedule_step import next_chunk
 from mini_engine.scheduler import Scheduler
+from mini_engine.speculative.adaptive import AdaptiveProposer
 from mini_engine.tests.helpers import byte_tokenizer, drain, make_request, scripted_engine, text_of, tokens_of
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_faults import MODELS, check_trace, workload
@@ -242,7 +245,83 @@ def several(script, propose):
     return engine
 
 
-def test_verify():
-    """Tokens that equal their drafts stay, and the one after them."""
-    assert verify([], [1]) == [1] and verify([1, 2], [1, 2, 3]) == [1, 2, 3]
-    assert verify([1, 2], [1, 5, 3]) == [1, 5] and verify([1, 2], [4, 2, 3]) == [4]
+def test_a_chunk_that_reaches_beyond_the_text_ends_it():
+    request = drafted(20)[1]
+    assert next_chunk(request, 4) == ([4, 5, 5, 5], [3, 4, 5, 6], True)
+
+
+class Scripted:
+    """Proposes the first tokens of `text` that the request has not said; `asked` is how many it could."""
+
+    def __init__(self, text):
+        self.text, self.asked = text, []
+
+    def propose(self, request, most):
+        self.asked.append(most)
+        done = len(request.output_token_ids)
+        return self.text[done : done + most]
+
+
+def numbers_of_drafts(right, most=8, max_tokens=999):
+    """How many drafts were asked for in each step when `right(i)` says how many of those of step i are right;
+    0 for a pause."""
+    request, scripted = make_request("a", 2, max_tokens), Scripted([5] * 999)
+    request.output_token_ids.append(5)
+    propose, numbers = AdaptiveProposer(scripted, most), []
+    for step in range(60):
+        scripted.asked.clear()
+        (drafts,) = propose([request])
+        assert len(drafts) <= max(0, max_tokens - len(request.output_token_ids) - 1)
+        numbers.append(len(drafts) if scripted.asked else 0)
+        said = min(right(step), len(drafts))
+        request.output_token_ids += [5] * said + [5 if said == len(drafts) else 6]
+        scripted.text = request.output_token_ids + [5] * 99
+    return numbers
+
+
+def test_drafts_are_as_many_as_are_accepted():
+    """All: the most. None: half, down to one, then pauses of 4, 8, 16 steps. Some: one more than those."""
+    assert numbers_of_drafts(lambda step: 99) == [8] * 60
+    none = numbers_of_drafts(lambda step: 0)
+    assert none[:4] == [8, 4, 2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 2, 3, 8, 17, 34]
+    assert numbers_of_drafts(lambda step: 3) == [8] + [4] * 59
+    again = numbers_of_drafts(lambda step: 99 * (step > 16))
+    assert again[16:22] == [0, 1, 2, 4, 8, 8], "what is accepted again is proposed again"
+
+
+def test_no_more_drafts_than_may_be_said():
+    assert numbers_of_drafts(lambda step: 99, max_tokens=15)[:3] == [8, 4, 0]
+
+
+def test_a_step_that_failed_teaches_nothing():
+    request, scripted = make_request("a", 2, 99), Scripted([5] * 99)
+    request.output_token_ids.append(5)
+    propose = AdaptiveProposer(scripted, 4)
+    assert [len(propose([request])[0]) for _ in range(5)] == [4] * 5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (1, 3)),
+        ({"prompt_lookup_max": 5}, (5, 5)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),
+    ],
+)
+def test_lengths_that_are_looked_up(given, expected):
+    """As in vLLM, one of them alone is both."""
+    assert SpeculativeConfig.of({"num_speculative_tokens": 4, **given}).lookup_lengths == expected
+
+
+def test_a_setting_of_the_engine():
+    """speculative_config alone makes an engine draft: the same text in fewer steps; a dict or an object."""
+    config = SpeculativeConfig.parse("ngram:3")
+    assert config == SpeculativeConfig.of({"method": "ngram", "num_speculative_tokens": 3})
+    texts, steps = [], []
+    for given in (None, config, {"num_speculative_tokens": 3}):
+        llm = LLM("shakespeare", dtype="float32", device="cpu", record=True, speculative_config=given)
+        (output,) = llm.generate("the the the the ", SamplingParams(temperature=0, max_tokens=40))
+        texts.append(output.outputs[0].token_ids)
+        steps.append(len(llm.engine.trace.steps))
+    assert texts[0] == texts[1] == texts[2] and steps[0] == 40 and steps[1] == steps[2] < 36
