@@ -115,7 +115,7 @@ class InputProcessor:
             texts = (word.lstrip(), " " + word.lstrip())
             alone, spaced = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
             if not alone:
-                raise ValueError(f"{name}: bad_words has {shown(word)}, which is no token; leave it out")
+                raise ValueError(f"{name}: bad_words has {shown(word)}, which is not a token; leave it out")
             found.append(alone)
             if spaced[0] != alone[0] and len(spaced) == len(alone):
                 found.append(spaced)

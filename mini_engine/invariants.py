@@ -184,7 +184,7 @@ class Monitor:
             self._require("blocks", len(set(table)) == len(table), f"a block twice in {table}", request)
             for index, block_id in enumerate(table):
                 in_pool = 0 <= block_id < kv.num_blocks
-                self._require("blocks", in_pool, f"block {block_id} is none of the pool", request)
+                self._require("blocks", in_pool, f"block {block_id} is not in the pool", request)
                 first_index, first = holders.setdefault(block_id, (index, request))
                 if first is not request:
                     end = (index + 1) * kv.block_size

@@ -31,7 +31,7 @@ def generate(
     frequency_penalty: Annotated[float, typer.Option(help="The same, for each time they occur.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be repeated.")] = None,
     bad_word: Annotated[list[str] | None, typer.Option(help="Never write this; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Write on after the end.")] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Ignore the end of sequence.")] = False,
     logprobs: Annotated[
         int | None, typer.Option(help="Print the log probability of each token, and of so many others.")
     ] = None,

@@ -86,7 +86,7 @@ class _Parser:
         elif self.follows("{"):
             node = self.counted(node)
         if self.at > start and self.at < len(self.pattern) and self.pattern[self.at] in "*+?{":
-            self.fail("one repetition directly behind another; put the first into a group")
+            self.fail("one repetition directly after another; put the first into a group")
         return node
 
     def counted(self, node: Node) -> Node:

@@ -157,7 +157,7 @@ def test_engine_arguments(name, value, words, llm):
     ("allowed_token_ids stop_token_ids", ([67],), "67 is outside the vocabulary (0 to 66)"),
     ("logprobs prompt_logprobs", (68,), "exceeds the vocabulary of 67 tokens; -1 is all"),
     ("min_tokens", (10**6,), "min_tokens 1000000 exceeds the model's length"),
-    ("bad_words", ([" "],), "which is no token; leave it out"),
+    ("bad_words", ([" "],), "which is not a token; leave it out"),
     ("n", (2,), "n must be 1 for one request, but is 2; LLM.generate makes n requests of it"),
 )
 def test_params_that_do_not_fit_the_model(name, value, words, llm):

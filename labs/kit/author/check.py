@@ -228,7 +228,10 @@ def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, whole:
     for result in outcomes.results["starter"]:
         kind = result.said.startswith(("NotImplementedError", "Failed", "AssertionError"))
         verdict.require(not result.passed, f"the starter passes {result.test}")
-        verdict.require(kind, f"the starter fails {result.test} with {result.said!r}, not in kind words")
+        verdict.require(
+            kind,
+            f"the starter fails {result.test} with {result.said!r} instead of saying what is not written",
+        )
     for variant in right(lab):
         for result in outcomes.results[variant]:
             verdict.require(result.passed, f"{variant} fails {result.test}: {result.said}")

@@ -31,7 +31,7 @@ def grade(
     roster: Annotated[Path | None, typer.Option(help="CSV with ids and sections of the class")] = None,
     manual: Annotated[Path | None, typer.Option(help="CSV with points and comments of your own")] = None,
     attempts: Annotated[
-        str, typer.Option(help="STUDENT/attempt-N: of a lab's attempts the best, last or first counts")
+        str, typer.Option(help="the attempt at a lab that counts, of STUDENT/attempt-N: best, last or first")
     ] = "",
     max_attempts: Annotated[int, typer.Option(min=0, help="attempts that may count; 0: all")] = 0,
     own_seeds: OwnSeeds = False,
@@ -44,7 +44,7 @@ def grade(
     ] = False,
     as_root: Annotated[bool, typer.Option("--as-root", help="grade even as the superuser")] = False,
 ) -> None:
-    """For instructors: grade a class. After an interruption the same command goes on where it was."""
+    """For instructors: grade a class. After an interruption the same command resumes."""
     from labs.kit.grader import arguments, rules, run
     from labs.kit.grader.submission import Settings
 
@@ -62,7 +62,7 @@ def replay(
     student: Annotated[str, typer.Argument(help="name in the report")],
     lab: Annotated[str, typer.Argument(help="lab-01, or just 1")],
     case: Annotated[list[str], typer.Argument(help="name in the report: public 3, hidden 17")],
-    attempt: Annotated[int, typer.Option(min=0, help="of several; 0: the last one")] = 0,
+    attempt: Annotated[int, typer.Option(min=0, help="number of the attempt; 0: the last one")] = 0,
 ) -> None:
     """For instructors: play one case of a graded submission again, and print its run."""
     from labs.kit.grader import run

@@ -35,7 +35,7 @@ METADATA = ("submission_metadata.yml", "submission_metadata.json", "metadata.yml
 MOODLE = re.compile(r"(.+)_([0-9]+)_assignsubmission_(?:file|onlinetext)_?(.*)")
 CANVAS = re.compile(r"(.+?)_(?:LATE_)?([0-9]+)_[0-9]+_(.+)")  # a loose file: NAME_ID_NUMBER_FILE
 NO_CLASS = "neither a folder, nor a zip, nor a file with a name that Canvas or Moodle gives"
-NO_LAB = "its name is no lab's; call it lab-NN.py"
+NO_LAB = "its name is not a lab's; call it lab-NN.py"
 UNSAID = "its name does not say the lab; call it lab-NN.py, or grade one lab alone with --labs"
 
 

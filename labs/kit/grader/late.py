@@ -119,7 +119,7 @@ def check_names(path: Path, keys: Iterable[tuple[Any, ...]], students: Collectio
         near = [folded[one] for one in get_close_matches(unknown[0].casefold(), folded, 3, 0.5)]
         more = f" (and {len(unknown) - 1} more names are not)" if unknown[1:] else ""
         there = f"near it: {', '.join(near)}" if near else f"there are {', '.join([*folded.values()][:5])}"
-        raise LabError(f"{path}: {shown(unknown[0])} is no student's name here{more}; {there}")
+        raise LabError(f"{path}: {shown(unknown[0])} is not a student's name here{more}; {there}")
 
 
 def read_rules(path: Path) -> Deadlines:

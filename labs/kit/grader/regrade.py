@@ -32,9 +32,9 @@ def changes(old_report: Path, grades: Iterable[Grade]) -> Iterator[str]:
         else:
             same += 1
     for student in sorted(gone):
-        yield f"{student}: was graded then, and is not now"
+        yield f"{student}: was graded before, but not now"
     if seeds:
-        yield f"the hidden cases were others then: seed {', '.join(sorted(seeds))}"
+        yield f"the hidden cases were different: seed {', '.join(sorted(seeds))}"
     for labs, when in ((left, "then"), (added, "now")):
         if labs:
             yield f"{', '.join(sorted(labs))}: graded only {when}, so not compared, and in no points above"
@@ -61,7 +61,7 @@ def differences(old: Grade, new: Grade) -> Iterator[str]:
             yield f"{lab} {task}: {shown(then)} -> {shown(now)}"
     for lab, task in before:
         if lab in both:
-            yield f"{lab} {task}: was graded then, and is not now"
+            yield f"{lab} {task}: was graded before, but not now"
     for what, kept in (("withheld for lateness", "costs"), ("manual points", "manual")):
         was, now = (sum(getattr(one, kept).get(lab, 0) for lab in both) for one in (old, new))
         if was != now:

@@ -63,7 +63,7 @@ def grade(
         quiet = not console.is_terminal
         outcomes = [*track(coming, "grading", len(entries), console=console, transient=True, disable=quiet)]
     except (KeyboardInterrupt, SystemExit) as ended:  # SIGTERM
-        complain("interrupted; the same command goes on where this one was")
+        complain("interrupted; the same command resumes it")
         return 130 if isinstance(ended, KeyboardInterrupt) else 143
     except WeakIsolation as error:
         raise LabError(f"{error}; {WEAK}") from None

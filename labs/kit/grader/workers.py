@@ -22,11 +22,11 @@ from labs.kit.learner.screen import complain
 from labs.kit.toys.words import describe
 
 ROOT = (
-    "root should not run what others wrote: grade as another user, or, on a machine that holds nothing else "
-    "and is thrown away, with --as-root"
+    "root should not run other people's code: grade as another user, or, on a machine that holds nothing "
+    "else and is thrown away, with --as-root"
 )
 Grading = Callable[[Submission, Settings], Grade]
-AGAIN = "the same command goes on where this one was"
+AGAIN = "the same command resumes it"
 GONE = f"the cluster has gone; {AGAIN}"
 OTHER = "it has another version of the course, or other files in --hidden"
 NONE_LEFT = f"no worker of the cluster is left; {AGAIN}"

@@ -109,7 +109,7 @@ def test_a_time_a_lab(read, tmp_path):
 @pytest.mark.parametrize(
     "more, times, words",
     [
-        ("", "Anne,2026-10-12 20:00", "times.csv: Anne is no student's name here; near it: ann"),
+        ("", "Anne,2026-10-12 20:00", "times.csv: Anne is not a student's name here; near it: ann"),
         ("[students.bop]\nlab-01 = 2026-10-20T23:59:00\n", "", "deadlines.toml: bop .*; near it: bob"),
         ("", "ann,2026-10-12 20:00\nx1,2026-10-12 20:00\nx2,2026-10-12 20:00", "x1 .*and 1 more .*ann, bob"),
     ],

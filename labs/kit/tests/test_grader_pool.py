@@ -286,8 +286,8 @@ def test_regrade_prints_what_changed(tmp_path):
         "bob: 20 -> 30 points",
         "    lab-01 schedule_step: right, 20 of 100 -> right, 30 of 100",
         "di: new, 5 points",
-        "cy: was graded then, and is not now",
-        "the hidden cases were others then: seed seed",
+        "cy: was graded before, but not now",
+        "the hidden cases were different: seed seed",
         f"against {old}: 1 changed, 1 the same, 1 new, 1 gone",
     ]
 
@@ -360,7 +360,7 @@ def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
         False,
         None,
     )
-    with pytest.raises(LabError, match="root should not run what others wrote.* --as-root"):
+    with pytest.raises(LabError, match="root should not run other people's code.* --as-root"):
         commands.grade(*wished)
     assert not (tmp_path / "out").exists()
     arguments.record(tmp_path / "out", tmp_path / "class", Files(), replace(SETTINGS, as_root=False))

@@ -176,7 +176,7 @@ def test_a_roster_that_is_unclear_is_refused(tmp_path, text, why):
 
 @pytest.mark.parametrize(
     ("row", "why"),
-    [("amn,1,5,", "amn is no student's name here; near it: ann"), ("ann,1,nan,", "a number up to 1000000"),
+    [("amn,1,5,", "amn is not a student's name here; near it: ann"), ("ann,1,nan,", "a number up to 1000000"),
      ("ann,1,much,", "should be a number, but are 'much'"), ("ann,1,1,\nann,lab-01,2,", "are there twice"),
      ("ann,99,1,", "lab-99|99")],
 )  # fmt: skip

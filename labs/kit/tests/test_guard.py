@@ -185,13 +185,13 @@ class Mute(Exception):
 
 
 def test_an_error_without_or_with_endless_text_is_described_shortly():
-    assert describe(Mute()) == "Mute: (Mute, whose text cannot be had)"
+    assert describe(Mute()) == "Mute: (Mute, which cannot be shown)"
     assert describe(ValueError("x" * 10**6)).endswith("x...")
     assert describe(ValueError("one\ntwo")) == "ValueError: one"
     assert describe(MemoryError()) == "MemoryError"
-    assert brief([Mute()]) == "(list, whose text cannot be had)"
+    assert brief([Mute()]) == "(list, which cannot be shown)"
     assert len(brief(list(range(10**6)))) == 100
-    assert brief(10**5000) == "(int, whose text cannot be had)"
+    assert brief(10**5000) == "(int, which cannot be shown)"
 
 
 def test_flood_is_ended_on_every_stream_and_a_line_is_not(capsys):

@@ -133,7 +133,7 @@ def test_a_part_that_breaks_an_invariant_is_named(model, monkeypatch):
 
 
 TROUBLES = {
-    "mute": ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, whose text cannot be had)"),
+    "mute": ("class E(Exception):\n    __str__ = None\nraise E", "E: (E, which cannot be shown)"),
     "flood": ("while True:\n    print('tick')", "PrintFlood: more than 20000 characters were printed"),
     "long": ("return list(range(10**6))", "the schedule must be a dict {request_id: num_tokens}, not [0, 1,"),
     "endless": ("while True:\n    pass", "no answer within 0.5 s"),

@@ -31,5 +31,5 @@ def _shown(show: Callable[[Any], str], value: Any, longest: int = LONGEST) -> st
     try:
         text = (show(value).splitlines() or [""])[0]
     except Exception:
-        return f"({type(value).__name__}, whose text cannot be had)"
+        return f"({type(value).__name__}, which cannot be shown)"
     return text if len(text) <= longest else text[: longest - 3] + "..."
