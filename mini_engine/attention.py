@@ -183,6 +183,11 @@ class PagedBackend:
         self.clear(self.kv.slot_mapping(request, request.num_tokens, end))
         return self.forward([Row(request, request.num_new_tokens, True)])[0]
 
+    def copy_block(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first keys and values of a block into another, in every layer."""
+        for pool in (self.pool.k, self.pool.v):
+            pool[:, target, :num_tokens] = pool[:, source, :num_tokens]
+
     def clear(self, slots: list[int]) -> None:
         """Write zeros into these slots of every layer."""
         for pool in (self.pool.k, self.pool.v):

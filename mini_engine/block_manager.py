@@ -5,22 +5,11 @@ vLLM's automatic prefix caching: reference counts, least recently used out first
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from mini_engine.prefix_cache import HashBlock, PrefixCache, hash_block
+from mini_engine.prefix_cache import HashBlock, PrefixCache, PrefixCacheStats, hash_block
 from mini_engine.renamed import alias
-from mini_engine.request import Request
-
-
-@dataclass
-class PrefixCacheStats:
-    """Tokens looked up and found, counted once for each admission; preempted requests separately."""
-
-    queries: int = 0
-    hits: int = 0
-    preempted_queries: int = 0
-    preempted_hits: int = 0
+from mini_engine.request import Request, RequestStatus
 
 
 class BlockManager:
@@ -51,6 +40,8 @@ class BlockManager:
         if not 0 <= self.watermark < num_blocks:
             raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
         self.stats = PrefixCacheStats()
+        # Copies the first num_tokens of a block into another: (source, target, num_tokens). The backend's.
+        self.copy_block: Callable[[int, int, int], object] | None = None
         self._ref_cnts = [0] * num_blocks  # by block id: the number of tables that have it
         # Free blocks without content are taken first (a stack: the last freed is warmest in the
         # processor's cache), then those whose content may still be looked up, oldest first.
@@ -81,25 +72,61 @@ class BlockManager:
     def admit(self, request: Request) -> bool:
         """Claim room for the whole sequence, less the cached prefix it starts with.
 
-        Sets `num_computed_tokens` to the length of that prefix, at most num_tokens - 1. False
-        changes nothing. Raises ValueError for a request that holds blocks already.
+        Sets `num_computed_tokens` to the length of that prefix, at most num_tokens - 1. A request with a
+        sibling that has computed their prompt is forked from it. False changes nothing. Raises ValueError
+        for a request that holds blocks already.
         """
+        needed = min(request.num_prompt_tokens, request.num_tokens - 1)
+        for sibling in request.siblings if self.copy_block else ():
+            if sibling.status is RequestStatus.RUNNING and sibling.num_computed_tokens >= needed:
+                return self.fork(sibling, request)
+        hits = self.get_computed_blocks(request)
+        return self._claim(request, hits, len(hits) * self.block_size)
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Admit a request that has the prompt of another, which runs and has computed it.
+
+        The full blocks of that prompt are shared. The tokens after them are copied into a block of the
+        child's own, because both requests write into that block next. Sets `num_computed_tokens` to the
+        tokens of the prompt, at most num_tokens - 1. False changes nothing. Raises ValueError for another
+        prompt, or one that is not computed.
+        """
+        num_tokens = min(child.num_prompt_tokens, child.num_tokens - 1)
+        table, num_full = self.block_table(parent), num_tokens // self.block_size
+        alike = (parent.prompt_token_ids, parent.cache_salt) == (child.prompt_token_ids, child.cache_salt)
+        if not alike or min(parent.num_computed_tokens, len(table) * self.block_size) < num_tokens:
+            raise ValueError(
+                f"request {parent.request_id!r} has not computed the prompt of {child.request_id!r}"
+            )
+        hits = self.get_computed_blocks(child)
+        num_hits = len(hits) * self.block_size
+        if num_hits >= num_tokens:  # after a preemption its outputs may be cached, too
+            return self._claim(child, hits, num_hits)
+        if not self._claim(child, table[:num_full], num_hits, num_tokens - num_hits):
+            return False
+        if num_copied := num_tokens % self.block_size:
+            assert self.copy_block is not None
+            self.copy_block(table[num_full], self.block_table(child)[num_full], num_copied)
+        return True
+
+    def _claim(self, request: Request, shared: list[int], num_hits: int, num_forked: int = 0) -> bool:
+        """Give a request the blocks that have so many of its first tokens, and new ones for the rest."""
         if request.request_id in self._req_to_blocks:
             raise ValueError(f"request {request.request_id!r} holds blocks already; free it first")
-        hits = self.get_computed_blocks(request)
-        num_new = self._blocks_for(request.num_tokens) - len(hits)
-        # A free block that is itself a hit cannot also be room for something new.
-        room = self.num_free_blocks - sum(self._ref_cnts[block_id] == 0 for block_id in hits)
+        num_new = self._blocks_for(request.num_tokens) - len(shared)
+        # A free block that is itself shared cannot also be room for something new.
+        room = self.num_free_blocks - sum(self._ref_cnts[block_id] == 0 for block_id in shared)
         if num_new + (self.watermark if self._req_to_blocks else 0) > room:
             return False
-        for block_id in hits:
+        for block_id in shared:
             if self._ref_cnts[block_id] == 0:
                 del self._free_cached[block_id]
             self._ref_cnts[block_id] += 1
-        self._req_to_blocks[request.request_id] = hits + self._get_new_blocks(num_new)
-        self._num_admitted_block[request.request_id] = len(hits) + num_new
-        self._num_cached_block[request.request_id] = len(hits)
-        request.num_computed_tokens = request.num_cached_tokens = len(hits) * self.block_size
+        self._req_to_blocks[request.request_id] = shared + self._get_new_blocks(num_new)
+        self._num_admitted_block[request.request_id] = len(shared) + num_new
+        self._num_cached_block[request.request_id] = len(shared)
+        request.num_computed_tokens = request.num_cached_tokens = num_hits + num_forked
+        request.num_forked_tokens = num_forked
         self._record_stats(request)
         return True
 
@@ -125,7 +152,7 @@ class BlockManager:
         if request.request_id in self._req_to_blocks:
             self._record_stats(request, -1)
             self.free(request)
-            request.num_computed_tokens = request.num_cached_tokens = 0
+            request.num_computed_tokens = request.num_cached_tokens = request.num_forked_tokens = 0
 
     def evict_blocks(self, request: Request) -> list[int]:
         """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
@@ -230,14 +257,8 @@ class BlockManager:
         return taken
 
     def _record_stats(self, request: Request, times: int = 1) -> None:
-        if not self.enable_prefix_caching:
-            return
-        if request.num_preemptions:
-            self.stats.preempted_queries += times * request.num_tokens
-            self.stats.preempted_hits += times * request.num_cached_tokens
-        else:
-            self.stats.queries += times * request.num_tokens
-            self.stats.hits += times * request.num_cached_tokens
+        if self.enable_prefix_caching:
+            self.stats.record(request, times)
 
     def check(self) -> None:
         """Raise RuntimeError, naming what is wrong, if an invariant of the pool is broken."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from mini_engine.interfaces import (
     Backend,
+    CopyingBackend,
+    ForkingKV,
     KVManager,
     RecoverableBackend,
     RecoverableKV,
@@ -52,6 +54,12 @@ class _PlainBackend:
 
     def clear(self, slots: list[int]) -> None:
         pass
+
+
+def let_fork(kv: KVManager, backend: Backend) -> None:
+    """Let the KV manager fork requests, if both parts can: without it, each computes its own prompt."""
+    if isinstance(kv, ForkingKV) and isinstance(backend, CopyingBackend):
+        kv.copy_block = backend.copy_block
 
 
 def recoverable_kv(kv: KVManager) -> RecoverableKV:

@@ -7,7 +7,7 @@ that has the methods fits. Shapes of tensors: N rows of a flat batch, S of them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from mini_engine.outputs import Delta
@@ -187,7 +187,7 @@ class EngineLike(Protocol):
         """Drop a request; False if there is no such request."""
 
 
-# -------------------------------------------------- optional abilities, for undoing a failed step
+# -------------------------------------------------- optional abilities, for undoing a failed step, for forks
 # The engine asks for each once, when it is built; fallbacks.py has what stands in for a missing one.
 
 
@@ -207,6 +207,25 @@ class RecoverableKV(Protocol):
     def evict_blocks(self, request: Request) -> list[int]:
         """Remove what the request computed from the prefix cache, because it is wrong. Return its blocks
         that no other request holds."""
+
+
+@runtime_checkable
+class ForkingKV(Protocol):
+    """A KVManager that can share a prompt between the answers to it, `Request.siblings`."""
+
+    # Copies the first num_tokens of a block into another: (source, target, num_tokens). None: it cannot.
+    copy_block: Callable[[int, int, int], object] | None
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Admit a request that has the prompt of another, which has computed it. False changes nothing."""
+
+
+@runtime_checkable
+class CopyingBackend(Protocol):
+    """A Backend that can copy blocks."""
+
+    def copy_block(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first keys and values of a block into another, in every layer."""
 
 
 class PrefixCacheCounts(Protocol):

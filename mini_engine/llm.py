@@ -72,6 +72,7 @@ class _Job:
     params: SamplingParams
     priority: int
     answers: list[_Answer] = field(default_factory=list)
+    siblings: list[Request] = field(default_factory=list)
 
     def output(self, prompt: str | None) -> RequestOutput:
         first = self.answers[0].request
@@ -250,6 +251,8 @@ class LLM:
         request_id = self.engine.add_request(job.prompt, params, request_id=request_id, priority=job.priority)
         answer = _Answer(self.engine.requests[request_id])
         job.answers.append(answer)
+        answer.request.siblings = job.siblings
+        job.siblings.append(answer.request)
         pending[request_id] = job, answer
         self.engine.inboxes[request_id] = inbox
 
@@ -264,7 +267,7 @@ class LLM:
                     delta = inbox.popleft()
                     job, answer = pending[delta.request_id]
                     answer.take(delta)
-                    while len(job.answers) < job.params.n:  # the prompt is computed, and in the cache
+                    while len(job.answers) < job.params.n:  # the prompt is computed: they fork
                         self._start(job, pending, inbox)
                     if delta.finish_reason:
                         num_left -= 1

@@ -15,6 +15,7 @@ from mini_engine import scheduler as _scheduler
 from mini_engine.block_manager import BlockManager
 from mini_engine.checks import is_whole, shown
 from mini_engine.config import EngineConfig
+from mini_engine.fallbacks import let_fork
 from mini_engine.fast.attention import paged_backend
 from mini_engine.interfaces import Backend, EngineLike, KVManager, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
@@ -83,7 +84,9 @@ class Parts:
         kv = adopt(self.BlockManager(config.num_blocks, config.block_size, **config.kv_args()))
         functions = {"schedule_step": self.schedule_step, "clamp": self.clamp}
         scheduler = self.Scheduler(kv, **config.scheduler_args(), **functions)
-        return scheduler, self.attend_backend(model, kv, self.next_chunk)
+        backend = self.attend_backend(model, kv, self.next_chunk)
+        let_fork(kv, backend)
+        return scheduler, backend
 
     def drafting(self, config: EngineConfig) -> Callable[[list[Request]], None]:
         """Return what gives running requests their drafts before a step: by `propose`, or as configured."""

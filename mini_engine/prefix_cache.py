@@ -4,6 +4,7 @@ A block is found if its content and all that precedes it are equal; the hash onl
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct
 
 from mini_engine.request import Request
@@ -20,6 +21,26 @@ def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
     """
     # Python hashes numbers alike in every run. The 1 in front keeps leading zeros of a parent, say a salt.
     return _as_bytes(hash((int.from_bytes(b"\1" + parent, "big"), token_ids)))
+
+
+@dataclass
+class PrefixCacheStats:
+    """Tokens looked up and found, counted once for each admission; preempted requests separately."""
+
+    queries: int = 0
+    hits: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def record(self, request: Request, times: int) -> None:
+        """Count an admission so many times: once, or -1 when it is undone."""
+        num_hits = request.num_cached_tokens - request.num_forked_tokens
+        if request.num_preemptions:
+            self.preempted_queries += times * request.num_tokens
+            self.preempted_hits += times * num_hits
+        else:
+            self.queries += times * request.num_tokens
+            self.hits += times * num_hits
 
 
 class PrefixCache:

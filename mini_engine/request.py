@@ -48,12 +48,15 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     spec_token_ids: list[int] = field(default_factory=list)  # drafts of the next tokens, to be verified
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # found in the prefix cache at the latest admission
+    num_cached_tokens: int = 0  # found computed at the latest admission, in the prefix cache or by a fork
+    num_forked_tokens: int = 0  # those of them that a sibling had, and the prefix cache did not
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     error: str | None = None  # the message, if it could not go on
     block_hashes: list[bytes] = field(default_factory=list)  # kept by the prefix cache
+    # The answers to one prompt (SamplingParams.n), itself included: one list, which all of them have.
+    siblings: list["Request"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # All user input passes here: from here on ids are strings, and numbers are Python's own.

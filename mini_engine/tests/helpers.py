@@ -67,13 +67,18 @@ def fingerprint(before: bytes, token_id: int) -> bytes:
     return hashlib.blake2b(before + token_id.to_bytes(4, "big"), digest_size=8).digest()
 
 
+def choice(request: Request, read: bytes) -> int:
+    """Return the model's token after a sequence with this fingerprint. Seeds make siblings differ."""
+    return (read[0] + (request.sampling_params.seed or 0)) % VOCAB
+
+
 def expected_tokens(request: Request) -> list[int]:
     """Return the outputs of a request by the fingerprint model, alone and computed in one piece."""
     read, outputs = b"", []
     for token_id in request.prompt_token_ids:
         read = fingerprint(read, token_id)
     while len(outputs) < request.max_tokens:
-        outputs.append(read[0] % VOCAB)
+        outputs.append(choice(request, read))
         if outputs[-1] in request.sampling_params.stop_token_ids:
             break
         if outputs[-1] in request.eos_token_ids and not request.sampling_params.ignore_eos:
@@ -100,6 +105,13 @@ class SlotEngine:
         self.requests: dict[str, Request] = {}
         self.preemptions: list[str] = []  # ids, in order
         self.num_reads = 0
+        self.copies: list[int] = []  # numbers of tokens
+        self.kv.copy_block = self.copy_block
+
+    def copy_block(self, source: int, target: int, num_tokens: int) -> None:
+        self.copies.append(num_tokens)
+        for i in range(num_tokens):
+            self.slots[target * self.kv.block_size + i] = self.slots[source * self.kv.block_size + i]
 
     @property
     def trace(self) -> Trace:
@@ -158,7 +170,7 @@ class SlotEngine:
                 )
             self.num_reads += end
             if end == request.num_tokens:
-                sampled[request.request_id] = [prints[end][0] % VOCAB]
+                sampled[request.request_id] = [choice(request, prints[end])]
         return sampled
 
     def run(self, max_steps=2000) -> "SlotEngine":
@@ -385,6 +397,9 @@ def scripted_engine(scripts: dict, **settings):
                     row[script[done] if done < len(script) else dot] = 10.0
                     logits.append(row)
             return torch.stack(logits) if logits else torch.empty(0, 257)
+
+        def copy_block(self, source, target, num_tokens):
+            pass  # it reads no keys and values
 
     settings = {"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     settings = {"record": True} | settings

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mini_engine.block_manager import BlockManager, PrefixCacheStats, hash_block
+from mini_engine.block_manager import BlockManager, hash_block
+from mini_engine.prefix_cache import PrefixCacheStats
 from mini_engine.tests.helpers import computed, make_request
 
 

@@ -1,6 +1,7 @@
 """The monitor: of each rule a scheduler or block manager that breaks it and no other; and runs without."""
 
 import re
+from functools import partial
 
 import pytest
 
@@ -48,7 +49,9 @@ SETTINGS = {"max_num_batched_tokens": 16, "max_num_seqs": 3}
 
 
 def make(scheduler=Scheduler, manager=BlockManager, num_blocks=8, **settings):
-    return scheduler(manager(num_blocks, 4, watermark=0), **SETTINGS | settings)
+    kv = manager(num_blocks, 4, watermark=0)
+    kv.copy_block = lambda source, target, num_tokens: None
+    return scheduler(kv, **SETTINGS | settings)
 
 
 # ------------------------------------------------------------------------- each breaks one rule
@@ -209,6 +212,24 @@ class OneSlotForAll(BlockManager):
         ]
 
 
+class SharesThePartialBlock(BlockManager):
+    """Forks without a copy: two answers write into one block."""
+
+    def fork(self, parent, child):
+        num_tokens = min(child.num_prompt_tokens, child.num_tokens - 1)
+        return self._claim(
+            child, self.block_table(parent)[: num_tokens // self.block_size + 1], 0, num_tokens
+        )
+
+
+def answers(num_prompt_tokens=7):
+    """Two answers to one prompt; the second comes when it is computed."""
+    requests = [make_request(name, [1] * num_prompt_tokens, 6) for name in ("a", "late")]
+    for request in requests:
+        request.siblings = requests
+    return requests
+
+
 def latecomer():
     """When c is preempted, the late one could have its place."""
     return [
@@ -249,6 +270,8 @@ BROKEN = [
     ("blocks", dict(manager=Loses)),
     ("shared", dict(manager=SharesToo, max_num_batched_tokens=9, requests=second_half)),
     ("shared", dict(manager=SharesTooEarly)),
+    ("shared", dict(manager=SharesThePartialBlock, requests=answers)),
+    ("written", dict(manager=SharesThePartialBlock, requests=partial(answers, 8))),
     ("written", dict(manager=ComputesAgain)),
     ("written", dict(manager=OneSlotForAll)),
     ("drafts", dict(manager=TakesMore, num_blocks=30)),

@@ -36,6 +36,7 @@ from mini_engine.show.player import (
     write_shell,
 )
 from mini_engine.show.player.picture import step_picture
+from mini_engine.tests import test_fork
 from mini_engine.tests.helpers import make_request, record_run
 from mini_engine.tests.soak import SOAK
 from mini_engine.trace import Fold, Recorder, Trace, decisions, first_difference, replay
@@ -176,7 +177,9 @@ SENTENCES = "() => player.panes[0].fold.steps.map((_, i) => player.panes[0].sent
 
 
 @pytest.mark.parametrize(
-    "trace", [ready_setup(), *RANDOM.values()], ids=["ready", "random fcfs", "random priority"]
+    "trace",
+    [ready_setup(), *RANDOM.values(), test_fork.serve(3).trace],
+    ids=["ready", "random fcfs", "random priority", "forks"],
 )
 def test_every_decision_is_explained_in_a_sentence(open_player, trace):
     """Every row, event, refusal and new block of a step is reported, and nothing else."""
@@ -195,6 +198,8 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
         work = {i for line in shown if line["kind"] in ("decode", "prefill", "admit") for i in line["ids"]}
         assert work == set(record.scheduled)
         text = " ".join(line["text"] for line in shown)
+        forks = [e for e in record.events if e.type == "SCHEDULED" and e.num_forked_tokens]
+        assert text.count("another answer to its prompt ha") == len(forks)
         for request_id, blocks in record.blocks.items():
             if request_id not in about["admit"]:
                 assert f"{request_id} takes block {blocks[0]}" in text

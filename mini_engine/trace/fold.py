@@ -143,11 +143,12 @@ class Fold:
         elif isinstance(event, Scheduled):
             view.running, view.blocks = True, list(event.cached_blocks)
             view.num_computed_tokens = view.num_cached_tokens = event.num_cached_tokens
+            num_hits = event.num_cached_tokens - event.num_forked_tokens
             if view.scheduled_step is None:
                 view.scheduled_step, view.t_scheduled = self.step, self.t
-                view.num_first_cached_tokens = event.num_cached_tokens
+                view.num_first_cached_tokens = num_hits
             else:
-                view.num_resumed_cached_tokens += event.num_cached_tokens
+                view.num_resumed_cached_tokens += num_hits
         elif isinstance(event, Finished):
             self._ended.append((view, event.reason))
 

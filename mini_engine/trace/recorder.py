@@ -272,7 +272,8 @@ class Recorder:
         for request in admitted:
             seen[request.request_id] = num_cached = request.num_computed_tokens // self.kv.block_size
             blocks = self.kv.block_table(request)[:num_cached]
-            events.append(Scheduled(request.request_id, request.num_computed_tokens, blocks))
+            known = request.num_computed_tokens, blocks, request.num_forked_tokens
+            events.append(Scheduled(request.request_id, *known))
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:

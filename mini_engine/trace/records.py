@@ -37,11 +37,13 @@ class Queued(EventRecord):
 
 @dataclass(slots=True)
 class Scheduled(EventRecord):
-    """The request was admitted; `num_cached_tokens` of its tokens were in the prefix cache."""
+    """The request was admitted; `num_cached_tokens` of its tokens had been computed: in the prefix cache, and
+    `num_forked_tokens` of them in another answer to its prompt. `cached_blocks` are those that it shares."""
 
     type: ClassVar[str] = "SCHEDULED"
     num_cached_tokens: int
     cached_blocks: list[int]
+    num_forked_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -91,8 +93,8 @@ class RequestView(Record):
     num_preemptions: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_cached_tokens: int = 0  # of the latest admission
-    num_first_cached_tokens: int = 0  # of the first
+    num_cached_tokens: int = 0  # of the latest admission, those of a fork included
+    num_first_cached_tokens: int = 0  # of the first, in the prefix cache
     num_resumed_cached_tokens: int = 0  # of those after a preemption, together
     blocks: list[int] = field(default_factory=list)
     finish_reason: str | None = None

@@ -161,10 +161,11 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
         if isinstance(event, Preempted):
             yield f"{event.id} is preempted: {event.needs} more blocks were needed, {event.free} free."
         elif isinstance(event, Scheduled):
-            cached = (
-                f", with {event.num_cached_tokens} of its tokens cached" if event.num_cached_tokens else ""
+            where = "found in another answer to its prompt" if event.num_forked_tokens else "cached"
+            found = (
+                f", with {event.num_cached_tokens} of its tokens {where}" if event.num_cached_tokens else ""
             )
-            yield f"{event.id} is admitted{cached}."
+            yield f"{event.id} is admitted{found}."
     decodes = [name for name in record.scheduled if views[name].state == "decode"]
     verifying = [name for name in decodes if name in record.draft_token_ids]
     if decodes := [name for name in decodes if name not in verifying]:

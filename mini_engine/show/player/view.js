@@ -126,7 +126,7 @@ class Pane extends Side {
   /** {kind of event: its steps}, for the kinds that occur. A lasting state counts where it begins. */
   kinds() {
     const kinds = {
-      preemption: [], arrival: [], admission: [], "prefix hit": [], finish: [], abort: [],
+      preemption: [], arrival: [], admission: [], "prefix hit": [], fork: [], finish: [], abort: [],
       "mixed step": [], "wait for memory": [], "wait for slots": [], "wait for budget": [],
     };
     const events = { PREEMPTED: "preemption", QUEUED: "arrival", SCHEDULED: "admission", FINISHED: "finish" };
@@ -134,7 +134,9 @@ class Pane extends Side {
     this.run.steps.forEach((record, step) => {
       for (const event of record.events) {
         kinds[event.reason === "abort" ? "abort" : events[event.type]]?.push(step);
-        if (event.num_cached_tokens) kinds["prefix hit"].push(step);
+        const { num_forked_tokens: forked = 0 } = event;
+        if (event.num_cached_tokens > forked) kinds["prefix hit"].push(step);
+        if (forked) kinds.fork.push(step);
       }
       const { reason } = record.blocked, decodes = this.run.numDecodes[step];
       const mixed = decodes > 0 && decodes < record.scheduled.length;
@@ -418,7 +420,7 @@ function facts(view) {
     ["prompt", count(view.num_prompt_tokens, "token")],
     ["output so far", `${view.num_output_tokens} of ${view.max_tokens}`],
     ["computed", `${computed} of ${known}`],
-    ["from the cache", count(view.num_cached_tokens, "token")],
+    ["found computed", count(view.num_cached_tokens, "token")],
     ...(view.num_draft_tokens ? [["drafts accepted", `${view.num_accepted_tokens} of ${view.num_draft_tokens}`]] : []),
     ["preemptions", view.num_preemptions],
     ["priority, arrival", `${view.priority}, ${view.arrival}`],
