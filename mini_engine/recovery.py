@@ -64,7 +64,11 @@ class Recovery:
         except Exception as error:
             alone = [self._sample_one(part, r) for part, r in zip(parts, requests, strict=True)]
             failed = [(r, one) for r, one in zip(requests, alone, strict=True) if isinstance(one, Exception)]
-            if not failed and not isinstance(error, NotFiniteError):
+            undrafted = any(
+                not isinstance(one, Exception) and len(one[2]) < len(part)
+                for one, part in zip(alone, parts, strict=True)
+            )
+            if not failed and not undrafted and not isinstance(error, NotFiniteError):
                 raise  # it did not come again, so it is no request's own
         for request, reason in failed:
             self.fail(request, reason)
@@ -80,7 +84,8 @@ class Recovery:
         except OUT_OF_MEMORY:
             raise
         except Exception as error:
-            return error
+            # A logits processor may refuse drafts that could not be: the first row has none before it.
+            return error if len(logits) == 1 else self._sample_one(logits[:1], request)
 
     def fail(self, request: Request, error: Exception) -> None:
         """End a request that cannot go on, and keep what it computed from all others if that is NaN."""

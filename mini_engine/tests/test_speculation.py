@@ -28,8 +28,8 @@ from mini_engine.trace import VirtualClock
 class Drafts:
     """Proposes at random up to five tokens of what each request says without drafts, some of them changed."""
 
-    def __init__(self, seed, said):
-        self.rng, self.said = random.Random(f"drafts of {seed}"), said
+    def __init__(self, seed, said, vocab_size=200):
+        self.rng, self.said, self.vocab_size = random.Random(f"drafts of {seed}"), said, vocab_size
 
     def __call__(self, requests):
         proposed = []
@@ -38,7 +38,7 @@ class Drafts:
             drafts = self.said.get(request.request_id, [])[done : done + self.rng.randint(0, 5)]
             drafts += [3] * self.rng.choice([0, 0, 2])
             if drafts and self.rng.random() < 0.5:
-                drafts[self.rng.randrange(len(drafts))] = self.rng.randrange(200)
+                drafts[self.rng.randrange(len(drafts))] = self.rng.randrange(self.vocab_size)
             proposed.append(drafts)
         return proposed
 
