@@ -6,6 +6,7 @@ reference is ever shown.
 
 import importlib
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from textwrap import fill
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from labs.kit.judge import compare, loading, page, sentences
+from labs.kit.judge import compare, failures, loading, page, sentences
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab
+from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import describe
 
@@ -34,13 +36,13 @@ class Outcome:
     failure: str = ""
 
 
-def outcome(item: pytest.Function, implementation: object, seconds: float = 1.0) -> Outcome:
-    """Run a test function again, in this process, on another implementation."""
+def outcome(item: pytest.Function, implementation: object, seconds: float | None = 1.0) -> Outcome:
+    """Run a test function again, in this process, on another implementation; None for any time."""
     arguments = {name: value for name, value in given(item).items() if name in item._fixtureinfo.argnames}
     RUNS.clear()
     failure = ""
     try:
-        with deadline(seconds), silence(), kept_alive():
+        with deadline(seconds) if seconds else nullcontext(), silence(), kept_alive():
             item.obj(**arguments | {"lab": implementation})
     except KeyboardInterrupt:
         raise
@@ -79,6 +81,26 @@ def diagnosis(
     return sentence, found + [("step through it", line) for line in played]
 
 
+def opening(item: pytest.Function, lab: Lab, error: BaseException) -> list[str]:
+    """Return the lines that open the report of a failed test, before anything else of it is made.
+
+    [] for a failure that says nothing of what is written: a task that is not, a test that was not run.
+    """
+    words = failures.in_words(lab, error)
+    if isinstance(error, failures.NotBegun | loading.LoadProblem) or (words and NOT_WRITTEN.match(words[0])):
+        return []
+    yours, reference, sentence = Outcome(tuple(RUNS)), Outcome(tuple(EXPECTED)), None
+    try:  # without a deadline: what it would end in the middle, a first `import torch`, cannot be repeated
+        reference = reference if reference.runs else on_reference(item, lab, seconds=None)
+        sentence = sentences.of_runs(yours.runs, reference.runs)
+    except Exception:  # solution.py does not load
+        pass
+    said = [filled(sentence.text)] if sentence else []
+    if words:
+        return [*words, *said]
+    return [*said, "", failures.claim(item)] if said else [failures.claim(item), "", describe(error)]
+
+
 def ready(lab: Lab) -> None:
     """Load slow modules before a clock starts: an interrupted `import torch` cannot be repeated."""
     if lab.uses_torch and find_spec("torch"):  # a web page has none
@@ -86,9 +108,9 @@ def ready(lab: Lab) -> None:
     loading.load(lab.id, "solution")
 
 
-def on_reference(item: pytest.Function, lab: Lab) -> Outcome:
+def on_reference(item: pytest.Function, lab: Lab, seconds: float | None = 1.0) -> Outcome:
     """Return the test's outcome on the reference; without runs if it failed there too."""
-    done = outcome(item, loading.load(lab.id, "solution"))
+    done = outcome(item, loading.load(lab.id, "solution"), seconds)
     return Outcome((), done.failure) if done.failure else done
 
 

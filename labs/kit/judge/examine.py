@@ -1,7 +1,8 @@
 """The examination of a starter.py: `python -m labs.kit.judge.examine lab-01 OUT.jsonl [report]`.
 
 All tests run on the whole file. Where several tasks may be at fault, each runs its tests alone, in the
-reference. With `report`, the most informative failure runs once more, and its report is written.
+reference. With `report` the opening of the first failure is written as soon as it is known, and at last the
+whole report of the most informative one, which runs once more.
 """
 
 import os
@@ -32,6 +33,7 @@ class Examination(matrix.Matrix):
         self.wanted: dict[str, set[str]] = {}  # by task that runs alone: its tests
         self.asked: dict[str, set[str]] = {}  # by task: the tests that judge it
         self.served: dict[str, list[str]] = {}  # by task that runs alone: all tasks that its run judges
+        self.first = False  # whether to write the first failure
 
     def examine(self) -> bool:
         """Run the whole file, then single tasks where needed. Return False if pytest did not end well."""
@@ -132,6 +134,14 @@ class Examination(matrix.Matrix):
             if variant == YOURS or matrix.test_of(item) in self.wanted[task_of(variant)]
         ]
         items[:] = [item for _, _, item in sorted(kept, key=lambda one: one[:2])]
+
+    def pytest_runtest_makereport(self, item: Any, call: pytest.CallInfo[None]) -> pytest.TestReport:
+        report = super().pytest_runtest_makereport(item, call)
+        if self.first and call.when == "call" and call.excinfo:
+            if lines := diagnose.opening(item, self.lab, call.excinfo.value):
+                self.write({"first": "\n".join([matrix.test_of(item), "", *lines])})
+                self.first = False
+        return report
 
     def keep(self, variant: str, result: Result) -> None:
         if task := task_of(variant):
@@ -240,6 +250,7 @@ def main(lab_id: str, out: str, *options: str) -> None:
         except loading.LoadProblem:  # every test will report it
             unwritten = []
         examination = Examination(lab, unwritten, file)
+        examination.first = "report" in options
         if ended := examination.examine():
             examination.write({"blamed": examination.status.blamed})
             if "report" in options:

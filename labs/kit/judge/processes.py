@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import sleep
 from typing import Any, TypeVar
 
 from labs.kit.judge.manifest import LABS_DIR, Lab
@@ -21,6 +22,8 @@ from labs.kit.judge.result import Result
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+LOOK = 0.05  # seconds between two looks at what a process has written
+FIRST = '{"first":'  # begins the row of the first failure
 _running: set[subprocess.Popen[bytes]] = set()  # those that run_in_process waits for, in any thread
 
 
@@ -58,7 +61,14 @@ def run_matrix(lab: Lab, variants: list[str], out: Path | None = None) -> Outcom
     return run_in_process("labs.kit.judge.matrix", lab, variants, out)
 
 
-def run_in_process(module: str, lab: Lab, arguments: list[str], out: Path | None = None) -> Outcomes:
+def run_in_process(
+    module: str,
+    lab: Lab,
+    arguments: list[str],
+    out: Path | None = None,
+    first: Callable[[str], None] | None = None,
+) -> Outcomes:
+    """Run a module on a lab, and return what it wrote; `first` is told the first failure at once."""
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
@@ -68,6 +78,11 @@ def run_in_process(module: str, lab: Lab, arguments: list[str], out: Path | None
         ) as process:
             _running.add(process)
             try:
+                while first and process.poll() is None:
+                    if text := first_failure(out):
+                        first(text)
+                        break
+                    sleep(LOOK)
                 code = process.wait()
             except BaseException:  # on an interrupt too
                 process.kill()
@@ -76,6 +91,14 @@ def run_in_process(module: str, lab: Lab, arguments: list[str], out: Path | None
                 _running.discard(process)
         said.seek(max(0, said.tell() - 10_000))
         return read_outcomes(lab, out, code, said.read().decode("utf-8", errors="replace").strip())
+
+
+def first_failure(out: Path) -> str:
+    """Return the first failure that an examination has written into `out` so far; "" if there is none."""
+    written = out.read_text("utf-8") if out.exists() else ""
+    whole = written[: written.rfind("\n") + 1].splitlines()
+    found = next((row for row in whole if row.startswith(FIRST)), None)
+    return str(json.loads(found)["first"]) if found else ""
 
 
 def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcomes:

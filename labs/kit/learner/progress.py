@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -39,25 +40,34 @@ class Progress(TaskStatus):
     hint: str = ""
 
 
-def progress(lab: Lab, report: bool = False) -> Progress:
+def progress(lab: Lab, report: bool = False, first: Callable[[str], None] | None = None) -> Progress:
     """Return the results of the lab's tests on starter.py, from the cache if no file has changed.
 
-    With `report` the most informative failure is run again and reported; that writes out/lab-NN.html.
+    With `report` the most informative failure is run again and reported; that writes out/lab-NN.html. While
+    the tests run, `first` is told the first that fails.
     """
     text = starter_text(lab)
     if text == pristine_source(lab):
         return Progress(lab, [], unwritten=[task.name for task in lab.tasks], started=False)
     unwritten, key = isolate.unwritten(lab, text), digest(lab)
     kept = read_state("results.json").get(lab.id, {})
+    reported = not report or all(row["passed"] for row in kept.get("results", ()))  # or no need to
     columns = shutil.get_terminal_size().columns  # of the report, as it was kept
-    if kept.get("key") == key and (not report or (kept["report"] and kept.get("columns") == columns)):
+    if kept.get("key") == key and (reported or (kept["report"] and kept.get("columns") == columns)):
         by_task = {task: [Result(**row) for row in rows] for task, rows in kept["alone"].items()}
         results = [Result(**row) for row in kept["results"]]
         said = {name: kept[name] for name in ("blamed", "problem", "report", "hint")}
         return Progress(lab, results, by_task, unwritten, **said)
     with contextlib.suppress(OSError):
         page.path_of(lab).unlink()  # it shows another starter
-    outcomes = run_in_process("labs.kit.judge.examine", lab, ["report"] if report else [])
+
+    def tell(failure: str) -> None:
+        if first and starter_text(lab) == text:
+            first(failure)
+
+    outcomes = run_in_process(
+        "labs.kit.judge.examine", lab, ["report"] if report else [], first=first and tell
+    )
     saved = f"{lab.id}: starter.py was saved while its tests ran; they have to run again"
     if trouble := saved if starter_text(lab) != text else outcomes.trouble:  # may lie outside: not kept
         return Progress(lab, [], unwritten=unwritten, problem=trouble)
@@ -87,9 +97,9 @@ def all_progress() -> list[Progress]:
     return side_by_side(lambda lab_id: progress(find_lab(lab_id)), lab_ids())
 
 
-def first_open() -> Progress | None:
-    """Return the first lab that is not done, if any."""
-    labs = (progress(find_lab(lab_id)) for lab_id in lab_ids())
+def first_open(report: bool = False, first: Callable[[str], None] | None = None) -> Progress | None:
+    """Return the first lab that is not done, if any; with its report, as `progress` does."""
+    labs = (progress(find_lab(lab_id), report, first) for lab_id in lab_ids())
     return next((status for status in labs if not status.is_done), None)
 
 

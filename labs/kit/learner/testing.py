@@ -3,10 +3,12 @@
 import sys
 import webbrowser
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from labs.kit.judge import page
@@ -18,9 +20,31 @@ from mini_engine.renamed import old_names
 STYLES = {"E ": "red", "> ": "red"}  # the error, and the rows that differ
 
 
-def testing() -> AbstractContextManager[object]:
+def testing() -> AbstractContextManager[Status | None]:
     """Show on a terminal that tests are running: all labs together may take a minute."""
     return Console(stderr=True).status("running the tests") if sys.stderr.isatty() else nullcontext()
+
+
+def show_first(running: Status | None, shown: list[str], text: str) -> None:
+    """Print the first failure, under which the tests are still running, and add it to `shown`."""
+    shown.append(text)
+    if running:  # it draws over what is printed
+        running.stop()
+    say("the first failure, while the other tests run:")
+    show(text)
+    say()
+    if running:
+        running.start()
+
+
+def show(report: str) -> None:
+    """Print the report of a failure, or a part of it."""
+    console = Console(highlight=False, soft_wrap=True)
+    for number, line in enumerate(report.splitlines()):
+        hang = 4 if line.startswith((" ", "E")) else 0
+        is_title = line.startswith("--- ") or (number == 0 and line.startswith("test_"))
+        style = "bold" if is_title else STYLES.get(line[:2], "")
+        console.print(Text(filled(line, hang=hang), style))
 
 
 def show_test(lab_id: str | None, open_page: bool = False) -> bool:
@@ -33,14 +57,15 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
         if open_page:
             say(f"no run to show in the player: {why}")
 
-    with testing():
-        opened = None if lab_id else first_open()
-        if not lab_id and not opened:
-            say("all labs are done")
-            no_run("nothing fails")
-            return True
-        lab = opened.lab if opened else find_lab(str(lab_id))
-        status = progress(lab, report=True)
+    shown: list[str] = []
+    with testing() as running:
+        first = partial(show_first, running, shown)
+        status = progress(find_lab(lab_id), True, first) if lab_id else first_open(True, first)
+    if status is None:
+        say("all labs are done")
+        no_run("nothing fails")
+        return True
+    lab = status.lab
     if not status.started:
         say(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
         say(f"a hint: python -m labs hint {lab.id}")
@@ -65,12 +90,10 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
         no_run(f"{task.name} is not written yet")
         return False
     say()
-    say("the most informative failure:")
-    console = Console(highlight=False, soft_wrap=True)
-    for number, line in enumerate(status.report.splitlines()):
-        hang = 4 if line.startswith((" ", "E")) else 0
-        style = "bold" if number == 0 or line.startswith("--- ") else STYLES.get(line[:2], "")
-        console.print(Text(filled(line, hang=hang), style))
+    more = status.report.removeprefix("".join(shown))
+    again = more != status.report
+    say("more on the first failure, the most informative one:" if again else "the most informative failure:")
+    show(more.strip("\n"))
     if page.path_of(lab).exists():
         show_page(lab, page.path_of(lab), open_page)
     else:

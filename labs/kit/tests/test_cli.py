@@ -257,6 +257,37 @@ def test_test_shows_the_first_failure_only_whatever_the_environment(course, monk
     assert "where your run departs from the reference" in result.stdout and "looks like" in result.stdout
 
 
+@pytest.mark.timeout(300)
+def test_the_first_failure_is_shown_while_the_other_tests_run(course):
+    """The last test waits until the sentence has been read. At the end the same failure is not told twice."""
+    course.solve(*UNPAID)
+    course.edit("lab.toml", "timeout = 5", "timeout = 60")
+    read, waited = course.root / "read", course.root / "waited"
+    last = f"""
+
+def test_the_rest_waits(lab):
+    import time
+    while not pathlib.Path({str(read)!r}).exists():
+        time.sleep(0.01)
+    pathlib.Path({str(waited)!r}).touch()
+"""
+    tests = course.file("test_lab.py")
+    tests.write_text(f"import pathlib\n{tests.read_text('utf-8')}{last}", "utf-8")
+    line, said = [sys.executable, "-u", "-m", "labs", "test", "1"], []
+    with subprocess.Popen(
+        line, cwd=course.root, env=course.environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        for text in process.stdout:
+            said.append(text)
+            if text.startswith("Your step"):
+                read.touch()
+    assert waited.exists() and said[0] == "the first failure, while the other tests run:\n"
+    sentence = next(text for text in said if text.startswith("Your step"))
+    assert (said.count("test_budget_caps_the_total\n"), said.count(sentence)) == (1, 1), "".join(said)
+    more = said.index("more on the first failure, the most informative one:\n")
+    assert said[more - 2].startswith("lab-01 schedule_step: ") and "budget_caps" in said[more + 1]
+
+
 def test_a_test_that_is_gone_is_said(course):
     course.solve()
     course.edit("test_lab.py", "def test_nobody_there", "def nobody_there")
