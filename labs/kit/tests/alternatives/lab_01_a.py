@@ -1,7 +1,14 @@
-"""Another right schedule_step: one loop over running, then the queue, as a generator of candidates."""
+"""Another right schedule_step: candidates from a generator, a Counter as the result, an error of its own."""
+
+from collections import Counter
 
 from mini_engine.request import RequestStatus
 from mini_engine.scheduler import clamp
+
+
+class NoRoom(RuntimeError):
+    def __init__(self, request):
+        super().__init__(f"{request.request_id!r} runs, and finds no room")
 
 
 def schedule_step(
@@ -13,9 +20,9 @@ def schedule_step(
         while len(waiting) and len(running) < max_num_seqs:
             yield waiting.peek(), False
 
-    scheduled = {}
+    scheduled = Counter()
     for request, is_running in candidates():
-        left = max_num_batched_tokens - sum(scheduled.values())
+        left = max_num_batched_tokens - scheduled.total()
         if left <= 0:
             break
         if not is_running:
@@ -26,7 +33,7 @@ def schedule_step(
             running += [request]
         count = clamp(request.num_new_tokens, left, long_prefill_token_threshold)
         if is_running and not kv.allocate(request, count):
-            raise RuntimeError(f"{request.request_id}: the pool is exhausted, make room before the step")
+            raise NoRoom(request)
         if count:
             scheduled[request.request_id] = count
     return scheduled

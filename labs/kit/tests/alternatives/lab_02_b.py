@@ -2,7 +2,6 @@
 
 from collections import namedtuple
 from itertools import chain, islice
-from operator import attrgetter
 
 Chunk = namedtuple("Chunk", "token_ids positions is_last")
 
@@ -23,4 +22,7 @@ def next_chunk(request, num_tokens):
 
 
 def prefill_budget(running, budget):
-    return budget - sum(map(attrgetter("is_decode"), running))
+    for request in running:
+        if request.output_token_ids and request.num_computed_tokens + 1 == request.num_tokens:
+            budget -= 1
+    return budget

@@ -1,109 +1,82 @@
-"""A third right lab-05: free blocks linked through an array, and one attention call over all rows."""
-
-from dataclasses import dataclass, field
-
-
-@dataclass
-class Table:
-    blocks: list = field(default_factory=list)
+"""lab-05 around the two given methods: a set of free blocks, tables that grow by slices, padded attention."""
 
 
 class BlockManager:
-    """next_free[b] is the free block behind b; `head` is the first, -1 the end of the chain."""
-
     def __init__(self, num_blocks, block_size, *, watermark=None):
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError("num_blocks and block_size start at 1")
-        if watermark is None:
-            watermark = num_blocks // 100
-        if watermark not in range(num_blocks):
-            raise ValueError("watermark must be smaller than the pool")
-        self.num_blocks, self.block_size, self.watermark = num_blocks, block_size, watermark
-        self.next_free = [*range(1, num_blocks), -1]
-        self.head = 0
-        self._num_free = num_blocks
-        self.tables = {}
+        self.watermark = watermark if watermark is not None else num_blocks // 100
+        if num_blocks < 1 or block_size < 1 or not 0 <= self.watermark < num_blocks:
+            raise ValueError(f"a pool of {num_blocks} x {block_size} slots with a watermark of {watermark}")
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._free = set(range(num_blocks))
+        self._tables = {}
 
-    num_free_blocks = property(lambda self: self._num_free)
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
 
-    def num_new_blocks(self, request, num_new_tokens):
-        room = len(self.block_table(request)) * self.block_size
-        missing = request.num_computed_tokens + num_new_tokens - room
-        return (missing + self.block_size - 1) // self.block_size if missing > 0 else 0
-
-    def _give(self, request, count):
-        if not count:
-            return
-        table = self.tables.setdefault(request.request_id, Table())
-        for _ in range(count):
-            block, self.head = self.head, self.next_free[self.head]
-            table.blocks.append(block)
-        self._num_free -= count
+    def block_table(self, request) -> list[int]:
+        return self._tables.get(request.request_id, [])
 
     def admit(self, request):
-        if request.request_id in self.tables:
-            raise ValueError(f"request {request.request_id} was admitted before")
-        count = (request.num_tokens + self.block_size - 1) // self.block_size
-        if self.tables:
-            if count > self._num_free - self.watermark:
-                return False
-        elif count > self._num_free:
+        if self.block_table(request):
+            raise ValueError(f"{request.request_id} has a table")
+        count = (request.num_tokens - 1) // self.block_size + 1
+        if self.num_free_blocks - count < (self.watermark if self._tables else 0):
             return False
-        self._give(request, count)
+        self._tables[request.request_id] = [self._free.pop() for _ in range(count)]
         request.num_computed_tokens = 0
         return True
 
+    def num_new_blocks(self, request, num_new_tokens):
+        last = request.num_computed_tokens + num_new_tokens - 1
+        return max(last // self.block_size + 1 - len(self.block_table(request)), 0)
+
     def allocate(self, request, num_new_tokens):
         count = self.num_new_blocks(request, num_new_tokens)
-        if count <= self._num_free:
-            self._give(request, count)
-            return True
-        return False
+        if count > self.num_free_blocks:
+            return False
+        if count:
+            new = [self._free.pop() for _ in range(count)]
+            self._tables[request.request_id] = self.block_table(request) + new
+        return True
 
     def free(self, request):
-        table = self.tables.pop(request.request_id, None)
-        if table is None:
-            return
-        for block in table.blocks:
-            self.next_free[block], self.head = self.head, block
-        self._num_free += len(table.blocks)
+        if request.request_id in self._tables:
+            self._free.update(self._tables.pop(request.request_id))
 
     def cache_blocks(self, request):
-        return None
-
-    def block_table(self, request):
-        table = self.tables.get(request.request_id)
-        return table.blocks if table else []
+        pass
 
     def slot_mapping(self, request, start, end):
-        table = self.block_table(request)
-        if start < 0 or end < start or end > self.block_size * len(table):
-            raise ValueError(f"no room for positions {start}..{end} of request {request.request_id}")
-        slots = []
-        for position in range(start, end):
-            page, offset = divmod(position, self.block_size)
-            slots.append(table[page] * self.block_size + offset)
-        return slots
+        table, size = self.block_table(request), self.block_size
+        if start < 0 or start > end or end > size * len(table):
+            raise ValueError(
+                f"request {request.request_id}: {start} to {end} is not all in {len(table)} blocks"
+            )
+        room = [slot for block in table for slot in range(block * size, (block + 1) * size)]
+        return room[start:end]
 
 
 def write_kv(k_cache, v_cache, slot_mapping, k, v):
-    for cache, new in ((k_cache, k), (v_cache, v)):
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, slot_mapping, new)
+    import torch
+
+    blocks = torch.div(slot_mapping, k_cache.shape[1], rounding_mode="floor")
+    offsets = slot_mapping - blocks * k_cache.shape[1]
+    k_cache.index_put_((blocks, offsets), k)
+    v_cache.index_put_((blocks, offsets), v)
 
 
 def paged_attention(q, k_cache, v_cache, batch):
-    """All rows at once over the whole pool; a mask says which slot is whose, and at which position."""
+    """All requests at once, each padded to the longest: gathered keys, and a mask for each row."""
     import torch
 
     from mini_engine.model import sdpa
 
-    size = batch.block_size
-    num_slots = k_cache.shape[0] * size
-    mask = torch.zeros(len(q), num_slots, dtype=torch.bool)
-    row = 0
-    for request, count in enumerate(batch.query_lens):
-        for _ in range(count):
-            seen = torch.arange(int(batch.positions[row]) + 1)
-            mask[row, batch.block_tables[request, seen // size] * size + seen % size] = True
-            row += 1
-    return sdpa(q[None], k_cache.flatten(0, 1)[None], v_cache.flatten(0, 1)[None], mask)[0]
+    owner = torch.repeat_interleave(torch.arange(len(batch.query_lens)), torch.tensor(batch.query_lens))
+    longest = max(batch.seq_lens)
+    width = (longest - 1) // batch.block_size + 1
+    table = batch.block_tables[:, :width][owner]
+    k, v = (cache[table].flatten(1, 2)[:, :longest] for cache in (k_cache, v_cache))
+    seen = torch.arange(longest) <= batch.positions[:, None]
+    v = v.masked_fill(~seen[:, :, None, None], 0)
+    return sdpa(q[:, None], k, v, seen[:, None, None])[:, 0]

@@ -1,4 +1,9 @@
-"""lab-06 in another shape: no hashes at all. A cached block is filed under its whole content."""
+"""lab-06 in another shape: no hashes at all. A cached block is filed under its whole content.
+
+The annotations of its dataclass are text.
+"""
+
+from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
