@@ -117,8 +117,7 @@ class Stream(Iterator[Delta]):
         while not self._inbox:
             self._engine.step()
         delta = self._inbox.popleft()
-        if delta.finish_reason:
-            self.close()
+        self._closed = delta.finish_reason is not None
         return delta
 
     def close(self) -> None:

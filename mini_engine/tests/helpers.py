@@ -389,14 +389,12 @@ def scripted_engine(scripts: dict, **settings):
 
         def forward(self, rows):
             self.calls += 1
-            logits = []
-            for request, _, is_last in rows:
-                if is_last:
-                    script, done = tokens.get(request.request_id, []), len(request.output_token_ids)
-                    row = torch.zeros(257)
-                    row[script[done] if done < len(script) else dot] = 10.0
-                    logits.append(row)
-            return torch.stack(logits) if logits else torch.empty(0, 257)
+            chosen = []
+            for row in rows:
+                script, done = tokens.get(row.request.request_id, []), len(row.request.output_token_ids)
+                script = script[done : done + row.num_logits]
+                chosen += script + [dot] * (row.num_logits - len(script))
+            return 10.0 * torch.nn.functional.one_hot(torch.tensor(chosen, dtype=torch.int64), 257)
 
         def copy_block(self, source, target, num_tokens):
             pass  # it reads no keys and values

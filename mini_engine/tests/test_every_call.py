@@ -12,17 +12,19 @@ from functools import partial
 import pytest
 
 from mini_engine.block_manager import BlockManager
-from mini_engine.outputs import Stream
+from mini_engine.outputs import Reader, Stream
 from mini_engine.request import SamplingParams
 from mini_engine.request_queue import RequestQueue
 from mini_engine.sampler import Sampler
 from mini_engine.scheduler import Scheduler
-from mini_engine.tests.helpers import scripted_engine, text_of, tokens_of
+from mini_engine.tests.helpers import byte_tokenizer, scripted_engine, text_of, tokens_of
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.text.output_text import OutputText
 from mini_engine.trace import Recorder, VirtualClock, read_trace, replay, write_trace
 
-SEEDS = range(200 if SOAK else 3)
+# Workloads with a stream, with drafts, and with a fork that copies, each of which makes this call.
+CHOSEN = {0: "Reader.step", 5: "Drafts.propose", 7: "Scripted.copy_block"}
+SEEDS = range(200) if SOAK else CHOSEN
 
 PARTS = {
     BlockManager: [
@@ -34,7 +36,7 @@ PARTS = {
         "block_table",
         "slot_mapping",
     ]
-    + ["unadmit", "shrink", "uncache_blocks", "evict_blocks"],
+    + ["unadmit", "shrink", "uncache_blocks", "evict_blocks", "fork"],
     Scheduler: ["add", "abort", "schedule", "update", "make_room", "preempt", "take_back", "fail"],
     RequestQueue: ["push", "peek", "pop", "remove", "__len__", "__iter__"],
     Sampler: ["__call__", "forget"],
@@ -42,6 +44,7 @@ PARTS = {
     Recorder: ["add", "abort", "schedule", "update", "take_back", "fail"],
     VirtualClock: ["now", "advance"],
     Stream: ["__init__"],
+    Reader: ["step"],
 }
 
 
@@ -58,20 +61,20 @@ class Calls:
         self.on = False  # in a call of the engine's: what a test looks at is not counted
 
     def wrap(self, owner, name):
-        method = getattr(owner, name)
+        method, owner_name = getattr(owner, name), getattr(owner, "__name__", type(owner).__name__)
 
         def wrapped(*args, **kwargs):
             if not self.on:
                 return method(*args, **kwargs)
             self.num += 1
             mine = self.num == self.at
-            self.names[f"{owner.__name__}.{name}"] += self.at is None
+            self.names[f"{owner_name}.{name}"] += self.at is None
             if mine and not self.after:
-                self.fired = f"{owner.__name__}.{name}"
+                self.fired = f"{owner_name}.{name}"
                 raise InjectedError(self.fired)
             result = method(*args, **kwargs)
             if mine:  # and it did not raise by itself, as `remove` may
-                self.fired = f"{owner.__name__}.{name}, when it was done"
+                self.fired = f"{owner_name}.{name}, when it was done"
                 raise InjectedError(self.fired)
             return result
 
@@ -105,6 +108,17 @@ def workload(seed):
     return settings, sorted(requests, key=lambda request: request[0])
 
 
+def drafts(scripts, requests):
+    """Return for each request the next two tokens of its script, the second of them now and then wrong."""
+    encode, proposed = byte_tokenizer().encode, []
+    for request in requests:
+        done = len(request.output_token_ids)
+        proposed.append(encode(scripts[request.request_id])[done : done + 2])
+        if done % 3 == 1:
+            proposed[-1][1:] = [9]
+    return proposed
+
+
 class Run:
     """A workload to its end; whatever raises InjectedError is called again."""
 
@@ -112,8 +126,17 @@ class Run:
         self.calls = calls
         self.settings, self.requests = workload(seed)
         scripts = {name: script for _, name, _, _, script, _ in self.requests}
-        self.engine = scripted_engine(scripts, clock=VirtualClock(), **self.settings)
+        # A second answer to the first prompt, which comes when the first has a token.
+        self.first, twin = self.requests[0][1], "twin"
+        scripts[twin] = scripts[self.first][::-1]
+        Drafts = type("Drafts", (), {"propose": staticmethod(partial(drafts, scripts))})
+        parts = {"propose": calls.wrap(Drafts, "propose")} if seed % 2 else {}
+        self.engine = scripted_engine(scripts, clock=VirtualClock(), parts=parts, **self.settings)
+        self.engine.backend.forward = calls.wrap(self.engine.backend, "forward")
+        kv = self.engine.scheduler.kv
+        kv.copy_block = calls.wrap(self.engine.backend, "copy_block")
         self.said = {name: [] for name in scripts}
+        self.siblings = []
         self.streams = {}
         self.raised = []
 
@@ -127,6 +150,13 @@ class Run:
         finally:
             self.calls.on = False
 
+    def add_twin(self):
+        """Add the second answer, as LLM.generate does when the first has begun."""
+        _, _, prompt, params, *_ = self.requests[0]
+        self.add("twin", prompt, params, False)
+        self.siblings.append(self.engine.requests["twin"])
+        self.siblings[1].siblings = self.siblings
+
     def add(self, name, prompt, params, streamed):
         engine, options = self.engine, {"request_id": name, "priority": len(self.said) % 2}
         while name not in self.streams if streamed else name not in engine.requests:
@@ -138,6 +168,8 @@ class Run:
             if name not in self.streams and streamed:
                 assert name not in engine.requests and name not in engine.inboxes
             self.check()
+        if name == self.first:
+            self.siblings = engine.requests[name].siblings = [engine.requests[name]]
 
     def play(self):
         left, step = list(self.requests), 0
@@ -154,6 +186,8 @@ class Run:
             elif self.engine.has_work:
                 for delta in self.attempt(self.engine.step) or ():
                     self.said[delta.request_id].append(delta)
+            if len(self.siblings) == 1 and self.said[self.first]:
+                self.add_twin()
             last = self.requests[-1][1]
             while (
                 len(tokens_of(self.said[last])) == 2
@@ -210,18 +244,14 @@ def test_an_error_at_every_call(seed, monkeypatch, tmp_path):
 
     def play(at, after=False):
         calls.num, calls.at, calls.after, calls.fired = 0, at, after, ""
-        run = Run(seed, calls)
-        forward = run.engine.backend.forward
-        run.engine.backend.forward = calls.wrap(
-            type("Backend", (), {"forward": staticmethod(forward)}), "forward"
-        )
-        run.play()
+        run = Run(seed, calls).play()
         check_trace(run, tmp_path / "run.jsonl")
         return run
 
     quiet = play(None).outcome()
     num_calls = sum(calls.names.values())
     assert num_calls > 150 and len(calls.names) > 20, calls.names
+    assert CHOSEN.get(seed, "BlockManager.admit") in calls.names
     for after in (False, True):
         for at in range(1, num_calls + 1):
             try:

@@ -214,7 +214,7 @@ def test_a_stop_in_the_midst_of_several_tokens():
             None,
             lambda requests, s=script: [s[len(r.output_token_ids) :][:9] for r in requests],
         ):
-            engine = several(script, propose)
+            engine = scripted_engine({"a": script}, parts={"propose": propose})
             engine.add_request(
                 "hi", SamplingParams(temperature=0, max_tokens=11, stop=stop, logprobs=0), request_id="a"
             )
@@ -224,25 +224,6 @@ def test_a_stop_in_the_midst_of_several_tokens():
         assert outcomes[0] == outcomes[1] and steps == 2
         assert outcomes[0][0]["a"][1] == expected[1]
         assert tokenizer.decode(outcomes[0][0]["a"][0]) == expected[0]
-
-
-def several(script, propose):
-    """A scripted engine whose backend has a row for each draft, too."""
-    import torch
-
-    engine = scripted_engine({"a": script}, parts={"propose": propose})
-
-    def forward(rows):
-        logits = torch.zeros(sum(row.num_logits for row in rows), 257)
-        at = 0
-        for row in rows:
-            for i in range(row.num_logits):
-                logits[at, script[len(row.request.output_token_ids) + i]] = 10.0
-                at += 1
-        return logits
-
-    engine.backend.forward = forward
-    return engine
 
 
 def test_a_chunk_that_reaches_beyond_the_text_ends_it():
