@@ -265,6 +265,17 @@ def random_trace(seed: int, keep=True, stop_after: int | None = None) -> Trace:
     return play(*random_workload(seed), before=abort_some, stop_after=stop_after, **options).trace
 
 
+def drafted(num_blocks, size=1, prompt=3, max_tokens=9, drafts=(5, 5, 5), others=0):
+    """A scheduler with requests in decode, the first of them with drafts, and that request."""
+    kv = BlockManager(num_blocks, size, watermark=0)
+    scheduler = Scheduler(kv, max_num_batched_tokens=64, max_num_seqs=8)
+    for i in range(1 + others):
+        scheduler.add(make_request(f"q{i}", prompt, max_tokens))
+    scheduler.update(scheduler.schedule(), {f"q{i}": [4] for i in range(1 + others)})
+    scheduler.running[0].spec_token_ids = list(drafts)
+    return scheduler, scheduler.running[0]
+
+
 def refusal(call, *words, error=ValueError):
     """The call is refused at once, with one short line that has the words."""
     started = time.perf_counter()
@@ -426,6 +437,11 @@ def tokens_of(deltas: list) -> list[int]:
 
 def text_of(deltas: list) -> str:
     return "".join(delta.text for delta in deltas)
+
+
+def outcome(said: dict[str, list]) -> dict[str, tuple]:
+    """Return what came of each request: its tokens, its text, and why it ended."""
+    return {n: (tokens_of(d), text_of(d), d[-1].finish_reason, d[-1].stop_reason) for n, d in said.items()}
 
 
 def row(request: Request, num_tokens: int) -> Row:

@@ -1,4 +1,4 @@
-"""The rules of behaviour of a scheduler and its cache, 1 to 33, each shown by a test of its number.
+"""The rules of behaviour of a scheduler and its cache, 1 to 39, each shown by a test of its number.
 
 Most run without torch, on `SlotEngine`; where logits matter, on a tiny model in float64. The
 modules' own tests go further into each part.
@@ -19,15 +19,21 @@ import torch
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
+from mini_engine.llm import LLM
 from mini_engine.request import RequestStatus, SamplingParams
+from mini_engine.scheduler import Scheduler
 from mini_engine.tests import test_isolation as isolation
 from mini_engine.tests.helpers import (
     VOCAB,
     SlotEngine,
+    byte_tokenizer,
     computed,
+    dense_logits,
+    drafted,
     drain,
     expected_tokens,
     make_request,
+    outcome,
     play,
     random_run,
     random_trace,
@@ -35,6 +41,7 @@ from mini_engine.tests.helpers import (
     scripted_engine,
     spy,
     text_of,
+    tiny_model,
     tokens_of,
 )
 from mini_engine.trace import VirtualClock, WallClock, decisions
@@ -61,12 +68,12 @@ def ids(requests):
 
 
 def test_every_rule_is_here():
-    """All 33 numbers have a test, and each test's first line says its number."""
+    """All 39 numbers have a test, and each test's first line says its number."""
     rules = {}
     for name, test in globals().items():
         if match := re.match(r"test_(\d\d)_", name):
             rules.setdefault(int(match[1]), []).append(test)
-    assert sorted(rules) == list(range(1, 34))
+    assert sorted(rules) == list(range(1, 40))
     for number, tests in rules.items():
         for test in tests:
             assert inspect.getdoc(inspect.unwrap(test)).startswith(f"{number}. "), test.__name__
@@ -769,6 +776,133 @@ def test_33_ties_are_decided_by_arrival_alone():
         engine.add(*(make_request(name, [1, 2], 1, priority=1) for name in names)).run()
         orders.append([names.index(i) for r in engine.trace.steps for i in r.scheduled])
     assert orders == [[0, 1, 2, 3]] * 2
+
+
+# -------------------------------------------------------------------------- several tokens a step
+
+
+def test_34_room_is_counted_for_several_tokens():
+    """34. Three requests get three tokens a step, on six blocks of two: the newest is preempted."""
+    scheduler = Scheduler(BlockManager(6, 2), max_num_batched_tokens=64, max_num_seqs=8)
+    requests = {name: make_request(name, 2, 7) for name in "abc"}
+    for request in requests.values():
+        scheduler.add(request)
+    steps = 0
+    while scheduler.has_work:
+        scheduled = scheduler.schedule()
+        ends = [n for n, num in scheduled.items() if num == requests[n].num_new_tokens]
+        scheduler.update(scheduled, {name: [7, 8, 9] for name in ends})
+        scheduler.kv.check()
+        steps += 1
+        assert steps < 50
+    assert [r.output_token_ids for r in requests.values()] == [[7, 8, 9, 7, 8, 9, 7]] * 3
+    assert any(r.num_preemptions for r in requests.values()) and scheduler.kv.num_free_blocks == 6
+
+
+def test_34_a_draft_takes_no_block_that_another_was_promised():
+    """34. Two decodes need a block each, and three are free: of three drafts one is scheduled."""
+    scheduler, request = drafted(9, max_tokens=5, others=1)
+    assert scheduler.schedule() == {"q0": 2, "q1": 1} and request.spec_token_ids == [5]
+    assert len(scheduler.running) == 2 and scheduler.kv.num_free_blocks == 0
+
+
+def test_34_drafts_end_before_max_tokens():
+    """34. Of the three tokens that are left, one is the model's own."""
+    scheduler, request = drafted(20, max_tokens=4, drafts=[5] * 9)
+    assert scheduler.schedule() == {"q0": 3} and request.spec_token_ids == [5, 5]
+
+
+@pytest.mark.parametrize(("given", "accepted"), [([7], 0), ([5, 7], 1), ([5, 5, 7], 2), ([5, 5, 5, 7], 3)])
+def test_35_rejected_tokens_count_for_nothing(given, accepted):
+    """35. They are not computed, not published, and their blocks are free in the same step."""
+    scheduler, request = drafted(20)
+    assert scheduler.schedule() == {"q0": 4} and scheduler.kv.num_free_blocks == 20 - 7
+    assert scheduler.update({"q0": 4}, {"q0": given}) == []
+    assert request.num_computed_tokens == 4 + accepted and request.output_token_ids == [4, *given]
+    assert scheduler.kv.num_free_blocks == 20 - 4 - accepted and request.spec_token_ids == []
+    assert scheduler.kv.num_cached_blocks == 4 + accepted and len(request.block_hashes) == 4 + accepted
+    twin = make_request("twin", request.token_ids() + [1])
+    assert len(scheduler.kv.get_computed_blocks(twin)) == 4 + accepted
+    assert scheduler.schedule() == {"q0": 1}
+
+
+def test_36_a_stop_in_the_midst_of_several_tokens():
+    """36. Stop string, end of text and max_tokens end a request where they would one by one."""
+    for stop, eos, expected in ((("o w",), False, ("hello w", "hell")), ((), True, ("hello", "hello"))):
+        tokenizer = byte_tokenizer()
+        script = tokenizer.encode("hello") + ([256] if eos else []) + tokenizer.encode(" world!")
+        outcomes = []
+        for propose in (
+            None,
+            lambda requests, s=script: [s[len(r.output_token_ids) :][:9] for r in requests],
+        ):
+            engine = scripted_engine({"a": script}, parts={"propose": propose})
+            engine.add_request(
+                "hi", SamplingParams(temperature=0, max_tokens=11, stop=stop, logprobs=0), request_id="a"
+            )
+            deltas = drain(engine)["a"]
+            outcomes.append((outcome({"a": deltas}), len([x for d in deltas for x in d.logprobs])))
+            steps = len(deltas)
+        assert outcomes[0] == outcomes[1] and steps == 2
+        assert outcomes[0][0]["a"][1] == expected[1]
+        assert tokenizer.decode(outcomes[0][0]["a"][0]) == expected[0]
+
+
+def test_37_an_error_in_update_changes_nothing():
+    """37. The second request's blocks cannot be published: nothing of the first's is."""
+    scheduler, request = drafted(20, others=1)
+    kv, hashes = scheduler.kv, [list(r.block_hashes) for r in scheduler.running]
+    scheduled, publish, calls = scheduler.schedule(), kv.cache_blocks, []
+
+    def fail(request):
+        calls.append(publish(request))
+        if len(calls) == 2:
+            raise OSError("cannot publish")
+
+    kv.cache_blocks, cached = fail, kv.num_cached_blocks
+    with pytest.raises(OSError):
+        scheduler.update(scheduled, {"q0": [5, 5, 7], "q1": [7]})
+    assert [r.num_computed_tokens for r in scheduler.running] == [3, 3] and kv.num_cached_blocks == cached
+    assert [r.block_hashes for r in scheduler.running] == hashes and request.output_token_ids == [4]
+    kv.cache_blocks = publish
+    scheduler.take_back(list(scheduler.running))
+    assert request.spec_token_ids == [] and kv.num_free_blocks == 20 - 6
+    kv.check()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("dtype", "roundings"), [("float32", 0), ("bfloat16", 1)])
+def test_38_another_token_only_within_rounding(dtype, roundings, fast):
+    """38. In float32 a batch has each request's tokens alone; in bfloat16 the best two may tie."""
+    model, prompts = tiny_model(dtype=dtype), [[7 * i % 64, *range(i)] for i in range(40)]
+    settings = dict(num_blocks=400, block_size=4, max_num_batched_tokens=48, max_num_seqs=24, fast=fast)
+    params = SamplingParams(temperature=0, max_tokens=20)
+    outputs = LLM.from_engine(Engine(model, **settings)).generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        token_ids = output.outputs[0].token_ids
+        rows = dense_logits(model, prompt + token_ids)[len(prompt) - 1 : -1].float()
+        behind = rows.amax(1) - rows[range(20), token_ids]
+        assert (behind <= roundings * torch.finfo(model.dtype).eps * rows.abs().amax(1)).all()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("num_prompt_tokens", "copied"), [(10, 1), (8, 3), (9, 0)])
+def test_39_answers_share_the_prompt(num_prompt_tokens, copied, caching):
+    """39. Answers share full blocks, have a partial one copied, and the tokens of their seeds alone."""
+    engine = SlotEngine(block_size=4, caching=caching)
+    answers = [make_request(name, [1] * num_prompt_tokens, 9, seed=i) for i, name in enumerate("abc")]
+    for request in answers:
+        request.siblings = answers
+    engine.add(answers[0]).step()
+    assert engine.add(*answers[1:]).step() == {"a": 1, "b": 1, "c": 1}
+    assert engine.copies == ([copied] * 2 if copied else [])
+    full = (num_prompt_tokens - 1) // 4
+    tables = [engine.kv.block_table(request) for request in answers]
+    assert [table[:full] for table in tables] == [tables[0][:full]] * 3
+    own = [block for table in tables for block in table[full:]]
+    assert len(own) == len(set(own)) >= 3
+    engine.run()
+    assert len({tuple(request.output_token_ids) for request in answers}) == 3
 
 
 def test_expected_tokens_stop_where_requests_stop():

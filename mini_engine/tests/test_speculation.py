@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 
 from mini_engine.backends.padded import PaddedBackend
-from mini_engine.block_manager import BlockManager
 from mini_engine.config import SpeculativeConfig
 from mini_engine.engine import Engine
 from mini_engine.invariants import watch
@@ -17,9 +16,8 @@ from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.schedule_step import next_chunk
-from mini_engine.scheduler import Scheduler
 from mini_engine.speculative.adaptive import AdaptiveProposer
-from mini_engine.tests.helpers import byte_tokenizer, drain, make_request, scripted_engine, text_of, tokens_of
+from mini_engine.tests.helpers import byte_tokenizer, drafted, make_request, outcome, tokens_of
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_faults import MODELS, check_trace, workload
 from mini_engine.trace import VirtualClock
@@ -67,10 +65,6 @@ def serve(seed, propose=None, **parts):
     return said, engine
 
 
-def outcome(said):
-    return {n: (tokens_of(d), text_of(d), d[-1].finish_reason, d[-1].stop_reason) for n, d in said.items()}
-
-
 def compare(seed, path, **parts):
     """Check that drafts change nothing but the steps; return what became of them."""
     quiet, plain = serve(seed, **parts)
@@ -113,48 +107,6 @@ def test_drafts_in_the_padded_batch(seed, tmp_path):
     compare(seed, tmp_path / "run.jsonl", attend_backend=PaddedBackend)
 
 
-def test_several_tokens_a_step_find_room():
-    """Three requests that are given three tokens a step, on six blocks of two: the newest is preempted."""
-    scheduler = Scheduler(BlockManager(6, 2), max_num_batched_tokens=64, max_num_seqs=8)
-    requests = {name: make_request(name, 2, 7) for name in "abc"}
-    for request in requests.values():
-        scheduler.add(request)
-    steps = 0
-    while scheduler.has_work:
-        scheduled = scheduler.schedule()
-        ends = [n for n, num in scheduled.items() if num == requests[n].num_new_tokens]
-        scheduler.update(scheduled, {name: [7, 8, 9] for name in ends})
-        scheduler.kv.check()
-        steps += 1
-        assert steps < 50
-    assert [r.output_token_ids for r in requests.values()] == [[7, 8, 9, 7, 8, 9, 7]] * 3
-    assert any(r.num_preemptions for r in requests.values()) and scheduler.kv.num_free_blocks == 6
-
-
-def drafted(num_blocks, size=1, prompt=3, max_tokens=9, drafts=(5, 5, 5), others=0):
-    """A scheduler with requests in decode, the first of them with drafts, and that request."""
-    kv = BlockManager(num_blocks, size, watermark=0)
-    scheduler = Scheduler(kv, max_num_batched_tokens=64, max_num_seqs=8)
-    for i in range(1 + others):
-        scheduler.add(make_request(f"q{i}", prompt, max_tokens))
-    scheduler.update(scheduler.schedule(), {f"q{i}": [4] for i in range(1 + others)})
-    scheduler.running[0].spec_token_ids = list(drafts)
-    return scheduler, scheduler.running[0]
-
-
-def test_a_draft_takes_no_block_that_another_was_promised():
-    """Two decodes need a block each, and three are free: of three drafts one is scheduled, none preempts."""
-    scheduler, request = drafted(9, max_tokens=5, others=1)
-    assert scheduler.schedule() == {"q0": 2, "q1": 1} and request.spec_token_ids == [5]
-    assert len(scheduler.running) == 2 and scheduler.kv.num_free_blocks == 0
-
-
-def test_drafts_end_before_max_tokens():
-    """Three tokens are left, and one of them is the model's own."""
-    scheduler, request = drafted(20, max_tokens=4, drafts=[5] * 9)
-    assert scheduler.schedule() == {"q0": 3} and request.spec_token_ids == [5, 5]
-
-
 def test_drafts_fit_into_budget_and_threshold():
     for name, value, expected in (("max_num_batched_tokens", 3, 2), ("long_prefill_token_threshold", 2, 1)):
         scheduler, request = drafted(20)
@@ -162,68 +114,10 @@ def test_drafts_fit_into_budget_and_threshold():
         assert scheduler.schedule() == {"q0": 1 + expected} and len(request.spec_token_ids) == expected
 
 
-@pytest.mark.parametrize(("given", "accepted"), [([7], 0), ([5, 7], 1), ([5, 5, 7], 2), ([5, 5, 5, 7], 3)])
-def test_rejected_tokens_count_for_nothing(given, accepted):
-    """They are not computed, not published, and their blocks are free in the same step."""
-    scheduler, request = drafted(20)
-    assert scheduler.schedule() == {"q0": 4} and scheduler.kv.num_free_blocks == 20 - 7
-    assert scheduler.update({"q0": 4}, {"q0": given}) == []
-    assert request.num_computed_tokens == 4 + accepted and request.output_token_ids == [4, *given]
-    assert scheduler.kv.num_free_blocks == 20 - 4 - accepted and request.spec_token_ids == []
-    assert scheduler.kv.num_cached_blocks == 4 + accepted and len(request.block_hashes) == 4 + accepted
-    twin = make_request("twin", request.token_ids() + [1])
-    assert len(scheduler.kv.get_computed_blocks(twin)) == 4 + accepted
-    assert scheduler.schedule() == {"q0": 1}
-
-
-def test_an_error_in_update_leaves_drafts_and_hashes_as_they_were():
-    """The second request's blocks cannot be published: nothing of the first's is."""
-    scheduler, request = drafted(20, others=1)
-    kv, hashes = scheduler.kv, [list(r.block_hashes) for r in scheduler.running]
-    scheduled, publish, calls = scheduler.schedule(), kv.cache_blocks, []
-
-    def fail(request):
-        calls.append(publish(request))
-        if len(calls) == 2:
-            raise OSError("cannot publish")
-
-    kv.cache_blocks, cached = fail, kv.num_cached_blocks
-    with pytest.raises(OSError):
-        scheduler.update(scheduled, {"q0": [5, 5, 7], "q1": [7]})
-    assert [r.num_computed_tokens for r in scheduler.running] == [3, 3] and kv.num_cached_blocks == cached
-    assert [r.block_hashes for r in scheduler.running] == hashes and request.output_token_ids == [4]
-    kv.cache_blocks = publish
-    scheduler.take_back(list(scheduler.running))
-    assert request.spec_token_ids == [] and kv.num_free_blocks == 20 - 6
-    kv.check()
-
-
 def test_a_preempted_request_drops_its_drafts():
     scheduler, request = drafted(20)
     scheduler.preempt(request)
     assert request.spec_token_ids == [] and request.token_ids(0, 9) == request.token_ids()
-
-
-def test_a_stop_in_the_midst_of_several_tokens():
-    """Stop string, end of text and max_tokens end a request where they would one by one, text included."""
-    for stop, eos, expected in ((("o w",), False, ("hello w", "hell")), ((), True, ("hello", "hello"))):
-        tokenizer = byte_tokenizer()
-        script = tokenizer.encode("hello") + ([256] if eos else []) + tokenizer.encode(" world!")
-        outcomes = []
-        for propose in (
-            None,
-            lambda requests, s=script: [s[len(r.output_token_ids) :][:9] for r in requests],
-        ):
-            engine = scripted_engine({"a": script}, parts={"propose": propose})
-            engine.add_request(
-                "hi", SamplingParams(temperature=0, max_tokens=11, stop=stop, logprobs=0), request_id="a"
-            )
-            deltas = drain(engine)["a"]
-            outcomes.append((outcome({"a": deltas}), len([x for d in deltas for x in d.logprobs])))
-            steps = len(deltas)
-        assert outcomes[0] == outcomes[1] and steps == 2
-        assert outcomes[0][0]["a"][1] == expected[1]
-        assert tokenizer.decode(outcomes[0][0]["a"][0]) == expected[0]
 
 
 def test_a_chunk_that_reaches_beyond_the_text_ends_it():
