@@ -1,8 +1,10 @@
 """One caller at a time, and no signal in the middle of a call: so a step is done or has not begun.
 
-Ctrl-C and SIGTERM raise wherever the program happens to be. Here they wait until the engine is in order.
+Ctrl-C, SIGTERM and time-outs raise wherever the program happens to be. Here they wait until the engine is in
+order.
 """
 
+import signal
 from collections.abc import Callable
 from signal import SIGINT, SIGTERM, getsignal
 from signal import signal as set_handler
@@ -10,6 +12,10 @@ from threading import Lock, get_ident, main_thread
 from threading import enumerate as all_threads
 from types import FrameType
 from typing import Any
+
+# The signals whose handlers raise to end something, as far as the system has them.
+_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_HELD: list[int] = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class EngineBusyError(RuntimeError):
@@ -26,13 +32,13 @@ class EngineBusyError(RuntimeError):
 class _Signals:
     """The signals that wait. Python runs handlers in the main thread only; other threads hold nothing.
 
-    `hold` replaces the handlers of SIGINT and SIGTERM by `_note`, `release` restores them and runs those
+    `hold` replaces the handlers of the signals in _HELD by `_note`, `release` restores them and runs those
     whose signal has come. A signal that Python does not handle is left alone.
     """
 
     def __init__(self) -> None:
         self.depth = 0  # of calls inside calls
-        self.interruptible = False  # a second signal need not wait
+        self.interruptible = False  # a time-out need not wait, nor a second signal
         self.handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.noted: dict[int, FrameType | None] = {}
 
@@ -42,7 +48,7 @@ class _Signals:
         if self.depth == 0:
             self.noted.clear()
             try:
-                for signum in (SIGINT, SIGTERM):
+                for signum in _HELD:
                     handler = getsignal(signum)
                     if callable(handler) and handler != self._note:
                         self.handlers[signum] = handler
@@ -71,7 +77,7 @@ class _Signals:
         again, self.noted[signum] = bool(self.noted), frame
         if self.depth == 0:  # `hold` or `release` is at work
             self._restore()
-        elif again and self.interruptible:
+        elif self.interruptible and (again or signum not in (SIGINT, SIGTERM)):
             self.interruptible = False
             self.deliver()
 

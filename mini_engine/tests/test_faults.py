@@ -51,15 +51,19 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def sigterm_raises():
-    def stop(*_):
-        raise Terminated
+def raising_handlers():
+    """Let SIGTERM raise Terminated, and SIGALRM TimeoutError."""
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def stop(signum, _):
+        raise Terminated if signum == signal.SIGTERM else TimeoutError
+
+    before = {signum: signal.signal(signum, stop) for signum in (signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
+        assert all(signal.getsignal(signum) is stop for signum in before)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 class ModelError(RuntimeError):
@@ -154,17 +158,18 @@ class Run:
 
     def disturbed(self, name, call):
         """The result of a call that may be disturbed; None if it was ended by that."""
-        kind = self.rng.choice(["none", "none", "error", "ctrl-c", "sigterm", "twice"])
+        kind = self.rng.choice(["none", "none", "error", "ctrl-c", "sigterm", "twice", "alarm"])
         if kind == "none" or self.done.total() >= self.num_faults or (kind == "error" and name != "step"):
             return call()
         key = (name, kind == "error")
         points = [self.rng.randint(1, self.num_points.get(key, 300)) for _ in range(1 + (kind == "twice"))]
-        what = {"error": ModelError, "sigterm": signal.SIGTERM}.get(kind, signal.SIGINT)
+        kinds = {"error": ModelError, "sigterm": signal.SIGTERM, "alarm": signal.SIGALRM}
+        what = kinds.get(kind, signal.SIGINT)
         fault = Fault(what, *points)
         before = state(self.engine)
         try:
             return fault(call)
-        except (KeyboardInterrupt, Terminated):
+        except (KeyboardInterrupt, Terminated, TimeoutError):
             return None
         except ModelError:
             after = state(self.engine)
@@ -293,10 +298,10 @@ def disturbed_run(seed, path):
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_faults(part, tmp_path):
-    """Errors in the model, Ctrl-C (once, twice) and SIGTERM, wherever Python looks for signals, in steps,
-    add_request and abort: tokens, texts and trace are those of a quiet run, and nothing is leaked."""
+    """Errors in the model, Ctrl-C (once, twice), SIGTERM and a time-out by SIGALRM, wherever Python looks for
+    signals, in steps, add_request and abort: tokens, texts and trace are a quiet run's; nothing leaks."""
     done, seeds = Counter(), SEEDS[part::4]
-    with sigterm_raises():
+    with raising_handlers():
         for seed in seeds:
             try:
                 done += disturbed_run(seed, tmp_path / "run.jsonl")
@@ -304,7 +309,10 @@ def test_random_faults(part, tmp_path):
                 raise AssertionError(f"seed {seed}: replay it with disturbed_run({seed}, path)") from error
     for what, number in done.items():
         count(f"faults: {what}", number)
-    assert all(done[what] > len(seeds) / 3 for what in ("error", "ctrl-c", "sigterm", "twice", "rolled back"))
+    assert all(
+        done[what] > len(seeds) / 3
+        for what in ("error", "ctrl-c", "sigterm", "twice", "alarm", "rolled back")
+    )
 
 
 # ---------------------------------------------------------------------------------- chosen faults
@@ -408,6 +416,24 @@ def test_ctrl_c_waits_for_the_end_of_the_step():
     assert tokens_of(engine._ready) == engine.requests["a"].output_token_ids and engine.backend.calls == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert text_of(engine.step()) == "h" and engine.backend.calls == 1
+    assert text_of(drain(engine)["a"]) == "ello"
+
+
+def test_a_time_out_waits_for_the_step_but_not_for_the_model():
+    """In the sampler it comes when the step is done; in the model the step is undone."""
+    engine = served()
+    sample, engine.sample = engine.sample, lambda *a: [signal.raise_signal(signal.SIGALRM), sample(*a)][-1]
+    with raising_handlers():
+        with pytest.raises(TimeoutError):
+            engine.step()
+        engine.sample = sample
+        assert text_of(engine.step()) == "h" and engine.backend.calls == 1
+        before, forward = state(engine), engine.backend.forward
+        engine.backend.forward = lambda rows: [signal.raise_signal(signal.SIGALRM), forward(rows)][-1]
+        with pytest.raises(TimeoutError):
+            engine.step()
+        engine.backend.forward = forward
+    assert state(engine) == before and engine.backend.calls == 1
     assert text_of(drain(engine)["a"]) == "ello"
 
 
