@@ -28,7 +28,7 @@ def best_first(logits):
 
 
 def apply_penalties(logits, prompt_token_ids, output_token_ids, params):
-    """Return a new list: the logits of one row, smaller for tokens that were there already.
+    """Return a new list: the logits of one row, smaller for tokens that are in the text already.
 
     params.repetition_penalty    for each token in the prompt or the outputs, once: a logit above 0 is
                                  divided by it, any other multiplied, so that both get smaller
@@ -67,7 +67,7 @@ def apply_top_k(logits, top_k):
 
 
 def apply_top_p(logits, top_p):
-    """Return a new list in which the tokens outside of the nucleus are dropped: their logits are -math.inf.
+    """Return a new list in which the tokens outside the nucleus are dropped: their logits are -math.inf.
 
     The nucleus is the smallest number of best tokens whose probabilities have a sum of at least top_p.
     Go through the tokens in the order of `best_first`: a token stays if the sum of those before it is
@@ -94,7 +94,7 @@ def draw(probs, u):
     probs[0], token 1 the next, and so on. The token whose stretch contains the point is drawn.
 
     - The point is u times the place where the last stretch ends. That is 1 but for rounding: with a
-      bit less, a number just below 1 would lie behind the last token.
+      bit less, a number just below 1 would lie after the last token.
     - A point on the border of two stretches belongs to the later one. So a token of probability 0
       is never drawn.
 
@@ -107,7 +107,7 @@ def draw(probs, u):
 
 
 def batch_probabilities(logits, params):
-    """Return what `probabilities` says of each row: a tensor (S, vocab_size) for logits (S, vocab_size).
+    """Return the `probabilities` of each row: a tensor (S, vocab_size) for logits (S, vocab_size).
 
     params: a list of S SamplingParams, each with a temperature above 0. Every row has settings of its
     own, and what is off in one row may be on in the next. Make a column of each setting,
@@ -159,7 +159,7 @@ class Sampler:
         3. A temperature of 0 is greedy: the best token of the row, and no random number.
         4. All other rows: their probabilities, a number from each request, and the token that it draws.
            The number is that of the output that comes next, len(request.output_token_ids).
-           torch.cumsum says where the stretches end, in float64, as many small ones are added up;
+           torch.cumsum says where the stretches end, in float64, because many small ones are added up;
            torch.searchsorted(ends, points, right=True) finds (S, 1) points, each in its row.
         """
         raise NotImplementedError("lab-08: Sampler.__call__ is not written yet")

@@ -10,23 +10,23 @@ from mini_engine.structured.nodes import Either, Empty, Nothing, OneOf, Repeat, 
 from mini_engine.structured.patterns import parse
 
 Node = Nothing | Empty | OneOf | Sequence | Either | Repeat  # an expression; README.md has what each means
-START, END = 0, -1  # states: before the first byte, and behind end-of-text
+START, END = 0, -1  # states: before the first byte, and after end-of-text
 MAX_STATES = 5000
 
 
 class Dfa(NamedTuple):
     """A deterministic automaton. Its states are the numbers 0, 1, 2, ...; START is 0."""
 
-    transitions: list[dict[int, int]]  # of each state: the bytes that may follow, and the state behind each
+    transitions: list[dict[int, int]]  # of each state: the bytes that may follow, and the state after each
     accepting: set[int]  # the states in which the text may be over
 
 
 def nullable(node: Node) -> bool:
-    """Whether the empty text matches.
+    """Return whether the empty text matches.
 
     Nothing: no text matches. Empty: only the empty text. OneOf: exactly one byte. Sequence: a text of
-    `first`, and behind it one of `second`. Either: a text of one of the `options`. Repeat: texts of the
-    `body`, any number of them, also none.
+    `first`, then one of `second`. Either: a text of one of the `options`. Repeat: texts of the `body`, any
+    number of them, or none.
     """
     raise NotImplementedError("lab-09: nullable is not written yet")
 
@@ -42,18 +42,18 @@ def derivative(node: Node, byte: int) -> Node:
     Sequence: the byte belongs to `first`, and `second` follows. If `first` may be empty, the byte may
     belong to `second` instead: a choice.
     Either: all options at once; any that can go on may be the right one.
-    Repeat: the byte begins a text of the body, and behind that the whole repetition may follow.
+    Repeat: the byte begins a text of the body, and after that the whole repetition may follow.
     """
     raise NotImplementedError("lab-09: derivative is not written yet")
 
 
 def build_dfa(node: Node, max_states: int = MAX_STATES) -> Dfa:
-    """The automaton of an expression: what may still follow is all there is to know about a text.
+    """Return the automaton of an expression. Each of its states is an expression of what may still follow.
 
     1. Each expression that is left after some bytes is a state, `node` itself is START. Equal
        expressions are one state (nodes can be keys of a dict).
-    2. From each state follow every byte of node.alphabet (no other can occur) to its derivative. Give an
-       expression that is new the next number, and follow it later, too.
+    2. From each state follow every byte of node.alphabet (no other can occur) to its derivative. A new
+       expression gets the next number, and is followed later too.
     3. There is no transition to Nothing(): that byte is not allowed.
     4. A state is accepting if its expression is nullable.
     5. ValueError if there are more than max_states states; some short expressions need millions.
@@ -79,16 +79,16 @@ class TokenIndex:
             raise ValueError(f"no text that this vocabulary can spell matches {pattern!r}")
 
     def walk(self, state: int, token_id: int) -> int | None:
-        """The state behind the token's bytes, or None if one of them cannot follow.
+        """Return the state after the token's bytes, or None if one of them cannot follow.
 
         A token has one byte or many, and may begin or end in the middle of a character: only bytes count. A
         token without bytes is never allowed: it is no text, and a model could repeat it for ever. Nor is
-        end-of-text as a text, whatever its bytes are.
+        end-of-text allowed here, whatever its bytes are.
         """
         raise NotImplementedError("lab-09: TokenIndex.walk is not written yet")
 
     def find_live(self) -> set[int]:
-        """The states from which an accepting state can be reached by whole tokens of the vocabulary.
+        """Return the states from which whole tokens of the vocabulary can reach an accepting state.
 
         Accepting states are live. A state is live if some token leads from it to a live state. Go on until
         nothing new is found: one round is not enough. A state that is not live is a trap. The pattern could
@@ -97,12 +97,12 @@ class TokenIndex:
         raise NotImplementedError("lab-09: TokenIndex.find_live is not written yet")
 
     def mask(self, state: int) -> int:
-        """The tokens that may be sampled in a state, as bits: bit t (1 << t) is set if token t is allowed.
+        """Return the tokens that may be sampled in a state, as bits: bit t (1 << t) is set if token t may.
 
-        1. Behind END nothing is allowed: 0.
+        1. After END nothing is allowed: 0.
         2. A token is allowed if it leads to a live state.
         3. end-of-text, if there is one, is allowed in accepting states only.
-        4. Work each mask out once, and keep it in self.masks: a vocabulary has 100,000 tokens, and thousands
+        4. Compute each mask once, and keep it in self.masks: a vocabulary has 100,000 tokens, and thousands
            of requests come to the same state.
         """
         raise NotImplementedError("lab-09: TokenIndex.mask is not written yet")
@@ -127,8 +127,8 @@ class RegexGrammar:
     def accept_tokens(self, token_ids: list[int]) -> bool:
         """Advance by these tokens, one after the other. True if all of them are allowed.
 
-        One state a token goes onto self.states; behind end-of-text it is END. If any is not allowed where
-        its turn comes: False, and nothing has changed.
+        Each token adds a state to self.states; end-of-text adds END. If one is not allowed after those before
+        it, return False and change nothing.
         """
         raise NotImplementedError("lab-09: RegexGrammar.accept_tokens is not written yet")
 
@@ -140,7 +140,7 @@ class RegexGrammar:
         raise NotImplementedError("lab-09: RegexGrammar.rollback is not written yet")
 
     def validate_tokens(self, token_ids: list[int]) -> list[int]:
-        """How much of a proposal would be accepted: its longest beginning, as a new list. Changes nothing.
+        """Return the longest beginning of a proposal that would be accepted, as a new list. Changes nothing.
 
         Speculative decoding (lab-10) asks this before it spends a forward pass on a draft.
         """

@@ -6,7 +6,7 @@ Check with: LAB_IMPL=starter pytest labs/lab-10     Stuck? python -m labs hint l
 
 
 class NgramProposer:
-    """Proposes by prompt lookup: what followed the last time the text ended like this."""
+    """Proposes by prompt lookup: the tokens after an earlier place with the same last tokens."""
 
     def __init__(self, prompt_lookup_min=1, prompt_lookup_max=3, num_speculative_tokens=4):
         """Given: the lengths of the ends to look up, and how many tokens to propose."""
@@ -20,8 +20,8 @@ class NgramProposer:
         Take the last n tokens of the text, its end, n = prompt_lookup_max first. Find the latest earlier
         place where the same n tokens stand (it may overlap the end, but is not the end itself). Propose
         what follows that place: at most num_speculative_tokens, fewer where the text is over. If the end
-        stands nowhere else, try n - 1 tokens, and so on down to prompt_lookup_min. Nothing found: [].
-        Changes nothing.
+        stands nowhere else, try n - 1 tokens, and so on down to prompt_lookup_min. If nothing is found,
+        return []. Changes nothing.
         """
         raise NotImplementedError("lab-10: NgramProposer.propose is not written yet")
 
@@ -41,11 +41,11 @@ class DraftModelProposer:
         cache.token_ids lists the tokens whose keys and values the cache holds, from position 0 on. Some may
         be drafts of an earlier step that were rejected, and the text may have grown by any number of tokens
         since. cache.truncate(n) forgets all but the first n. forward(cache, token_ids) computes these
-        tokens behind what the cache holds, at least one, and returns the token that comes next.
+        tokens after those that the cache holds, at least one, and returns the token that comes next.
 
-        No token is computed twice that the cache still rightly holds, and none that is not needed: the last
-        draft is returned, but not computed. The last token of the text is computed even if the cache holds
-        it, because its row says what comes next. The cache is kept for the next call, by request_id.
+        Compute no token that the cache rightly holds, and none that is not needed: the last draft is returned
+        but not computed. The last token of the text is computed even if the cache holds it, because its row
+        says what comes next. The cache is kept for the next call, by request_id.
         """
         raise NotImplementedError("lab-10: DraftModelProposer.propose is not written yet")
 
@@ -59,13 +59,13 @@ def schedule_drafts(running, scheduled, kv, budget):
 
     scheduled: {request_id: number of tokens} of the step, which is changed. budget: its whole token budget.
     Go through `running` in order. A request that decodes (request.is_decode) and was scheduled may
-    compute drafts behind its last token, the first ones of request.spec_token_ids: as many as
+    compute drafts after its last token, the first ones of request.spec_token_ids: as many as
 
     - the budget has left, when all rows and the drafts before it are paid;
     - max_tokens allows: the pass yields a token more than the drafts that are accepted, so of r tokens that
       it may still say, r - 1 can be drafts;
     - find room: kv.allocate(request, n) makes room for n tokens from num_computed_tokens on, or
-      returns False and changes nothing. Drafts preempt nobody: fewer of them may fit.
+      returns False and changes nothing. Drafts preempt no request: fewer of them may fit.
 
     The others are cut off request.spec_token_ids, and scheduled counts those that stay. Of any other
     running request (it computes its prompt, or recomputes, or has no row) all drafts are dropped.
@@ -76,14 +76,14 @@ def schedule_drafts(running, scheduled, kv, budget):
 def verify(request, rows, sample):
     """Return the tokens that a pass over the last token and its drafts yields: 1 to len(rows).
 
-    rows: 1 + k rows of the model's output for k drafts (request.spec_token_ids). Row 0 stands behind the last
-    token, row i behind draft i - 1: each says what follows if all before it is right.
+    rows: 1 + k rows of the model's output for k drafts (request.spec_token_ids). Row 0 follows the last
+    token, row i draft i - 1: each says what follows if all before it is right.
     sample(row, index) returns the token that the request would say from this row as its output number
-    `index`, counted from 0 from its first output on: it is greedy, or draws with the random number that
+    `index`, counted from 0: it is greedy, or draws with the random number that
     belongs to (seed, index). So ask for each row with its own index.
 
-    A draft is kept if it is the token that was sampled in its place. At the first that is not, the sampled
-    token stands in its place and the rest is void. If all are kept, the last row yields one token more.
+    A draft is kept if it is the token that was sampled in its place. The first that is not is replaced by
+    the sampled token, and the rest is void. If all are kept, the last row yields one token more.
     Asks for no row that is void. Changes nothing.
     """
     raise NotImplementedError("lab-10: verify is not written yet")
@@ -101,7 +101,7 @@ def rewind(request, token_ids, kv):
     2. num_computed_tokens: all tokens that are known now are computed, but the last, which was sampled.
     3. No draft is left in spec_token_ids.
     4. kv.cache_blocks(request) publishes the full blocks up to num_computed_tokens: only when that is right.
-    5. kv.shrink(request) gives back the blocks behind num_computed_tokens.
+    5. kv.shrink(request) gives back the blocks after num_computed_tokens.
 
     Accepted are the drafts among the tokens that were appended: all but the last, which is the model's own.
     """
