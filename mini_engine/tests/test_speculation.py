@@ -185,7 +185,7 @@ def test_a_step_that_failed_teaches_nothing():
     ],
 )
 def test_lengths_that_are_looked_up(given, expected):
-    """As in vLLM, one of them alone is both."""
+    """One of them alone is both, as in vLLM."""
     assert SpeculativeConfig.of({"num_speculative_tokens": 4, **given}).lookup_lengths == expected
 
 
