@@ -22,6 +22,9 @@ def check(
     ] = False,
     write: Annotated[bool, typer.Option("--write", help="Write fingerprints.json.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Run all tests on each known mistake.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run only what must catch each known mistake: no names, no blame.")
+    ] = False,
     keep: Annotated[
         Path | None,
         typer.Option("--keep", help="Folder for outcomes. A lab that has not changed is not run again."),
@@ -29,11 +32,13 @@ def check(
 ) -> None:
     """For authors: prove that starters fail, solutions pass, and every known mistake is caught."""
     from labs.kit.author.check import check_labs, kill_matrix
+    from labs.kit.judge.matrix import QUICK, WHOLE
 
     failed = False
+    depth = WHOLE if whole else QUICK if quick else ""
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
-    for verdict in check_labs(chosen(labs), strict=strict, keep=keep, write=write, whole=whole):
+    for verdict in check_labs(chosen(labs), strict=strict, keep=keep, write=write, depth=depth):
         failed |= bool(verdict.problems)
         typer.echo(f"{verdict.lab_id}: {'PROBLEMS' if verdict.problems else 'ok'}")
         if verdict.outcomes and not verdict.outcomes.trouble:

@@ -25,7 +25,8 @@ from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
 
 RANDOM_SCRIPTS = "test_random_scripts"
-WHOLE = "--whole"  # among the variants: run all tests on each mistake
+# Among the variants: run on each mistake all tests, or only the one that catches it and the random scripts.
+WHOLE, QUICK = "--whole", "--quick"
 HURRY = False  # a learner waits, and a test did not end: less time for others
 
 
@@ -91,10 +92,16 @@ class Matrix:
 
     def __init__(self, lab: Lab, variants: list[str], out: TextIO):
         self.lab, self.out = lab, out
-        self.variants = [variant for variant in variants if variant != WHOLE]
+        self.variants = [variant for variant in variants if variant not in (WHOLE, QUICK)]
+        self.quick = QUICK in variants
         random_scripts.quick = True
         mistakes = [] if WHOLE in variants else [one for one in variants if one.startswith("mistake:")]
-        self.tests = {variant: tests_for(lab, variant.partition(":")[2]) for variant in mistakes}
+        self.tests = {variant: self.tests_for(variant.partition(":")[2]) for variant in mistakes}
+
+    def tests_for(self, name: str) -> set[str]:
+        return (
+            {_mistake(self.lab, name).caught_by, RANDOM_SCRIPTS} if self.quick else tests_for(self.lab, name)
+        )
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
@@ -121,7 +128,7 @@ class Matrix:
         """Keep one line of each outcome: rendering thousands of tracebacks would take seconds."""
         failed = call.excinfo is not None
         if call.when == "call" or failed:
-            result = result_of(item, self.lab, call, test_of(item))
+            result = result_of(item, self.lab, call, test_of(item), not self.quick)
             self.keep(variant_of(item) or self.variants[0], result)
         outcome: Literal["failed", "passed"] = "failed" if failed else "passed"
         when: Any = call.when  # never "collect" here
@@ -137,21 +144,25 @@ def test_of(item: pytest.Item) -> str:
     return item.name.replace(f"[{variant}]", "").replace(f"{variant}-", "").replace(f"-{variant}", "")
 
 
-def result_of(item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: str) -> Result:
-    """Return a test's result in a form that can be compared."""
+def result_of(
+    item: pytest.Item, lab: Lab, call: pytest.CallInfo[None], test: str, named: bool = True
+) -> Result:
+    """Return a test's result in a form that can be compared; `named`, with the fingerprint of its scripts."""
     said, runs = "", ""
     if call.excinfo:
         said = describe(call.excinfo.value)
         runs = json.dumps([fingerprint(trace) for _, trace in RUNS])
         if (
-            test == RANDOM_SCRIPTS
+            named
+            and test == RANDOM_SCRIPTS
             and random_scripts.only is None
             and call.when == "call"
             and not said.startswith("TimeUp" if "mistake:" in item.name else ("TimeUp", "NotBegun"))
         ):
             try:
                 with deadline(lab.timeout), silence(), kept_alive():
-                    runs = json.dumps(random_scripts.fingerprint(lab.id, item.funcargs["lab"]))  # type: ignore[attr-defined]
+                    part = item.funcargs["lab"]  # type: ignore[attr-defined]
+                    runs = json.dumps(random_scripts.fingerprint(lab.id, part, random_scripts.passed))
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise

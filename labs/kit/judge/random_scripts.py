@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import zip_longest
 from numbers import Integral
@@ -28,17 +27,30 @@ from mini_engine.trace import End
 TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
 quick = False  # the story is not read, so no script need be cut
 only: list[int] | None = None  # the scripts to play, where all others are known to pass
+passed = 0  # scripts, from the first on, that the part passed which was judged last
 WIDTH = 100  # of a line that shows a call
 
 
-@dataclass
 class Step:
-    """One call of a script, and what it let be seen: `returned` or `raised`, and the state after it."""
+    """One call of a script, and what it let be seen: `returned` or `raised`, and the state after it.
 
-    call: list[Any]
-    seen: dict[str, Any]
-    error: BaseException | None = None
-    text: str = ""  # `seen` as it was read, where it was
+    `text` is that as JSON, where it was read; most steps are compared by it alone.
+    """
+
+    def __init__(
+        self,
+        call: list[Any],
+        seen: dict[str, Any] | None = None,
+        error: BaseException | None = None,
+        text: str = "",
+    ):
+        self.call, self.error, self.text = call, error, text
+        if seen is not None:
+            self.seen = seen
+
+    @cached_property
+    def seen(self) -> dict[str, Any]:
+        return json.loads(self.text)  # type: ignore[no-any-return]
 
     @cached_property
     def row(self) -> str:
@@ -48,8 +60,9 @@ class Step:
 
 def judge(lab_id: str, part: Any) -> None:
     """Play the lab's scripts on `part`; AssertionError with the shortest form of the first that departs."""
+    global passed
     __tracebackhide__ = True
-    random_scripts = loading.load(lab_id, "random_scripts")
+    random_scripts, passed = loading.load(lab_id, "random_scripts"), 0
     for number in range(random_scripts.SCRIPTS) if only is None else only:
         script = drawn(lab_id, number)
         if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
@@ -63,6 +76,7 @@ def judge(lab_id: str, part: Any) -> None:
             of_all = f"script {number + 1} of {random_scripts.SCRIPTS}"
             opening = f"{of_all} departs; cut to the calls that it needs, it is"
             raise AssertionError(story(opening, script, yours, model))
+        passed += 1
 
 
 @lru_cache(1024)
@@ -87,7 +101,7 @@ def run(lab_id: str, part: Any, script: Script) -> list[Step]:
 
 def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
     for call, seen, error in played(lab_id, part, script):
-        yield Step(call, json.loads(seen), error, seen)
+        yield Step(call, None, error, seen)
 
 
 def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], str, BaseException | None]]:
@@ -226,17 +240,25 @@ def returned_of(seen: dict[str, Any]) -> Any:
     return {"raised": seen.pop("raised")} if "raised" in seen else seen.pop("returned", None)
 
 
-def fingerprint(lab_id: str, part: Any) -> list[str]:
-    """Return a digest a script of all that was seen: equal for two parts that no script distinguishes."""
-    numbers = range(count(lab_id))
-    return [digest(run(lab_id, part, drawn(lab_id, n)), expected(lab_id, n)) for n in numbers]
+def fingerprint(lab_id: str, part: Any, passed: int = 0) -> list[str]:
+    """Return a digest a script of all that was seen: equal for two parts that no script distinguishes.
+
+    So many scripts, from the first on, are known to pass, and are not played again.
+    """
+    known = [digest_of_model(lab_id, n) for n in range(passed)]
+    others = range(passed, count(lab_id))
+    return known + [digest(run(lab_id, part, drawn(lab_id, n)), expected(lab_id, n)) for n in others]
 
 
 def departing(lab_id: str, runs: str) -> list[int] | None:
     """Return the scripts that depart, by a part's fingerprint (JSON); None if its scripts did not end."""
     digests = json.loads(runs) if runs.startswith("[") else []
-    theirs = [digest(model, model) for model in (expected(lab_id, n) for n in range(len(digests)))]
-    return [n for n, pair in enumerate(zip(digests, theirs, strict=True)) if len({*pair}) > 1] or None
+    return [n for n, one in enumerate(digests) if one != digest_of_model(lab_id, n)] or None
+
+
+@lru_cache(1024)
+def digest_of_model(lab_id: str, number: int) -> str:
+    return digest(expected(lab_id, number), expected(lab_id, number))
 
 
 def count(lab_id: str) -> int:

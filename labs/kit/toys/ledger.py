@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from labs.kit.toys.driver import OpLog, Scenario, log_ops
@@ -132,11 +133,11 @@ class Ledger(Play):
     def seen(self) -> dict[str, Any]:
         """The pool, each request's blocks, and the requests themselves, of which little may change."""
         tables = {name: list(self.table(name)) for name in sorted(self.requests)}
-        held = list(dict.fromkeys(block for table in tables.values() for block in table))
+        held = dict.fromkeys(block for table in tables.values() for block in table)
         self.names = {block: name for block, name in self.names.items() if block in held}
-        for block in held:
-            if block not in self.names:
-                self.names[block] = min({*range(len(held))} - {*self.names.values()})
+        taken = {*self.names.values()}
+        unused = (name for name in count() if name not in taken)
+        self.names |= {block: next(unused) for block in held if block not in self.names}
         kv, requests = self.kv, sorted(self.requests.items())
         return {
             "num_free_blocks": kv.num_free_blocks,

@@ -16,7 +16,8 @@ def make_request(
     """A greedy request. `prompt` is a list of tokens, or how many of them to make up."""
     if isinstance(prompt, int):
         seed = zlib.crc32(request_id.encode())
-        prompt = [(seed + 17 * i * i + i) % VOCAB for i in range(prompt)]
+        repeats = [(seed + 17 * i * i + i) % VOCAB for i in range(min(prompt, VOCAB))]
+        prompt = (repeats * (prompt // VOCAB + 1))[:prompt]  # which is the same formula: its period is VOCAB
     sampling = greedy(max_tokens, tuple(fields.pop("stop_token_ids", ())))
     return Request(request_id, prompt, sampling, **fields)
 
