@@ -37,9 +37,11 @@ demo: $(VENV)/installed
 
 # A learner's starter.py is work in progress; make check and CI want it as it was generated.
 test: LEARNING := $(if $(CI),,yes)
+# The names of known mistakes, and the task that is blamed, are left to make check and to CI: make test QUICK=
+test: QUICK := --quick
 test: $(VENV)/installed  # two stages at a time, so that no core waits for the end of one
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
-	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) lint docs promises notebooks
+	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) QUICK=$(QUICK) lint docs promises notebooks
 	@echo 'tests'
 	@SITE=docs/_build/site $(PYTEST) $(TESTED)
 
@@ -67,8 +69,6 @@ SPHINX := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going 
 
 OTHERS = $(if $(LEARNING),--exclude 'labs/*/starter.py')
 STRICT = $(if $(LEARNING),,--strict)
-# make test leaves the names of mistakes and the task that is blamed to make check and CI.
-QUICK = 
 
 SLOW := $(patsubst %,mini_engine/tests/test_%.py,\
 	bench cli fast figures oracle_engine oracle_model oracle_sampling player shakespeare simulate supply wheel)
