@@ -155,6 +155,8 @@ def _finish(out: _Events, track: _Track, view: RequestView, t: float, reason: st
         "max_tokens": view.max_tokens,
         "priority": view.priority,
         "num_preemptions": view.num_preemptions,
+        "num_draft_tokens": view.num_draft_tokens,
+        "num_accepted_tokens": view.num_accepted_tokens,
         "finish_reason": reason,
     }
     out.slice(REQUEST, view.request_id, track.queued, t, *place, **args)
@@ -164,11 +166,15 @@ def _step(out: _Events, record: StepTrace, config: dict[str, Any]) -> None:
     start = record.t
     args = {"scheduled": record.scheduled, "blocked": record.blocked.to_json()}
     out.slice(PHASE, f"step {record.step}", start, record.t_end, ENGINE, STEPS, **args)
+    num_drafts = sum(map(len, record.draft_token_ids.values()))
+    num_accepted = sum(record.num_accepted_tokens.values())
     counters = {
         "KV blocks in use": config["num_blocks"] - record.num_free_blocks,
         "waiting requests": record.num_waiting,
         "running requests": record.num_running,
         "tokens in the step": record.num_batched_tokens,
+        "accepted drafts": num_accepted,
+        "rejected drafts": num_drafts - num_accepted,
     }
     for name, value in counters.items():
         out.add("C", name, start, ENGINE, args={"value": value})

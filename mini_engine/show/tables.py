@@ -27,12 +27,14 @@ def metrics_table(trace: Trace) -> Table:
         return "-" if value is None else f"{value * scale:.0f}" if scale > 1 else f"{value:g}"
 
     table = _table(f"prompt, its cached part and output in tokens; queue, prefill, TTFT and TPOT in {shown}")
-    columns = "prio prompt cached output queue\nsteps queue prefill TTFT TPOT preemp-\ntions"
+    columns = "prio prompt cached output queue\nsteps queue prefill TTFT TPOT preemp-\ntions".split(" ")
+    metrics = request_metrics(trace).values()
+    drafts = any(m.num_draft_tokens for m in metrics)
     table.add_column("id")
-    for name in columns.split(" "):
+    for name in columns + ["accepted\ndrafts"] * drafts:
         table.add_column(name, justify="right")
     table.add_column("end")
-    for m in request_metrics(trace).values():
+    for m in metrics:
         table.add_row(
             Text(m.id),
             str(m.priority),
@@ -42,6 +44,7 @@ def metrics_table(trace: Trace) -> Table:
             "-" if m.queue_steps is None else str(m.queue_steps),
             *(time(value) for value in (m.queue_time, m.prefill_time, m.ttft, m.tpot)),
             str(m.num_preemptions),
+            *[f"{m.num_accepted_tokens}/{m.num_draft_tokens}"] * drafts,
             Text(m.finish_reason or "-"),
         )
     return table

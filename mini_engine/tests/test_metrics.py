@@ -2,6 +2,7 @@
 
 import pytest
 
+from mini_engine.show.tables import metrics_table
 from mini_engine.trace import Blocked, End, Finished, Header, Preempted, Queued, Scheduled, StepTrace, Trace
 from mini_engine.trace.metrics import Stats, request_metrics, summary
 
@@ -136,3 +137,26 @@ def test_a_request_queued_before_the_first_step_counts_from_its_own_time():
     trace = make((5, 7, {"a": 4}, ["a"], 9, [queued("a", t=3), admitted("a")]))
     assert request_metrics(trace)["a"].ttft == 4
     assert summary(trace).duration == 4
+
+
+def test_drafts():
+    """Of three tokens computed in the second step one is rejected: two are output, at the same time."""
+    trace = make(
+        (0, 2, {"a": 4}, ["a"], 9, [queued("a", max_tokens=3), admitted("a")]),
+        (2, 3, {"a": 3}, [], 8, [Finished("a", "length")]),
+    )
+    record = trace.steps[1]
+    record.new_tokens, record.draft_token_ids = {"a": [5, 9]}, {"a": [5, 6]}
+    record.num_accepted_tokens = {"a": 1}
+    a, result = request_metrics(trace)["a"], summary(trace)
+    assert (a.num_output_tokens, a.itl, a.tpot, a.e2e) == (3, (1, 0), 0.5, 3)
+    assert (a.num_draft_tokens, a.num_accepted_tokens) == (2, 1)
+    assert (result.num_draft_tokens, result.num_accepted_tokens, result.acceptance_rate) == (2, 1, 0.5)
+    assert (result.num_computed_tokens, result.output_throughput) == (7, 1)
+    without = make((0, 2, {"a": 4}, ["a"], 9, [queued("a"), admitted("a")]))
+    assert summary(without).acceptance_rate is None
+    shown = [column.header for column in metrics_table(trace).columns]
+    assert "accepted\ndrafts" in shown and "1/2" in list(
+        metrics_table(trace).columns[shown.index("accepted\ndrafts")].cells
+    )
+    assert "accepted\ndrafts" not in [column.header for column in metrics_table(without).columns]

@@ -10,7 +10,8 @@ import pytest
 
 from mini_engine.show.perfetto import ENGINE, MICROSECONDS, REQUESTS, to_perfetto
 from mini_engine.show.player import ready_setup
-from mini_engine.tests.helpers import SlotEngine, make_request, random_trace
+from mini_engine.tests import test_speculation
+from mini_engine.tests.helpers import SlotEngine, make_request, random_trace, tokens_of
 from mini_engine.trace import replay
 
 PHASES = {"queued", "prefill", "decode", "preempted"}
@@ -28,8 +29,11 @@ def with_gaps(trace):
     return trace
 
 
-TRACES = [ready_setup(), *map(random_trace, range(7)), with_gaps(random_trace(8))]
+SAID = {name: tokens_of(deltas) for name, deltas in test_speculation.serve(2)[0].items()}
+DRAFTED = test_speculation.serve(2, test_speculation.Drafts(2, SAID))[1].trace
+TRACES = [ready_setup(), *map(random_trace, range(7)), with_gaps(random_trace(8)), DRAFTED]
 EVENTS = [event for trace in TRACES for record in trace.steps for event in record.events]
+assert any(n for record in DRAFTED.steps for n in record.num_accepted_tokens.values())
 assert any(e.type == "PREEMPTED" for e in EVENTS) and any(getattr(e, "reason", "") == "abort" for e in EVENTS)
 
 
@@ -115,6 +119,14 @@ def test_the_tracks_agree_with_the_trace(exported):
             assert any(a <= start + 1e-2 and end <= b + 1e-2 for a, b in own)
     counted = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "tokens in the step"]
     assert counted == [record.num_batched_tokens for record in trace.steps]
+    for record in trace.steps:
+        at = record.t * scale
+        accepted, rejected = (
+            next(e["args"]["value"] for e in chrome["traceEvents"] if (e["name"], e["ts"]) == (name, at))
+            for name in ("accepted drafts", "rejected drafts")
+        )
+        assert accepted == sum(record.num_accepted_tokens.values())
+        assert accepted + rejected == sum(map(len, record.draft_token_ids.values()))
     used = [e["args"]["value"] for e in chrome["traceEvents"] if e["name"] == "KV blocks in use"]
     assert used == [trace.header.config["num_blocks"] - r.num_free_blocks for r in trace.steps]
 

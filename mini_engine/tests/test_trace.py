@@ -319,6 +319,7 @@ def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
         lambda r: r.scheduled.update({next(iter(r.scheduled)): 99}),
         lambda r: setattr(r, "scheduled", dict(reversed(r.scheduled.items()))),
         lambda r: r.new_tokens.update(q0=[77]),
+        lambda r: r.draft_token_ids.update(q0=[5]),
         lambda r: setattr(r, "num_free_blocks", r.num_free_blocks + 1),
         lambda r: setattr(r, "num_waiting", r.num_waiting + 1),
         lambda r: setattr(r, "num_running", r.num_running + 1),
@@ -327,7 +328,7 @@ def test_a_malformed_file_is_one_clear_error(tmp_path, text, message):
     ],
 )
 def test_first_difference_finds_the_step(change):
-    """The scheduled tokens and their order, new tokens, counts and events all count."""
+    """The scheduled tokens and their order, drafts, new tokens, counts and events all count."""
     trace = next(
         t
         for t in (play(*random_workload(seed)).trace for seed in SEEDS)
@@ -337,6 +338,15 @@ def test_first_difference_finds_the_step(change):
     other = copy.deepcopy(trace)
     change(other.steps[index])
     assert first_difference(other, trace) == index
+
+
+def test_as_many_drafts_must_be_accepted():
+    trace, other = (play(*random_workload(1)).trace for _ in "12")
+    for one in (trace, other):
+        one.steps[4].draft_token_ids["q0"] = [5, 6]
+    assert first_difference(other, trace) is None
+    other.steps[4].num_accepted_tokens["q0"] = 1
+    assert first_difference(other, trace) == 4
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from mini_engine.trace.records import StepTrace, Trace
 
 # Times differ from run to run, block ids between correct managers; `blocked` explains and decides nothing.
 _COUNTS = ("num_batched_tokens", "num_running", "num_waiting", "num_free_blocks")
+_DRAFTS = ("draft_token_ids", "num_accepted_tokens")
 _NOT_COMPARED = ("t", "cached_blocks")  # of events
 
 
@@ -17,6 +18,7 @@ def decisions(record: StepTrace) -> dict[str, Any]:
     return {
         "scheduled": list(record.scheduled.items()),  # with its order
         **{name: getattr(record, name) for name in _COUNTS},
+        **{name: getattr(record, name) for name in _DRAFTS if record.draft_token_ids},
         "new_tokens": record.new_tokens,
         "events": [{k: v for k, v in event.items() if k not in _NOT_COMPARED} for event in events],
     }

@@ -52,7 +52,8 @@ class RequestMetrics:
     e2e           from QUEUED to the end of the last step; None unless the request was completed
 
     num_cached_tokens is the prefix-cache hit of the first admission, num_resumed_cached_tokens
-    those of the admissions after a preemption. finish_reason None: the request was not finished.
+    those of the admissions after a preemption. num_draft_tokens were verified, of which num_accepted_tokens
+    became output. finish_reason None: the request was not finished.
     """
 
     id: str
@@ -69,6 +70,8 @@ class RequestMetrics:
     num_preemptions: int
     num_cached_tokens: int
     num_resumed_cached_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     finish_reason: str | None
 
 
@@ -77,7 +80,8 @@ class Summary:
     """The metrics of a whole trace. Throughputs and goodput are per unit of time, utilisations from 0 to 1.
 
     duration is the time from the first arrival to the end of the last step. num_computed_tokens counts
-    the tokens that the model ran, including recomputation after a preemption. goodput counts the completed
+    the tokens that the model ran, including rejected drafts and recomputation after a preemption.
+    acceptance_rate is the share of accepted drafts, None without drafts. goodput counts the completed
     requests that met every limit given; without limits, all completed requests. If the trace begins in the
     middle of a run, the requests are those that it names, and duration and rates are None.
     """
@@ -92,6 +96,8 @@ class Summary:
     num_computed_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     output_throughput: float | None
     total_throughput: float | None
     goodput: float | None
@@ -103,6 +109,10 @@ class Summary:
     budget_utilisation: float | None
     kv_utilisation: float | None
     max_kv_utilisation: float | None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def max_itl(self) -> float | None:
@@ -200,6 +210,8 @@ class Metrics:
             num_preemptions=view.num_preemptions,
             num_cached_tokens=view.num_first_cached_tokens,
             num_resumed_cached_tokens=view.num_resumed_cached_tokens,
+            num_draft_tokens=view.num_draft_tokens,
+            num_accepted_tokens=view.num_accepted_tokens,
             finish_reason=view.finish_reason,
         )
 
@@ -231,6 +243,8 @@ class Metrics:
             num_computed_tokens=self._num_batched,
             num_cached_tokens=sum(r.num_cached_tokens for r in requests),
             num_preemptions=sum(r.num_preemptions for r in requests),
+            num_draft_tokens=sum(r.num_draft_tokens for r in requests),
+            num_accepted_tokens=sum(r.num_accepted_tokens for r in requests),
             output_throughput=rate(num_output),
             total_throughput=rate(num_prompt + num_output),
             goodput=rate(sum(_is_good(r, ttft_limit, tpot_limit) for r in requests)),

@@ -3,8 +3,11 @@
 // The fields that two correct schedulers share: `decisions` of mini_engine/trace/compare.py.
 const COMPARED = {
   scheduled: "scheduled", num_batched_tokens: "tokens in the step", num_running: "running",
-  num_waiting: "waiting", num_free_blocks: "free blocks", new_tokens: "new tokens", events: "events",
+  num_waiting: "waiting", num_free_blocks: "free blocks", draft_token_ids: "drafts",
+  num_accepted_tokens: "accepted drafts", new_tokens: "new tokens", events: "events",
 };
+
+const UNORDERED = ["draft_token_ids", "num_accepted_tokens", "new_tokens"]; // by request
 
 /** The names of the fields in which two steps differ; a step that one trace lacks differs in all. */
 function differences(ours, theirs) {
@@ -16,7 +19,7 @@ function canonical(record, key) {
   if (key === "events") {
     return JSON.stringify(record.events.map(({ t, cached_blocks, ...told }) => Object.entries(told).sort()));
   }
-  if (key === "new_tokens") return JSON.stringify(Object.entries(record.new_tokens).sort());
+  if (UNORDERED.includes(key)) return JSON.stringify(Object.entries(record[key] ?? {}).sort());
   return JSON.stringify(record[key]);
 }
 
