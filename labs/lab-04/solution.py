@@ -131,7 +131,8 @@ def fused_step(model, rows, caches) -> dict[str, torch.Tensor]:
     5. model.logits(hidden rows) gives logits (..., vocab_size). With left padding, every row's last
        token is in the last column. Ask for those rows only that are sampled: it is the widest matrix.
 
-    A refused step changes nothing. The requests are only read: num_computed_tokens is counted up by
+    A refused step changes nothing, and one in which the model fails leaves every layer of every cache as
+    it was: the scheduler tries it again. The requests are only read: num_computed_tokens is counted up by
     the scheduler, behind you.
     """
     batch = assemble_fused_batch(rows, caches)

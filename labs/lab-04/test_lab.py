@@ -578,6 +578,21 @@ def test_a_refused_step_changes_nothing(lab):
         raise AssertionError("a refused step has changed a cache")
 
 
+@pytest.mark.parametrize("layer", range(scenarios.CONFIG.num_hidden_layers))
+def test_a_failed_pass_leaves_the_caches(lab, layer):
+    """The model fails behind a layer: no layer of a cache has grown, and a second try is right."""
+    rows, caches = scenarios.fleet([(9, 1), (0, 5), (6, 2)])
+    before, layers = deepcopy(rows), range(scenarios.CONFIG.num_hidden_layers)
+    with pytest.raises(OSError):
+        lab.fused_step(scenarios.Failing(scenarios.model(), layer), rows, caches)
+    assert_unchanged(rows, before)
+    for request, *_ in rows:
+        held = {f"layer {n}": len(caches[request.request_id].get(n)[0]) for n in layers}
+        assert held == dict.fromkeys(held, request.num_computed_tokens), f"the cache of {request.request_id}"
+    assert_alone(lab.fused_step(scenarios.model(), rows, caches), rows)
+    assert_caches_alone(caches, rows)
+
+
 def test_float32_stays_float32(lab):
     """Other models are in float32: there keys, values and logits are, too, and right to 1e-3."""
     rows, caches = scenarios.fleet([(9, 1), (0, 5)])

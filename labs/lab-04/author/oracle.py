@@ -105,6 +105,15 @@ def disassemble_fused_cache(batch, new_kv, caches):
 
 def fused_step(model, rows, caches):
     check(rows, caches)
+    try:
+        return one_by_one(model, rows, caches)
+    except OSError:  # of the model: nothing has happened
+        for request, _, _ in rows:
+            caches[request.request_id].truncate(request.num_computed_tokens)
+        raise
+
+
+def one_by_one(model, rows, caches):
     logits = {}
     for request, num_tokens, _ in rows:
         cache = caches[request.request_id]

@@ -90,6 +90,8 @@ def draw(rng):
             calls.append(["assemble", rows()])
         if rng.random() < 0.2:
             steps("store")
+        if rng.random() < 0.2:
+            calls.append(["fails", rows(), rng.randrange(CONFIG.num_hidden_layers)])
         if rng.random() < 0.3:
             rng.choice((lambda: arrives(rng.choice(NAMES)), comes_again))()
     dtype = rng.choice(("float64",) * 7 + ("float32", "bfloat16"))
@@ -201,6 +203,12 @@ class Play(Base):
             self.made["rows of logits asked for"] = sum(asked) // VOCAB
         return sorted(logits)
 
+    def fails(self, shares, layer):
+        """A step in which the model fails behind the attention of a layer: no cache has grown."""
+        rows = self.rows(shares)
+        with self.watched(rows):
+            self.part.fused_step(scenarios.Failing(self.net, layer), rows, self.caches)
+
     def preempt(self, name):
         """Preempt a request: nothing is computed, and the cache is empty."""
         self.keep_cache(name)
@@ -235,7 +243,8 @@ class Play(Base):
             for field in ("num_computed_tokens", "prompt_token_ids", "output_token_ids"):
                 made[f"{name}.{field}"] = getattr(r, field)
             made[f"num_tokens in {name}'s cache"] = held
-            for layer in range(CONFIG.num_hidden_layers if held else 0):
+            layers = range(0 if store is None else CONFIG.num_hidden_layers)
+            for layer in layers if any(len(store.get(layer)[0]) for layer in layers) else ():
                 for what, pairs in zip(("keys", "values"), store.get(layer), strict=True):
                     stored[f"{name}'s {what} in layer {layer}"] = pairs.flatten(1)
         if stored:  # one operation for all: they are many and small

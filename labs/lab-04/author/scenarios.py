@@ -31,6 +31,25 @@ SHAPES = {
 }
 
 
+class Failing:
+    """A model that raises OSError behind the attention of one layer."""
+
+    def __init__(self, net, layer: int):
+        self.net, self.layer = net, layer
+
+    def __getattr__(self, name):
+        return getattr(self.net, name)
+
+    def __call__(self, token_ids, positions, attend):
+        def up_to_here(layer, *qkv):
+            out = attend(layer, *qkv)
+            if layer == self.layer:
+                raise OSError("the model fails")
+            return out
+
+        return self.net(token_ids, positions, up_to_here)
+
+
 def empty_cache() -> DenseCache:
     return DenseCache(CONFIG, torch.float64)
 
