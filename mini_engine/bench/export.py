@@ -22,12 +22,13 @@ def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
     """Write the folder and the GGUF file, once, and return both. Raises ValueError for an unfit dtype."""
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype must be float32 or bfloat16, the same for all, but is {dtype!r}")
-    size = model.stat().st_size if model.is_file() else (model / "model.safetensors").stat().st_size
+    files = [model] if model.is_file() else sorted(model.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
     place = folder / f"{model.stem}-{size:x}-{dtype}"
     gguf = place / "model.gguf"
     if not gguf.exists():
-        place.mkdir(parents=True, exist_ok=True)
         loaded = load_model(model, DTYPES[dtype], "cpu")
+        place.mkdir(parents=True, exist_ok=True)
         if not torch.equal(loaded.inv_freq, rope_inv_freq(replace(loaded.config, rope_scaling=None))):
             raise ValueError(f"{model}: its RoPE is scaled, which cannot be written for the others yet")
         write_folder(loaded, place)

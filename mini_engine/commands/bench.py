@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from mini_engine.commands.common import Device, Model, engine_settings
+from mini_engine.commands.common import Device, Model, check_folder, engine_settings
 
 app = typer.Typer(invoke_without_command=True)
+MOST = 100_000  # requests: they are made before the first round
 report = partial(typer.echo, err=True)  # progress: a round may take a minute
 
 
@@ -27,8 +28,8 @@ def bench(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds, after a short warm-up.")] = 3,
-    prompts: Annotated[int | None, typer.Option(min=1, help="How many requests.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each contestant.")] = 2,
+    prompts: Annotated[int | None, typer.Option(min=1, max=MOST, help="How many requests.")] = None,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of each contestant.")] = 2,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     speculative: Annotated[
@@ -58,6 +59,7 @@ def bench(
     if workload not in plan.AGAINST:
         raise ValueError(f"unknown workload {workload!r}; known are {', '.join(plan.AGAINST)}")
     engine_settings(speculative)
+    check_folder(out)
     device = str(choose_device(device))
     this = plan.Bench(
         resolve(model), out, threads, rounds, device, prompts, report=report, speculative=speculative
@@ -92,7 +94,7 @@ def gpu(
     rounds: Annotated[
         int, typer.Option(min=1, help="Timed rounds of each engine, after a short warm-up.")
     ] = 3,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, max=MOST, help="How many requests.")] = 256,
     device: Device = "cuda",
     out: Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")] = Path("out/bench"),
 ) -> None:
@@ -106,6 +108,7 @@ def gpu(
     from mini_engine.show.tables import print_table
 
     where = str(choose_device(device))
+    check_folder(out)
     names = plan.installed(gpu.AGAINST, report)
     print_table(table(gpu.race(out, where, names, rounds, requests, report=report)))
 
@@ -116,7 +119,7 @@ def scheduler(
         Path | None, typer.Option(help="The source folder of nano-vllm, to compare with.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each contestant.")] = 5,
-    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 4096,
+    requests: Annotated[int, typer.Option(min=1, max=MOST, help="How many requests.")] = 4096,
 ) -> None:
     """Time schedule and update without a model, with and without a trace. A round takes about 5 s."""
     from mini_engine.bench import scheduler

@@ -76,6 +76,7 @@ def writable(out: Path, *read: Path | None) -> Path:
         raise BadOutput(str(error)) from None
     if out.exists() and any(path and path.exists() and out.samefile(path) for path in read):
         raise BadOutput(f"{out} is also the input; name another file with --out")
+    check_folder(out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
     return out
 
@@ -84,7 +85,7 @@ def check_folder(out: Path) -> None:
     """Raise BadOutput, before a long run, if the folder `out` cannot be created or written to."""
     there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise BadOutput(f"--out {out}: {there} is not a writable folder; name another")
+        raise BadOutput(f"{out}: {there} is not a writable folder; name another with --out")
 
 
 @contextmanager

@@ -33,8 +33,9 @@ def fetch(name: Annotated[str, typer.Argument(help="A name from `models list`.")
     from mini_engine.loading import registry
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(stderr=True)
     try:
-        with Progress(*columns, transient=True) as bar:
+        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
             task = bar.add_task(f"fetching {name}", total=None)
             path = registry.fetch(name, lambda done, total: bar.update(task, completed=done, total=total))
     except registry.FetchError as error:

@@ -144,6 +144,8 @@ def record_vllm(
         raise ValueError("--beside needs a scenario, not a --prompt: our own run has no tokenizer")
     wanted = scenarios.find(scenario) if scenario else scenarios.of_prompts(prompt or [], max_tokens)
     if beside:
+        if beside.resolve() == out.resolve():
+            raise ValueError(f"--beside and --out are both {out}; name two files")
         writable(beside)
         scenarios.ours(wanted)  # fails, if it does, before vLLM starts
     options = {}
@@ -153,10 +155,11 @@ def record_vllm(
             options[name] = json.loads(value)
         except json.JSONDecodeError:
             options[name] = value
-        if not equals:
+        if not (name and equals):
             raise ValueError(f"--option must be name=value, but is {given!r}")
+    writable(out)
     with working("starting vLLM, which may take a minute"):
-        record_vllm(model, wanted, writable(out), python=python, options=options, wall=wall)
+        record_vllm(model, wanted, out, python=python, options=options, wall=wall)
     typer.echo(f"wrote {out}")
     if beside:
         write_trace(writable(beside), scenarios.ours(wanted, read_trace(out)))

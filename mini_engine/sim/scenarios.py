@@ -71,6 +71,8 @@ def find(name: str | os.PathLike[str]) -> Scenario:
 
 def of_prompts(prompts: list[str], max_tokens: int) -> Scenario:
     """Return a scenario of texts that arrive before the first step, with the engine's default settings."""
+    if not all(prompts):
+        raise ValueError("a prompt must have at least one character, but is ''")
     requests = [Wanted(f"r{i}", prompt, max_tokens) for i, prompt in enumerate(prompts)]
     return Scenario("prompts", "", None, requests)
 

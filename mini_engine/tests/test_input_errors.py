@@ -704,6 +704,47 @@ COMMANDS = [
     ("trace export t.jsonl -o pipe", "pipe is not a regular file"),
     ("demo --out pipe", "pipe is not a writable folder"),
     ("models fetch gpt5", "unknown model 'gpt5'"),
+    ("models fetch", "Missing argument"),
+    ("kernels build x", "unexpected extra argument"),
+    ("trace play --example --no-open -o t.jsonl/x", "t.jsonl is not a writable folder"),
+    ("trace play t.jsonl FOLDER --no-open", "FOLDER is a folder; name a trace.jsonl in it"),
+    ("trace export FOLDER", "FOLDER is a folder; name a trace.jsonl in it"),
+    ("trace export t.jsonl -o t.jsonl/x", "t.jsonl is not a writable folder"),
+    ("trace record-vllm", "give a scenario"),
+    ("trace record-vllm nothing", "there is no scenario 'nothing'"),
+    ("trace record-vllm t.jsonl", "there is no scenario 't.jsonl'"),
+    ("trace record-vllm w.json", "w.json"),
+    ("trace record-vllm demo -p x", "give a scenario"),
+    ("trace record-vllm --prompt=", "a prompt must have at least one character"),
+    ("trace record-vllm -p x --max-tokens 0", "--max-tokens"),
+    ("trace record-vllm -p x --beside b.jsonl", "--beside needs a scenario"),
+    ("trace record-vllm demo --beside x.jsonl -o x.jsonl", "--beside and --out are both x.jsonl"),
+    ("trace record-vllm demo --python nowhere", "nowhere cannot be started"),
+    ("trace record-vllm demo --python=", "cannot be started"),
+    ("trace record-vllm demo --python /bin/true", "/bin/true wrote no trace"),
+    ("trace record-vllm demo --option x", "--option must be name=value, but is 'x'"),
+    ("trace record-vllm demo --option =x", "--option must be name=value, but is '=x'"),
+    ("trace record-vllm demo -o FOLDER", "FOLDER is a folder; name the file to write in it"),
+    ("bench -w nothing", "unknown workload 'nothing'"),
+    ("bench -m gpt5", "unknown model 'gpt5'"),
+    ("bench --against transformers -m FOLDER", "FOLDER"),
+    ("bench --against transformers -m bad.gguf", "bad.gguf"),
+    ("bench --against nothing", "there is no peer 'nothing'"),
+    ("bench --against transformers/x", "transformers has no variant 'x'; it has batch|"),
+    ("bench --against transformers/0", "transformers has no variant '0'"),
+    ("bench --against llama.cpp/4", "llama.cpp has no variant '4'"),
+    ("bench --rounds 0", "--rounds"),
+    ("bench --prompts 100001", "--prompts"),
+    ("bench --threads 1025", "--threads"),
+    ("bench --device tpu", "device must be auto, cpu or cuda"),
+    ("bench --against transformers -m shakespeare --dtype int8", "dtype must be float32 or bfloat16"),
+    ("bench --speculative ngram:0", "num_speculative_tokens must be 1 to 64"),
+    ("bench --out t.jsonl", "t.jsonl is not a writable folder"),
+    ("bench peers nothing", "no environment is made for 'nothing'"),
+    ("bench gpu --device tpu", "device must be auto, cpu or cuda"),
+    ("bench gpu --requests 0", "--requests"),
+    ("bench scheduler --nano-vllm FOLDER", "FOLDER is not nano-vllm's source"),
+    ("bench scheduler --requests 100001", "--requests"),
 ]
 
 
@@ -730,7 +771,7 @@ def test_commands(row, files):
     ended = command(*line.split(" "))
     assert ended.exit_code == 2, (ended.output, ended.exception)
     assert words in ended.stderr, ended.stderr
-    said = [line for line in ended.stderr.splitlines() if not line.startswith("loading ")]
+    said = [line for line in ended.stderr.splitlines() if not line.startswith(("loading ", "starting "))]
     assert len(said) == 1 or "Usage" in said[0]
     assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
 

@@ -88,6 +88,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     if not Path(path).exists():
         made = "`mini-engine demo` writes one to out/trace.jsonl"
         raise FileNotFoundError(f"{path}: there is no such file; {made}")
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder; name a trace.jsonl in it")
     trace, check = None, Check()
     # errors="replace": a binary file, too, is "not JSON" on a numbered line.
     with Path(path).open(encoding="utf-8", errors="replace") as file:
