@@ -42,7 +42,7 @@ COVER = {
     "prefix_cache": ["block_manager", "invariants", "conformance", "faults"],
     "batch": ["batch", "paged_attention"],
     "attention": ["paged_attention", "batch"],
-    "sampler": ["sampler"],
+    "sampler": ["sampler", "oracle_sampling"],
     **dict.fromkeys(("engine", "input_processor", "output_processor"), ["engine", "llm", "faults"]),
     "recovery": ["engine", "faults"],
 }
