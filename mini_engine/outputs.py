@@ -30,7 +30,8 @@ class Delta:
     `logprobs` has, for each token, the log probabilities that SamplingParams asked for. The first Delta has
     the same for the prompt, `prompt_logprobs`, with None for its first token.
     `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` is
-    the message of a request that could not go on, whose finish_reason is "error".
+    the message of a request that could not go on, whose finish_reason is "error". An AsyncEngine adds the
+    number of the answer, if n is more than 1, and how much of the prompt was found computed.
     """
 
     request_id: str
@@ -41,6 +42,8 @@ class Delta:
     logprobs: Logprobs | None = None
     error: str | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    index: int = 0
+    num_cached_tokens: int = 0
 
 
 @dataclass

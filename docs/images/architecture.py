@@ -89,7 +89,7 @@ def draw(path: Path) -> None:
             name = {"fontsize": 10, "weight": "bold", "family": "monospace"}
             if len(layer) == 1:
                 ax.text(x + 0.1, y + height / 2, box["name"], **name, **text)
-                ax.text(x + 1.6, y + height / 2, box["for"], fontsize=8, **text)
+                ax.text(x + 1.75, y + height / 2, box["for"], fontsize=8, **text)
             else:
                 ax.text(x + 0.1, y + height - 0.17, box["name"], **name, **text)
                 words, chars = box["for"], int(width * 14.5)

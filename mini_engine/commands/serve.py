@@ -1,0 +1,59 @@
+"""`mini-engine serve`: OpenAI's API over HTTP, a chat page, and the player on the last steps."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from mini_engine.commands.common import Device, Dtype, Model, Speculative, engine_settings, errors
+
+KEY = "MINI_ENGINE_API_KEY"
+STEPS = 200  # that the trace keeps
+
+
+def serve(
+    model: Model = "smollm2",
+    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
+    max_num_requests: Annotated[
+        int, typer.Option(min=1, help="Open requests; a client that sends more gets 429.")
+    ] = 256,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 600.0,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks; few of them show on the pages how memory fills.")
+    ] = None,
+    trace: Annotated[bool, typer.Option(help="Keep the last 200 steps, for /trace.")] = True,
+    speculative: Speculative = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Serve a model to OpenAI's clients. The API key, if there is to be one, is in MINI_ENGINE_API_KEY."""
+    settings = engine_settings(speculative)
+    try:
+        import uvicorn
+
+        from mini_engine.serve.app import Limits, make_app
+    except ImportError as error:
+        how = 'pip install "mini-engine[serve]"'
+        raise ValueError(f"{error.name} is missing; install it with: {how}") from None
+    from mini_engine.engine import Engine
+    from mini_engine.loading.checkpoint import load
+
+    if num_blocks is not None:
+        settings["num_blocks"] = num_blocks
+    engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
+    limits = Limits(max_num_requests=max_num_requests, timeout=timeout)
+    app = make_app(engine, model, os.environ.get(KEY), limits)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        h11_max_incomplete_event_size=2**16,  # of a header
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=30,
+        server_header=False,
+    )
+    at = f"http://{host}:{port}"
+    errors.print(f"{model} is served at {at}/v1, the chat page at {at}/; Ctrl-C ends it", markup=False)
+    uvicorn.Server(config).run()

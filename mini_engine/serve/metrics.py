@@ -1,0 +1,84 @@
+"""The numbers of a server for Prometheus, under vLLM's names, so that its dashboards work."""
+
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from mini_engine.engine import Engine
+from mini_engine.interfaces import PrefixCachedKV
+from mini_engine.outputs import Delta
+from mini_engine.serve.answers import Answer
+
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class ServerMetrics:
+    """Counts what is served; the engine's own state is read when Prometheus asks."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, engine: Engine, model: str):
+        self.registry = CollectorRegistry()
+        self.engine, self.model = engine, model
+        self.registry.register(self)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Output tokens.")
+        self.success = self._counter("request_success", "Answers by finish_reason.", "finished_reason")
+        self.refused = self._counter("request_refused", "Requests that were refused, by status.", "status")
+        self.ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token.")
+        self.itl = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer.")
+        self.e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.")
+
+    def _counter(self, name: str, text: str, label: str | None = None) -> Counter:
+        labels = ("model_name", *([label] if label else []))
+        counter = Counter(f"vllm:{name}", text, labels, registry=self.registry)
+        return counter if label else counter.labels(self.model)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", text, ("model_name",), registry=self.registry, buckets=SECONDS)
+        return histogram.labels(self.model)
+
+    def take(self, delta: Delta, began: float, last: dict[int, float]) -> None:
+        """Measure a Delta of a request that came at `began`; `last` has the time of each answer's last."""
+        now, before = time.monotonic(), last.get(delta.index)
+        if delta.token_ids:
+            if before is None:
+                self.ttft.observe(now - began)
+            else:
+                self.itl.observe((now - before) / len(delta.token_ids))
+            last[delta.index] = now
+            self.generation_tokens.inc(len(delta.token_ids))
+        if delta.finish_reason is not None:
+            self.e2e.observe(now - began)
+
+    def count(self, answer: Answer) -> None:
+        """Count a request that has ended, or that its client has left."""
+        self.prompt_tokens.inc(sum(answer.num_prompt_tokens))
+        for choice in answer.choices:
+            self.success.labels(self.model, choice.finish_reason or "abort").inc()
+
+    def text(self) -> bytes:
+        """Return all numbers in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the state of the engine; prometheus_client calls this."""
+        scheduler = self.engine.scheduler
+        kv = scheduler.kv
+        gauges = {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_cache_usage_perc": 1 - kv.num_free_blocks / kv.num_blocks,
+        }
+        for name, value in gauges.items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=["model_name"])
+            gauge.add_metric([self.model], value)
+            yield gauge
+        if isinstance(kv, PrefixCachedKV):
+            counts = {"prefix_cache_queries": kv.stats.queries, "prefix_cache_hits": kv.stats.hits}
+            for name, number in counts.items():
+                counter = CounterMetricFamily(f"vllm:{name}", f"{name} in tokens", labels=["model_name"])
+                counter.add_metric([self.model], number)
+                yield counter

@@ -1,0 +1,114 @@
+"""An answer on its way to the client, in one piece or as server-sent events; ended when the client goes."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from mini_engine.outputs import Delta
+from mini_engine.serve.answers import Answer
+from mini_engine.serve.protocol import APIError
+
+T = TypeVar("T")
+Choices = AsyncGenerator[tuple[int, Delta], None]  # the number of a choice, and its next Delta
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection, and nobody waits for the answer."""
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns. If the client goes first, cancel it and raise ClientGoneError."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Answering(Response):
+    """Sends an answer whose first Delta is there. `done` is called in the end, also when the client leaves.
+
+    `timeout` is in seconds; `refuse` makes a response of an error.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        echoes: list[str],
+        first: tuple[int, Delta],
+        others: Choices,
+        timeout: float,
+        refuse: Callable[[APIError], Response],
+        done: Callable[[Answer], None],
+    ):
+        self.answer, self.echoes, self.first, self.others = answer, echoes, first, others
+        self.timeout, self.refuse, self.done = timeout, refuse, done
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; the ASGI server calls this."""
+        work = self._send_events(send) if self.answer.asked.stream else self._send_whole(scope, receive, send)
+        try:
+            with suppress(ClientGoneError, OSError):  # OSError: it went while something was sent
+                await unless_gone(receive, work)
+        finally:
+            await self.others.aclose()
+            self.done(self.answer)
+
+    async def _all(self) -> AsyncIterator[tuple[int, Delta]]:
+        yield self.first
+        async for item in self.others:
+            yield item
+
+    def _chunks(self, number: int, delta: Delta) -> dict[str, Any]:
+        return self.answer.chunk(number, delta, self.echoes[number // self.answer.asked.params.n])
+
+    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self.timeout):
+                async for number, delta in self._all():
+                    self._chunks(number, delta)
+            response: Response = JSONResponse(self.answer.whole(self.echoes))
+        except (TimeoutError, RuntimeError, APIError) as error:
+            response = self.refuse(self._as_api_error(error))
+        await response(scope, receive, send)
+
+    async def _send_events(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with asyncio.timeout(self.timeout):
+                async for number, delta in self._all():
+                    await _event(send, self._chunks(number, delta))
+            if self.answer.asked.include_usage:
+                await _event(send, self.answer.usage_chunk())
+        except (TimeoutError, RuntimeError, APIError) as error:  # the status was sent: it is an event
+            await _event(send, self._as_api_error(error).to_json())
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    def _as_api_error(self, error: Exception) -> APIError:
+        if isinstance(error, APIError):
+            return error
+        if isinstance(error, TimeoutError):
+            return APIError(f"no end within {self.timeout:g} s", code="timeout", status=504)
+        return APIError(str(error), code="engine_error", status=500)
+
+
+async def _event(send: Send, data: Any) -> None:
+    body = b"data: " + json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,234 @@
+"""AsyncEngine: any number of coroutines on one engine; nothing is lost, nothing is left behind."""
+
+import asyncio
+import threading
+
+import pytest
+
+from mini_engine import SamplingParams
+from mini_engine.async_engine import AsyncEngine, EngineClosedError, EngineFullError
+from mini_engine.engine import Engine
+from mini_engine.llm import LLM
+from mini_engine.tests.helpers import scripted_engine, text_of, tiny_model, tokens_of
+
+TEXTS = {"a": "one two", "b": "three", "c": "four five six", "d": "seven"}
+
+
+def greedy(max_tokens=8, **kwargs):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
+
+
+def run(engine, scenario, **options):
+    """Return what the scenario, a coroutine function of an AsyncEngine, returns; then close the engine."""
+
+    async def main():
+        front = AsyncEngine(engine, **options)
+        try:
+            return await asyncio.wait_for(scenario(front), 60)
+        finally:
+            await asyncio.to_thread(front.close)
+
+    return asyncio.run(main())
+
+
+async def read(front, name, params=None, **options):
+    return [d async for d in front.stream(name, params or greedy(), request_id=name, **options)]
+
+
+def everything_is_back(engine):
+    assert not engine.requests and not engine.inboxes
+    assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+
+
+def test_many_at_once_lose_nothing():
+    engine = scripted_engine(TEXTS, max_num_seqs=2)
+
+    async def scenario(front):
+        return await asyncio.gather(*(read(front, name, greedy(len(TEXTS[name]))) for name in TEXTS))
+
+    said = run(engine, scenario)
+    assert [text_of(deltas) for deltas in said] == [*TEXTS.values()]
+    assert [deltas[-1].finish_reason for deltas in said] == ["length"] * 4
+    everything_is_back(engine)
+
+
+def test_n_answers_fork_and_are_those_of_generate():
+    params = SamplingParams(n=3, seed=5, max_tokens=6)
+    prompt = [*range(1, 10)]
+    alone = LLM.from_engine(Engine(tiny_model(), num_blocks=32, block_size=4)).generate(
+        [prompt], params, use_tqdm=False
+    )
+    engine = Engine(tiny_model(), num_blocks=32, block_size=4)
+
+    async def scenario(front):
+        return [delta async for delta in front.stream(prompt, params)]
+
+    said = run(engine, scenario)
+    answers = [tokens_of([d for d in said if d.index == i]) for i in range(3)]
+    assert answers == [one.token_ids for one in alone[0].outputs]
+    assert len({tuple(one) for one in answers}) > 1, "three equal answers prove little"
+    assert {d.num_cached_tokens for d in said if d.index} == {8}, (
+        "all but the last token of the prompt is shared"
+    )
+    everything_is_back(engine)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_leaving_early_aborts_and_the_others_go_on(after):
+    engine = scripted_engine(TEXTS)
+
+    async def scenario(front):
+        other = asyncio.create_task(read(front, "c", greedy(13)))
+        stream = front.stream("a", greedy(50), request_id="a")
+        for _ in range(after):
+            await anext(stream)
+        if not after:
+            stream = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            stream.cancel()
+            await asyncio.gather(stream, return_exceptions=True)
+        else:
+            await stream.aclose()
+        assert "a" not in await front.call(lambda engine: [*engine.requests])
+        said = await other
+        assert front.num_requests == 0
+        return said
+
+    assert text_of(run(engine, scenario)) == TEXTS["c"]
+    everything_is_back(engine)
+
+
+def test_what_is_refused_harms_no_one():
+    engine = scripted_engine(TEXTS)
+
+    async def scenario(front):
+        other = asyncio.create_task(read(front, "b", greedy(5)))
+        for prompt, params in (([], greedy()), ("x", greedy(10**6)), ([999], greedy()), (5, greedy())):
+            with pytest.raises(ValueError):
+                await anext(front.stream(prompt, params))
+        with pytest.raises(ValueError, match="in use"):
+            await asyncio.gather(read(front, "a", greedy(40)), read(front, "a", greedy(40)))
+        return await other
+
+    assert text_of(run(engine, scenario)) == "three"
+    everything_is_back(engine)
+
+
+def test_too_many_are_told_so_until_one_has_ended():
+    async def scenario(front):
+        first = front.stream("a", greedy(3), request_id="a")
+        await anext(first)
+        with pytest.raises(EngineFullError, match="1 requests are open"):
+            await anext(front.stream("b", greedy()))
+        assert len([delta async for delta in first]) == 2
+        return await read(front, "b", greedy(5))
+
+    assert text_of(run(scripted_engine(TEXTS), scenario, max_num_requests=1)) == "three"
+
+
+def failing(engine, *numbers):
+    """Make the forward passes with these numbers raise, counted from 1."""
+    forward, count = engine.backend.forward, [0]
+
+    def forward_or_fail(rows):
+        count[0] += 1
+        if count[0] in numbers or not numbers:
+            raise OSError("the device is gone")
+        return forward(rows)
+
+    engine.backend.forward = forward_or_fail
+    return forward
+
+
+def test_a_step_that_fails_is_tried_again():
+    engine = scripted_engine(TEXTS)
+    failing(engine, 2, 3)
+
+    async def scenario(front):
+        return await asyncio.gather(read(front, "a", greedy(7)), read(front, "b", greedy(5)))
+
+    assert [text_of(deltas) for deltas in run(engine, scenario)] == ["one two", "three"]
+    everything_is_back(engine)
+
+
+def test_an_engine_that_cannot_go_on_says_so_to_all_and_serves_the_next():
+    engine = scripted_engine(TEXTS)
+    forward = failing(engine)
+
+    async def scenario(front):
+        broken = await asyncio.gather(read(front, "a"), read(front, "b"))
+        engine.backend.forward = forward
+        return [*broken, await read(front, "c", greedy(13))]
+
+    *broken, healed = run(engine, scenario)
+    for deltas in broken:
+        assert [delta.finish_reason for delta in deltas] == ["error"]
+        assert "the device is gone" in deltas[0].error
+    assert text_of(healed) == TEXTS["c"]
+    everything_is_back(engine)
+
+
+def test_close_ends_what_is_open_and_refuses_the_rest():
+    engine = scripted_engine(TEXTS)
+
+    async def main():
+        front = AsyncEngine(engine)
+        stream = front.stream("a", greedy(50), request_id="a")
+        await anext(stream)
+        await asyncio.to_thread(front.close)
+        rest = [delta async for delta in stream]
+        assert rest[-1].finish_reason == "error" and rest[-1].error == "the engine was closed"
+        for call in (anext(front.stream("b", greedy())), front.call(len)):
+            with pytest.raises(EngineClosedError, match="was closed"):
+                await call
+
+    asyncio.run(main())
+    everything_is_back(engine)
+
+
+def test_a_thread_that_dies_leaves_no_one_waiting(monkeypatch):
+    engine = scripted_engine(TEXTS)
+
+    async def main():
+        front = AsyncEngine(engine)
+        stream = front.stream("a", greedy(50), request_id="a")
+        await anext(stream)
+        monkeypatch.setattr(front, "_step", lambda: 1 / 0)
+        rest = [delta async for delta in stream]
+        assert "ZeroDivisionError" in rest[-1].error
+        with pytest.raises(EngineClosedError, match="ZeroDivisionError"):
+            await anext(front.stream("b", greedy()))
+
+    asyncio.run(main())
+    everything_is_back(engine)
+
+
+def test_a_step_does_not_block_the_event_loop():
+    engine, go = scripted_engine(TEXTS), threading.Event()
+    forward = engine.backend.forward
+    engine.backend.forward = lambda rows: go.wait(30) and forward(rows)
+
+    async def scenario(front):
+        reader = asyncio.create_task(read(front, "b", greedy(5)))
+        await asyncio.sleep(0.05)  # the step has begun, and waits for this coroutine
+        go.set()
+        return await reader
+
+    assert text_of(run(engine, scenario)) == "three"
+
+
+def test_a_slow_reader_stops_no_one_and_gets_all():
+    async def scenario(front):
+        slow = front.stream("c", greedy(13), request_id="c")
+        first = await anext(slow)
+        others = [text_of(await read(front, name, greedy(len(TEXTS[name])))) for name in ("a", "b", "d")]
+        return others, text_of([first] + [delta async for delta in slow])
+
+    assert run(scripted_engine(TEXTS), scenario) == (["one two", "three", "seven"], "four five six")
+
+
+def test_what_cannot_be_is_refused_at_once():
+    with pytest.raises(ValueError, match="engine must be an Engine"):
+        AsyncEngine(None)
+    with pytest.raises(ValueError, match="max_num_requests must be at least 1"):
+        AsyncEngine(scripted_engine({}), max_num_requests=0)

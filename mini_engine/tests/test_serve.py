@@ -1,0 +1,438 @@
+"""The server over HTTP: the client that people use, and what wrong clients send."""
+
+import asyncio
+import json
+import re
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the server is in the extra `serve`")
+uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `serve`")
+httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
+openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
+
+from mini_engine import LLM, SamplingParams  # noqa: E402
+from mini_engine.engine import Engine  # noqa: E402
+from mini_engine.serve import protocol  # noqa: E402
+from mini_engine.serve.app import Limits, make_app  # noqa: E402
+from mini_engine.tests.helpers import byte_tokenizer, tiny_model  # noqa: E402
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+LIMITS = Limits(max_num_requests=8, max_body_bytes=20_000, timeout=20)
+
+
+def make_engine(**settings):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT
+    settings = {"num_blocks": 64, "block_size": 8, "record": 50} | settings
+    return Engine(
+        tiny_model(vocab_size=257, dtype="float32", max_position_embeddings=256), tokenizer, **settings
+    )
+
+
+@contextmanager
+def serving(engine, **options):
+    """Serve an engine at a free port, and yield the address."""
+    app = make_app(engine, "tiny", **{"limits": LIMITS} | options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive(), "the server does not end"
+    assert not engine.requests and engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def address(engine):
+    with serving(engine) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def expected(prompt, **params):
+    """Return the answers of a fresh engine to one prompt."""
+    llm = LLM.from_engine(make_engine())
+    return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0]
+
+
+def test_a_completion_is_what_generate_gives(client):
+    params = {"max_tokens": 12, "temperature": 0.9, "seed": 3, "stop": ["q"], "presence_penalty": 0.5}
+    answer = client.completions.create(model="tiny", prompt="To be", **params)
+    output = expected("To be", **params)
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason) == (output.outputs[0].text, output.outputs[0].finish_reason)
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, len(output.outputs[0].token_ids))
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_prompts_of_all_kinds_and_n_answers(client):
+    """Texts, token ids, several of each; choice p * n + i is answer i to prompt p."""
+    params = {"max_tokens": 4, "temperature": 1.0, "seed": 1, "n": 2}
+    for prompts in (["one", "two"], [[70, 71], [72]], "one", [70, 71]):
+        answer = client.completions.create(model="tiny", prompt=prompts, **params)
+        several = prompts if isinstance(prompts, list) and not isinstance(prompts[0], int) else [prompts]
+        wanted = [one.text for prompt in several for one in expected(prompt, **params).outputs]
+        assert [choice.text for choice in answer.choices] == wanted
+        assert [choice.index for choice in answer.choices] == list(range(len(wanted)))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_has_the_same_text_in_pieces(client, n):
+    params = {"max_tokens": 10, "temperature": 1.0, "seed": 4, "n": n}
+    whole = client.completions.create(model="tiny", prompt="abc", **params)
+    pieces, ends, usage = [""] * n, [None] * n, None
+    for chunk in client.completions.create(
+        model="tiny", prompt="abc", stream=True, stream_options={"include_usage": True}, **params
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert ends[choice.index] is None, "something comes after the end"
+            pieces[choice.index] += choice.text
+            ends[choice.index] = choice.finish_reason
+    assert pieces == [choice.text for choice in whole.choices] and ends == ["length"] * n
+    assert usage.completion_tokens == whole.usage.completion_tokens == 10 * n
+
+
+def test_a_chat_in_one_piece_and_streamed(client):
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Good "}, {"type": "text", "text": "day"}]}
+    ]
+    asked = {"model": "tiny", "messages": messages, "max_completion_tokens": 6, "temperature": 0}
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    output = expected("user: Good day\nassistant:", max_tokens=6, temperature=0, logprobs=2)
+    assert whole.choices[0].message.content == output.outputs[0].text
+    told = whole.choices[0].logprobs.content
+    assert b"".join(bytes(one.bytes) for one in told).decode(errors="replace") == output.outputs[0].text
+    assert [one.logprob for one in told] == pytest.approx(
+        [
+            of[i].logprob
+            for i, of in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+        ],
+        abs=1e-5,
+    )
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].logprob == one.logprob for one in told)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == output.outputs[0].text
+    with client.chat.completions.stream(**asked) as stream:  # the client's own reader of events
+        text = "".join(event.delta for event in stream if event.type == "content.delta")
+        assert text == output.outputs[0].text
+
+
+def test_logprobs_and_echo_of_completions(client):
+    told = client.completions.create(
+        model="tiny", prompt="x", max_tokens=3, temperature=0, logprobs=2
+    ).choices[0]
+    assert len(told.logprobs.tokens) == len(told.logprobs.token_logprobs) == 3
+    assert told.logprobs.text_offset[0] == 0 and [len(top) for top in told.logprobs.top_logprobs] == [2, 2, 2]
+    echoed = client.completions.create(
+        model="tiny", prompt="x", max_tokens=3, temperature=0, echo=True
+    ).choices[0]
+    assert echoed.text == "x" + told.text
+
+
+def test_a_prefix_that_is_known_is_reported(client):
+    prompt = "the same beginning for both of these requests"
+    for cached in (0, 40):
+        usage = client.completions.create(model="tiny", prompt=prompt, max_tokens=1, temperature=0).usage
+        assert usage.prompt_tokens_details.cached_tokens == cached
+
+
+ASK = {"prompt": "a", "max_tokens": 2}
+REFUSED = [
+    ("completions", {"prompt": None}, "prompt"),
+    ("completions", {}, "prompt"),
+    ("completions", {"prompt": []}, "prompt"),
+    ("completions", {"prompt": [[]]}, "prompt"),
+    ("completions", {"prompt": ["a", 1]}, "prompt"),
+    ("completions", {"prompt": ["a"] * 129}, "prompt"),
+    ("completions", {"prompt": ""}, None),
+    ("completions", {"prompt": [999]}, None),
+    ("completions", {"prompt": "a" * 300}, None),
+    ("completions", ASK | {"max_tokens": 10**6}, None),
+    ("completions", ASK | {"max_tokens": 0}, "max_tokens"),
+    ("completions", ASK | {"max_tokens": "7"}, "max_tokens"),
+    ("completions", ASK | {"n": 0}, "n"),
+    ("completions", ASK | {"n": 1.5}, "n"),
+    ("completions", ASK | {"temperature": -1}, "temperature"),
+    ("completions", ASK | {"temperature": True}, "temperature"),
+    ("completions", ASK | {"top_p": 0}, "top_p"),
+    ("completions", ASK | {"top_k": "all"}, "top_k"),
+    ("completions", ASK | {"seed": -1}, "seed"),
+    ("completions", ASK | {"stop": {"a": 1}}, "stop"),
+    ("completions", ASK | {"stop": [""]}, "stop"),
+    ("completions", ASK | {"logit_bias": {"x": 1}}, "logit_bias"),
+    ("completions", ASK | {"logit_bias": [1]}, "logit_bias"),
+    ("completions", ASK | {"logit_bias": {"5": "a"}}, "logit_bias"),
+    ("completions", ASK | {"logit_bias": {"999": 1}}, "logit_bias"),
+    ("completions", ASK | {"logprobs": -1}, "logprobs"),
+    ("completions", ASK | {"logprobs": 1, "echo": True}, "echo"),
+    ("completions", ASK | {"stream": "yes"}, "stream"),
+    ("completions", ASK | {"stream_options": {"include_usage": True}}, "stream_options"),
+    ("completions", ASK | {"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+    ("completions", ASK | {"suffix": "x"}, "suffix"),
+    ("completions", ASK | {"best_of": 3}, "best_of"),
+    ("completions", ASK | {"nonsense": 1}, "nonsense"),
+    ("completions", ASK | {"messages": []}, "messages"),
+    ("completions", ASK | {"priority": "high"}, "priority"),
+    ("completions", ASK | {"cache_salt": 5}, "cache_salt"),
+    ("completions", ASK | {"response_format": {"type": "xml"}}, "response_format"),
+    ("completions", ASK | {"response_format": {"type": "json_schema"}}, "response_format"),
+    ("chat/completions", {}, "messages"),
+    ("chat/completions", {"messages": []}, "messages"),
+    ("chat/completions", {"messages": "hi"}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user"}]}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, "messages"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": 5}, "logprobs"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), REFUSED, ids=lambda one: str(one)[:60])
+def test_what_is_refused_names_the_field(address, engine, path, body, param):
+    answer = httpx.post(f"{address}/v1/{path}", json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    assert len(error["message"]) < 300 and "Traceback" not in answer.text and "/" not in error["message"]
+
+
+def test_what_asks_for_nothing_is_taken(client):
+    """Fields that clients send unasked, with the values that change nothing."""
+    extra = {
+        "best_of": 1,
+        "tools": None,
+        "metadata": {"a": "b"},
+        "min_p": None,
+        "logit_bias": None,
+        "stop": None,
+    }
+    answer = client.completions.create(model="tiny", prompt="a", max_tokens=2, user="me", extra_body=extra)
+    assert answer.usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"", 400), (b"{", 400), (b"[1]", 400), (b"5", 400), (b'{"prompt": NaN}', 400), (b"\xff\xfe", 400),
+     (b"[" * 10_000, 400), (b'{"prompt": "' + b"a" * 30_000 + b'"}', 413)],
+    ids=lambda one: str(one)[:20],
+)  # fmt: skip
+def test_a_body_that_is_no_request(address, body, status):
+    answer = httpx.post(f"{address}/v1/completions", content=body)
+    assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+def test_the_page_has_all_fields():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+    table = page.partition("<!-- fields -->")[2].partition("\n\n")[0]
+    rows = [{*re.findall(r"`(\w+)`", line)} for line in table.splitlines() if "`" in line]
+    common = protocol.COMPLETION & protocol.CHAT
+    own = [protocol.COMPLETION - common, protocol.CHAT - common]
+    assert rows == [common, *own, protocol.IGNORED, {*protocol.NOT_DONE}]
+
+
+def test_other_paths_methods_and_models(address, client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").max_model_len == 256
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.models.retrieve("gpt")
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        client.completions.create(model="gpt", prompt="a")
+    assert httpx.get(f"{address}/v2").status_code == 404
+    assert httpx.get(f"{address}/v1/completions").status_code == 405
+    assert httpx.get(f"{address}/v2").json()["error"]["type"] == "not_found_error"
+
+
+def test_tokens_and_back(address):
+    told = httpx.post(f"{address}/tokenize", json={"prompt": "héllo"}).json()
+    assert told["count"] == len(told["tokens"]) == 6 and told["max_model_len"] == 256
+    back = httpx.post(f"{address}/detokenize", json={"tokens": told["tokens"]}).json()
+    assert back == {"prompt": "héllo"}
+    chat = httpx.post(f"{address}/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()
+    assert chat["count"] == len("user: a\nassistant:")
+    for path, body in (("tokenize", {}), ("tokenize", {"prompt": 5}), ("detokenize", {"tokens": [999]})):
+        assert httpx.post(f"{address}/{path}", json=body).status_code == 400
+
+
+def test_numbers_for_prometheus(address, client):
+    def number(name):
+        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+    names = ("generation_tokens_total", "prompt_tokens_total", "time_to_first_token_seconds_count")
+    before = [number(name) for name in names]
+    client.completions.create(model="tiny", prompt="abcd", max_tokens=7, temperature=0)
+    deadline = time.monotonic() + 10
+    while [number(name) for name in names] != [before[0] + 7, before[1] + 4, before[2] + 1]:
+        assert time.monotonic() < deadline
+    assert number("num_requests_running") == number("kv_cache_usage_perc") == 0
+
+
+def test_health_state_trace_and_pages(address, client):
+    client.completions.create(model="tiny", prompt="seen", max_tokens=3, temperature=0)
+    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+    state = httpx.get(f"{address}/state").json()
+    assert state["model"] == "tiny" and state["chats"] and state["free"] == state["blocks"] == 64
+    trace = httpx.get(f"{address}/trace/steps").json()
+    assert trace["step"] == trace["traces"][0]["steps"][-1]["step"]
+    for path in ("/", "/chat.js", "/pages.css", "/trace", "/trace.js"):
+        page = httpx.get(address + path)
+        assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
+    for name in ("shell.html", "player.js", "player.css"):
+        assert httpx.get(f"{address}/player/{name}").status_code == 200
+
+
+def until(holds, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never comes true"
+        time.sleep(0.01)
+
+
+def slowed(engine, go):
+    """Let no forward pass end before `go` is set; return a counter of them."""
+    forward, passes = engine.backend.forward, []
+
+    def wait(rows):
+        passes.append(len(rows))
+        go.wait(30)
+        return forward(rows)
+
+    engine.backend.forward = wait
+    return passes
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_aborts_its_request(stream):
+    engine, go = make_engine(), threading.Event()
+    passes = slowed(engine, go)
+    with serving(engine) as address:
+
+        async def leave():
+            async with httpx.AsyncClient() as client:
+                body = {"prompt": "a", "max_tokens": 200, "stream": stream, "ignore_eos": True}
+                post = asyncio.create_task(client.post(f"{address}/v1/completions", json=body, timeout=60))
+                while not passes:
+                    await asyncio.sleep(0.01)
+                post.cancel()
+                await asyncio.gather(post, return_exceptions=True)
+
+        asyncio.run(leave())
+        go.set()
+        until(lambda: not engine.requests)
+        assert len(passes) < 150, "it went on to the end"
+
+
+def test_too_many_get_429_and_the_others_their_answers():
+    engine, go = make_engine(), threading.Event()
+    passes = slowed(engine, go)
+    limits = Limits(max_num_requests=2, timeout=30)
+    with serving(engine, limits=limits) as address:
+        answers = []
+
+        def ask():
+            body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+            answers.append(httpx.post(f"{address}/v1/completions", json=body, timeout=60))
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        until(
+            lambda: (
+                passes and httpx.get(f"{address}/metrics").status_code == 200 and len(engine.requests) >= 1
+            )
+        )
+        time.sleep(0.2)  # the second one is on its way, or there
+        refused = httpx.post(f"{address}/v1/completions", json={"prompt": ["a", "b", "c"], "max_tokens": 3})
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        go.set()
+        for thread in threads:
+            thread.join(30)
+        assert [answer.status_code for answer in answers] == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_takes_too_long_ends_with_an_error(stream):
+    engine, go = make_engine(), threading.Event()
+    passes = slowed(engine, go)
+    with serving(engine, limits=Limits(timeout=0.3)) as address:
+        threading.Timer(0.6, go.set).start()
+        body = {"prompt": "a", "max_tokens": 100, "stream": stream, "ignore_eos": True}
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+        assert "timeout" in answer.text and (stream or answer.status_code == 504)
+        until(lambda: not engine.requests)
+    assert passes
+
+
+def test_a_fault_of_the_engine_is_an_answer_and_the_server_lives():
+    engine = make_engine()
+    forward = engine.backend.forward
+    engine.backend.forward = lambda rows: 1 / 0
+    with serving(engine) as address:
+        body = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+        whole = httpx.post(f"{address}/v1/completions", json=body)
+        assert whole.status_code == 500 and whole.json()["error"]["code"] == "engine_error"
+        streamed = httpx.post(f"{address}/v1/completions", json=body | {"stream": True}).text
+        events = [json.loads(line[6:]) for line in streamed.split("\n\n") if line.startswith("data: {")]
+        assert events[-1]["error"]["code"] == "engine_error" and "Traceback" not in streamed
+        engine.backend.forward = forward
+        assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+
+
+def test_the_key_guards_everything_but_health_and_the_pages():
+    with serving(make_engine(), api_key="secret") as address:
+        for path in ("/v1/models", "/state", "/trace/steps", "/metrics"):
+            assert httpx.get(address + path).status_code == 401
+            assert httpx.get(address + path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+            right = httpx.get(address + path, headers={"Authorization": "Bearer secret"})
+            assert right.status_code == 200 and "access-control-allow-origin" not in right.headers
+        for path in ("/health", "/"):
+            assert httpx.get(address + path).status_code == 200
+
+
+def test_many_streams_at_once_lose_nothing():
+    """100 streams, each with the tokens that it has alone; then nothing is held any more."""
+    engine = make_engine(num_blocks=48, max_num_seqs=16)
+    alone = {seed: expected("go", max_tokens=20, seed=seed).outputs[0].text for seed in range(10)}
+
+    async def all_of_them(address):
+        limits = httpx.Limits(max_connections=None)
+        http = httpx.AsyncClient(limits=limits, timeout=120)
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", http_client=http) as client:
+
+            async def one(seed):
+                text = ""
+                asked = {"model": "tiny", "prompt": "go", "max_tokens": 20, "seed": seed, "stream": True}
+                async for chunk in await client.completions.create(**asked):
+                    text += chunk.choices[0].text
+                return text
+
+            return await asyncio.gather(*(one(number % 10) for number in range(100)))
+
+    with serving(engine, limits=Limits(max_num_requests=100)) as address:
+        texts = asyncio.run(all_of_them(address))
+    assert texts == [alone[number % 10] for number in range(100)]
