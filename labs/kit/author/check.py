@@ -50,7 +50,7 @@ def check_labs(
     write: bool = False,
     depth: str = "",
 ) -> list[Verdict]:
-    """Two labs at a time, the last first: they take longest. `keep` is a folder for what the tests did.
+    """Check two labs at a time, the slow ones first. `keep` is a folder for what the tests did.
 
     On each mistake the tests of the tasks that it changes are run; all with `write` or the depth `WHOLE`;
     with `QUICK` only those that must catch it, and names and blame are not checked.

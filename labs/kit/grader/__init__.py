@@ -1,1 +1,1 @@
-"""Grades submissions: what is a student's runs in a sandbox, and what decides runs outside of it."""
+"""Grades submissions: students' code runs in a sandbox, and all that decides runs outside of it."""

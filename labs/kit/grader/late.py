@@ -112,7 +112,7 @@ def read(path: Path, students: Collection[str] = ()) -> Deadlines:
 
 
 def check_names(path: Path, keys: Iterable[tuple[Any, ...]], students: Collection[str]) -> None:
-    """Raise LabError, with the names that are near, if a file names someone who is no student."""
+    """Raise LabError, with similar names, if a file has a name that is not a student's."""
     unknown = sorted({name for name, *_ in keys} - {*students}) if students else []
     if unknown:
         folded = {student.casefold(): student for student in sorted(students)}

@@ -42,7 +42,7 @@ def _paged(module: ModuleType) -> Callable[..., PagedBackend]:
 
 
 class _NoSharing:
-    """The attributes that lab-05's manager lacks: nothing is cached, and it does not check itself."""
+    """The attributes that lab-05's manager lacks: it caches nothing and does not check itself."""
 
     enable_prefix_caching = False
     num_cached_blocks = 0

@@ -1,4 +1,4 @@
-"""The one driver of labs 01 to 03: a scenario in, a trace out. And its sibling for operation logs.
+"""The driver of labs 01 to 03, from a scenario to a trace, and one for logs of operations.
 
 Tests, grader and notebooks all run a lab through here, so that they judge the same thing. Every run
 is kept in `RUNS` until the next test: what a failed test shows is taken from there.
@@ -71,7 +71,7 @@ class ScheduleError(Exception):
 
 
 class Referee:
-    """Stands in front of a scheduler and refuses schedules that make no sense, in words."""
+    """A proxy of a scheduler that refuses impossible schedules, with the reason."""
 
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler

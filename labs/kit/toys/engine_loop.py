@@ -208,7 +208,7 @@ class LoopPlay(Play):
         return {"sampled": plain(sampled), "stopped": stopped, "finished": self.labels(finished)}
 
     def fitting(self, request: Request, tokens: list[int]) -> list[int]:
-        """Several tokens of one step need room for each, unless they are the request's last."""
+        """Return the tokens, or the first alone where several might lack room and do not end the request."""
         ends = {*request.sampling_params.stop_token_ids, *request.eos_token_ids}
         is_end = len(request.output_token_ids) + len(tokens) >= (request.max_tokens or 0)
         return [*tokens] if self.several_tokens or is_end or ends & {*tokens} else tokens[:1]
@@ -226,7 +226,7 @@ class LoopPlay(Play):
         self.scheduler.preempt(request)
 
     def pop_all(self) -> list[str]:
-        """The queue as it comes out; a heap shows only then whether it is one."""
+        """Return the queue as it is popped, which shows whether it is a heap."""
         self.goes_on()
         self.over = True
         queue = self.scheduler.waiting
@@ -260,7 +260,7 @@ class LoopPlay(Play):
 
 
 def queue_seen(queue: Any, labels: Any, name: str) -> dict[str, Any]:
-    """A queue by all that it shows without giving anything away."""
+    """Return all that a queue shows without giving a request away."""
     requests = list(queue)
     front = labels([queue.peek()]) if len(queue) else []
     return {name: labels(requests), f"front of {name}": front, f"len of {name}": len(queue)}

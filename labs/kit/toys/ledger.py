@@ -27,7 +27,7 @@ class Ledger(Play):
     # ------------------------------------------------------------------------------------- calls
 
     def admit(self, name: str, prompt: int | list[int], outputs: int = 0, salt: str = "") -> bool:
-        """A new request; its id may have been another's before, or hold blocks at the moment."""
+        """Admit a new request; its id may have been another's before, or hold blocks at the moment."""
         request = make_request(name, prompt)
         request.cache_salt, request.output_token_ids = salt, list(range(outputs))
         request.num_computed_tokens = min(3, request.num_tokens)  # of an earlier life
@@ -36,11 +36,11 @@ class Ledger(Play):
         return self.enter(request)
 
     def admit_again(self, name: str) -> bool:
-        """The same request once more: one that was refused, was preempted, or holds blocks."""
+        """Admit the same request again: one that was refused, was preempted, or holds blocks."""
         return self.enter(self.known(name))
 
     def admit_all(self, name: str, more: int) -> bool:
-        """A request that needs just what is free, or some blocks more or less."""
+        """Admit a request that needs exactly the free blocks, or some more or fewer."""
         num_tokens = (self.kv.num_free_blocks + more) * self.size
         if num_tokens < 1:
             raise Skip
@@ -52,7 +52,7 @@ class Ledger(Play):
             return admitted
 
     def compute(self, name: str, num_tokens: int) -> int | bool:
-        """A chunk: room is made, it is computed, and the number of computed tokens returned."""
+        """Make room for a chunk and compute it. Return the number of computed tokens."""
         request = self.holder(name)
         num_tokens = min(num_tokens, request.num_new_tokens)
         if num_tokens == 0:
@@ -60,7 +60,7 @@ class Ledger(Play):
         return self.kv.allocate(request, num_tokens) and self.count(request, num_tokens)
 
     def decode(self, name: str, token: int = 0) -> int | bool:
-        """A new output token, computed at once behind all that was left; False if it finds no room."""
+        """Compute a new output token and all that was left before it; False if it finds no room."""
         request = self.holder(name)
         if request.num_new_tokens:
             self.compute(name, request.num_new_tokens)
@@ -71,12 +71,12 @@ class Ledger(Play):
         return self.count(request, 1)
 
     def count(self, request: Request, num_tokens: int) -> int:
-        """So many tokens have been computed."""
+        """Count so many tokens as computed."""
         request.num_computed_tokens += num_tokens
         return request.num_computed_tokens
 
     def allocate(self, name: str, num_new_tokens: int) -> bool:
-        """Room for so many tokens more; one that holds no blocks has computed nothing."""
+        """Allocate room for so many tokens more; a request without blocks has computed nothing."""
         if not self.table(name) and name in self.requests:
             self.requests[name].num_computed_tokens = 0
         allocated: bool = self.kv.allocate(self.twin(name), num_new_tokens)
@@ -87,7 +87,7 @@ class Ledger(Play):
         return needed
 
     def slot_mapping(self, name: str, start: int, end: int) -> str:
-        """The slots of some positions, each as the position that its place in the table stands for."""
+        """Return the slots of some positions, each as the position of its place in the table."""
         table = list(self.table(name))
         if start == end > len(table) * self.size:
             raise Skip  # no position is asked for, and none is there
@@ -99,11 +99,11 @@ class Ledger(Play):
         )
 
     def last_slots(self, name: str, behind: int) -> str:
-        """All slots of the room that a request holds, and some positions behind it."""
+        """Return all slots of the room that a request holds, and some positions beyond."""
         return self.slot_mapping(name, 0, len(self.table(name)) * self.size + behind)
 
     def free(self, name: str) -> list[str] | None:
-        """Given as another object with the same id, the request is the same. Return what changes of it."""
+        """Free a request, given as another object with its id. Return what changes in it."""
         request = make_request(name, 3)
         request.num_computed_tokens = 2
         before = plain(request)
@@ -117,12 +117,12 @@ class Ledger(Play):
         request.num_preemptions += 1
 
     def BlockManager(self, num_blocks: int, block_size: int, watermark: int | None) -> list[int]:  # noqa: N802
-        """Another pool; this one's books are not touched by it."""
+        """Make another pool, which must not touch the books of this one."""
         kv = self.part.BlockManager(num_blocks, block_size, watermark=watermark)
         return [kv.num_blocks, kv.block_size, kv.watermark, kv.num_free_blocks]
 
     def what_costs_more_in_a_pool_of(self, num_blocks: int) -> list[str]:
-        """The methods that do more work than in a pool of 64: they go through all blocks, or all tables."""
+        """Return the methods that work longer than in a pool of 64, because they search all blocks or tables."""
         if self.is_model:
             return []
         small, large = (work_in_a_pool(self.part, size) for size in (64, num_blocks))
@@ -131,7 +131,7 @@ class Ledger(Play):
     # -------------------------------------------------------------------------------------- seen
 
     def seen(self) -> dict[str, Any]:
-        """The pool, each request's blocks, and the requests themselves, of which little may change."""
+        """Return the pool, each request's blocks, and the requests, of which little may change."""
         tables = {name: list(self.table(name)) for name in sorted(self.requests)}
         held = dict.fromkeys(block for table in tables.values() for block in table)
         self.names = {block: name for block, name in self.names.items() if block in held}
@@ -150,7 +150,7 @@ class Ledger(Play):
         }
 
     def observe(self) -> dict[str, Any]:
-        """The public state, as a log of operations shows it; `kv` checks its books where it can."""
+        """Return the public state, as a log of operations shows it; `kv` checks its books if it can."""
         if hasattr(self.kv, "check"):
             self.kv.check()
         lengths = {name: len(self.table(name)) for name in self.requests}
@@ -170,7 +170,7 @@ class Ledger(Play):
     # ----------------------------------------------------------------------------------- helpers
 
     def table(self, name: str) -> list[int]:
-        """The blocks of a request; another object with its id is the same request."""
+        """Return the blocks of a request; another object with its id is the same request."""
         if name not in self.strangers:
             self.strangers[name] = make_request(name, 3)
         table: list[int] = self.kv.block_table(self.strangers[name])
@@ -182,7 +182,7 @@ class Ledger(Play):
         return self.known(name)
 
     def twin(self, name: str) -> Request:
-        """Another object that is the same request."""
+        """Return another object that is the same request."""
         return replace(self.requests.setdefault(name, make_request(name, 3)))
 
 

@@ -1,4 +1,4 @@
-"""The loop around `schedule_step` with nothing in it that labs 01 and 02 ask for."""
+"""The loop around `schedule_step`, without what labs 01 and 02 ask for."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -22,7 +22,7 @@ class RequestQueue:
         self._requests.append(request)
 
     def peek(self) -> Request:
-        """The request at the front, which stays there."""
+        """Return the request at the front, which stays there."""
         return self._requests[0]
 
     def pop(self) -> Request:

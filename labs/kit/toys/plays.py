@@ -56,7 +56,7 @@ class Play:
 
     @contextmanager
     def only_reading(self, **given: Any) -> Iterator[None]:
-        """Note what is not as it was before: of a dict each entry, of a request each field."""
+        """Note all that changes inside: each entry of a dict, each field of a request."""
         before = {name: plain(value) for name, value in given.items()}
         try:
             yield
@@ -65,7 +65,7 @@ class Play:
                 self.changed += differences(name, before[name], plain(value))
 
     def lend(self, name: str, value: Any) -> None:
-        """The caller of the part goes on reading a value: no later call may change it."""
+        """Note a value that the caller goes on reading: no later call may change it."""
         self.lent[name] = value, plain(value)
 
     def all_changed(self) -> list[str]:
@@ -152,7 +152,7 @@ def in_runs(numbers: Iterable[int]) -> str:
 
 
 class Counted(int):
-    """A number whose comparisons are counted, and are calls of functions of Python."""
+    """A number whose comparisons are counted; each is a call of a Python function."""
 
     comparisons = 0
 

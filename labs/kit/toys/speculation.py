@@ -1,4 +1,4 @@
-"""Toys for drafts: a model whose text repeats itself, a loop that verifies, and chance counted out.
+"""Toys for drafts: a model whose text repeats itself, a loop that verifies, and exact probabilities.
 
 The model's next token depends on the (position, token) pairs that its KV really holds: a wrong rewind
 changes the text.
@@ -66,7 +66,7 @@ def text_alone(request: Request) -> list[int]:
 
 
 class QuotingModel:
-    """The target: its KV is a pool of slots."""
+    """The target model, whose KV is a pool of slots."""
 
     def __init__(self, kv: Any):
         self.kv = kv
@@ -111,7 +111,7 @@ class ToyDraft:
         return DraftCache()
 
     def forward(self, cache: DraftCache, token_ids: Sequence[int]) -> int:
-        """Compute these tokens behind the cache's. Return the token that comes next."""
+        """Compute these tokens after the cache's. Return the token that comes next."""
         if not token_ids:
             raise ValueError("forward() got no tokens; at least one must be computed, or there is no row")
         self.passes.append(list(token_ids))
@@ -194,7 +194,7 @@ def chooser(request: Request) -> Callable[[Row, int], int]:
 
 
 class Chance:
-    """One way on which everything random can go; `weight` is its probability."""
+    """One sequence of random outcomes; `weight` is its probability."""
 
     def __init__(self, way: Sequence[int]):
         self.way, self.taken, self.weight = way, list[tuple[int, int]](), Fraction(1)

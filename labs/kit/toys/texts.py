@@ -1,4 +1,4 @@
-"""A ledger that knows the text in each slot of a pool, so that it sees who would read another's."""
+"""A ledger of the text in each slot of a pool, which finds requests that would read another's."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ class Texts(Ledger):
         return allocated
 
     def given_away(self, name: str, start: int) -> None:
-        """The blocks of a table from `start` on hold no text any more."""
+        """Forget the texts in the blocks of a table from `start` on."""
         for block in self.table(name)[start:]:
             self.published.pop(block, None)
 
@@ -56,12 +56,12 @@ class Texts(Ledger):
         return (request.cache_salt, *request.token_ids(0, end))
 
     def not_its_own(self, request: Request) -> list[int]:
-        """The positions at which a request would read keys of another text."""
+        """Return the positions at which a request would read keys of another text."""
         slots = enumerate(self.kv.slot_mapping(request, 0, request.num_computed_tokens))
         return [p for p, slot in slots if self.written.get(slot) != self.text(request, p + 1)]
 
     def observe(self) -> dict[str, Any]:
-        """The public state; raises AssertionError when a request would read what is not its own."""
+        """Return the public state. Raise AssertionError if a request would read another text."""
         kv, tables = self.kv, {name: list(self.table(name)) for name in self.requests}
         for name, request in self.requests.items():
             if tables[name] and (wrong := self.not_its_own(request)):

@@ -168,7 +168,7 @@ class Play(Texts):
         return super().enter(request)
 
     def hash_block(self, parent, token_ids):
-        """Which of the names that were given in this script it is, counted from 0."""
+        """Return the number of this name among those given in the script, counted from 0."""
         name = self.part.hash_block(parent.encode(), tuple(token_ids))
         if name not in self.hashes:
             self.hashes.append(name)

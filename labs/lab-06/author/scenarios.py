@@ -14,7 +14,7 @@ LONGER = [*BASE, 1, 2, 3, 4, 5, 6]
 
 
 def life(name, prompt, computed=None):
-    """A request that comes, computes all or so many tokens, and goes."""
+    """Return the operations of a request that comes, computes all or so many tokens, and goes."""
     count = len(prompt) if computed is None else computed
     return [["admit", name, prompt], *([["compute", name, count]] if count else []), ["free", name]]
 

@@ -213,7 +213,7 @@ class TextPlay:
         return self.texts[number].take(finished)
 
     def seen(self):
-        """Which have another `text` than all that was decoded, of those that keep one."""
+        """Return the texts whose `text` is not all that was decoded, if they keep one."""
         both = enumerate(zip(self.texts, self.whole, strict=True))
         return {"not all that was decoded": [n for n, (one, all) in both if getattr(one, "text", all) != all]}
 

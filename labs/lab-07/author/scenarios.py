@@ -112,7 +112,7 @@ SCENARIOS = [
 
 @dataclass
 class Silent:
-    """All that a Stream needs of an engine; after so many steps there is a Delta."""
+    """A stand-in for an engine, as a Stream needs it; after so many steps there is a Delta."""
 
     num_steps: int
     inboxes: dict = field(default_factory=dict)

@@ -16,7 +16,7 @@ def reaches(value, limit):
 
 
 def softmax(logits):
-    """One in how many is this token? All tokens together are so many times as likely as it."""
+    """Return each token's probability: 1 in as many as all tokens together are likelier than it."""
     shares = []
     for own in logits:
         times = (math.exp(min(other - own, 700)) for other in logits)

@@ -220,7 +220,7 @@ class Play(Base):
         return sampled
 
     def failed_step(self, rows, is_trial=False):
-        """Tokens are drawn, and nobody gets them; the engine then forgets what was drawn."""
+        """Draw tokens that no request gets; the engine then forgets their numbers."""
         sampled = self.step(rows, is_trial=True)
         for name in rows:
             self.sampler.forget(name)

@@ -68,7 +68,7 @@ class TokenIndex:
             raise ValueError("no text of this vocabulary matches")
 
     def behind(self, ways, token_id):
-        """The ways behind a token; none if it is no text."""
+        """Return the ways after a token; none if it is not text."""
         data = self.vocabulary[token_id]
         if not data or token_id == self.eos_token_id:
             return frozenset()

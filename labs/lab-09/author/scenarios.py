@@ -95,7 +95,7 @@ class Writers:
         return bool(self.part.nullable(self.left(pattern, text)))
 
     def left_after(self, pattern, text):
-        """Whether what is left behind a long text is still short."""
+        """Return whether the expression left after a long text is still short."""
         node = self.left(pattern, text)
         return "short" if self.is_model or node.size < 60 else f"{node.size} nodes"
 
@@ -129,7 +129,7 @@ class Writers:
         return accepted
 
     def accept_allowed(self, name, number):
-        """Accept one of the tokens that are allowed now; which one."""
+        """Accept one of the tokens that are allowed now, and return it."""
         allowed = self.allowed(self.writer(name))
         if not allowed:
             raise Skip
@@ -144,7 +144,7 @@ class Writers:
         return self.writer(name).validate_tokens(list(token_ids))
 
     def propose(self, name, numbers):
-        """How much is valid of a proposal that follows the masks, and then repeats its first token."""
+        """Validate a proposal that follows the masks and then repeats its first token."""
         token_ids, writer = [], self.writer(name)
         for number in numbers:
             if allowed := self.allowed(writer):
