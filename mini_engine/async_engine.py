@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineFullError(RuntimeError):
-    """As many requests are open as the AsyncEngine takes; come back later."""
+    """The AsyncEngine has as many open requests as it takes; try again later."""
 
 
 class EngineClosedError(RuntimeError):

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask of the server at most."""
+    """The limits of what a client may ask of the server."""
 
     max_num_requests: int = 256  # that are open at once; more are answered with 429
     max_body_bytes: int = 2**21

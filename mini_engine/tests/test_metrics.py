@@ -140,7 +140,7 @@ def test_a_request_queued_before_the_first_step_counts_from_its_own_time():
 
 
 def test_drafts():
-    """Of three tokens computed in the second step one is rejected: two are output, at the same time."""
+    """Three tokens are computed in the second step and one is rejected: two are output, at the same time."""
     trace = make(
         (0, 2, {"a": 4}, ["a"], 9, [queued("a", max_tokens=3), admitted("a")]),
         (2, 3, {"a": 3}, [], 8, [Finished("a", "length")]),

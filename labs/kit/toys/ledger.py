@@ -122,7 +122,7 @@ class Ledger(Play):
         return [kv.num_blocks, kv.block_size, kv.watermark, kv.num_free_blocks]
 
     def what_costs_more_in_a_pool_of(self, num_blocks: int) -> list[str]:
-        """Return the methods that work longer than in a pool of 64, because they search all blocks or tables."""
+        """Return the methods that work longer than in a pool of 64: they search all blocks or tables."""
         if self.is_model:
             return []
         small, large = (work_in_a_pool(self.part, size) for size in (64, num_blocks))
