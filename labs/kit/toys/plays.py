@@ -13,6 +13,8 @@ from typing import Any
 from labs.kit.toys.scripts import Skip
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
+# Fields of a Request that no lab has to do with: the answers to one prompt are the engine's business.
+NOT_SHOWN = {"siblings", "num_forked_tokens"}
 SCALARS = {int, str, bool, float, type(None), bytes, RequestStatus, SamplingParams}  # nothing in them changes
 
 
@@ -107,6 +109,7 @@ def plain(value: Any) -> Any:
         return {
             name: one if type(one) in SCALARS else one[:] if type(one) is list else plain(one)
             for name, one in vars(value).items()
+            if name not in NOT_SHOWN
         }
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
