@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mini_engine.config import EngineConfig, SpeculativeConfig
 from mini_engine.request import Request, RequestStatus, SamplingParams
+from mini_engine.sampling_params import StructuredOutputsParams
 
 if TYPE_CHECKING:  # the types of the names in _LAZY, whose modules import torch
     from mini_engine.engine import Engine
@@ -30,6 +31,7 @@ __all__ = [
     "RequestStatus",
     "SamplingParams",
     "SpeculativeConfig",
+    "StructuredOutputsParams",
 ]
 __version__ = "0.1.0"
 

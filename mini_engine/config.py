@@ -8,8 +8,8 @@ from mini_engine.checks import shown, whole_number
 SchedulerPolicy = Literal["fcfs", "priority"]
 Policy = SchedulerPolicy  # its old name, for one more release
 POLICIES: tuple[str, ...] = get_args(SchedulerPolicy)
-SpeculativeMethod = Literal["ngram"]
-METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
+SpeculativeMethod = Literal["ngram", "draft_model"]
+DraftSampleMethod = Literal["greedy", "probabilistic"]
 # More than any machine has; each block takes memory, so a typing error could block one for hours.
 MAX_NUM_BLOCKS, MAX_BLOCK_SIZE = 2**20, 2**16
 MAX_POOL_BYTES = 2**41
@@ -21,9 +21,14 @@ class SpeculativeConfig:
     """Speculative decoding: where the drafts of the next tokens come from. Names are vLLM's.
 
     num_speculative_tokens  drafts of a request in a step, at most
-    method                  ngram: what followed the last time the text ended like this
-    prompt_lookup_max       the longest end of the text that ngram looks up, and the shortest; with one of
-    prompt_lookup_min       them given the other is the same, without both they are 3 and 1
+    method                  ngram: what followed the last time the text ended like this; or draft_model
+    prompt_lookup_max       the longest end of the text that ngram looks up
+    prompt_lookup_min       and the shortest; one alone is both, and without both they are 3 and 1
+    model                   the draft model: a name or a path, with the tokenizer of the model
+    draft_sample_method     greedy: its best tokens; or probabilistic: tokens drawn from its distribution
+
+    With probabilistic drafts more are accepted, and a seed gives another text than without drafts, of the same
+    distribution. All others change no text.
 
     Raises ValueError, naming the field, for a value that cannot work.
     """
@@ -32,10 +37,17 @@ class SpeculativeConfig:
     method: SpeculativeMethod = "ngram"
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    model: str | None = None
+    draft_sample_method: DraftSampleMethod = "greedy"
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, but is {shown(self.method)}")
+        for name, known in (("method", SpeculativeMethod), ("draft_sample_method", DraftSampleMethod)):
+            if getattr(self, name) not in get_args(known):
+                names = ", ".join(get_args(known))
+                raise ValueError(f"{name} must be one of {names}, but is {shown(getattr(self, name))}")
+        if (self.method == "draft_model") != (self.model is not None):
+            rule = "a name or a path with method draft_model, and None with ngram"
+            raise ValueError(f"model must be {rule}, but is {shown(self.model)}")
         least, longest = self.lookup_lengths
         for name, value in (
             ("num_speculative_tokens", self.num_speculative_tokens),
@@ -57,11 +69,13 @@ class SpeculativeConfig:
 
     @classmethod
     def parse(cls, text: str) -> "SpeculativeConfig":
-        """Return the config of an option such as "ngram:4": method and number. Raises ValueError."""
-        method, _, number = text.partition(":")
-        if method not in METHODS or not number.isdecimal():
-            raise ValueError(f"--speculative must be like ngram:4, method and tokens, but is {shown(text)}")
-        return cls.of({"method": method, "num_speculative_tokens": int(number)})
+        """Return the config of an option: "ngram:4", or "draft:shakespeare-draft:4". Raises ValueError."""
+        method, _, rest = text.partition(":")
+        model, _, number = rest.rpartition(":")
+        if not number.isdecimal() or method not in ("ngram", "draft") or (method == "draft") != bool(model):
+            raise ValueError(f"--speculative must be like ngram:4 or draft:MODEL:4, but is {shown(text)}")
+        how = {"method": "draft_model", "model": model} if model else {"method": method}
+        return cls.of(how | {"num_speculative_tokens": int(number)})
 
     @classmethod
     def of(cls, value: Any) -> "SpeculativeConfig":

@@ -104,7 +104,8 @@ class Engine:
             )
         self.sampler = self.parts.Sampler(self.config.seed)
         self.recovery = Recovery(self.model, self.scheduler, self.backend, self.sampler)
-        self.input_processor = InputProcessor(self.config, tokenizer, model.config.vocab_size)
+        vocab_size, make_regex = model.config.vocab_size, self.parts.grammar
+        self.input_processor = InputProcessor(self.config, tokenizer, vocab_size, make_regex)
         self.output_processor = OutputProcessor(
             partial(self.parts.make_text, tokenizer),
             self.recovery.fail,
@@ -114,7 +115,8 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.inboxes: dict[str, deque[Delta]] = {}  # of the requests that are read, by request_id
         self.reader = Reader(self, self._serve_once)
-        self._step, self._draft = self.parts.step or step, self.parts.drafting(self.config)
+        self._step = self.parts.step or step
+        self._draft = self.parts.drafting(self.config, self.model, tokenizer, fast)
         self._num_added = 0
         self._lock = EngineLock("engine")
         self._ready: list[Delta] = []  # for the next caller of `step`

@@ -1,11 +1,16 @@
 """From what a user gives to a Request: text becomes token ids, and what cannot work is refused by name."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from mini_engine.checks import shown
 from mini_engine.config import EngineConfig
 from mini_engine.request import Request, SamplingParams
+from mini_engine.sampling_params import StructuredOutputsParams
+from mini_engine.structured.choose import MakeRegex, structured_grammar
+from mini_engine.structured.grammar import regex_grammar
+from mini_engine.structured.logits import GrammarProcessor
 from mini_engine.text.tokenizer import Tokenizer
 
 # Text, token ids, or vLLM's dicts: {"prompt": text} or {"prompt_token_ids": [...]}, and perhaps "cache_salt".
@@ -54,8 +59,14 @@ def take_apart(name: str, prompt: Any) -> Given:
 class InputProcessor:
     """Makes the requests of one engine. Their `config` is fitted to the model."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, vocab_size: int):
-        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        make_regex: MakeRegex = regex_grammar,
+    ):
+        self.tokenizer, self.vocab_size, self.make_regex = tokenizer, vocab_size, make_regex
         self.max_model_len = cast(int, config.max_model_len)  # a fitted config has both
         self.num_slots = cast(int, config.num_blocks) * config.block_size
         self.eos_token_ids = tokenizer.eos_token_ids if tokenizer else ()
@@ -100,7 +111,20 @@ class InputProcessor:
         )
         self._check_token_ids(name, request)
         self._fit_to_model(name, request)
+        if params.structured_outputs is not None:
+            self._shape(name, request, params.structured_outputs)
         return request
+
+    def _shape(self, name: str, request: Request, wanted: StructuredOutputsParams) -> None:
+        """Give the request its grammar, which masks its logits after all other logits processors."""
+        tokenizer = self._need(name, "structured_outputs")
+        try:
+            grammar = structured_grammar(wanted, tokenizer, self.make_regex)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        request.grammar = GrammarProcessor(grammar)
+        processors = (*request.sampling_params.logits_processors, request.grammar)
+        request.sampling_params = replace(request.sampling_params, logits_processors=processors)
 
     def _need(self, name: str, what: str) -> Tokenizer:
         if self.tokenizer is None:

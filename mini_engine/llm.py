@@ -61,6 +61,7 @@ class _Answer:
             request.finish_reason,
             self.stop_reason,
             request.error,
+            request.is_complete,
         )
 
 

@@ -166,6 +166,7 @@ class OutputProcessor:
             logprobs,
             request.error,
             of_prompt,
+            is_complete=request.is_complete if ended else None,
         )
 
     def _read(self, state: RequestState) -> OutputText:

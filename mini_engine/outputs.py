@@ -30,8 +30,9 @@ class Delta:
     `logprobs` has, for each token, the log probabilities that SamplingParams asked for. The first Delta has
     the same for the prompt, `prompt_logprobs`, with None for its first token.
     `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` is
-    the message of a request that could not go on, whose finish_reason is "error". An AsyncEngine adds the
-    number of the answer, if n is more than 1, and how much of the prompt was found computed.
+    the message of a request that could not go on, whose finish_reason is "error". The last one says whether
+    the text has the whole shape that structured_outputs asked for, `is_complete`; None without a shape. An
+    AsyncEngine adds the number of the answer, if n is more than 1, and how much of the prompt was found computed.
     """
 
     request_id: str
@@ -44,12 +45,15 @@ class Delta:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     index: int = 0
     num_cached_tokens: int = 0
+    is_complete: bool | None = None
 
 
 @dataclass
 class CompletionOutput:
     """One answer of a request. `cumulative_logprob` is the sum of the chosen tokens'; it and `logprobs` are
-    None unless SamplingParams asked for logprobs."""
+    None unless SamplingParams asked for logprobs. `is_complete` says whether the text has the whole shape
+    that structured_outputs asked for; False where max_tokens or a stop cut it short, None without a shape.
+    """
 
     index: int  # from 0 to n - 1
     text: str
@@ -59,6 +63,7 @@ class CompletionOutput:
     finish_reason: str | None
     stop_reason: str | int | None = None
     error: str | None = None  # the message, when finish_reason is "error"
+    is_complete: bool | None = None
 
 
 @dataclass

@@ -12,18 +12,20 @@ from os import PathLike
 from typing import Any
 
 from mini_engine import scheduler as _scheduler
+from mini_engine.backends.draft import draft_proposer
 from mini_engine.block_manager import BlockManager
 from mini_engine.checks import is_whole, shown
 from mini_engine.config import EngineConfig
 from mini_engine.fallbacks import let_fork
 from mini_engine.fast.attention import paged_backend
+from mini_engine.fast.model import Fast
 from mini_engine.interfaces import Backend, EngineLike, KVManager, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.outputs import Delta, Stream
 from mini_engine.renamed import adopt
 from mini_engine.request import Request
 from mini_engine.sampler import Sampler
-from mini_engine.speculative.adaptive import AdaptiveProposer, draft
+from mini_engine.speculative.adaptive import AdaptiveProposer, Proposer, draft
 from mini_engine.speculative.ngram import NgramProposer
 from mini_engine.structured.grammar import StructuredOutputGrammar, regex_grammar
 from mini_engine.text import output_text
@@ -88,12 +90,18 @@ class Parts:
         let_fork(kv, backend)
         return scheduler, backend
 
-    def drafting(self, config: EngineConfig) -> Callable[[list[Request]], None]:
-        """Return what gives running requests their drafts before a step: by `propose`, or as configured."""
+    def drafting(
+        self, config: EngineConfig, model: CausalLM, tokenizer: Tokenizer | None, fast: Fast
+    ) -> Callable[[list[Request]], None]:
+        """Return what gives running requests their drafts before a step: by `propose`, or as configured.
+        Raises ValueError for a draft model that does not fit the model."""
         propose, settings = self.propose, config.speculative_config
         if propose is None and settings is not None:
             most = settings.num_speculative_tokens
-            propose = AdaptiveProposer(NgramProposer(*settings.lookup_lengths, most), most)
+            proposer: Proposer = NgramProposer(*settings.lookup_lengths, most)
+            if settings.model is not None:
+                proposer = draft_proposer(settings, config.seed, model, tokenizer, fast)
+            propose = AdaptiveProposer(proposer, most)
         return partial(draft, propose=propose) if propose else lambda running: None
 
     def make_text(self, tokenizer: Tokenizer | None, request: Request) -> output_text.OutputText:

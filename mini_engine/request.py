@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
+from typing import Any
 
 from mini_engine.checks import as_token_ids, check_text, shown, whole_number
 from mini_engine.renamed import alias
@@ -47,6 +48,7 @@ class Request:
     arrival: int = -1
     output_token_ids: list[int] = field(default_factory=list)
     spec_token_ids: list[int] = field(default_factory=list)  # drafts of the next tokens, to be verified
+    spec_probs: list[list[float]] = field(default_factory=list)  # what drafts were drawn from, if they were
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found computed at the latest admission, in the prefix cache or by a fork
     num_forked_tokens: int = 0  # those of them that a sibling had, and the prefix cache did not
@@ -54,6 +56,7 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     error: str | None = None  # the message, if it could not go on
+    grammar: Any = None  # what masks its logits for structured_outputs: a GrammarProcessor
     block_hashes: list[bytes] = field(default_factory=list)  # kept by the prefix cache
     # The answers to one prompt (SamplingParams.n), itself included: one list, which all of them have.
     siblings: list["Request"] = field(default_factory=list)
@@ -115,6 +118,13 @@ class Request:
         if end <= n:
             return self.prompt_token_ids[start:end]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - n]
+
+    @property
+    def is_complete(self) -> bool | None:
+        """Whether the output has the shape that structured_outputs asked for; None without one."""
+        if self.grammar is None:
+            return None
+        return bool(self.grammar.is_complete(self.output_token_ids, self.eos_token_ids[0]))
 
     def check_stop(self, more: Sequence[int] = ()) -> str | None:
         """Return why the request ends with its latest output token, or None if it goes on. `more` are tokens

@@ -18,6 +18,7 @@ from mini_engine.checks import shown
 from mini_engine.outputs import Logprob
 from mini_engine.request import Request, SamplingParams
 from mini_engine.sampling_params import num_parameters
+from mini_engine.speculative.rejection_sampler import accept
 
 # A row of logits (vocab_size,) or a batch (S, vocab_size): a tensor, or what torch.as_tensor takes.
 Logits = Tensor | Sequence[float] | Sequence[Sequence[float]]
@@ -169,8 +170,8 @@ class Sampler:
 
     The random number of a request's output i depends on its seed and i alone, so a request has the same
     tokens in any company, and a draw can be repeated. A request without a seed gets one from `seed`
-    and its arrival number, so a whole run repeats. Raises NotFiniteError if the largest logit of a row
-    is NaN or infinite.
+    and its arrival number, so a whole run repeats. Where a draft was drawn (`spec_probs`) the row's token is
+    that draft if it is accepted. Raises NotFiniteError if the largest logit of a row is NaN or infinite.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -196,16 +197,19 @@ class Sampler:
         if drawn := [i for i, p in enumerate(params) if p.temperature > 0]:
             probs = probabilities(logits[drawn].float(), [params[i] for i in drawn])
             numbers = [self.uniform(requests[i], len(requests[i].output_token_ids) + ahead[i]) for i in drawn]
-            for i, token_id in zip(drawn, draw(probs, numbers), strict=True):
+            for i, row, token_id in zip(drawn, probs, draw(probs, numbers), strict=True):
                 chosen[i] = token_id
+                if ahead[i] < len(drafts := requests[i].spec_token_ids) and requests[i].spec_probs:
+                    p, q = row.tolist(), requests[i].spec_probs[ahead[i]]
+                    index = len(requests[i].output_token_ids) + ahead[i]
+                    chosen[i] = accept(drafts[ahead[i]], p, q, _Chance(self, requests[i], index))
         return chosen
 
     def uniform(self, request: Request, index: int) -> float:
         """Return the number in [0, 1) of a request's output `index`, the same whenever it is asked for."""
         if (kept := self._numbers.get(request.request_id)) is None:
             # Python's generator, not torch's, which uses 32 bits of a seed only.
-            seed = request.sampling_params.seed
-            kept = random.Random(f"{self.seed}/{request.arrival}" if seed is None else seed), []
+            kept = random.Random(seed_of(self.seed, request)), []
             self._numbers[request.request_id] = kept
         generator, numbers = kept
         while len(numbers) <= index:
@@ -215,6 +219,30 @@ class Sampler:
     def forget(self, request_id: str) -> None:
         """Drop a request's numbers; they are drawn anew if it goes on."""
         self._numbers.pop(request_id, None)
+
+
+def seed_of(seed: int, request: Request) -> int | str:
+    """Return the request's own seed; without one, that of the engine's `seed` and the request's arrival."""
+    own = request.sampling_params.seed
+    return f"{seed}/{request.arrival}" if own is None else own
+
+
+def random_number(seed: int, request: Request, index: int, what: str) -> float:
+    """Return a number in [0, 1) of a request's output `index`, beside that of `Sampler.uniform`."""
+    return random.Random(f"{seed_of(seed, request)}/{index}/{what}").random()
+
+
+class _Chance:
+    """The random decisions on a draft that was drawn: numbers of the output in whose place it stands."""
+
+    def __init__(self, sampler: Sampler, request: Request, index: int):
+        self.sampler, self.request, self.index = sampler, request, index
+
+    def flip(self, probability: float) -> bool:
+        return random_number(self.sampler.seed, self.request, self.index, "accept") < probability
+
+    def draw(self, row: Sequence[float]) -> int:
+        return int(draw(row, self.sampler.uniform(self.request, self.index)))
 
 
 def rows_before(requests: Sequence[Request]) -> list[int]:

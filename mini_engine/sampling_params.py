@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +52,84 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """The shape that the text must have, one of three; the names are vLLM's.
+
+    json                    a JSON schema, as a dict or as text; needs llguidance
+    regex                   a regular expression that matches the whole text
+    choice                  texts, of which it is one
+    disable_any_whitespace  json: no blanks between its parts
+
+    With llguidance the classes of a regular expression are Unicode's, such as the digits of all scripts;
+    without it they are ASCII.
+
+    Raises ValueError for anything but one shape. A shape that no text meets is refused with the request.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json", "regex", "choice") if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = f"has {', '.join(given)}" if given else "has none"
+            raise ValueError(f"structured_outputs must have one of json, regex and choice, but {said}")
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise ValueError(
+                f"disable_any_whitespace must be True or False, but is {shown(self.disable_any_whitespace)}"
+            )
+        value: Any = _as_schema(self.json) if self.json is not None else self.regex
+        if self.choice is not None:
+            value = _as_tuple(self.choice, none=None)
+            if not (isinstance(value, tuple) and value and all(isinstance(t, str) and t for t in value)):
+                raise ValueError(f"choice must be a list of texts, but is {shown(self.choice)}")
+        if not all(isinstance(t, str) and is_unicode(t) for t in (value if given == ["choice"] else [value])):
+            raise ValueError(f"{given[0]} must be text, without lone surrogates, but is {shown(value)}")
+        object.__setattr__(self, given[0], value)
+
+    @property
+    def given(self) -> str:
+        """The name of the shape: json, regex or choice."""
+        return next(name for name in ("json", "regex", "choice") if getattr(self, name) is not None)
+
+    @property
+    def kind_and_spec(self) -> tuple[str, str]:
+        """The source of its grammar: "regex", "json" or "compact json", and the expression or schema."""
+        if self.json is not None:
+            return "compact json" if self.disable_any_whitespace else "json", str(self.json)
+        return "regex", self.regex or "|".join(map(_literally, self.choice or ()))
+
+
+def _as_schema(value: Any) -> str:
+    """Return a JSON schema as text. Raises ValueError unless it is a dict or such text."""
+    try:
+        schema = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(schema, dict):
+            raise ValueError
+        return json.dumps(schema)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"json must be a JSON schema, a dict or its text, but is {shown(value)}") from None
+
+
+def _literally(text: str) -> str:
+    """Return a regular expression that matches this text alone."""
+    return re.sub(r"([\\.^$*+?{}\[\]|()])", r"\\\1", text)
+
+
+def _as_structured(value: Any) -> Any:
+    """Return a dict, as vLLM's server takes it, as StructuredOutputsParams."""
+    if not isinstance(value, Mapping):
+        return value
+    names = [field.name for field in fields(StructuredOutputsParams)]
+    if unknown := value.keys() - set(names):
+        name = shown(min(unknown, key=str))
+        raise ValueError(f"structured_outputs has no {name}; it has {', '.join(names)}")
+    return StructuredOutputsParams(**value)
+
+
 _FLAG = (_is_bool, "True or False")
 _TEXTS = "a string or a list of strings, without empty ones and lone surrogates"
 _PENALTY = (_between(-2, 2), "between -2 and 2 (0 is off)")
@@ -93,6 +173,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a list of functions of (output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits)",
     ),
 }
+_RULES["structured_outputs"] = (
+    lambda v: v is None or isinstance(v, StructuredOutputsParams),
+    "a StructuredOutputsParams, a dict with its fields, or None",
+)
 _LISTS = ("stop", "stop_token_ids", "bad_words", "logits_processors", "allowed_token_ids")
 
 
@@ -119,6 +203,7 @@ class SamplingParams:
     allowed_token_ids           no others are chosen
     bad_words                   texts that are not written
     logits_processors           functions of the logits; see LogitsProcessor
+    structured_outputs          the text's shape: StructuredOutputsParams, or a dict with its fields
 
     Numbers and arrays of numpy's or torch's kinds become Python's own. Raises ValueError naming the field
     whose value makes no sense.
@@ -148,10 +233,12 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     logits_processors: Sequence[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name in _LISTS:
             self._set(name, _as_tuple(getattr(self, name), none=None if name == "allowed_token_ids" else ()))
+        self._set("structured_outputs", _as_structured(self.structured_outputs))
         for name, (holds, rule) in _RULES.items():
             if not holds(value := getattr(self, name)):
                 raise ValueError(f"{name} must be {rule}, but is {shown(value)}")
@@ -164,6 +251,8 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             most = f"at most max_tokens {shown(self.max_tokens)}"
             raise ValueError(f"min_tokens must be {most}, but is {shown(self.min_tokens)}")
+        if self.structured_outputs and self.ignore_eos:
+            raise ValueError("ignore_eos must be False with structured_outputs: the text ends with its shape")
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n must be 1 with temperature 0, where all answers are equal, but is {self.n}")
 

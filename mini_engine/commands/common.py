@@ -23,7 +23,8 @@ Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0: gree
 MaxTokens = Annotated[int, typer.Option(help="The most output tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 Speculative = Annotated[
-    str | None, typer.Option(help="Draft tokens of each step, as ngram:4: by prompt lookup, 4 at most.")
+    str | None,
+    typer.Option(help="Draft 4 tokens a step: ngram:4 by prompt lookup, draft:MODEL:4 by a model."),
 ]
 DemoOut = Annotated[Path, typer.Option("--out", help="Folder for trace.jsonl, texts.json and timeline.png.")]
 DemoTemperature = Annotated[

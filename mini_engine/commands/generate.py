@@ -1,5 +1,6 @@
 """`mini-engine generate`: completions of one or more prompts."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,9 @@ from mini_engine.commands.common import (
     Speculative,
     Temperature,
     engine_settings,
+    say,
 )
+from mini_engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 
 def generate(
@@ -36,6 +39,10 @@ def generate(
         int | None, typer.Option(help="Print the log probability of each token, and of so many others.")
     ] = None,
     seed: Seed = None,
+    regex: Annotated[str | None, typer.Option(help="Write what this regular expression matches.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="Write JSON of the schema in this file; needs llguidance.")
+    ] = None,
     speculative: Speculative = None,
     chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
     device: Device = "auto",
@@ -43,7 +50,6 @@ def generate(
 ) -> None:
     """Complete one or more prompts and print the text."""
     from mini_engine.checks import check_text
-    from mini_engine.request import SamplingParams
 
     for text in prompt:
         check_text("--prompt", text)
@@ -63,6 +69,7 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         seed=seed,
+        structured_outputs=_shape(regex, json_schema),
     )
     settings = engine_settings(speculative)
     from mini_engine.llm import LLM
@@ -78,5 +85,15 @@ def generate(
         for token_id, told in zip(answer.token_ids, answer.logprobs or (), strict=False):
             words = [f"{of.logprob:7.3f} {of.decoded_token!r}" for of in told.values()]
             typer.echo(f"{token_id:>6} " + "  ".join(words))
+        if answer.is_complete is False and not answer.error:
+            say(f"the text was cut short ({answer.finish_reason}), and has not the shape that was asked for")
     if broken := [answer.error for answer in answers if answer.error]:
         raise ValueError("; ".join(broken))
+
+
+def _shape(regex: str | None, json_schema: Path | None) -> StructuredOutputsParams | None:
+    """Return what the options ask for; None if none does."""
+    if regex is None and json_schema is None:
+        return None
+    schema = None if json_schema is None else json_schema.read_text("utf-8")
+    return StructuredOutputsParams(regex=regex, json=schema)

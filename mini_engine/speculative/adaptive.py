@@ -74,7 +74,9 @@ class AdaptiveProposer:
 
 
 def draft(running: list[Request], propose: Propose) -> None:
-    """Give each decode its drafts of the step that comes."""
+    """Give each decode its drafts of the step that comes, as far as its grammar allows them."""
     decodes = [request for request in running if request.is_decode]
     for request, drafts in zip(decodes, propose(decodes), strict=True):
+        if request.grammar is not None:
+            drafts = request.grammar.validate(request.output_token_ids, drafts)
         request.spec_token_ids = list(drafts)

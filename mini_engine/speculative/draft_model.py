@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from mini_engine.request import Request
@@ -24,7 +24,7 @@ class DraftModel(Protocol):
     def new_cache(self) -> DraftCache:
         """Return an empty cache."""
 
-    def forward(self, cache: DraftCache, token_ids: Sequence[int]) -> int:
+    def forward(self, cache: Any, token_ids: Sequence[int]) -> int:
         """Compute these tokens, at least one, behind the cache's. Return the most likely next token."""
 
 
@@ -49,6 +49,10 @@ class DraftModelProposer:
         drafts: list[int] = []
         new = token_ids[num_kept:]
         for _ in range(self.num_speculative_tokens if most is None else most):
-            drafts.append(self.draft_model.forward(cache, new))
+            drafts.append(self.say(request, cache, new))
             new = drafts[-1:]
         return drafts
+
+    def say(self, request: Request, cache: Any, token_ids: Sequence[int]) -> int:
+        """Return the next token behind these."""
+        return self.draft_model.forward(cache, token_ids)

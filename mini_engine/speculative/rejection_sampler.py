@@ -27,6 +27,14 @@ def residual(p: Probabilities, q: Probabilities) -> list[Any]:
     return [part / total for part in more] if total else list(p)
 
 
+def accept(token_id: int, p: Probabilities, q: Probabilities, chance: Chance) -> int:
+    """Return a draft that was drawn from `q` with probability min(1, p / q), else a draw from the residual:
+    the result is distributed as `p`."""
+    if p[token_id] >= q[token_id] or chance.flip(p[token_id] / q[token_id]):
+        return token_id
+    return chance.draw(residual(p, q))
+
+
 def rejection_sample(
     draft_token_ids: Sequence[int],
     target: Sequence[Probabilities],
@@ -35,11 +43,10 @@ def rejection_sample(
 ) -> list[int]:
     """Return 1 to k + 1 tokens for k drafts, each drawn from its row of `draft`. `target` has k + 1 rows.
 
-    A draft with probabilities p and q is accepted with min(1, p / q). The first that is not is replaced by a
-    draw from the residual; if all are accepted, the last row of the target yields a token more.
+    The first draft that is not accepted is replaced; if all are, the last row of the target yields a token
+    more.
     """
     for i, token_id in enumerate(draft_token_ids):
-        p, q = target[i][token_id], draft[i][token_id]
-        if not (p >= q or chance.flip(p / q)):
-            return [*draft_token_ids[:i], chance.draw(residual(target[i], draft[i]))]
+        if (said := accept(token_id, target[i], draft[i], chance)) != token_id:
+            return [*draft_token_ids[:i], said]
     return [*draft_token_ids, chance.draw(target[len(draft_token_ids)])]

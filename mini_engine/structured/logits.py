@@ -22,6 +22,26 @@ class GrammarProcessor:
         self._accepted: list[int] = []
 
     def __call__(self, output_token_ids: Sequence[int], logits: Tensor) -> Tensor:
+        mask = self._mask(output_token_ids)
+        return logits.masked_fill(~allowed(mask, logits.shape[-1]).to(logits.device), -torch.inf)
+
+    def validate(self, output_token_ids: Sequence[int], drafts: Sequence[int]) -> list[int]:
+        """Return the first drafts, as many as may follow the output."""
+        self._follow(output_token_ids)
+        return self.grammar.validate_tokens(drafts)
+
+    def is_complete(self, output_token_ids: Sequence[int], eos_token_id: int) -> bool:
+        """Return whether the output has ended, or could end here."""
+        mask = self._mask(output_token_ids)
+        return self.grammar.is_terminated() or bool(mask >> eos_token_id & 1)
+
+    def _mask(self, output_token_ids: Sequence[int]) -> int:
+        self._follow(output_token_ids)
+        bitmask = [0]
+        self.grammar.fill_bitmask(bitmask, 0)
+        return bitmask[0]
+
+    def _follow(self, output_token_ids: Sequence[int]) -> None:
         both = zip(self._accepted, output_token_ids, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         self.grammar.rollback(len(self._accepted) - common)
@@ -30,9 +50,6 @@ class GrammarProcessor:
         if not self.grammar.accept_tokens(new):
             raise ValueError(f"the grammar does not allow {new} behind {common} tokens of the output")
         self._accepted += new
-        bitmask = [0]
-        self.grammar.fill_bitmask(bitmask, 0)
-        return logits.masked_fill(~allowed(bitmask[0], logits.shape[-1]).to(logits.device), -torch.inf)
 
 
 def allowed(mask: int, vocab_size: int) -> Tensor:

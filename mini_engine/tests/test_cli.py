@@ -142,7 +142,37 @@ def test_speculation_changes_no_text(demo_run, tmp_path):
         assert "".join(texts[0][name][1]) == "".join(texts[1][name][1]), name
 
 
-@pytest.mark.parametrize("given", ["ngram", "ngram:", "ngram:0", "ngram:x", "eagle:4", "4", "", "ngram:²"])
+def test_a_text_of_a_given_shape(tmp_path):
+    """generate writes it, and says where max_tokens has cut it short."""
+    line = ["generate", "-p", "zzz", "--regex", "[A-Z]{4,9}: [a-z ]{5,20}[.]", "--seed", "1"]
+    said = run(*line, "--max-tokens", "60")
+    assert re.fullmatch("zzz[A-Z]{4,9}: [a-z ]{5,20}[.]\n", said.stdout) and not said.stderr
+    said = run(*line, "--max-tokens", "3")
+    assert said.stderr == (
+        "error: the text was cut short (length), and has not the shape that was asked for\n"
+    )
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    for given in ("schema.json", "none.json"):
+        said = run("generate", "-p", "x", "--json-schema", tmp_path / given, code=2).stderr
+        assert len(said.splitlines()) == 1 and ("json needs llguidance" in said) == (given == "schema.json")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "ngram",
+        "ngram:",
+        "ngram:0",
+        "ngram:x",
+        "eagle:4",
+        "4",
+        "",
+        "ngram:²",
+        "draft:4",
+        "draft::4",
+        "ngram:x:4",
+    ],
+)
 def test_a_wrong_way_to_speculate_is_one_line(given):
     for command in (["generate", "-p", "x"], ["demo"], ["chat"]):
         said = run(*command, "--speculative", given, code=2).stderr

@@ -125,9 +125,35 @@ def test_engine_settings(name, value, words):
 
 
 @each(
+    ("structured_outputs", (5, "a", [], ["regex"])),
+    ("structured_outputs", ({},), "must have one of json, regex and choice, but has none"),
+    ("structured_outputs", ({"regex": "a", "json": {}},), "but has json, regex"),
+    ("structured_outputs", ({"grammar": "x"}, {5: 5}), "structured_outputs has no"),
+    ("structured_outputs", ({"regex": 5}, {"regex": LONE}), "regex must be text"),
+    (
+        "structured_outputs",
+        ({"choice": []}, {"choice": [""]}, {"choice": 5}, {"choice": [5]}),
+        "choice must be",
+    ),
+    ("structured_outputs", ({"choice": ["a", LONE]},), "choice must be text, without lone surrogates"),
+    (
+        "structured_outputs",
+        ({"json": "{"}, {"json": "5"}, {"json": 5}, {"json": {5: {1}}}),
+        "json must be a JSON",
+    ),
+    ("structured_outputs", ({"regex": "a", "disable_any_whitespace": 1},), "disable_any_whitespace must be"),
+)
+def test_shapes(name, value, words):
+    refusal(lambda: SamplingParams(**{name: value}), words)
+
+
+@each(
     ("num_speculative_tokens prompt_lookup_max prompt_lookup_min", (0, -1, 65, 1.5, "4", True, HUGE)),
     ("num_speculative_tokens", (None,)),
     ("method", ("eagle", None, 5, ["ngram"])),
+    ("method", ("draft_model",), "model must be a name or a path with method draft_model"),
+    ("model", ("shakespeare-draft", ""), "None with ngram"),
+    ("draft_sample_method", ("gumbel", None, 5, [])),
     ("prompt_lookup_max", (1,), "prompt_lookup_min 2 exceeds prompt_lookup_max 1"),
 )
 def test_speculative_settings(name, value, words):

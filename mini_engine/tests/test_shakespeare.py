@@ -57,10 +57,21 @@ def test_the_record_is_of_the_shipped_recipe_and_macbeth_was_held_out(training, 
     assert training["training_plays"] == sorted(plays.keys() - {"macbeth"}) and len(plays) == 38
 
 
-def test_the_recorded_loss_is_that_of_the_stored_weights(training, plays, tokenizer):
+@pytest.mark.parametrize("folder", [FOLDER, script.DRAFT_FOLDER])
+def test_the_recorded_loss_is_that_of_the_stored_weights(folder, plays, tokenizer):
     ids = torch.tensor([0, *tokenizer.encode(plays["macbeth"])])[:8001]
-    loss = script.evaluate(load_model(FOLDER, dtype="float32", device="cpu"), ids)
+    loss = script.evaluate(load_model(folder, dtype="float32", device="cpu"), ids)
+    training = json.loads((folder / "TRAINING.json").read_text(encoding="utf-8"))
     assert loss == pytest.approx(training["held_out_loss_first_8000"], abs=1e-3)
+
+
+def test_the_draft_model_is_small_and_has_the_same_tokenizer(plays, tokenizer):
+    training = json.loads((script.DRAFT_FOLDER / "TRAINING.json").read_text(encoding="utf-8"))
+    recipe = training["recipe"] | {"contexts": tuple(map(tuple, training["recipe"]["contexts"]))}
+    assert script.Recipe(**recipe) == script.DRAFT and training["parameters"] < 110_000
+    assert "--draft" in training["command"]
+    assert training["training_plays"] == sorted(plays.keys() - {"macbeth"})
+    assert load_tokenizer(script.DRAFT_FOLDER).token_bytes == tokenizer.token_bytes
 
 
 def test_transformers_reads_the_tokenizer(tokenizer):

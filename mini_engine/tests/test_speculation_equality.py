@@ -3,9 +3,12 @@
 Random workloads with everything on. SOAK=1 plays 1,000 of them.
 """
 
+import json
 import random
+import re
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -26,7 +29,9 @@ from mini_engine.tests.test_speculation import Drafts
 from mini_engine.trace import VirtualClock
 
 TOKENIZER = byte_tokenizer()
-PATTERNS = (r"(ab|ba)+", r"[a-c]{3,9}x?", r"(\d\d-){1,4}", r"[^a-z]*")
+SHAPES = [{"regex": r"(ab|ba)+"}, {"regex": r"[a-c]{3,9}x?"}, {"choice": ["yes, yes", "no|no", "a.b"]}]
+if find_spec("llguidance"):
+    SHAPES.append({"json": {"type": "array", "items": {"enum": [1, "ab", True]}, "maxItems": 4}})
 
 
 def prompts_of(seed):
@@ -37,9 +42,9 @@ def prompts_of(seed):
     params = []
     for *_, given, _ in requests:
         n = rng.choice([1, 1, 2, 3]) if given.temperature else 1
-        masks = ()
-        if n == 1 and rng.random() < 0.4:
-            grammar = regex_grammar(rng.choice(PATTERNS), TOKENIZER.token_bytes, 256)
+        masks, shape = (), rng.choice([None, None, None, *SHAPES])
+        if n == 1 and shape is None and rng.random() < 0.2:
+            grammar = regex_grammar(SHAPES[0]["regex"], TOKENIZER.token_bytes, 256)
             masks = (GrammarProcessor(grammar),)
         params.append(
             replace(
@@ -60,6 +65,7 @@ def prompts_of(seed):
                 stop_token_ids=rng.choice([(), (9, 200)]),
                 include_stop_str_in_output=rng.random() < 0.3,
                 logits_processors=masks,
+                structured_outputs=shape,
             )
         )
     settings["num_blocks"] += -(-8 // settings["block_size"])
@@ -81,7 +87,21 @@ def generate(seed, propose=None, **changed):
         outputs = LLM.from_engine(engine).generate(prompts, params, priority=priorities, use_tqdm=False)
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
     answers = {f"{o.request_id}/{a.index}": a for o in outputs for a in o.outputs}
+    for output, given in zip(outputs, params, strict=True):
+        check_shapes(output.outputs, given)
     return answers, happened(engine.trace), params
+
+
+def check_shapes(answers, params):
+    """Whole texts have the shape that was asked for, unless a stop string was cut off them."""
+    wanted = params.structured_outputs
+    for answer in answers:
+        assert (answer.is_complete is None) == (wanted is None)
+        if answer.is_complete and not params.stop and not params.stop_token_ids:
+            if wanted.json:
+                assert all(item in (1, "ab", True) for item in json.loads(answer.text))
+            else:
+                assert re.fullmatch(wanted.kind_and_spec[1], answer.text)
 
 
 def happened(trace):
@@ -100,7 +120,7 @@ def happened(trace):
 def compare(seed):
     """Compare both ways to draft with none; return what happened in all."""
     plain, before, params = generate(seed)
-    total = before + Counter(masked=sum(bool(p.logits_processors) for p in params))
+    total = before + Counter(masked=sum(bool(p.logits_processors or p.structured_outputs) for p in params))
     ways = {"speculative_config": {"num_speculative_tokens": random.Random(seed).randint(1, 6)}}
     drawn = Drafts(seed, {name.replace("/0", ""): a.token_ids for name, a in plain.items()})
     for changed in (ways, {"propose": drawn}):
@@ -110,7 +130,7 @@ def compare(seed):
         assert answers.keys() == plain.keys()
         for name, answer in answers.items():
             expected = plain[name]
-            for what in ("token_ids", "text", "finish_reason", "stop_reason"):
+            for what in ("token_ids", "text", "finish_reason", "stop_reason", "is_complete"):
                 assert getattr(answer, what) == getattr(expected, what), (name, what)
             assert len(answer.logprobs or ()) == len(expected.logprobs or ())
             for got, right in zip(answer.logprobs or (), expected.logprobs or (), strict=True):

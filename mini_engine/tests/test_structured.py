@@ -1,18 +1,25 @@
 """Structured output: patterns against re, masks against all texts, and models that write what they must."""
 
+import json
 import random
 import re
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
 import torch
 
+from mini_engine.engine import Engine
+from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import load
+from mini_engine.parts import Parts
+from mini_engine.sampling_params import SamplingParams, StructuredOutputsParams
+from mini_engine.structured import guidance
 from mini_engine.structured.automaton import build_dfa
 from mini_engine.structured.grammar import RegexGrammar, TokenIndex, regex_grammar
 from mini_engine.structured.logits import GrammarProcessor, allowed
 from mini_engine.structured.patterns import parse
-from mini_engine.tests.helpers import dense_logits
+from mini_engine.tests.helpers import byte_tokenizer, dense_logits, tiny_model
 
 LETTERS = ["a", "b", "-", "]", "1", " ", "\n", ".", "é", "€", "😀"]
 PATTERNS = [
@@ -148,6 +155,141 @@ def test_the_embedded_model_writes_the_shape_whatever_the_prompt(shakespeare, pr
                 break
         text = tokenizer.decode(output)
         assert re.fullmatch(pattern, text) or (len(output) == 60 and re.fullmatch("an?d? [b-d]+", text)), text
+
+
+# ------------------------------------------------------------------- SamplingParams.structured_outputs
+
+guided = pytest.mark.skipif(not find_spec("llguidance"), reason="pip install 'mini-engine[structured]'")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", None]}}}
+SCHEMA |= {"required": ["a", "b"], "additionalProperties": False}
+TINY = tiny_model(vocab_size=257, dtype="float32")
+
+
+def generate(shape, seeds=range(6), tokenizer=None, parts=None, **params):
+    """What a random model writes under a mask, at a temperature of 2."""
+    engine = Engine(TINY, tokenizer or byte_tokenizer(), num_blocks=200, parts=parts)
+    given = [
+        SamplingParams(temperature=2, seed=seed, structured_outputs=shape, **{"max_tokens": 60} | params)
+        for seed in seeds
+    ]
+    outputs = LLM.from_engine(engine).generate([[1, 2, 3]] * len(given), given, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+@guided
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_random_model_writes_json_of_a_schema(compact):
+    shape = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=compact)
+    answers = generate(shape, range(12))
+    whole = [answer for answer in answers if answer.is_complete]
+    assert len(whole) > 3 and all((a.finish_reason == "stop") >= a.is_complete for a in answers)
+    for answer in whole:
+        said = json.loads(answer.text)
+        assert list(said) == ["a", "b"] and isinstance(said["a"], int) and said["b"] in ("x", None)
+        if compact:
+            assert answer.text == json.dumps(said, separators=(",", ":"))
+
+
+def test_what_max_tokens_cuts_short_is_marked():
+    """Four digits are whole without their end-of-text; three are not."""
+    shape = {"regex": "[0-9]{4}"}
+    assert [(a.finish_reason, a.is_complete) for a in generate(shape)] == [("stop", True)] * 6
+    assert {(a.finish_reason, a.is_complete) for a in generate(shape, max_tokens=4)} == {("length", True)}
+    assert {(a.finish_reason, a.is_complete) for a in generate(shape, max_tokens=3)} == {("length", False)}
+    assert generate(None, [1])[0].is_complete is None
+
+
+@pytest.mark.parametrize("installed", [pytest.param(True, marks=guided), False])
+def test_regex_and_choice_need_no_library(installed, monkeypatch):
+    if not installed:
+        monkeypatch.setattr(guidance, "find_spec", lambda name: None)
+    for answer in generate({"regex": "(ab|c)+[.]"}):
+        assert re.fullmatch("(ab|c)+[.]", answer.text) or not answer.is_complete
+    texts = ["a.b", "a+b|c", "(no)", "\\d^$"]
+    said = {answer.text for answer in generate({"choice": texts}, range(40))}
+    assert said <= set(texts) and len(said) > 2
+    if not installed:
+        with pytest.raises(
+            ValueError, match=r"json needs llguidance \(pip install 'mini-engine\[structured\]"
+        ):
+            generate({"json": SCHEMA})
+
+
+@guided
+@pytest.mark.parametrize("pattern", ["(ab|ba)+", "[a-c]{3,9}x?", "([0-9][0-9]-){1,4}", "a|abc?"])
+def test_both_grammars_are_one(pattern):
+    """Masks, what is allowed, and rollback of llguidance and of our automata, over random walks."""
+    tokenizer = byte_tokenizer()
+    for seed in range(40):
+        rng, num = random.Random(seed), 0
+        ours = regex_grammar(pattern, tokenizer.token_bytes, 256)
+        theirs = guidance.guidance_grammar("regex", pattern, tokenizer.json, 257, 256)
+        for _ in range(30):
+            rows = [0, 0]
+            ours.fill_bitmask(rows, 0)
+            theirs.fill_bitmask(rows, 1)
+            assert rows[0] == rows[1] and ours.is_terminated() == theirs.is_terminated()
+            known = [i for i in range(257) if rows[0] >> i & 1]
+            ids = [
+                rng.choice(known) if known and rng.random() < 0.9 else rng.randrange(257)
+                for _ in range(rng.randint(0, 3))
+            ]
+            assert ours.validate_tokens(ids) == theirs.validate_tokens(ids)
+            accepted = ours.accept_tokens(ids)
+            assert theirs.accept_tokens(ids) == accepted
+            num += len(ids) * accepted
+            back = rng.randint(0, num) if rng.random() < 0.4 else 0
+            ours.rollback(back)
+            theirs.rollback(back)
+            num -= back
+        with pytest.raises(ValueError, match="num_tokens must be"):
+            theirs.rollback(num + 1)
+
+
+@guided
+def test_a_grammar_is_compiled_once():
+    guidance._matcher.cache_clear()
+    generate({"json": SCHEMA}, range(8))
+    assert guidance._matcher.cache_info().misses == 1
+
+
+@guided
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"json": {"enum": []}}, "Unsatisfiable schema: anyOf is empty"),
+        ({"json": {"type": "array", "minItems": 3, "maxItems": 1}}, "minItems .* greater than maxItems"),
+        ({"json": {"type": "nonsense"}}, "Invalid type: nonsense"),
+        ({"json": {"allOf": [{"type": "string"}, {"type": "integer"}]}}, "incompatible types"),
+        ({"regex": "("}, r"structured_outputs regex '\('.*unclosed group"),
+    ],
+)
+def test_a_shape_that_cannot_be_met_is_refused_at_the_door(shape, words):
+    with pytest.raises(ValueError, match=f"request 'r0': .*{words}"):
+        generate(shape)
+
+
+def test_what_structured_outputs_need():
+    engine = Engine(TINY, num_blocks=20)
+    with pytest.raises(ValueError, match="'a': structured_outputs needs a tokenizer; this engine has none"):
+        engine.add_request([1], SamplingParams(structured_outputs={"regex": "a"}), request_id="a")
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token_ids = ()
+    with pytest.raises(ValueError, match="a tokenizer with an end-of-text token"):
+        generate({"regex": "a"}, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="ignore_eos must be False with structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"}, ignore_eos=True)
+
+
+def test_a_grammar_of_a_lab_serves_regex_and_choice():
+    asked = []
+
+    def grammar(pattern, vocabulary, eos_token_id):
+        asked.append((pattern, eos_token_id))
+        return regex_grammar(pattern, vocabulary, eos_token_id)
+
+    assert generate({"choice": ["a.b"]}, [1], parts=Parts(grammar=grammar))[0].text == "a.b"
+    assert asked == [(r"a\.b", 256)]
 
 
 @pytest.fixture(scope="module")

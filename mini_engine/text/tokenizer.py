@@ -89,6 +89,11 @@ class Tokenizer:
                 found[token_id] = _bytes_of(token, kinds)
         return tuple(found)
 
+    @cached_property
+    def json(self) -> str:
+        """The tokenizer as the package tokenizers writes it."""
+        return self._backend.to_str()
+
     def save(self, folder: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, for other programs that read such a folder."""
         self._backend.save(str(folder / "tokenizer.json"))
