@@ -27,8 +27,8 @@ class SpeculativeConfig:
     model                   the draft model: a name or a path, with the tokenizer of the model
     draft_sample_method     greedy: its best tokens; or probabilistic: tokens drawn from its distribution
 
-    With probabilistic drafts more are accepted, and a seed gives another text than without drafts, of the same
-    distribution. All others change no text.
+    With probabilistic drafts more are accepted, and a seed gives another text than without drafts, of the
+    same distribution. All others change no text.
 
     Raises ValueError, naming the field, for a value that cannot work.
     """

@@ -32,7 +32,8 @@ class Delta:
     `stop_reason` is the stop string, or the id of the stop token, that ended the request. `error` is
     the message of a request that could not go on, whose finish_reason is "error". The last one says whether
     the text has the whole shape that structured_outputs asked for, `is_complete`; None without a shape. An
-    AsyncEngine adds the number of the answer, if n is more than 1, and how much of the prompt was found computed.
+    AsyncEngine adds the number of the answer, if n is more than 1, and how much of the prompt was found
+    computed.
     """
 
     request_id: str
