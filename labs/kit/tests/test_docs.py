@@ -164,6 +164,7 @@ CLAIMS = {
     "docs/errors.md text": "here",
     "docs/real-bugs.md text": "here",
     "docs/reading-a-trace.md json": "here",
+    "docs/serving.md python": "mini_engine/tests/test_serve.py with that client, and test_async_engine.py",
     "docs/instructors.md console": "labs/kit/tests/test_grader_gradescope.py",
     "docs/instructors.md json": "labs/kit/tests/test_grader_gradescope.py",
     "docs/instructors.md yaml": "labs/kit/tests/test_grader_gradescope.py",
