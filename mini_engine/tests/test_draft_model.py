@@ -77,7 +77,7 @@ def test_what_drafts_are_drawn_from_is_told():
 
 
 def test_drawn_drafts_change_no_distribution():
-    """Of 20,000 requests the first tokens are distributed as the target's, and so are the second ones of
+    """The first tokens of 20,000 requests are distributed as the target's, and so are the second tokens of
     those whose draft is accepted: sum(min(p, q)) of them."""
     num, generator = 20_000, torch.Generator().manual_seed(0)
     logits, logits_q = (torch.randn(3, 6, generator=generator) for _ in range(2))

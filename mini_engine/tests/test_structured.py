@@ -166,7 +166,7 @@ TINY = tiny_model(vocab_size=257, dtype="float32")
 
 
 def generate(shape, seeds=range(6), tokenizer=None, parts=None, **params):
-    """What a random model writes under a mask, at a temperature of 2."""
+    """Return the texts of a random model under a mask, at a temperature of 2."""
     engine = Engine(TINY, tokenizer or byte_tokenizer(), num_blocks=200, parts=parts)
     given = [
         SamplingParams(temperature=2, seed=seed, structured_outputs=shape, **{"max_tokens": 60} | params)
