@@ -1,6 +1,7 @@
 """`mini-engine serve`: OpenAI's API over HTTP, a chat page, and the player on the last steps."""
 
 import os
+import socket
 from typing import Annotated
 
 import typer
@@ -41,19 +42,28 @@ def serve(
 
     if num_blocks is not None:
         settings["num_blocks"] = num_blocks
+    listening = _listen(host, port)  # before the model is loaded, which takes a while
     engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
     limits = Limits(max_num_requests=max_num_requests, timeout=timeout)
     app = make_app(engine, model, os.environ.get(KEY), limits)
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         log_level="warning",
         h11_max_incomplete_event_size=2**16,  # of a header
         timeout_keep_alive=30,
         timeout_graceful_shutdown=30,
         server_header=False,
     )
-    at = f"http://{host}:{port}"
+    at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     errors.print(f"{model} is served at {at}/v1, the chat page at {at}/; Ctrl-C ends it", markup=False)
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises ValueError where that is not possible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]
+        raise ValueError(f"cannot listen at {host}, port {port}: {why}; choose another") from None

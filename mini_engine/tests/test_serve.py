@@ -3,6 +3,10 @@
 import asyncio
 import json
 import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -436,3 +440,34 @@ def test_many_streams_at_once_lose_nothing():
     with serving(engine, limits=Limits(max_num_requests=100)) as address:
         texts = asyncio.run(all_of_them(address))
     assert texts == [alone[number % 10] for number in range(100)]
+
+
+def serve_command(*options):
+    line = [sys.executable, "-m", "mini_engine", "serve", "-m", "shakespeare", *options]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_command_serves_and_ends_in_good_order():
+    """SIGTERM in the midst of a stream: the stream has its end, and the exit code is the signal's."""
+    with serve_command("--port", "0") as process:
+        address = re.search(r"http://[\d.:]+", process.stderr.readline())[0]
+        body = {"prompt": "To be", "max_tokens": 60, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+        assert process.wait(60) == 128 + signal.SIGTERM and "Traceback" not in process.stderr.read()
+
+
+def test_a_port_that_is_taken_is_reported_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serve_command("--port", str(port)) as process:
+            said = process.stderr.read()
+        assert process.returncode == 2
+        assert (
+            said
+            == f"error: cannot listen at 127.0.0.1, port {port}: Address already in use; choose another\n"
+        )
