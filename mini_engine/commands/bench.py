@@ -114,6 +114,18 @@ def gpu(
 
 
 @app.command()
+def mask(model: Model = "smollm2") -> None:
+    """Time the masks of structured output, token by token: a JSON schema and a regular expression."""
+    from mini_engine.bench import mask
+    from mini_engine.loading.files import opened
+    from mini_engine.loading.registry import resolve
+    from mini_engine.loading.tokenizer import load_tokenizer
+    from mini_engine.show.tables import print_table
+
+    print_table(mask.table(load_tokenizer(opened(resolve(model)))))
+
+
+@app.command()
 def scheduler(
     nano_vllm: Annotated[
         Path | None, typer.Option(help="The source folder of nano-vllm, to compare with.")

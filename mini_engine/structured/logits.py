@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,8 +55,6 @@ class GrammarProcessor:
 
 def allowed(mask: int, vocab_size: int) -> Tensor:
     """Return a mask as (vocab_size,) bool."""
-    size = -(-vocab_size // 8)
     kept = mask & ((1 << vocab_size) - 1)
-    octets = torch.frombuffer(bytearray(kept.to_bytes(size, "little")), dtype=torch.uint8)
-    bits = octets.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.flatten()[:vocab_size].bool()
+    octets = np.frombuffer(kept.to_bytes(-(-vocab_size // 8), "little"), dtype=np.uint8)
+    return torch.from_numpy(np.unpackbits(octets, count=vocab_size, bitorder="little").view(bool))

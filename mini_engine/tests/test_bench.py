@@ -6,13 +6,14 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 import mini_engine
-from mini_engine.bench import environments, gpu, plan, quiet, race, report
+from mini_engine.bench import environments, gpu, mask, plan, quiet, race, report
 from mini_engine.bench.export import export
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Usage, Watch
@@ -87,6 +88,17 @@ def test_the_engine_drafts_as_it_is_told_and_plain_does_not(tmp_path):
         plain = processes.serve("mini-engine/plain", load)
     assert drafting["tokens"] == plain["tokens"] and floor["num_steps"] < 40
     assert drafting["settings"] == plain["settings"] + ", drafts by ngram:3"
+
+
+def test_the_masks_cost_is_told_by_shape():
+    """A row for each, whose text the mask allows."""
+    threads = torch.get_num_threads()
+    rows = list(mask.rows(byte_tokenizer()))
+    torch.set_num_threads(threads)
+    names = ["JSON schema, llguidance", "regex, llguidance", "regex, mini_engine.structured"]
+    assert [name for name, *_ in rows] == names[0 if find_spec("llguidance") else 2 :]
+    assert [int(row[2]) for row in rows] == [len(mask.BOOK), len(mask.LETTER), len(mask.LETTER)][-len(rows) :]
+    assert all(float(row[3].replace(",", "")) <= float(row[4].replace(",", "")) for row in rows)
 
 
 def test_contestants_take_turns_after_a_warm_up():
