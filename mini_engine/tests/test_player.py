@@ -200,6 +200,8 @@ def test_every_decision_is_explained_in_a_sentence(open_player, trace):
         text = " ".join(line["text"] for line in shown)
         forks = [e for e in record.events if e.type == "SCHEDULED" and e.num_forked_tokens]
         assert text.count("another answer to its prompt ha") == len(forks)
+        partial = [e for e in forks if e.num_cached_tokens % trace.header.config["block_size"]]
+        assert text.count("are copied into its first new block") == len(partial)
         for request_id, blocks in record.blocks.items():
             if request_id not in about["admit"]:
                 assert f"{request_id} takes block {blocks[0]}" in text

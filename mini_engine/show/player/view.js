@@ -103,7 +103,8 @@ class Pane extends Side {
     this.root.style.setProperty("--rows", Math.max(4, Math.min(6, trace.header.config.max_num_seqs)));
     this.root.querySelectorAll("marker").forEach((marker) => (marker.id = `tip-${number}`));
     this.root.style.setProperty("--tip", `url(#tip-${number})`);
-    this.root.classList.toggle("caching", Boolean(trace.header.config.prefix_caching));
+    const forks = trace.steps.some(({ events }) => events.some((event) => event.num_forked_tokens));
+    this.root.classList.toggle("caching", forks || Boolean(trace.header.config.prefix_caching));
     this.find(".texts-card").hidden = !this.texts;
     this.root.classList.toggle("with-texts", Boolean(this.texts));
     this.waiting = new Rows(this.find(".waiting-card .rows"), "Waiting requests", (view) => this.waitingRow(view));

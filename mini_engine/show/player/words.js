@@ -111,18 +111,23 @@ function admission(view, config, record) {
   // vLLM allocates blocks chunk by chunk.
   const short = given && view.num_cached_tokens + given * config.block_size < numTokens(view);
   const claims = `${short ? "takes" : "claims"} ${count(given, "block")} for ${short ? "this chunk of " : ""}`;
+  const [have, copies] = finders(view, config, record);
   const room = view.num_cached_tokens
-    ? `${finders(view, record)} ${view.num_cached_tokens} of its ${tokens}, and it ${claims}the rest`
+    ? `${have} ${view.num_cached_tokens} of its ${tokens}, and it ${claims}the rest${copies}`
     : `it ${claims}its ${tokens}`;
   return `${view.request_id} ${again}: ${room}. It starts with ${chunk(view, config, record)}.`;
 }
 
-/** The places where tokens of an admitted request were found computed. */
-function finders(view, record) {
-  const event = record.events.find(({ type, id }) => type === "SCHEDULED" && id === view.request_id);
-  const { num_forked_tokens: forked = 0 } = event;
-  if (!forked) return "the prefix cache has";
-  return forked < view.num_cached_tokens ? "the prefix cache and another answer to its prompt have" : "another answer to its prompt has";
+/** The places where tokens of an admitted request were found computed, and what a fork copies of them. */
+function finders(view, { block_size }, { events }) {
+  const event = events.find(({ type, id }) => type === "SCHEDULED" && id === view.request_id);
+  const { num_forked_tokens: forked = 0, num_cached_tokens: found } = event;
+  if (!forked) return ["the prefix cache has", ""];
+  const copied = found % block_size;
+  return [
+    forked < found ? "the prefix cache and another answer to its prompt have" : "another answer to its prompt has",
+    copied ? ` (the last ${copied} of the ${found} are copied into its first new block)` : "",
+  ];
 }
 
 /** "tokens 9 to 16 of its prompt, and 4 are left (a step takes at most 8 of one request)". */
