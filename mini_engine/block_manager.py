@@ -89,8 +89,10 @@ class BlockManager:
         The full blocks of that prompt are shared. The tokens after them are copied into a block of the
         child's own, because both requests write into that block next. Sets `num_computed_tokens` to the
         tokens of the prompt, at most num_tokens - 1. False changes nothing. Raises ValueError for another
-        prompt, or one that is not computed.
+        prompt, for one that is not computed, and without `copy_block`.
         """
+        if self.copy_block is None:
+            raise ValueError("a fork copies a block; set copy_block, as a backend does")
         num_tokens = min(child.num_prompt_tokens, child.num_tokens - 1)
         table, num_full = self.block_table(parent), num_tokens // self.block_size
         alike = (parent.prompt_token_ids, parent.cache_salt) == (child.prompt_token_ids, child.cache_salt)
@@ -105,7 +107,6 @@ class BlockManager:
         if not self._claim(child, table[:num_full], num_hits, num_tokens - num_hits):
             return False
         if num_copied := num_tokens % self.block_size:
-            assert self.copy_block is not None
             self.copy_block(table[num_full], self.block_table(child)[num_full], num_copied)
         return True
 

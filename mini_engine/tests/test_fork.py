@@ -237,3 +237,6 @@ def test_a_fork_is_refused_for_another_prompt():
     assert kv.fork(parent, child)
     with pytest.raises(ValueError, match="holds blocks already"):
         kv.fork(parent, child)
+    kv.copy_block = None
+    with pytest.raises(ValueError, match="set copy_block"):
+        kv.fork(parent, child)
