@@ -141,6 +141,7 @@ class LoopPlay(Play):
         super().__init__(part)
         self.kv, self.scheduler, self.several_tokens = kv, scheduler, several_tokens
         self.over = False
+        self.refused: dict[str, Any] = {}  # outputs of a request whose tokens came too early
         self.scheduled: dict[str, int] | None = None  # of the step that is being computed
         self.rows: dict[str, Request] = {}
         self.ends: list[str] = []  # of the rows, those that get a token
@@ -185,7 +186,9 @@ class LoopPlay(Play):
     def update(self, tokens: list[list[int]], stopped: Any = (), too_early: str = "") -> dict[str, Any]:
         self.goes_on()
         ends, rows, scheduled = self.ends, self.rows, self.scheduled or {}
-        sampled = {name: self.fitting(rows[name], tokens[i % len(tokens)]) for i, name in enumerate(ends)}
+        # Not in row order: nobody promises that.
+        ending = reversed([*enumerate(ends)])
+        sampled = {name: self.fitting(rows[name], tokens[i % len(tokens)]) for i, name in ending}
         stopped = [name for i, name in enumerate(ends) if i in stopped]
         running = list(self.scheduler.running)
         early = [name for name, r in rows.items() if name not in ends and r in running]
@@ -201,6 +204,7 @@ class LoopPlay(Play):
         except ValueError:
             if too_early:  # a caller can only abort all then: nothing may be left behind
                 self.over = True
+                self.refused = {f"the list of {early[0]}'s outputs": [*rows[early[0]].output_token_ids]}
                 for request in running:
                     self.scheduler.abort(request.request_id)
             raise
@@ -238,7 +242,8 @@ class LoopPlay(Play):
 
     def seen(self) -> dict[str, Any]:
         if self.over:
-            return {}
+            refused, self.refused = self.refused, {}
+            return refused
         kv, running = self.kv, list(self.scheduler.running)
         published, kv.published = sorted(kv.published), []
         seen = queue_seen(self.scheduler.waiting, self.labels, "waiting") | {

@@ -138,12 +138,13 @@ class Ledger(Play):
         taken = {*self.names.values()}
         unused = (name for name in count() if name not in taken)
         self.names |= {block: next(unused) for block in held if block not in self.names}
-        kv, requests = self.kv, sorted(self.requests.items())
+        kv, requests, pool = self.kv, sorted(self.requests.items()), range(self.kv.num_blocks)
         return {
             "num_free_blocks": kv.num_free_blocks,
             "the pool": [kv.num_blocks, kv.block_size, kv.watermark],
             "block tables (renamed)": {
-                name: [self.names[b] for b in table] for name, table in tables.items()
+                name: [self.names[b] if b in pool else f"{b}, not in the pool" for b in table]
+                for name, table in tables.items()
             },
             "num_computed_tokens": {name: request.num_computed_tokens for name, request in requests},
             "requests": {name: in_words(request) for name, request in requests},

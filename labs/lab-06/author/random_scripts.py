@@ -81,12 +81,20 @@ def draw(rng):
         return both
 
     def shares():
-        """One that holds full blocks only, and one that begins with them and needs about all that is left."""
+        """One that holds full blocks only, and one that begins with them and needs about all that is left.
+
+        Half of the time a stranger came first, and one of the two leaves: the other keeps what they share.
+        """
         head = [rng.choice(tokens) for _ in range(size * rng.randint(1, 2))]
         rest = [rng.choice(tokens) for _ in range(size * rng.randint(1, blocks))]
         first = [["free", name] for name in NAMES] + [["admit", "a", head], ["compute", "a", len(head)]]
         held[:] = ["a", "b"]
-        return [*first, ["admit", "b", head + rest], ["compute", "b", 4 * size]]
+        both = [*first, ["admit", "b", head + rest], ["compute", "b", 4 * size]]
+        if len(rest) // size % 2:
+            return both
+        both.insert(len(NAMES), ["admit", "c", [700] * size])
+        held[:] = ["a", "c"]
+        return [*both, ["free", "b"]]
 
     def siblings():
         """Two texts that begin alike, and end alike; in between, or in the outputs, they differ."""
