@@ -16,7 +16,9 @@ from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.schedule_step import next_chunk
-from mini_engine.speculative.adaptive import AdaptiveProposer
+from mini_engine.speculative.adaptive import AdaptiveProposer, draft
+from mini_engine.structured.grammar import regex_grammar
+from mini_engine.structured.logits import GrammarProcessor
 from mini_engine.tests.helpers import byte_tokenizer, drafted, make_request, outcome, tokens_of
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_faults import MODELS, check_trace, workload
@@ -162,6 +164,15 @@ def test_drafts_are_as_many_as_are_accepted():
     assert numbers_of_drafts(lambda step: 3) == [8] + [4] * 59
     again = numbers_of_drafts(lambda step: 99 * (step > 16))
     assert again[16:22] == [0, 1, 2, 4, 8, 8], "what is accepted again is proposed again"
+
+
+def test_drafts_end_where_the_grammar_forbids_them():
+    request, other = make_request("a", 2, 9), make_request("b", 2, 9)
+    for made in (request, other):
+        made.output_token_ids, made.num_computed_tokens = [0], 2
+    request.grammar = GrammarProcessor(regex_grammar("ab*c", (b"a", b"b", b"c", b""), 3))
+    draft([request, other], lambda requests: [[1, 1, 0, 1]] * 2)
+    assert (request.spec_token_ids, other.spec_token_ids) == ([1, 1], [1, 1, 0, 1])
 
 
 def test_no_more_drafts_than_may_be_said():
