@@ -23,7 +23,7 @@ class SpeculativeConfig:
     num_speculative_tokens  drafts of a request in a step, at most
     method                  ngram: what followed the last time the text ended like this; or draft_model
     prompt_lookup_max       the longest end of the text that ngram looks up
-    prompt_lookup_min       and the shortest; one alone is both, and without both they are 3 and 1
+    prompt_lookup_min       and the shortest; one alone is both, and without both they are 5 and 1
     model                   the draft model: a name or a path, with the tokenizer of the model
     draft_sample_method     greedy: its best tokens; or probabilistic: tokens drawn from its distribution
 
@@ -64,7 +64,7 @@ class SpeculativeConfig:
         """The shortest and the longest end that ngram looks up."""
         least, longest = self.prompt_lookup_min, self.prompt_lookup_max
         if least is None:
-            return (1, 3) if longest is None else (longest, longest)
+            return (1, 5) if longest is None else (longest, longest)
         return least, least if longest is None else longest
 
     @classmethod

@@ -32,9 +32,8 @@ class _Record:
 class AdaptiveProposer:
     """Asks `proposer` for up to `num_speculative_tokens` drafts of each request.
 
-    A step that accepts all doubles the number up to that limit, one that accepts some leaves as many and one
-    more, one that accepts none halves it. Where no draft is left the request pauses, and then tries a
-    single one: after 4 steps, 8, and so on up to 64, until one is accepted.
+    A step that accepts none halves their number, one that accepts some restores it. Where no draft is left
+    the request pauses, and then tries one: after 4 steps, 8, and so on up to 64, until it is accepted.
     """
 
     def __init__(self, proposer: Proposer, num_speculative_tokens: int):
@@ -58,16 +57,15 @@ class AdaptiveProposer:
         return record.drafts
 
     def _learn(self, record: _Record, said: list[int]) -> None:
-        """Compare the drafts with what was said since. Some may not have been scheduled: as far as they are
-        right they count as accepted."""
+        """Compare the drafts with what was said since. One that was right counts as accepted even where the
+        step had no room for it."""
         drafts, record.drafts = record.drafts, []
         if not drafts or not said:  # a step that failed is tried again
             return
-        wrong = (i for i, pair in enumerate(zip(drafts, said, strict=False)) if pair[0] != pair[1])
-        if (right := next(wrong, None)) is None:
-            record.limit, record.pause = min(2 * record.limit, self.num_speculative_tokens), FIRST_PAUSE
+        if drafts[0] == said[0]:
+            record.limit, record.pause = self.num_speculative_tokens, FIRST_PAUSE
             return
-        record.limit = right + 1 if right else record.limit // 2
+        record.limit //= 2
         if record.limit == 0:
             record.limit, record.left = 1, record.pause
             record.pause = min(2 * record.pause, LONGEST_PAUSE)

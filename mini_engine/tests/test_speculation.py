@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 import pytest
+import torch
 
 from mini_engine.backends.padded import PaddedBackend
 from mini_engine.config import SpeculativeConfig
@@ -19,7 +20,14 @@ from mini_engine.schedule_step import next_chunk
 from mini_engine.speculative.adaptive import AdaptiveProposer, draft
 from mini_engine.structured.grammar import regex_grammar
 from mini_engine.structured.logits import GrammarProcessor
-from mini_engine.tests.helpers import byte_tokenizer, drafted, make_request, outcome, tokens_of
+from mini_engine.tests.helpers import (
+    byte_tokenizer,
+    drafted,
+    make_request,
+    outcome,
+    scripted_engine,
+    tokens_of,
+)
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_faults import MODELS, check_trace, workload
 from mini_engine.trace import VirtualClock
@@ -122,6 +130,18 @@ def test_a_preempted_request_drops_its_drafts():
     assert request.spec_token_ids == [] and request.token_ids(0, 9) == request.token_ids()
 
 
+def test_no_text_beyond_max_tokens():
+    """A schedule that lets more tokens through than are left gives out no text of the others."""
+    engine, tokenizer = scripted_engine({"a": "hello"}), byte_tokenizer()
+    engine.add_request("hi", SamplingParams(temperature=0, max_tokens=3), request_id="a")
+    engine.step()
+    request = engine.requests["a"]
+    sampled = [(request, tokenizer.encode("ello"), torch.zeros(4, 257))]
+    tokens, stopped = engine.output_processor.process(sampled)
+    assert (tokenizer.decode(tokens["a"]), stopped) == ("el", {})
+    assert engine.output_processor.make_delta(request).text == "el"
+
+
 def test_a_chunk_that_reaches_beyond_the_text_ends_it():
     request = drafted(20)[1]
     assert next_chunk(request, 4) == ([4, 5, 5, 5], [3, 4, 5, 6], True)
@@ -157,13 +177,13 @@ def numbers_of_drafts(right, most=8, max_tokens=999):
 
 
 def test_drafts_are_as_many_as_are_accepted():
-    """All: the most. None: half, down to one, then pauses of 4, 8, 16 steps. Some: one more than those."""
+    """Some: the most. None: half, down to one, then pauses of 4, 8, 16 steps."""
     assert numbers_of_drafts(lambda step: 99) == [8] * 60
     none = numbers_of_drafts(lambda step: 0)
     assert none[:4] == [8, 4, 2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 2, 3, 8, 17, 34]
-    assert numbers_of_drafts(lambda step: 3) == [8] + [4] * 59
+    assert numbers_of_drafts(lambda step: 1) == [8] * 60
     again = numbers_of_drafts(lambda step: 99 * (step > 16))
-    assert again[16:22] == [0, 1, 2, 4, 8, 8], "what is accepted again is proposed again"
+    assert again[16:20] == [0, 1, 8, 8], "what is accepted again is proposed again"
 
 
 def test_drafts_end_where_the_grammar_forbids_them():
@@ -189,7 +209,7 @@ def test_a_step_that_failed_teaches_nothing():
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, (1, 3)),
+        ({}, (1, 5)),
         ({"prompt_lookup_max": 5}, (5, 5)),
         ({"prompt_lookup_min": 2}, (2, 2)),
         ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)),

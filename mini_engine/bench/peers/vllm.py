@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 2304  # tokens: more than the longest of our requests
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 1}
 WAYS: dict[str, dict[str, Any]] = {"": {}, "ngram": {"speculative_config": NGRAM}}
 
 
