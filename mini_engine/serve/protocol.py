@@ -17,6 +17,7 @@ SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "include_stop_str_in_output", "n",
     "skip_special_tokens", "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "prompt_logprobs",
+    "structured_outputs",
 )  # fmt: skip
 COMMON = {*SAMPLING, "model", "stream", "stream_options", "max_tokens", "logit_bias", "logprobs", "priority"}
 COMMON |= {"cache_salt", "response_format"}
@@ -146,7 +147,7 @@ def _sampling_params(given: dict[str, Any], is_chat: bool) -> SamplingParams:
     if "logit_bias" in given:
         chosen["logit_bias"] = _logit_bias(given["logit_bias"])
     chosen["logprobs"] = _logprobs(given, is_chat)
-    _check_response_format(given.get("response_format"))
+    chosen |= _response_format(given.get("response_format"))
     try:
         return SamplingParams(**chosen)
     except ValueError as error:
@@ -191,11 +192,21 @@ def _logit_bias(value: Any) -> dict[int, Any]:
         raise APIError(f"logit_bias has a key that is no token id: {shown([*value])}", "logit_bias") from None
 
 
-def _check_response_format(value: Any) -> None:
+def _response_format(value: Any) -> dict[str, Any]:
+    """Return what a response_format makes of SamplingParams."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if value is not None and kind != "text":
-        rule = "response_format's type must be text; others are not done here"
-        raise APIError(f"{rule}, but it is {shown(value)}", "response_format", "unsupported_parameter")
+    if value is None or kind == "text":
+        return {}
+    if kind not in ("json_object", "json_schema"):
+        rule = "response_format's type must be text, json_object or json_schema"
+        raise APIError(f"{rule}, but it is {shown(value)}", "response_format")
+    schema: Any = {"type": "object"}
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        schema = described.get("schema") if isinstance(described, dict) else None
+        if not isinstance(schema, dict):
+            raise APIError("response_format.json_schema.schema must be an object", "response_format")
+    return {"structured_outputs": {"json": schema}}
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:

@@ -157,6 +157,28 @@ def test_logprobs_and_echo_of_completions(client):
     assert echoed.text == "x" + told.text
 
 
+def test_an_answer_has_the_shape_that_is_asked_for(client):
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 60, "temperature": 1.0, "seed": 1}
+    shape = {"structured_outputs": {"regex": "(yes|no), [0-9]{3}"}}
+    for text in [choice.text for choice in client.completions.create(**asked, n=4, extra_body=shape).choices]:
+        assert re.fullmatch("(yes|no), [0-9]{3}", text)
+
+
+def test_a_json_schema_is_kept(client):
+    pytest.importorskip("llguidance", reason="JSON schemas are in the extra `structured`")
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": schema | {"additionalProperties": False}},
+    }
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 200, "seed": 1}
+    for stream in (False, True):
+        answer = client.chat.completions.create(**asked, response_format=wanted, stream=stream)
+        pieces = [chunk.choices[0].delta.content for chunk in answer] if stream else []
+        text = "".join(pieces) if stream else answer.choices[0].message.content
+        assert [*json.loads(text)] == ["on"]
+
+
 def test_a_prefix_that_is_known_is_reported(client):
     prompt = "the same beginning for both of these requests"
     for cached in (0, 40):
@@ -204,6 +226,8 @@ REFUSED = [
     ("completions", ASK | {"cache_salt": 5}, "cache_salt"),
     ("completions", ASK | {"response_format": {"type": "xml"}}, "response_format"),
     ("completions", ASK | {"response_format": {"type": "json_schema"}}, "response_format"),
+    ("completions", ASK | {"structured_outputs": {}}, "structured_outputs"),
+    ("completions", ASK | {"structured_outputs": {"regex": "("}}, "structured_outputs"),
     ("chat/completions", {}, "messages"),
     ("chat/completions", {"messages": []}, "messages"),
     ("chat/completions", {"messages": "hi"}, "messages"),
