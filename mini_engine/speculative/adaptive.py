@@ -32,8 +32,9 @@ class _Record:
 class AdaptiveProposer:
     """Asks `proposer` for up to `num_speculative_tokens` drafts of each request.
 
-    A step that accepts none halves their number, one that accepts some restores it. Where no draft is left
-    the request pauses, and then tries one: after 4 steps, 8, and so on up to 64, until it is accepted.
+    A step that accepts none halves their number, one that accepts some restores it, a single draft to two.
+    Where none is left the request pauses, and then tries one: after 4 steps, 8, and so on up to 64, until two
+    steps in a row have accepted some.
     """
 
     def __init__(self, proposer: Proposer, num_speculative_tokens: int):
@@ -62,8 +63,12 @@ class AdaptiveProposer:
         drafts, record.drafts = record.drafts, []
         if not drafts or not said:  # a step that failed is tried again
             return
+        most = self.num_speculative_tokens
         if drafts[0] == said[0]:
-            record.limit, record.pause = self.num_speculative_tokens, FIRST_PAUSE
+            if record.limit == 1 < most:
+                record.limit = 2
+            else:
+                record.limit, record.pause = most, FIRST_PAUSE
             return
         record.limit //= 2
         if record.limit == 0:

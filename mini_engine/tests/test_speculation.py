@@ -177,13 +177,14 @@ def numbers_of_drafts(right, most=8, max_tokens=999):
 
 
 def test_drafts_are_as_many_as_are_accepted():
-    """Some: the most. None: half, down to one, then pauses of 4, 8, 16 steps."""
+    """Some: the most, or two after a single one. None: half, down to one, then pauses of 4, 8, 16 steps."""
     assert numbers_of_drafts(lambda step: 99) == [8] * 60
     none = numbers_of_drafts(lambda step: 0)
     assert none[:4] == [8, 4, 2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 2, 3, 8, 17, 34]
     assert numbers_of_drafts(lambda step: 1) == [8] * 60
     again = numbers_of_drafts(lambda step: 99 * (step > 16))
-    assert again[16:20] == [0, 1, 8, 8], "what is accepted again is proposed again"
+    assert again[16:20] == [0, 1, 2, 8], "what is accepted again is proposed again"
+    assert numbers_of_drafts(lambda step: 99, most=1) == [1] * 60
 
 
 def test_drafts_end_where_the_grammar_forbids_them():
