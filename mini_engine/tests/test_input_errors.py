@@ -577,6 +577,7 @@ def finished(name):
     ("blocked", ({"reason": None},), "the step's 'blocked''s 'reason' must be str"),
     ("events", ([7], [{"type": ["QUEUED"], "id": "a"}]), "the event's 'type' must be one of"),
     ("events", (scheduled(num_cached_tokens=-1),), "num_cached_tokens' must be at least 0"),
+    ("events", (scheduled(num_forked_tokens=1),), "num_forked_tokens' must be 0 to 0, but is 1"),
     ("events", (scheduled(cached_blocks=[77]),), "cached_blocks' must be 0 to 19, but is 77"),
     ("events", (finished("x"),), "the event's 'id' names request 'x'"),
     ("events", (finished("\ud800"),), "must be text without lone surrogates"),
