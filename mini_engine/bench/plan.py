@@ -48,7 +48,7 @@ VARIANTS = {
     "vllm-cpu-iomp": "ngram",
     "mini-engine": "|".join(["torch", "simple", "plain", *BASELINES]),
 }
-SPECULATIVE = "ngram:4"  # the engine's way with text; random tokens are served plainly
+SPECULATIVE = "ngram:8"  # the engine's way with text; random tokens are served plainly
 # Seconds to wait for a quiet machine, over all turns.
 PATIENCE = 300.0
 PAGE = Path(mini_engine.__file__).parents[1] / "docs" / "benchmarks.json"

@@ -33,7 +33,7 @@ def bench(
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     speculative: Annotated[
-        str | None, typer.Option(help="How the engine drafts tokens, as ngram:4, which code and story have.")
+        str | None, typer.Option(help="How the engine drafts tokens; code and story have ngram:8.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Seconds only, to see whether it works.")] = False,
     all_: Annotated[

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 2304  # tokens: more than the longest of our requests
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 5, "prompt_lookup_min": 1}
 WAYS: dict[str, dict[str, Any]] = {"": {}, "ngram": {"speculative_config": NGRAM}}
 
 
@@ -50,7 +50,7 @@ class Peer:
             self.llms[name] = self.make(**WAYS[name])
         openmp = "Intel's OpenMP, " if "iomp" in os.environ.get("LD_PRELOAD", "") else ""
         how = f"{openmp}eager, prefix caching on, 64 sequences, its own default of tokens a step"
-        return partial(self.serve, self.llms[name]), how + (", drafts by ngram:4" if name else "")
+        return partial(self.serve, self.llms[name]), how + (", drafts by ngram:8" if name else "")
 
     def serve(self, llm: Any, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
         llm.reset_prefix_cache()
