@@ -77,7 +77,7 @@ def as_token_ids(values: Iterable[Any], owner: str) -> list[int]:
     """Return the values as plain ints. Raises ValueError, naming the owner, for one that is no integer."""
     values = list(values)
     try:
-        return list(map(index, values))  # a prompt may be long
+        return [*map(index, values)][:]  # a prompt may be long; the copy has no room to grow
     except TypeError:
         return [_token_id(value, owner) for value in values]  # names the value
 

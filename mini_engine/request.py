@@ -26,8 +26,18 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
+class _OfSome:
+    """Attributes that few requests have: class attributes, so that the others need no memory for them."""
+
+    num_forked_tokens: int = 0  # of the cached ones, those that a sibling had, and the prefix cache did not
+    spec_probs: Sequence[list[float]] = ()  # what drafts were drawn from, if they were
+    grammar: Any = None  # what masks its logits for structured_outputs: a GrammarProcessor
+    # The answers to one prompt (SamplingParams.n), itself included: one list, which all of them have.
+    siblings: Sequence["Request"] = ()
+
+
 @dataclass(eq=False, repr=False)
-class Request:
+class Request(_OfSome):
     """One prompt on its way through the engine. Compared by identity.
 
     `arrival` is a sequence number that the scheduler sets when the request is added and never
@@ -48,18 +58,13 @@ class Request:
     arrival: int = -1
     output_token_ids: list[int] = field(default_factory=list)
     spec_token_ids: list[int] = field(default_factory=list)  # drafts of the next tokens, to be verified
-    spec_probs: list[list[float]] = field(default_factory=list)  # what drafts were drawn from, if they were
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # found computed at the latest admission, in the prefix cache or by a fork
-    num_forked_tokens: int = 0  # those of them that a sibling had, and the prefix cache did not
     num_preemptions: int = 0
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: str | None = None  # stop, length, abort or error
     error: str | None = None  # the message, if it could not go on
-    grammar: Any = None  # what masks its logits for structured_outputs: a GrammarProcessor
     block_hashes: list[bytes] = field(default_factory=list)  # kept by the prefix cache
-    # The answers to one prompt (SamplingParams.n), itself included: one list, which all of them have.
-    siblings: list["Request"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # All user input passes here: from here on ids are strings, and numbers are Python's own.

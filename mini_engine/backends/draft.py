@@ -78,7 +78,7 @@ class DraftLMProposer(DraftModelProposer):
             return super().say(request, cache, token_ids)
         probs = probabilities(self.lm.logits(cache, token_ids), params)
         index = len(request.output_token_ids) + len(request.spec_probs)
-        request.spec_probs.append(probs.tolist())
+        request.spec_probs = [*request.spec_probs, probs.tolist()]
         return int(draw(probs, random_number(self.seed, request, index, "draft")))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from labs.kit.toys.scripts import Skip
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
-# Fields of a Request that no lab has to do with: the answers to one prompt are the engine's business.
-NOT_SHOWN = {"siblings", "num_forked_tokens"}
+# Of a Request, the engine's business: the answers to one prompt, sampled drafts, a grammar.
+NOT_SHOWN = {"siblings", "num_forked_tokens", "spec_probs", "grammar"}
 SCALARS = {int, str, bool, float, type(None), bytes, RequestStatus, SamplingParams}  # nothing in them changes
 
 
