@@ -38,7 +38,7 @@ TESTS = Path(__file__).parent
 COVER = {
     **dict.fromkeys(("scheduler", "schedule_step"), ["scheduler", "invariants", "conformance", "faults"]),
     "request_queue": ["scheduler", "invariants"],
-    "block_manager": ["block_manager", "invariants", "conformance", "faults", "renamed"],
+    "block_manager": ["block_manager", "fork", "invariants", "conformance", "faults", "renamed"],
     "prefix_cache": ["block_manager", "invariants", "conformance", "faults"],
     "batch": ["batch", "paged_attention"],
     "attention": ["paged_attention", "batch"],

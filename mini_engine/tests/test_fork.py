@@ -196,7 +196,7 @@ def test_full_blocks_are_shared_and_the_last_is_copied(num_prompt_tokens, shared
 def test_a_fork_without_room_changes_nothing():
     kv, copies, parent, child = parent_and_child(num_blocks=3)
     before = list(kv.block_table(parent))
-    assert not kv.admit(child) and not kv.fork(parent, child)
+    assert kv.admit(child) is kv.fork(parent, child) is False
     assert copies == [] and kv.block_table(parent) == before and not kv.block_table(child)
     assert child.num_computed_tokens == 0 and kv.num_free_blocks == 0
     kv.check()
