@@ -32,7 +32,8 @@ class _Record:
 class AdaptiveProposer:
     """Asks `proposer` for up to `num_speculative_tokens` drafts of each request.
 
-    A step that accepts none halves their number, one that accepts some restores it, a single draft to two.
+    A request begins with two. A step that accepts none halves their number, one that accepts some makes it
+    the most, a single draft two.
     Where none is left the request pauses, and then tries one: after 4 steps, 8, and so on up to 64, until two
     steps in a row have accepted some.
     """
@@ -47,7 +48,7 @@ class AdaptiveProposer:
 
     def _propose(self, request: Request) -> list[int]:
         if (record := self._records.get(request)) is None:
-            record = self._records[request] = _Record(self.num_speculative_tokens)
+            record = self._records[request] = _Record(min(2, self.num_speculative_tokens))
         self._learn(record, request.output_token_ids[record.num_outputs :])
         record.num_outputs = len(request.output_token_ids)
         if record.left:

@@ -178,12 +178,14 @@ def numbers_of_drafts(right, most=8, max_tokens=999):
 
 def test_drafts_are_as_many_as_are_accepted():
     """Some: the most, or two after a single one. None: half, down to one, then pauses of 4, 8, 16 steps."""
-    assert numbers_of_drafts(lambda step: 99) == [8] * 60
+    assert numbers_of_drafts(lambda step: 99) == [2] + [8] * 59
     none = numbers_of_drafts(lambda step: 0)
-    assert none[:4] == [8, 4, 2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 2, 3, 8, 17, 34]
-    assert numbers_of_drafts(lambda step: 1) == [8] * 60
-    again = numbers_of_drafts(lambda step: 99 * (step > 16))
-    assert again[16:20] == [0, 1, 2, 8], "what is accepted again is proposed again"
+    assert none[:2] == [2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 6, 15, 32]
+    assert numbers_of_drafts(lambda step: 1) == [2] + [8] * 59
+    falls = numbers_of_drafts(lambda step: 99 * (step < 2))
+    assert falls[:7] == [2, 8, 8, 4, 2, 1, 0]
+    again = numbers_of_drafts(lambda step: 99 * (step > 14))
+    assert again[14:18] == [0, 1, 2, 8], "what is accepted again is proposed again"
     assert numbers_of_drafts(lambda step: 99, most=1) == [1] * 60
 
 
@@ -197,14 +199,14 @@ def test_drafts_end_where_the_grammar_forbids_them():
 
 
 def test_no_more_drafts_than_may_be_said():
-    assert numbers_of_drafts(lambda step: 99, max_tokens=15)[:3] == [8, 4, 0]
+    assert numbers_of_drafts(lambda step: 99, max_tokens=12)[:3] == [2, 7, 0]
 
 
 def test_a_step_that_failed_teaches_nothing():
     request, scripted = make_request("a", 2, 99), Scripted([5] * 99)
     request.output_token_ids.append(5)
     propose = AdaptiveProposer(scripted, 4)
-    assert [len(propose([request])[0]) for _ in range(5)] == [4] * 5
+    assert [len(propose([request])[0]) for _ in range(5)] == [2] * 5
 
 
 @pytest.mark.parametrize(
