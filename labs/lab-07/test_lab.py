@@ -468,6 +468,13 @@ def test_no_inbox_is_left_behind(lab):
     assert engine.inboxes == {}
 
 
+def test_closing_takes_the_inbox_back(lab):
+    """An engine that forgets no inbox by itself has none when the stream has been closed."""
+    engine = scenarios.Silent(3)
+    lab.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None)).close()
+    assert engine.inboxes == {}
+
+
 @pytest.mark.parametrize("error", [NoWorkError, KeyError, MemoryError, OSError])
 def test_an_error_is_not_the_end(lab, error):
     """When the engine fails, the reader gets the error: a text that just ends would look complete."""

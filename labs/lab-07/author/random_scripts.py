@@ -112,6 +112,7 @@ def draw_engine(rng, parts):
             )
     if read and rng.random() < 0.2:
         calls.append(["waits", rng.choice((50, 1500, 5000))])
+        calls.append(["close_unread"])
     calls += [["step"]] * rng.choice((0, 5))
     for reader in range(len(lengths)) if read else ():
         calls += rng.choice(
@@ -265,6 +266,12 @@ class EnginePlay(Base):
         engine = scenarios.Silent(num_steps)
         next(self.part.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None)))
         return engine.num_steps
+
+    def close_unread(self):
+        """Return the inboxes that are left in an engine that forgets none by itself."""
+        engine = scenarios.Silent(2)
+        self.part.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None)).close()
+        return sorted(engine.inboxes)
 
     def close(self, reader):
         self.reader(reader).close()
