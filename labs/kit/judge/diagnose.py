@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from labs.kit.judge import compare, failures, loading, page, sentences
+from labs.kit.judge import compare, direct, failures, loading, page, sentences
 from labs.kit.judge.guard import TimeUp, deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab
 from labs.kit.judge.pristine import NOT_WRITTEN
@@ -66,7 +66,7 @@ def diagnosis(
         ready(lab)
         with deadline(PATIENCE):
             reference = reference if reference.runs else on_reference(item, lab)
-            sentence = sentences.of_runs(yours.runs, reference.runs)
+            sentence = sentences.of_runs(yours.runs, reference.runs) or of_calls(item, lab)
             found += [
                 ("where your run departs from the reference", text)
                 for text in departures(item, yours, reference)
@@ -93,6 +93,7 @@ def opening(item: pytest.Function, lab: Lab, error: BaseException) -> list[str]:
     try:  # without a deadline: what it would end in the middle, a first `import torch`, cannot be repeated
         reference = reference if reference.runs else on_reference(item, lab, seconds=None)
         sentence = sentences.of_runs(yours.runs, reference.runs)
+        sentence = sentence or (None if words else of_calls(item, lab))
     except Exception:  # solution.py does not load
         pass
     said = [filled(sentence.text)] if sentence else []
@@ -112,6 +113,14 @@ def on_reference(item: pytest.Function, lab: Lab, seconds: float | None = 1.0) -
     """Return the test's outcome on the reference; without runs if it failed there too."""
     done = outcome(item, loading.load(lab.id, "solution"), seconds)
     return Outcome((), done.failure) if done.failure else done
+
+
+def of_calls(item: pytest.Function, lab: Lab) -> sentences.Sentence | None:
+    """Return the sentence on the functions that a test calls, where its runs say nothing."""
+    yours, theirs = direct.Notes(), direct.Notes()
+    outcome(item, direct.Noting(given(item)["lab"], lab, yours))
+    outcome(item, direct.Noting(loading.load(lab.id, "solution"), lab, theirs), seconds=None)
+    return direct.sentence(yours.calls, theirs.calls)
 
 
 def cut_short(item: pytest.Function, lab: Lab) -> list[str]:
