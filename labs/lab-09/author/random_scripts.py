@@ -65,7 +65,7 @@ def draw(rng):
     if rng.random() < 0.15:
         calls.append(["left_after", rng.choice(("(a|ab)*(b|a)*", "((a|b)*a)*", "(a*b*)*")), "ab" * 40])
     if rng.random() < 0.15:
-        calls.append(["dfa_matches", MANY, text(4), rng.choice((64, 64, 2000))])
+        calls.append(["dfa_matches", MANY, text(4), rng.choice((64, 64, 511))])
     for pattern in patterns:
         calls += [["compile", pattern], ["start", "a"], ["start", "b"]]
         calls += [move(rng, len(tokens)) for _ in range(rng.randint(8, 20))]
