@@ -30,7 +30,7 @@ LEFT_OUT = (
     "labs/lab-*/solution.py", "labs/lab-*/author/mistakes.toml", "labs/lab-*/starter.py",
     "labs/lab-*/starter.new.py",
     "docs/_build", "docs/_ext", "docs/_static", "docs/conf.py", "docs/index.md", "docs/api.md",
-    "docs/hosting.md", "docs/reliability.md",
+    "docs/serving.md", "docs/hosting.md", "docs/reliability.md",
     "labs/kit/author", "labs/kit/browser", "labs/kit/grader", "labs/kit/pristine",
     "tests", "*instructor*", "docs/examples",
     "mini_engine/loading/shakespeare/*.py", "docs/images/*.py",
