@@ -103,7 +103,7 @@ def test_cache_that_cannot_be_written(shop, monkeypatch):
 
 
 def test_names_that_are_unknown_or_not_fetched(shop):
-    unknown = "unknown model 'gpt-5'; there are shakespeare, smollm2"
+    unknown = "unknown model 'gpt-5'; there are shakespeare, shakespeare-draft, smollm2"
     with pytest.raises(ValueError, match=f"{unknown}, .*and the path of a"):
         resolve("gpt-5")
     with pytest.raises(ValueError, match=unknown):

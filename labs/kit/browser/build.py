@@ -33,6 +33,7 @@ COURSE = (
     "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
     "labs/kit/judge/sentences/*.py",
     "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py", "mini_engine/structured/*.py",
+    "mini_engine/speculative/*.py",
     "mini_engine/show/__init__.py", "mini_engine/show/player/*",
 )  # fmt: skip
 # pytest colours its output; of Pygments' five hundred languages it needs only these.

@@ -48,6 +48,11 @@ class Step:
         if seen is not None:
             self.seen = seen
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Step):
+            return NotImplemented
+        return (self.call, self.seen, self.error) == (other.call, other.seen, other.error)
+
     @cached_property
     def seen(self) -> dict[str, Any]:
         return json.loads(self.text)  # type: ignore[no-any-return]

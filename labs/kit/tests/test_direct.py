@@ -71,7 +71,7 @@ def test_an_error_is_something_given(yours, words):
 
 
 def test_a_method_is_shown_with_what_it_leaves_behind():
-    """Of a request each field, of its object the lists of requests; inner calls are not noted."""
+    """Each field of a request is noted, and lists of requests; inner calls are not."""
 
     def test(lab):
         kv = SimpleNamespace(num_free_blocks=9, num_blocks=9, block_size=4, free=lambda request: None)

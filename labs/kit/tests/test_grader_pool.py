@@ -448,7 +448,9 @@ def test_a_worker_of_another_course_is_retired_also_one_that_joins_later(tmp_pat
             assert good in made.client.nthreads() and good not in said
             made.known.clear()
             monkeypatch.setattr(workers, "judging", lambda settings, dask_worker=None: bool(dask_worker))
-            with pytest.raises(LabError, match="no worker of the cluster is left; the same command goes on"):
+            with pytest.raises(
+                LabError, match="no worker of the cluster is left; the same command resumes it"
+            ):
                 run(tmp_path, klass(b"3"), made)
         finally:
             made.stop()

@@ -139,7 +139,7 @@ def batches(at: Parting) -> Found:
 def state(at: Parting) -> Found:
     """Any other thing that can be seen after the call."""
     for path, *both in places(at.yours.observed, at.theirs.observed):
-        where = f"a number of {place(path[:-1])}" if isinstance(both[0], float) else place(path)
+        where = f"a number of {place(path[:-1])}" if all(isinstance(b, float) for b in both) else place(path)
         rule = next((rule for word, rule in KINDS.items() if word in where), "field")
         mine, other = pair(*both)
         yield rule, f"{at.after} {where} is {mine}", f"in the reference it is {other}"
