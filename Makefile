@@ -82,7 +82,7 @@ lint: $(VENV)/installed
 	$(call stage,import-linter: imports go down only,$(BIN)/lint-imports --no-logo)
 
 promises: $(VENV)/installed
-	@echo 'labs check plays the known mistakes of each lab that has changed (a minute or two for all) ...'
+	@echo 'labs check plays the known mistakes of each lab that has changed ...'
 	$(call stage,labs check: starters fail and mistakes are caught,$(BIN)/python -m labs check $(STRICT) $(QUICK) --keep $(KEPT))
 
 notebooks: $(VENV)/installed
