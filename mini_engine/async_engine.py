@@ -45,6 +45,7 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     added: asyncio.Future[None]
     answers: list[Request] = field(default_factory=list)  # those that the engine has been given
+    num_refused: int = 0  # answers after the first that the engine did not take
     error: str | None = None  # of an engine that cannot go on
     # Read and written in the event loop only:
     inbox: list[Delta] = field(default_factory=list)
@@ -54,15 +55,15 @@ class _Job:
 class _Inbox(deque[Delta]):
     """Where the engine puts the Deltas of one answer; they go to `made`, with the job that they are of."""
 
-    def __init__(self, made: list[tuple[_Job, Delta]], job: _Job, number: int):
+    def __init__(self, made: list[tuple[_Job, Delta]], job: _Job, request: Request, number: int):
         super().__init__()
-        self.made, self.job, self.number = made, job, number
+        self.made, self.job, self.request, self.number = made, job, request, number
 
     def append(self, delta: Delta) -> None:
         job = self.job
         if job.error is not None and delta.finish_reason is not None:
             delta = replace(delta, finish_reason="error", error=job.error)
-        request, delta.index = job.answers[self.number], self.number
+        request, delta.index = self.request, self.number
         # After a preemption outputs may have been found, too.
         delta.num_cached_tokens = min(request.num_cached_tokens, request.num_prompt_tokens)
         self.made.append((job, delta))
@@ -182,7 +183,8 @@ class AsyncEngine:
     def _step(self) -> None:
         for number in range(1, TRIES + 1):
             try:
-                return self.engine.reader.step()  # type: ignore[return-value]
+                self.engine.reader.step()
+                return
             except Exception as error:  # the step is taken back
                 log.exception("a step failed, try %d of %d", number, TRIES)
                 why = f"the engine cannot go on: {type(error).__name__}: {error}"
@@ -217,8 +219,17 @@ class AsyncEngine:
         for loop, made in by_loop.items():
             self._tell(loop, partial(_fill, made))
             for job in {id(job): job for job, _ in made}.values():
-                while len(job.answers) < job.params.n and job.error is None:  # its prompt is computed: fork
-                    self._start(job)
+                self._start_others(job)
+
+    def _start_others(self, job: _Job) -> None:
+        """Start the answers after the first, whose prompt is computed now, so that they fork it."""
+        while len(job.answers) + job.num_refused < job.params.n and job.error is None:
+            try:
+                self._start(job)
+            except Exception as error:  # its id is another's, say
+                number, job.num_refused = len(job.answers) + job.num_refused, job.num_refused + 1
+                delta = Delta(f"{number}_", [], "", "error", error=str(error), index=number)
+                self._tell(job.loop, partial(_fill, [(job, delta)]))
 
     def _add(self, job: _Job) -> None:
         try:
@@ -232,7 +243,7 @@ class AsyncEngine:
 
     def _start(self, job: _Job) -> None:
         """Give the engine the next answer of a job."""
-        index, params, options = len(job.answers), job.params, dict(job.options)
+        index, params, options = len(job.answers) + job.num_refused, job.params, dict(job.options)
         if params.n > 1:
             name = options["request_id"] or (
                 job.answers[0].request_id.removeprefix("0_") if index else self.engine.new_id()
@@ -243,7 +254,7 @@ class AsyncEngine:
         job.answers.append(request)
         request.siblings = job.answers
         self._jobs[request_id] = job
-        self.engine.inboxes[request_id] = _Inbox(self._made, job, index)
+        self.engine.inboxes[request_id] = _Inbox(self._made, job, request, index)
 
     def _abort(self, job: _Job) -> None:
         job.error = "aborted"  # so that no further answer is started

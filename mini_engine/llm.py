@@ -13,7 +13,7 @@ from mini_engine.checks import shown
 from mini_engine.engine import Engine
 from mini_engine.engine_lock import EngineLock
 from mini_engine.input_processor import Prompt, is_listed, take_apart
-from mini_engine.interfaces import PrefixCachedKV
+from mini_engine.interfaces import PrefixCachedKV, SchedulerLike
 from mini_engine.loading.checkpoint import load
 from mini_engine.outputs import CompletionOutput, Delta, Logprob, Logprobs, RequestOutput
 from mini_engine.request import Request, SamplingParams
@@ -29,6 +29,19 @@ class Metric:
     name: str
     type: str
     value: float
+
+
+def state_of(scheduler: SchedulerLike) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the gauges and the counters of a scheduler and its memory, under vLLM's names."""
+    kv = scheduler.kv
+    gauges = {
+        "num_requests_running": len(scheduler.running),
+        "num_requests_waiting": len(scheduler.waiting),
+        "kv_cache_usage_perc": 1 - kv.num_free_blocks / kv.num_blocks,
+    }
+    if not isinstance(kv, PrefixCachedKV):
+        return gauges, {}
+    return gauges, {"prefix_cache_queries": kv.stats.queries, "prefix_cache_hits": kv.stats.hits}
 
 
 @dataclass
@@ -167,18 +180,10 @@ class LLM:
 
         The names are vLLM's, after "mini_engine:".
         """
-        scheduler = self.engine.scheduler
-        kv = scheduler.kv
-        gauges = {
-            "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting),
-            "kv_cache_usage_perc": 1 - kv.num_free_blocks / kv.num_blocks,
-        }
+        gauges, counters = state_of(self.engine.scheduler)
         names = ("prompt_tokens", "generation_tokens", "num_preemptions", "request_success")
-        counters = {name: self._counts[name] for name in names}
-        if isinstance(kv, PrefixCachedKV):
-            counters |= {"prefix_cache_queries": kv.stats.queries, "prefix_cache_hits": kv.stats.hits}
-        kinds: list[tuple[str, Mapping[str, float]]] = [("gauge", gauges), ("counter", counters)]
+        counters = {name: self._counts[name] for name in names} | counters
+        kinds = [("gauge", gauges), ("counter", counters)]
         return [Metric(f"mini_engine:{n}", kind, v) for kind, values in kinds for n, v in values.items()]
 
     def generate(

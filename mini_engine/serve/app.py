@@ -17,13 +17,12 @@ from starlette.routing import Route
 
 from mini_engine.async_engine import AsyncEngine, EngineClosedError, EngineFullError
 from mini_engine.engine import Engine
-from mini_engine.input_processor import Prompt
 from mini_engine.outputs import Delta
 from mini_engine.serve import pages
 from mini_engine.serve.answers import Answer
 from mini_engine.serve.metrics import ServerMetrics
 from mini_engine.serve.protocol import APIError, Asked, read_body, read_chat, read_completion, refusal
-from mini_engine.serve.streaming import Answering, Choices, ClientGoneError, unless_gone
+from mini_engine.serve.streaming import TOO_LATE, Answering, Choices, ClientGoneError, unless_gone
 from mini_engine.show.player import payload
 
 Handler = Callable[[HTTPRequest], Awaitable[Response]]
@@ -100,11 +99,12 @@ class Server:
         deltas = self._deltas(asked, encoded)
         # The first Delta shows that the request is accepted: until then the status is open.
         first = await unless_gone(request.receive, anext(deltas))
-        return Answering(answer, echoes, first, deltas, self.limits.timeout, self.refuse, self.metrics.count)
+        ends = request.state.ends
+        return Answering(answer, echoes, first, deltas, ends, self.refuse, self.metrics.count)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)  # type: ignore[arg-type]
+            return prompt
         try:
             return self.tokenizer.encode(prompt)
         except ValueError as error:
@@ -145,7 +145,7 @@ class Server:
         except EngineFullError:
             raise self._full() from None
         except EngineClosedError as error:
-            raise APIError(str(error), code="engine_closed", status=503) from None
+            raise _closed(error) from None
         finally:
             for task in tasks:
                 task.cancel()
@@ -226,18 +226,19 @@ class Server:
         """Return the handler behind the API key, with errors in OpenAI's shape."""
 
         async def handle(request: HTTPRequest) -> Response:
+            request.state.ends = asyncio.get_running_loop().time() + self.limits.timeout
             try:
                 self._check_key(request)
-                async with asyncio.timeout(self.limits.timeout):
+                async with asyncio.timeout_at(request.state.ends):
                     return await handler(request)
             except APIError as error:
                 return self.refuse(error)
+            except EngineClosedError as error:
+                return self.refuse(_closed(error))
             except ClientGoneError:
                 return Response(status_code=499)  # which nobody reads
             except TimeoutError:
-                return self.refuse(
-                    APIError(f"no answer within {self.limits.timeout:g} s", code="timeout", status=504)
-                )
+                return self.refuse(TOO_LATE)
             except Exception:
                 log.exception("%s %s failed", request.method, request.url.path)
                 return self.refuse(APIError("the server has a fault; its log says which", status=500))
@@ -253,6 +254,10 @@ class Server:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self.api_key and not hmac.compare_digest(given.encode(), self.api_key.encode()):
             raise APIError("the API key is missing or wrong", code="invalid_api_key", status=401)
+
+
+def _closed(error: EngineClosedError) -> APIError:
+    return APIError(str(error), code="engine_closed", status=503)
 
 
 def make_app(engine: Engine, model: str, api_key: str | None = None, limits: Limits = Limits()) -> Starlette:

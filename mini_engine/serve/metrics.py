@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from mini_engine.engine import Engine
-from mini_engine.interfaces import PrefixCachedKV
+from mini_engine.llm import state_of
 from mini_engine.outputs import Delta
 from mini_engine.serve.answers import Answer
 
@@ -65,20 +65,13 @@ class ServerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the state of the engine; prometheus_client calls this."""
-        scheduler = self.engine.scheduler
-        kv = scheduler.kv
-        gauges = {
-            "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting),
-            "kv_cache_usage_perc": 1 - kv.num_free_blocks / kv.num_blocks,
-        }
+        gauges, counters = state_of(self.engine.scheduler)
+        labels = ["model_name"]
         for name, value in gauges.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=["model_name"])
+            gauge = GaugeMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=labels)
             gauge.add_metric([self.model], value)
             yield gauge
-        if isinstance(kv, PrefixCachedKV):
-            counts = {"prefix_cache_queries": kv.stats.queries, "prefix_cache_hits": kv.stats.hits}
-            for name, number in counts.items():
-                counter = CounterMetricFamily(f"vllm:{name}", f"{name} in tokens", labels=["model_name"])
-                counter.add_metric([self.model], number)
-                yield counter
+        for name, value in counters.items():
+            counter = CounterMetricFamily(f"vllm:{name}", f"{name} in tokens", labels=labels)
+            counter.add_metric([self.model], value)
+            yield counter

@@ -9,7 +9,6 @@ from json import loads
 from typing import Any
 
 from mini_engine.checks import is_whole, shown
-from mini_engine.input_processor import Prompt
 from mini_engine.request import SamplingParams
 
 # Fields of SamplingParams that are sent under their own names; null is the default.
@@ -25,8 +24,8 @@ COMPLETION = COMMON | {"prompt", "echo"}
 CHAT = COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
 # They change no token here, and clients send them without being asked.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-# Known to OpenAI, not done here; null and these values ask for nothing.
-NOT_DONE: dict[str, Sequence[Any]] = {
+# Known to OpenAI, not supported here; null and these values ask for nothing.
+NOT_SUPPORTED: dict[str, Sequence[Any]] = {
     "suffix": ("",), "best_of": (1,), "tools": ([],), "tool_choice": ("none",), "functions": ([],),
     "function_call": ("none",), "parallel_tool_calls": (True, False), "audio": (), "modalities": (["text"],),
     "prediction": (), "reasoning_effort": ("none",), "verbosity": (), "web_search_options": (),
@@ -52,7 +51,7 @@ class Asked:
     """A request that was understood: prompts with one SamplingParams, and how the answer is to look."""
 
     model: str
-    prompts: list[Prompt]
+    prompts: list[str | list[int]]
     params: SamplingParams
     is_chat: bool
     stream: bool = False
@@ -86,7 +85,9 @@ def read_completion(body: dict[str, Any], model: str) -> Asked:
     asked.prompts = _prompts(body.get("prompt"))
     asked.echo = _flag(given, "echo")
     if asked.echo and asked.params.logprobs is not None:
-        raise APIError("echo with logprobs is not done here; ask for prompt_logprobs", "echo", "unsupported")
+        raise APIError(
+            "echo with logprobs is not supported here; ask for prompt_logprobs", "echo", "unsupported"
+        )
     return asked
 
 
@@ -104,11 +105,11 @@ def read_chat(body: dict[str, Any], model: str, encode: Callable[[Any], list[int
 
 
 def _known(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Return the fields that are not null. Raises APIError for one that is not known, or not done here."""
+    """Return the fields that are not null. Raises APIError for one that is unknown or not supported."""
     for name, value in body.items():
-        if name in NOT_DONE:
-            if value is not None and value not in NOT_DONE[name]:
-                raise APIError(f"{name} is not done here; leave it out", name, "unsupported_parameter")
+        if name in NOT_SUPPORTED:
+            if value is not None and value not in NOT_SUPPORTED[name]:
+                raise APIError(f"{name} is not supported here; leave it out", name, "unsupported_parameter")
         elif name not in known and name not in IGNORED:
             raise APIError(f"unknown field {shown(name)}", str(name), "unknown_parameter")
     return {name: value for name, value in body.items() if name in known and value is not None}
@@ -216,7 +217,7 @@ def _flag(given: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def _prompts(value: Any) -> list[str | list[int]]:
     """Return the prompts: text, token ids, or a list of either."""
     rule = "prompt must be text, a list of texts, token ids, or lists of token ids"
     if isinstance(value, str):
@@ -254,5 +255,5 @@ def _message(number: int, message: Any) -> Any:
     if not isinstance(content, str):
         raise ValueError(f"{name}: its content must be text, but is {shown(content)}")
     if extra := message.keys() - {"role", "content", "name"}:
-        raise ValueError(f"{name} has {shown(min(extra))}, which is not done here")
+        raise ValueError(f"{name} has {shown(min(extra))}, which is not supported here")
     return {"role": message.get("role"), "content": content}

@@ -17,6 +17,9 @@ T = TypeVar("T")
 Choices = AsyncGenerator[tuple[int, Delta], None]  # the number of a choice, and its next Delta
 
 
+TOO_LATE = APIError("the time for one request is over before its answer", code="timeout", status=504)
+
+
 class ClientGoneError(Exception):
     """The client has closed its connection, and nobody waits for the answer."""
 
@@ -43,7 +46,8 @@ async def _gone(receive: Receive) -> None:
 class Answering(Response):
     """Sends an answer whose first Delta is there. `done` is called in the end, also when the client leaves.
 
-    `timeout` is in seconds; `refuse` makes a response of an error.
+    `ends` is the time, of the event loop's clock, by which all must be sent; `refuse` makes a response of an
+    error.
     """
 
     def __init__(
@@ -52,12 +56,12 @@ class Answering(Response):
         echoes: list[str],
         first: tuple[int, Delta],
         others: Choices,
-        timeout: float,
+        ends: float,
         refuse: Callable[[APIError], Response],
         done: Callable[[Answer], None],
     ):
         self.answer, self.echoes, self.first, self.others = answer, echoes, first, others
-        self.timeout, self.refuse, self.done = timeout, refuse, done
+        self.ends, self.refuse, self.done = ends, refuse, done
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +84,7 @@ class Answering(Response):
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout_at(self.ends):
                 async for number, delta in self._all():
                     self._chunks(number, delta)
             response: Response = JSONResponse(self.answer.whole(self.echoes))
@@ -92,7 +96,7 @@ class Answering(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout_at(self.ends):
                 async for number, delta in self._all():
                     await _event(send, self._chunks(number, delta))
             if self.answer.asked.include_usage:
@@ -101,11 +105,12 @@ class Answering(Response):
             await _event(send, self._as_api_error(error).to_json())
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _as_api_error(self, error: Exception) -> APIError:
+    @staticmethod
+    def _as_api_error(error: Exception) -> APIError:
         if isinstance(error, APIError):
             return error
         if isinstance(error, TimeoutError):
-            return APIError(f"no end within {self.timeout:g} s", code="timeout", status=504)
+            return TOO_LATE
         return APIError(str(error), code="engine_error", status=500)
 
 

@@ -114,6 +114,23 @@ def test_what_is_refused_harms_no_one():
     everything_is_back(engine)
 
 
+def test_a_later_answer_whose_id_is_taken_harms_no_one():
+    engine = scripted_engine(TEXTS)
+    params = SamplingParams(n=3, seed=1, max_tokens=5)
+
+    async def scenario(front):
+        other = asyncio.create_task(read(front, "1_x", greedy(30)))
+        await asyncio.sleep(0)
+        answers = [d async for d in front.stream("c", params, request_id="x")]
+        return answers, await other
+
+    answers, other = run(engine, scenario)
+    ends = {d.index: d.finish_reason for d in answers if d.finish_reason}
+    assert ends == {0: "length", 1: "error", 2: "length"} and len(tokens_of(other)) == 30
+    assert "in use" in next(d.error for d in answers if d.error)
+    everything_is_back(engine)
+
+
 def test_too_many_are_told_so_until_one_has_ended():
     async def scenario(front):
         first = front.stream("a", greedy(3), request_id="a")

@@ -280,7 +280,7 @@ def test_the_page_has_all_fields():
     rows = [{*re.findall(r"`(\w+)`", line)} for line in table.splitlines() if "`" in line]
     common = protocol.COMPLETION & protocol.CHAT
     own = [protocol.COMPLETION - common, protocol.CHAT - common]
-    assert rows == [common, *own, protocol.IGNORED, {*protocol.NOT_DONE}]
+    assert rows == [common, *own, protocol.IGNORED, {*protocol.NOT_SUPPORTED}]
 
 
 def test_other_paths_methods_and_models(address, client):
@@ -429,6 +429,25 @@ def test_a_fault_of_the_engine_is_an_answer_and_the_server_lives():
         assert events[-1]["error"]["code"] == "engine_error" and "Traceback" not in streamed
         engine.backend.forward = forward
         assert httpx.post(f"{address}/v1/completions", json=body).status_code == 200
+
+
+def test_an_engine_that_has_ended_is_reported_as_unavailable():
+    engine = make_engine()
+    app = make_app(engine, "tiny", limits=LIMITS)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    app.state.server.async_engine.close()
+    for path in ("/state", "/trace/steps", "/health"):
+        assert httpx.get(address + path).status_code == 503
+    body = {"prompt": "a", "max_tokens": 2}
+    answer = httpx.post(f"{address}/v1/completions", json=body)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_closed"
+    server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_the_key_guards_everything_but_health_and_the_pages():

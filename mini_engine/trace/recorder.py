@@ -143,6 +143,7 @@ class Recorder:
             seen.pop(request.request_id, None)
         preempted = preemptions(gone, needs, free)
         admissions = self._admissions(admitted, seen)
+        drafting = [r for r in running if r.spec_token_ids and r.request_id in scheduled]
         record = StepTrace(
             step=self.step,
             t=t,
@@ -157,11 +158,7 @@ class Recorder:
             num_free_blocks=kv.num_free_blocks,
             num_cached_blocks=kv.num_cached_blocks,
             events=[*self._events, *preempted, *admissions],
-            draft_token_ids={
-                r.request_id: r.spec_token_ids
-                for r in running
-                if r.spec_token_ids and r.request_id in scheduled
-            },
+            draft_token_ids={r.request_id: r.spec_token_ids for r in drafting},
         )
         return record, seen
 

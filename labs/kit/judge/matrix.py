@@ -161,7 +161,7 @@ def result_of(
         ):
             try:
                 with deadline(lab.timeout), silence(), kept_alive():
-                    part = item.funcargs["lab"]  # type: ignore[attr-defined]
+                    part = item.funcargs["lab"]  # type: ignore[attr-defined]  # an Item of pytest's own has it
                     runs = json.dumps(random_scripts.fingerprint(lab.id, part, random_scripts.passed))
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):

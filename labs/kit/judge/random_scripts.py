@@ -14,7 +14,7 @@ from itertools import zip_longest
 from numbers import Integral
 from textwrap import shorten
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from labs.kit.judge import loading
 from labs.kit.judge.compare import same
@@ -55,7 +55,7 @@ class Step:
 
     @cached_property
     def seen(self) -> dict[str, Any]:
-        return json.loads(self.text)  # type: ignore[no-any-return]
+        return cast(dict[str, Any], json.loads(self.text))
 
     @cached_property
     def row(self) -> str:
@@ -87,8 +87,7 @@ def judge(lab_id: str, part: Any) -> None:
 @lru_cache(1024)
 def drawn(lab_id: str, seed: object) -> Script:
     """The script of a seed; a string seeds alike in every version of Python."""
-    script: Script = loading.load(lab_id, "random_scripts").draw(random.Random(f"{lab_id} {seed}"))
-    return script
+    return cast(Script, loading.load(lab_id, "random_scripts").draw(random.Random(f"{lab_id} {seed}")))
 
 
 @lru_cache(1024)
