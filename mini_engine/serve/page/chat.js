@@ -58,11 +58,16 @@ $("ask").addEventListener("submit", async (event) => {
   follow();
   try {
     const asked = chats ? { messages } : { prompt: text };
-    await stream({ ...asked, max_tokens: 200 }, (piece) => { item.textContent += piece; }, answering.signal);
+    const take = (piece) => { item.textContent += piece; $("messages").scrollTop = 1e9; };
+    await stream({ ...asked, max_tokens: 200 }, take, answering.signal);
   } catch (error) {
     if (error.name !== "AbortError") show("error", error.message);
   }
-  messages.push({ role: "assistant", content: item.textContent });
+  if (item.textContent) messages.push({ role: "assistant", content: item.textContent });
+  else { // nothing was answered, so the conversation goes on without this message
+    messages.pop();
+    item.remove();
+  }
   answering = null;
   $("stop").disabled = true;
 });
