@@ -126,7 +126,8 @@ def in_words(thing: Any) -> str:
         said = [(one.name, getattr(thing, one.name), one.default) for one in fields(thing)]
         own = [f"{name}={now}" for name, now, default in said if isinstance(now, SCALARS) and now != default]
         return f"{type(thing).__name__}({', '.join(own)})"
-    return value(seen(thing))
+    said, kind_of = seen(thing), type(thing).__name__
+    return f"the {kind_of}" if said == f"<{kind_of}>" else value(said)
 
 
 def seen(thing: Any) -> Any:

@@ -95,6 +95,12 @@ def test_a_method_is_shown_with_what_it_leaves_behind():
     assert said("lab-03", {"Scheduler": Loses}, test) == words
 
 
+def test_an_object_among_the_arguments_is_named_by_its_kind():
+    kv = SimpleNamespace()
+    words = said("lab-02", {"clamp": lambda *_: None}, lambda lab: lab.clamp(kv, 4, 0))
+    assert words.startswith("Your clamp(the SimpleNamespace, 4, 0) returns;")
+
+
 def test_any_block_and_any_name_will_do():
     """Another order of the free blocks and another hash are no difference; too few of them are one."""
 
@@ -119,7 +125,7 @@ def test_any_block_and_any_name_will_do():
 
     assert said("lab-06", {"hash_block": lambda parent, ids: repr((parent, ids)).encode()}, names) == ""
     joined = mistaken("lab-06", "seams-lost", "hash_block")
-    assert "returns what hash_block('<bytes>', [1, 23]) has returned" in said("lab-06", joined, names)
+    assert "returns what hash_block(the bytes, [1, 23]) has returned" in said("lab-06", joined, names)
 
 
 def test_calls_that_are_others_say_nothing():
