@@ -159,25 +159,29 @@ class AsyncEngine:
     # -------------------------------------------------------------------- in the engine's thread
 
     def _serve(self) -> None:
-        try:
-            while self._ended is None:
-                for command in self._next_commands():
-                    command()
-                if self._ended is None and self.engine.has_work:
-                    self._step()
-                self._hand_over()
-        except BaseException as error:
-            log.exception("the engine's thread has ended")
-            self._end(f"the engine's thread has ended with {type(error).__name__}: {error}")
-        self._hand_over()
+        while self._ended is None:
+            self._turn()
         while not self._commands.empty():  # whoever came too late is answered, too
             self._commands.get()()
         self._hand_over()
 
+    def _turn(self) -> None:
+        """Run the commands that have come, and one step if there is work. What comes meanwhile waits."""
+        try:
+            for command in self._next_commands():
+                command()
+            if self._ended is None and self.engine.has_work:
+                self._step()
+            self._hand_over()
+        except BaseException as error:
+            log.exception("the engine's thread has ended")
+            self._end(f"the engine's thread has ended with {type(error).__name__}: {error}")
+            self._hand_over()
+
     def _next_commands(self) -> Iterable[Callable[[], None]]:
         if not self.engine.has_work:
             yield self._commands.get()  # there is nothing else to do
-        while not self._commands.empty():
+        for _ in range(self._commands.qsize()):
             yield self._commands.get()
 
     def _step(self) -> None:
@@ -267,6 +271,8 @@ class AsyncEngine:
         self, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]", look: Callable[[], Any]
     ) -> None:
         try:
+            if self._ended is not None:
+                raise EngineClosedError(self._ended)
             value, error = look(), None
         except Exception as one:
             value, error = None, one

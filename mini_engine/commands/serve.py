@@ -2,11 +2,15 @@
 
 import os
 import socket
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mini_engine.commands.common import Device, Dtype, Model, Speculative, engine_settings, errors
+
+if TYPE_CHECKING:
+    from mini_engine.engine import Engine
+    from mini_engine.serve.streaming import MakeFront
 
 KEY = "MINI_ENGINE_API_KEY"
 STEPS = 200  # that the trace keeps
@@ -30,22 +34,27 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients. The API key, if there is to be one, is in MINI_ENGINE_API_KEY."""
     settings = engine_settings(speculative)
-    try:
-        import uvicorn
-
-        from mini_engine.serve.app import Limits, make_app
-    except ImportError as error:
-        how = 'pip install "mini-engine[serve]"'
-        raise ValueError(f"{error.name} is missing; install it with: {how}") from None
     from mini_engine.engine import Engine
     from mini_engine.loading.checkpoint import load
 
     if num_blocks is not None:
         settings["num_blocks"] = num_blocks
-    listening = _listen(host, port)  # before the model is loaded, which takes a while
+    check_installed()
+    listening = listen(host, port)  # before the model is loaded, which takes a while
     engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
-    limits = Limits(max_num_requests=max_num_requests, timeout=timeout)
-    app = make_app(engine, model, os.environ.get(KEY), limits)
+    serve_engine(engine, model, listening, max_num_requests=max_num_requests, timeout=timeout)
+
+
+def serve_engine(
+    engine: "Engine", model: str, listening: socket.socket, front: "MakeFront | None" = None, **limits: Any
+) -> None:
+    """Serve an engine at a listening socket until Ctrl-C; `limits` are those of serve.app.Limits."""
+    import uvicorn
+
+    from mini_engine.serve.app import Limits, make_app
+
+    others = {"front": front} if front else {}
+    app = make_app(engine, model, os.environ.get(KEY), Limits(**limits), **others)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -54,12 +63,24 @@ def serve(
         timeout_graceful_shutdown=30,
         server_header=False,
     )
-    at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    host, port = listening.getsockname()[:2]
+    at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     errors.print(f"{model} is served at {at}/v1, the chat page at {at}/; Ctrl-C ends it", markup=False)
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def check_installed() -> None:
+    """Raise ValueError, with the command to install it, if a package of the server is missing."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import mini_engine.serve.app  # noqa: F401
+    except ImportError as error:
+        how = 'pip install "mini-engine[serve]"'
+        raise ValueError(f"{error.name} is missing; install it with: {how}") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises ValueError where that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -22,7 +22,7 @@ from mini_engine.serve import pages
 from mini_engine.serve.answers import Answer
 from mini_engine.serve.metrics import ServerMetrics
 from mini_engine.serve.protocol import APIError, Asked, read_body, read_chat, read_completion, refusal
-from mini_engine.serve.streaming import TOO_LATE, Answering, Choices, ClientGoneError, unless_gone
+from mini_engine.serve.streaming import TOO_LATE, Answering, Choices, ClientGoneError, MakeFront, unless_gone
 from mini_engine.show.player import payload
 
 Handler = Callable[[HTTPRequest], Awaitable[Response]]
@@ -40,14 +40,16 @@ class Limits:
 
 
 class Server:
-    """The handlers of one model. `model` is its name for clients."""
+    """The handlers of one model. `model` is its name for clients, `front` makes what serves the engine."""
 
-    def __init__(self, engine: Engine, model: str, api_key: str | None = None, limits: Limits = Limits()):
+    def __init__(
+        self, engine: Engine, model: str, api_key: str | None, limits: Limits, front: MakeFront = AsyncEngine
+    ):
         if engine.tokenizer is None:
             raise ValueError("a server needs a model with a tokenizer")
         self.engine, self.tokenizer, self.model = engine, engine.tokenizer, model
         self.api_key, self.limits = api_key, limits
-        self.async_engine = AsyncEngine(engine, max_num_requests=limits.max_num_requests)
+        self.async_engine = front(engine, max_num_requests=limits.max_num_requests)
         self.metrics = ServerMetrics(engine, model)
         self.began = int(time.time())
 
@@ -260,9 +262,11 @@ def _closed(error: EngineClosedError) -> APIError:
     return APIError(str(error), code="engine_closed", status=503)
 
 
-def make_app(engine: Engine, model: str, api_key: str | None = None, limits: Limits = Limits()) -> Starlette:
+def make_app(
+    engine: Engine, model: str, api_key: str | None = None, limits: Limits = Limits(), **front: MakeFront
+) -> Starlette:
     """Return the application, ASGI, that serves an engine under a model's name. It owns the engine."""
-    server = Server(engine, model, api_key, limits)
+    server = Server(engine, model, api_key, limits, **front)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

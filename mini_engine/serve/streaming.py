@@ -4,20 +4,38 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from mini_engine.engine import Engine
+from mini_engine.input_processor import Prompt
 from mini_engine.outputs import Delta
+from mini_engine.request import SamplingParams
 from mini_engine.serve.answers import Answer
 from mini_engine.serve.protocol import APIError
 
 T = TypeVar("T")
 Choices = AsyncGenerator[tuple[int, Delta], None]  # the number of a choice, and its next Delta
-
-
 TOO_LATE = APIError("the time for one request is over before its answer", code="timeout", status=504)
+
+
+class Front(Protocol):
+    """An AsyncEngine as the server sees it; `num_requests` are open."""
+
+    num_requests: int
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncIterator[Delta]: ...
+
+    async def call(self, look: Callable[[Engine], T]) -> T: ...
+
+    def close(self) -> None: ...
+
+
+MakeFront = Callable[..., Front]  # of an engine, and max_num_requests
 
 
 class ClientGoneError(Exception):

@@ -143,6 +143,23 @@ def test_too_many_are_told_so_until_one_has_ended():
     assert text_of(run(scripted_engine(TEXTS), scenario, max_num_requests=1)) == "three"
 
 
+def test_commands_that_keep_coming_do_not_hold_up_the_steps():
+    async def scenario(front):
+        other, num_calls = asyncio.create_task(read(front, "a", greedy(7))), 0
+
+        def breed():
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls < 1000 and front.engine.has_work:
+                front._commands.put(breed)
+
+        await front.call(lambda engine: breed())
+        assert text_of(await other) == "one two"
+        return num_calls
+
+    assert run(scripted_engine(TEXTS), scenario) <= 9  # one before each step, not one after the other
+
+
 def failing(engine, *numbers):
     """Make the forward passes with these numbers raise, counted from 1."""
     forward, count = engine.backend.forward, [0]
