@@ -30,9 +30,14 @@ REFERENCE = "others.py"
 
 
 def allowed(lab: Lab) -> list[str]:
-    """Return the modules that a lab's file may import: its starter's and solution's, and harmless ones."""
+    """Return the modules that a lab's file may import: its starter's and solution's, and harmless ones.
+
+    The engine's module of a given function or class is there, too, but not of one with methods to write.
+    """
     own = {*imported(lab.file("solution.py").read_text("utf-8")), *imported(pristine_source(lab))}
-    own |= {twin.partition(":")[0] for twin in lab.given.values() if twin}
+    written = {task.name.partition(".")[0] for task in lab.tasks}
+    given = {twin for name, twin in lab.given.items() if name.partition(".")[0] not in written}
+    own |= {twin.partition(":")[0] for twin in given if twin}
     return sorted({*HARMLESS, *EVERYWHERE, *own, *(["torch"] if lab.uses_torch else [])})
 
 
@@ -43,6 +48,14 @@ def imported(source: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
+
+
+def needed(lab: Lab) -> list[str]:
+    """Return the modules that a lab's scripts import, some of them in a call only."""
+    files = (lab.file(name) for name in ("random_scripts.py", "scenarios.py"))
+    trees = [ast.parse(file.read_text("utf-8")) for file in files if file.exists()]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return sorted({f"{node.module}.{alias.name}" for node in nodes for alias in node.names})
 
 
 def enclosed(lab_id: str, names: Collection[str]) -> dict[str, Any]:

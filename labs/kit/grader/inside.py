@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -20,7 +21,8 @@ from typing import Any, NoReturn
 from labs.kit.grader import frames, seccomp
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 1, 2, 4, 0x4000, 0x40000
+ANSWERS = ("llguidance", "transformers", "vllm", "sglang", "xgrammar", "outlines_core")  # packages
 SCRATCH = "/scratch"  # the only place to write to; not /tmp, which may contain the interpreter
 WAIT, CLOCK = 4, 30  # times its seconds that a batch may wait without computing, and take in all
 ALL = (4, WAIT, CLOCK)  # times these that a lab may compute, wait, and take; each lab more adds one to each
@@ -37,11 +39,12 @@ def main() -> None:
     ready = frames.receive(requests, 1 << 20, 60)
     for name in ready["imports"]:
         __import__(name)
-    from labs.kit.judge import loading, manifest
+    from labs.kit.grader import player
+    from labs.kit.judge import loading
 
-    manifest.find_lab(ready["lab"])
+    player.find_lab(ready["lab"])
     loading.load(ready["lab"], "random_scripts")
-    for name in (*ready["allowed"], *LATER):  # nobody may be unable to read the interpreter's folder
+    for name in (*ready["allowed"], *ready["needed"], *LATER):  # a batch finds no file of the course
         with suppress(ImportError):
             __import__(name)
     if sys.argv[4:] == ["nobody"]:
@@ -130,34 +133,36 @@ def beyond(request: dict[str, Any], size: int, took: list[float]) -> str:
     return f"more than {RESIDENT >> 20:,} MB of memory" if resident > RESIDENT else ""
 
 
+def processes(*names: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the id of each process in the sandbox, and the texts of these files of it."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        texts = []
+        with suppress(OSError):  # it has just ended
+            for name in names:
+                with open(f"/proc/{pid}/{name}") as file:
+                    texts.append(file.read())
+            if all(texts):
+                yield int(pid), texts
+
+
 def spent(session: int) -> tuple[float, float]:
     """Return the seconds that the batch's processes have computed, and were ready to run and did not.
 
     They are those of a session; or, if that is 0, all but init and this server.
     """
     computed = ready = 0.0
-    for pid in set(filter(str.isdigit, os.listdir("/proc"))) - {"1", str(os.getpid())}:
-        try:
-            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/schedstat") as schedstat:
-                fields = stat.read().rpartition(")")[2].split()  # from the third on, the state
-                if session in (0, int(fields[3])):
-                    computed += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-                    ready += int(schedstat.read().split()[1]) / 1e9
-        except (OSError, IndexError):  # it has just ended
-            pass
+    for pid, (stat, schedstat) in processes("stat", "schedstat"):
+        fields = stat.rpartition(")")[2].split()  # from the third on, the state
+        if pid not in (1, os.getpid()) and session in (0, int(fields[3])):
+            computed += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            ready += int(schedstat.split()[1]) / 1e9
     return computed, ready
 
 
 def crowd() -> tuple[int, int]:
     """Return the number of processes in the sandbox, and the bytes of memory that they hold."""
-    pids, resident = [name for name in os.listdir("/proc") if name.isdigit()], 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/statm") as file:
-                resident += int(file.read().split()[1]) * resource.getpagesize()
-        except OSError:  # it has just ended
-            pass
-    return len(pids), resident
+    pages = [int(statm.split()[1]) for _, (statm,) in processes("statm")]
+    return len(pages), sum(pages) * resource.getpagesize()
 
 
 def over(child: int, seconds: float, weak: bool) -> int:
@@ -213,6 +218,12 @@ def enclosed(request: dict[str, Any], batch: bytes, into: int) -> NoReturn:
         os._exit(99)
 
 
+def covered() -> list[str]:
+    """Return the folders that a batch finds empty: the course, and packages that answer a lab."""
+    places = [os.path.join(path, name) for path in sys.path for name in ("mini_engine", *ANSWERS)]
+    return [sys.argv[3], *filter(os.path.isdir, places)]
+
+
 def namespaces() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
@@ -226,8 +237,10 @@ def namespaces() -> None:
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)
-    if libc.mount(b"tmpfs", SCRATCH.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, b"size=16m,nr_inodes=256"):
-        raise OSError(ctypes.get_errno(), "mount")
+    for folder, more in ((SCRATCH, 0), *((one, MS_RDONLY) for one in reversed(covered()))):
+        options = MS_NOSUID | MS_NODEV | more, b"size=16m,nr_inodes=256"
+        if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", *options):
+            raise OSError(ctypes.get_errno(), "mount")
     os.chdir(SCRATCH)
 
 

@@ -9,7 +9,7 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
@@ -210,11 +210,11 @@ def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
 def read_times(path: Path, zone: tzinfo | None) -> Times:
     """Return the times of submission in a CSV or in Gradescope's metadata. Raise LabError if unclear."""
     try:
-        text = text_of(path)
         if path.suffix.lower() == ".csv":
-            return from_csv(path, text, zone)
+            return from_csv(path, zone)
+        text = text_of(path)
         data = json.loads(text) if path.suffix.lower() == ".json" else parsed_yaml(path, text)
-    except (ValueError, RecursionError, csv.Error) as error:
+    except (ValueError, RecursionError) as error:
         raise LabError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     if isinstance(data, dict) and "created_at" in data:
         return {("", "", 0): moment(data["created_at"], zone, str(path))}
@@ -239,16 +239,13 @@ def parsed_yaml(path: Path, text: str) -> Any:
         raise ValueError(str(error)) from None
 
 
-def from_csv(path: Path, text: str, zone: tzinfo | None) -> Times:
+def from_csv(path: Path, zone: tzinfo | None) -> Times:
     times: Times = {}
-    rows = csv.DictReader(StringIO(text, newline=""))
-    if not {"student", "submitted"} <= {*(rows.fieldnames or ())}:
-        raise LabError(f"{path} needs the columns student,submitted; its first line should name them")
-    for row in rows:
+    for line, row in rows(path, "student,submitted"):
         if not (row["student"] and row["submitted"]):
-            continue  # an empty line, or a student without a submission
+            continue  # a student without a submission
         lab = find_lab(row["lab"]).id if row.get("lab") else ""
-        where, number = f"{path}: line {rows.line_num}", row.get("attempt") or "0"
+        where, number = f"{path}: line {line}", row.get("attempt") or "0"
         if not re.fullmatch("[0-9]{1,3}", number):
             raise LabError(f"{where}: attempt should be a number from 1, but is {number!r}")
         key = safe(row["student"].removesuffix(".zip")), lab, int(number)
@@ -256,3 +253,18 @@ def from_csv(path: Path, text: str, zone: tzinfo | None) -> Times:
             raise LabError(f"{where}: {row['student']} is there twice")
         times[key] = moment(row["submitted"], zone, where)
     return times
+
+
+def rows(path: Path, needed: str = "") -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield a table's rows, each with its line. Raise LabError if it cannot be read, or lacks a column."""
+    try:
+        text = text_of(path)
+        first = text.partition("\n")[0]
+        separator = ";" if first.count(";") > first.count(",") else ","  # as some languages' tables have it
+        found = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
+        if not {*filter(None, needed.split(","))} <= {*map(str.strip, found.fieldnames or ())}:
+            raise LabError(f"{path} needs the columns {needed}; its first line should name them")
+        for row in found:
+            yield found.line_num, {key.strip(): (row[key] or "").strip() for key in row if key}
+    except (ValueError, csv.Error) as error:
+        raise LabError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None

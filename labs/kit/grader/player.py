@@ -3,12 +3,14 @@
 import json
 import sys
 import types
+from functools import cache
 from typing import Any, BinaryIO
 
 from labs.kit.grader import imports
-from labs.kit.judge import isolate, random_scripts
-from labs.kit.judge.manifest import find_lab
+from labs.kit.judge import isolate, manifest, random_scripts
 from labs.kit.toys.scripts import Script
+
+find_lab = cache(manifest.find_lab)  # read once: a batch finds the folder of the course empty
 
 
 def play(request: dict[str, Any], out: BinaryIO) -> None:

@@ -3,16 +3,14 @@
 docs/instructors.md describes the files.
 """
 
-import csv
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import StringIO
 from math import isfinite
 from pathlib import Path
 
 from labs.kit.grader import late
 from labs.kit.grader.intake import Entry
-from labs.kit.grader.late import Deadlines, check_names, text_of
+from labs.kit.grader.late import Deadlines, check_names, rows
 from labs.kit.grader.names import safe, shown
 from labs.kit.grader.results import Grade
 from labs.kit.judge.manifest import LabError, find_lab
@@ -28,6 +26,7 @@ COLUMNS = {  # of a roster: what Canvas, Moodle and Gradescope call them in the 
 }
 KEPT = ("SIS User ID", "SIS Login ID")  # of a Canvas gradebook, which an import wants again
 NOBODY = ("Points Possible", "Student, Test")  # rows of a Canvas gradebook
+STAFF = ("instructor", "ta", "reader")  # in Gradescope's roster
 MOST = 1_000_000  # points
 
 
@@ -111,27 +110,14 @@ def within(entries: Sequence[Entry], limit: int) -> tuple[list[Entry], dict[str,
 # ------------------------------------------------------------------------------------- tables of instructors
 
 
-def rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the rows of a CSV, each with its line. Raise LabError if it cannot be read."""
-    try:
-        found = csv.DictReader(StringIO(text_of(path), newline=""))
-        for row in found:
-            yield found.line_num, {(key or "").strip(): (row[key] or "").strip() for key in row if key}
-    except (ValueError, csv.Error) as error:
-        raise LabError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
-
-
 def read_manual(
     path: Path, students: Collection[str]
 ) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], str]]:
     """Return the manual points and the comments in a CSV: student,lab,points,comment."""
     points: dict[tuple[str, str], float] = {}
     comments: dict[tuple[str, str], str] = {}
-    for line, row in rows(path):
+    for line, row in rows(path, "student,lab,points"):
         where = f"{path}: line {line}"
-        if not {"student", "lab", "points"} <= row.keys():
-            needed = "student,lab,points,comment"
-            raise LabError(f"{path} needs the columns {needed}; its first line should name them")
         if not row["student"]:
             continue
         key = safe(row["student"].removesuffix(".zip")), find_lab(row["lab"]).id
@@ -158,6 +144,8 @@ def read_roster(
     absent = []
     for line, row in rows(path):
         member = member_of(row)
+        if any(key.casefold() == "role" and row[key].casefold() in STAFF for key in row):
+            continue
         if member[NAME] in NOBODY or not (member[ID] or member[STUDENT] or member[EMAIL]):
             if member[NAME] not in ("", *NOBODY):
                 raise LabError(f"{path}: line {line}: {shown(member[NAME])} has neither an id nor an address")

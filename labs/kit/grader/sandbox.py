@@ -92,11 +92,18 @@ def copy(source: Path, target: Path) -> None:
 
 
 def twins(lab: Lab) -> dict[str, list[str]]:
-    """Return the engine's functions that answer a lab, by module."""
+    """Return the engine's functions that answer a lab, by module: tasks', and private ones beside them."""
     found: dict[str, list[str]] = {}
     for task in lab.tasks:
         module, _, name = task.engine.partition(":")
         found.setdefault(module, []).append(name)
+    for module, names in found.items():
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        beside = {name.rpartition(".")[0] for name in names}
+        for name in functions(path.read_text("utf-8")):
+            owner, _, last = name.rpartition(".")
+            if owner in beside and last.startswith("_") and not last.endswith("__"):
+                names.append(name)
     return found
 
 
@@ -180,7 +187,12 @@ class Sandbox:
         os.close(theirs_out)
         self.replies, self.requests = ours_in, ours_out
         libraries = ["labs.kit.grader.player", "labs.kit", *(["torch"] if self.lab.uses_torch else [])]
-        facts = {"lab": self.lab.id, "imports": libraries, "allowed": self.allowed or imports.HARMLESS}
+        facts = {
+            "lab": self.lab.id,
+            "imports": libraries,
+            "allowed": self.allowed or imports.HARMLESS,
+            "needed": imports.needed(self.lab),
+        }
         frames.send(self.requests, facts)
         frames.receive(self.replies, 1 << 16, START)
 

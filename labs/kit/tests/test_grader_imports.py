@@ -160,6 +160,79 @@ assert Item(1) > Item() and Line() == (0,) and Pair(1, 2).b == 2 and Colour.red.
     assert lab.earned == lab.points, lab.problem
 
 
+ESCAPED = """
+import collections
+modules = collections.namedtuple.__globals__["_sys"].modules  # the list of imports keeps nobody from this
+load, os = modules["builtins"].__import__, modules["os"]
+
+def found(name):
+    # a folder without files is a module without names
+    try:
+        return [key for key in vars(load(name, fromlist=["it"])) if not key.startswith("__")]
+    except ImportError:
+        return []
+"""
+EVERY = (
+    "labs.kit.grader.sandbox labs.kit.author.check mini_engine.llm mini_engine.sim llguidance transformers"
+)
+ANSWERS = {  # modules that answer a lab, or come near it, beside the stubs in its place
+    "lab-04": "mini_engine.fast.attention mini_engine.backends.two_passes",
+    "lab-05": "mini_engine.block_manager mini_engine.prefix_cache mini_engine.fast.attention mini_engine.engine",
+    "lab-06": "mini_engine.block_manager mini_engine.prefix_cache",
+    "lab-08": "mini_engine.sampler mini_engine.speculative.rejection_sampler",
+    "lab-09": """mini_engine.structured.automaton mini_engine.structured.grammar mini_engine.structured.guidance
+        mini_engine.structured.logits""",
+    "lab-10": """mini_engine.speculative.ngram mini_engine.speculative.draft_model mini_engine.sampler
+        mini_engine.speculative.rejection_sampler mini_engine.speculative.adaptive mini_engine.backends.draft""",
+}
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_a_file_that_gets_around_the_list_finds_no_answer(lab_id):
+    """The course lies empty, and only what the lab's scripts need is in memory."""
+    own = ANSWERS.get(lab_id, "").split()
+    names = [name for name in EVERY.split() if lab_id != "lab-07"] + [n for n in own if n not in GIVEN]
+    code = f"""{ESCAPED}
+there = {{name: some for name in {names} if (some := found(name))}}
+assert not there and os.listdir("/course") == [], there
+try:
+    os.mkdir("/course/left")
+except OSError:
+    pass
+else:
+    raise AssertionError("a word for the next batch")
+"""
+    lab = graded(lab_id, code + solution(lab_id))
+    assert lab.earned == lab.points, lab.problem
+
+
+GIVEN = {"mini_engine.structured.automaton"}  # with Dfa, and stubs
+
+
+WRAPPERS = {  # a task answered by private names of the engine
+    ("lab-09", "TokenIndex.find_live"): """
+        from mini_engine.structured.grammar import TokenIndex, TokenTrie
+        twin = TokenIndex.__new__(TokenIndex)
+        twin.dfa, twin.vocabulary, twin.eos_token_id = self.dfa, self.vocabulary, self.eos_token_id
+        twin.trie = TokenTrie(self.vocabulary, self.eos_token_id)
+        return set(twin._live)""",
+    ("lab-10", "rejection_sample"): """
+        accept = load("mini_engine.speculative.rejection_sampler", fromlist=["it"]).accept
+        accept.__globals__["residual"] = residual
+        for i, token_id in enumerate(draft_token_ids):
+            if (said := accept(token_id, target[i], draft[i], chance)) != token_id:
+                return [*draft_token_ids[:i], said]
+        return [*draft_token_ids, chance.draw(target[len(draft_token_ids)])]""",
+}
+
+
+@pytest.mark.parametrize(("lab_id", "task"), WRAPPERS)
+def test_a_wrapper_over_the_engines_private_names_earns_nothing(lab_id, task):
+    wrapped = replace_body(solution(lab_id), task, WRAPPERS[lab_id, task])
+    lab = graded(lab_id, ESCAPED + wrapped)
+    assert [one.task for one in lab.tasks if not one.earned] == [task]
+
+
 READS = {
     "its constants": "next_chunk.__code__.co_consts",
     "its names, by a getter": "operator.attrgetter('__code__')(next_chunk)",

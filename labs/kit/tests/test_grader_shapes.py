@@ -159,6 +159,89 @@ class Steps(Protocol):
 def schedule_step(*args: Any, **options: Any) -> dict[str, int]:
     return Box(honest(*args, **options)).value""",
 }
+LATER = {  # of other labs, after the reference
+    ("lab-08", "numpy's numbers"): """
+import functools
+import numpy as np
+def as_numpy(function):
+    @functools.wraps(function)
+    def wrapper(*args, **options):
+        found = function(*args, **options)
+        return [*map(np.float64, found)] if isinstance(found, list) else np.int64(found)
+    return wrapper
+for name in "penalties temperature min_p top_k top_p".split():
+    globals()["apply_" + name] = as_numpy(globals()["apply_" + name])
+for name in ("probabilities", "draw"):
+    globals()[name] = as_numpy(globals()[name])""",
+    ("lab-08", "a sampler that inherits, with slots and a generator"): """
+Reference = Sampler
+class Sampler(Reference):
+    __slots__ = ("calls",)
+    def uniform(self, request, index):
+        *_, last = (Reference.uniform(self, request, i) for i in range(index + 1))
+        return last
+    def __call__(self, logits, requests):
+        self.calls = len(requests)
+        return [int(token) for token in Reference.__call__(self, logits, requests)]""",
+    ("lab-09", "single dispatch and frozen sets"): """
+import functools
+@functools.singledispatch
+def nullable(node): return False
+@nullable.register
+def _(node: Empty): return True
+@nullable.register
+def _(node: Repeat): return True
+@nullable.register
+def _(node: Sequence): return nullable(node.first) and nullable(node.second)
+@nullable.register
+def _(node: Either): return any(map(nullable, node.options))
+built = build_dfa
+def build_dfa(node, max_states=MAX_STATES):
+    rows, accepting = built(node, max_states)
+    return Dfa(tuple(rows), frozenset(accepting))""",
+    ("lab-09", "a grammar of another class, with a property"): """
+Reference = RegexGrammar
+class RegexGrammar(Reference):
+    @property
+    def current(self): return self.states[-1]
+    def accept_tokens(self, token_ids):
+        match [*token_ids]:
+            case []: return True
+            case _: return super().accept_tokens(tuple(token_ids))
+    def validate_tokens(self, token_ids):
+        return [*super().validate_tokens(iter(token_ids))]""",
+    ("lab-10", "a frozen dataclass and a generator"): """
+from dataclasses import dataclass
+@dataclass(frozen=True, slots=True)
+class NgramProposer:
+    prompt_lookup_min: int = 1
+    prompt_lookup_max: int = 3
+    num_speculative_tokens: int = 4
+    def propose(self, request):
+        text, k = request.token_ids(), self.num_speculative_tokens
+        for n in reversed(range(self.prompt_lookup_min, self.prompt_lookup_max + 1)):
+            places = (i for i in reversed(range(len(text) - n)) if text[i : i + n] == text[-n:])
+            if (at := next(places, None)) is not None:
+                return text[at + n : at + n + k]
+        return []
+def said(request, rows, sample):
+    for i, row in enumerate(rows):
+        yield (token := sample(row, len(request.output_token_ids) + i))
+        if [token] != request.spec_token_ids[i : i + 1]:
+            return
+def verify(request, rows, sample): return [*said(request, rows, sample)]""",
+    ("lab-10", "recursion, a lambda and numpy's integers"): """
+import numpy as np
+def rejection_sample(drafts, target, draft, chance):
+    if not drafts:
+        return [chance.draw(target[0])]
+    token, *rest = drafts
+    if chance.flip(min(1, target[0][token] / draft[0][token])):
+        return [token, *rejection_sample(rest, target[1:], draft[1:], chance)]
+    return [chance.draw(residual(target[0], draft[0]))]
+counted = rewind
+rewind = lambda request, token_ids, kv: np.int64(counted(request, token_ids, kv))""",
+}
 FORMS = {  # of a file, as bytes
     "ends of lines as in Windows": lambda text: text.replace("\n", "\r\n").encode(),
     "a byte order mark": lambda text: b"\xef\xbb\xbf" + text.encode(),
@@ -183,6 +266,14 @@ def graded(data: bytes):
 def test_a_right_solution_of_this_shape_earns_all(shape):
     lab = graded(shaped(shape).encode())
     assert lab.earned == 100, lab.problem or [case.said for case in lab.cases if not case.passed][:1]
+
+
+@pytest.mark.parametrize(("lab_id", "shape"), LATER)
+def test_a_right_solution_of_a_later_lab_earns_all_in_this_shape(lab_id, shape):
+    source = find_lab(lab_id).file("solution.py").read_text("utf-8") + LATER[lab_id, shape]
+    settings = Settings((lab_id,), "a seed", hidden=10, seconds=5.0)
+    lab = grade(Submission("ann", {lab_id: source.encode()}), settings).labs[0]
+    assert lab.earned == lab.points, lab.problem or [case.said for case in lab.cases if not case.passed][:1]
 
 
 @pytest.mark.parametrize("form", FORMS)

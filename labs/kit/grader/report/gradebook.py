@@ -1,9 +1,9 @@
 """gradebook/canvas.csv and moodle.csv: points in the columns that these systems document for an import.
 
 Canvas: Student, ID, SIS User ID, SIS Login ID, Section, a column for each assignment, a row of points
-possible (Instructor Guide, "How do I import grades in the Gradebook?"). Moodle: columns are mapped at the
-import; one is an address or an ID number, and feedback goes with its points
-(https://docs.moodle.org/en/Grade_import).
+possible (Instructor Guide, "How do I import grades in the Gradebook?"; GradebookImporter in its source).
+Moodle: columns are mapped at the import; one is an address or an ID number, and feedback goes with its points
+(https://docs.moodle.org/en/Grade_import). An empty cell would clear what Canvas has, so there is none.
 """
 
 import csv
@@ -24,7 +24,6 @@ def files(summary: Summary) -> dict[str, str]:
     if not summary.has_roster:
         return {}
     rows = [(row.member, row.net, row.notes) for row in summary.rows if row.member]
-    rows += [(member, {}, {}) for member in summary.absent]  # without points: an import leaves theirs
     rows.sort(key=lambda row: (row[0][NAME].casefold(), row[0][ID]))
     return {"canvas.csv": canvas(summary, rows), "moodle.csv": moodle(summary, rows)}
 
