@@ -66,7 +66,7 @@ KERNEL = {  # each raises at import if it succeeds where it should not, beside h
     "the environment of others": "for p in os.listdir('/proc'):\n    if p.isdigit():\n        try: assert b'SEED' not in open(f'/proc/{p}/environ', 'rb').read()\n        except OSError: pass",
     "writing to shared mounts": "for top in ('/course', '/usr', '/lib', '/dev', '/dev/shm', '/etc', '/'):\n    try: os.close(os.open(top + '/left', os.O_CREAT | os.O_WRONLY))\n    except OSError: pass\n    else: raise ValueError(top)",
     "links out of scratch": "os.symlink('/etc/shadow', '/scratch/s')\nos.symlink('/proc/1/root/root', '/scratch/r')\nassert not os.path.exists('/scratch/s') and not os.path.exists('/scratch/r')",
-    "locks that other sandboxes see": "import fcntl\nf = open('/course/labs/__init__.py')\nfor how in (fcntl.flock, fcntl.lockf):\n    try: how(f, fcntl.LOCK_SH)\n    except OSError: pass\n    else: raise ValueError(how)",
+    "locks that other sandboxes see": "import fcntl\nf = open('/usr/bin/env', 'rb')\nfor how in (fcntl.flock, fcntl.lockf):\n    try: how(f, fcntl.LOCK_SH)\n    except OSError: pass\n    else: raise ValueError(how)",
     "watching files that others open": "i = libc.inotify_init1(0)\nassert i < 0 or libc.inotify_add_watch(i, b'/course', 0xfff) == -1",
     "what is in the page cache": "import mmap\nm = ctypes.create_string_buffer(64)\nassert libc.mincore(ctypes.c_void_p(0x400000), 4096, m) == -1 and ctypes.get_errno() == 1",
     "a core dump": "import resource\nassert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)\ntry: resource.setrlimit(resource.RLIMIT_CPU, (10 ** 6, 10 ** 6))\nexcept (OSError, ValueError): pass\nelse: raise ValueError",
