@@ -7,7 +7,7 @@ Deltas at once. No caller waits for another one's step, and none blocks the even
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
@@ -99,7 +99,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Yield the Deltas of a request; with n answers Delta.index says of which. Leaving early aborts it.
 
         Raises ValueError for a request that the engine refuses, EngineFullError and EngineClosedError. What a

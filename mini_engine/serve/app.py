@@ -5,27 +5,36 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mini_engine.async_engine import AsyncEngine, EngineClosedError, EngineFullError
 from mini_engine.engine import Engine
-from mini_engine.outputs import Delta
 from mini_engine.serve import pages
 from mini_engine.serve.answers import Answer
 from mini_engine.serve.metrics import ServerMetrics
 from mini_engine.serve.protocol import APIError, Asked, read_body, read_chat, read_completion, refusal
-from mini_engine.serve.streaming import TOO_LATE, Answering, Choices, ClientGoneError, MakeFront, unless_gone
+from mini_engine.serve.streaming import (
+    TOO_LATE,
+    Answering,
+    Choices,
+    ClientGoneError,
+    MakeFront,
+    merged,
+    unless_gone,
+)
 from mini_engine.show.player import payload
 
 Handler = Callable[[HTTPRequest], Awaitable[Response]]
+BODY_SECONDS = 30.0  # from the header to the body's last byte
 log = logging.getLogger(__name__)
 
 
@@ -35,7 +44,7 @@ class Limits:
 
     max_num_requests: int = 256  # that are open at once; more are answered with 429
     max_body_bytes: int = 2**21
-    max_prompts: int = 128  # of one request
+    max_answers: int = 128  # of one request: its prompts, times n
     timeout: float = 600.0  # seconds for one request, from its first byte to its last
 
 
@@ -89,8 +98,10 @@ class Server:
         return await self._answered(request, asked)
 
     async def _answered(self, request: HTTPRequest, asked: Asked) -> Response:
-        if len(asked.prompts) > self.limits.max_prompts:
-            raise APIError(f"prompt has more than {self.limits.max_prompts} prompts", "prompt")
+        number, n = len(asked.prompts), asked.params.n
+        if number * n > self.limits.max_answers:
+            most = f"one request may have {self.limits.max_answers} answers"
+            raise APIError(f"{most}, but asks for {number} times {n}", "n" if number == 1 else "prompt")
         encoded = [await asyncio.to_thread(self._encode, prompt) for prompt in asked.prompts]
         echoes = ["" for _ in encoded]
         if asked.echo:
@@ -113,35 +124,17 @@ class Server:
             raise APIError(str(error), "prompt") from None
 
     async def _deltas(self, asked: Asked, encoded: list[list[int]]) -> Choices:
-        """Yield (choice, Delta) of all prompts as they come. Raises APIError for what is refused."""
-        began, n = time.monotonic(), asked.params.n
-        queue: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue()
+        """Yield (choice, Delta) of all prompts as they come. Raises APIError for what is refused.
 
-        async def read(number: int, token_ids: list[int]) -> None:
-            last: dict[int, float] = {}
-            options: dict[str, Any] = {"priority": asked.priority, "cache_salt": asked.cache_salt}
-            try:
-                async for delta in self.async_engine.stream(token_ids, asked.params, **options):
-                    self.metrics.take(delta, began, last)
-                    queue.put_nowait((number * n + delta.index, delta))
-                queue.put_nowait(None)
-            except BaseException as error:
-                queue.put_nowait(error)
-                raise
-
+        No Delta is taken before the one before it was sent: a slow reader's request stays open, and counts.
+        """
         if self.async_engine.num_requests + len(encoded) > self.limits.max_num_requests:
             raise self._full()
-        tasks = [asyncio.create_task(read(*one)) for one in enumerate(encoded)]
-        left = len(tasks)
+        streams = [self._stream(asked, *one) for one in enumerate(encoded)]
+        choices = streams[0] if len(streams) == 1 else merged(streams)
         try:
-            while left:
-                item = await queue.get()
-                if item is None:
-                    left -= 1
-                elif isinstance(item, BaseException):
-                    raise item
-                else:
-                    yield item
+            async for item in choices:
+                yield item
         except ValueError as error:
             raise refusal(error) from None
         except EngineFullError:
@@ -149,9 +142,16 @@ class Server:
         except EngineClosedError as error:
             raise _closed(error) from None
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await choices.aclose()
+
+    async def _stream(self, asked: Asked, number: int, token_ids: list[int]) -> Choices:
+        """Yield (choice, Delta) of one prompt."""
+        began, last, first = time.monotonic(), dict[int, float](), number * asked.params.n
+        options: dict[str, Any] = {"priority": asked.priority, "cache_salt": asked.cache_salt}
+        async with aclosing(self.async_engine.stream(token_ids, asked.params, **options)) as deltas:
+            async for delta in deltas:
+                self.metrics.take(delta, began, last)
+                yield first + delta.index, delta
 
     def _full(self) -> APIError:
         most = self.limits.max_num_requests
@@ -217,11 +217,18 @@ class Server:
     # ------------------------------------------------------------------------------------ helpers
 
     async def _body(self, request: HTTPRequest) -> dict[str, Any]:
-        data = b""
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > (most := self.limits.max_body_bytes):
-                raise APIError(f"the body is larger than {most} bytes", code="body_too_large", status=413)
+        data, most = b"", self.limits.max_body_bytes
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > most:
+                        rule = f"the body is larger than {most} bytes"
+                        raise APIError(rule, code="body_too_large", status=413)
+        except TimeoutError:
+            raise APIError(f"no body came within {BODY_SECONDS:g} s", code="timeout", status=408) from None
+        except ClientDisconnect:
+            raise ClientGoneError from None
         return read_body(data)
 
     def guarded(self, handler: Handler) -> Handler:
@@ -250,6 +257,8 @@ class Server:
     def refuse(self, error: APIError) -> Response:
         self.metrics.refused.labels(self.model, str(error.status)).inc()
         headers = {"Retry-After": "1"} if error.status == 429 else {}
+        if error.status in (408, 413):  # the rest of the body is not read
+            headers["Connection"] = "close"
         return JSONResponse(error.to_json(), error.status, headers)
 
     def _check_key(self, request: HTTPRequest) -> None:

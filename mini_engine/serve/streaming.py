@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,8 @@ from mini_engine.serve.protocol import APIError
 
 T = TypeVar("T")
 Choices = AsyncGenerator[tuple[int, Delta], None]  # the number of a choice, and its next Delta
+
+LAST_WORDS = 5.0  # seconds for what follows the last token, or a request's time
 TOO_LATE = APIError("the time for one request is over before its answer", code="timeout", status=504)
 
 
@@ -28,7 +30,7 @@ class Front(Protocol):
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
-    ) -> AsyncIterator[Delta]: ...
+    ) -> AsyncGenerator[Delta, None]: ...
 
     async def call(self, look: Callable[[Engine], T]) -> T: ...
 
@@ -61,6 +63,36 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+async def merged(streams: Sequence[Choices]) -> Choices:
+    """Yield what all streams yield, as it comes. Raises what one of them raises, and closes all."""
+    queue: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(maxsize=1)
+
+    async def read(stream: Choices) -> None:
+        try:
+            async for item in stream:
+                await queue.put(item)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+        finally:
+            await stream.aclose()
+
+    tasks, left = [asyncio.create_task(read(stream)) for stream in streams], len(streams)
+    try:
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class Answering(Response):
     """Sends an answer whose first Delta is there. `done` is called in the end, also when the client leaves.
 
@@ -88,6 +120,9 @@ class Answering(Response):
         try:
             with suppress(ClientGoneError, OSError):  # OSError: it went while something was sent
                 await unless_gone(receive, work)
+        except TimeoutError:  # the last words were not read either
+            scope.get("state", {}).get("cut_off", lambda: None)()
+            await asyncio.sleep(0)  # the server learns of it
         finally:
             await self.others.aclose()
             self.done(self.answer)
@@ -108,20 +143,25 @@ class Answering(Response):
             response: Response = JSONResponse(self.answer.whole(self.echoes))
         except (TimeoutError, RuntimeError, APIError) as error:
             response = self.refuse(self._as_api_error(error))
-        await response(scope, receive, send)
+        async with asyncio.timeout(LAST_WORDS):
+            await response(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        last = None
         try:
             async with asyncio.timeout_at(self.ends):
                 async for number, delta in self._all():
                     await _event(send, self._chunks(number, delta))
             if self.answer.asked.include_usage:
-                await _event(send, self.answer.usage_chunk())
+                last = self.answer.usage_chunk()
         except (TimeoutError, RuntimeError, APIError) as error:  # the status was sent: it is an event
-            await _event(send, self._as_api_error(error).to_json())
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            last = self._as_api_error(error).to_json()
+        async with asyncio.timeout(LAST_WORDS):
+            if last is not None:
+                await _event(send, last)
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     @staticmethod
     def _as_api_error(error: Exception) -> APIError:

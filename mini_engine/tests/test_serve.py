@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,42 +18,9 @@ uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `ser
 httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
-from mini_engine import LLM, SamplingParams  # noqa: E402
-from mini_engine.engine import Engine  # noqa: E402
 from mini_engine.serve import protocol  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
-from mini_engine.tests.helpers import byte_tokenizer, tiny_model  # noqa: E402
-
-CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-LIMITS = Limits(max_num_requests=8, max_body_bytes=20_000, timeout=20)
-
-
-def make_engine(**settings):
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = CHAT
-    settings = {"num_blocks": 64, "block_size": 8, "record": 50} | settings
-    return Engine(
-        tiny_model(vocab_size=257, dtype="float32", max_position_embeddings=256), tokenizer, **settings
-    )
-
-
-@contextmanager
-def serving(engine, **options):
-    """Serve an engine at a free port, and yield the address."""
-    app = make_app(engine, "tiny", **{"limits": LIMITS} | options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=5))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive(), "the server does not end"
-    assert not engine.requests and engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
+from mini_engine.tests.serving import LIMITS, expected, make_engine, serving, slowed, until  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +38,6 @@ def address(engine):
 def client(address):
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def expected(prompt, **params):
-    """Return the answers of a fresh engine to one prompt."""
-    llm = LLM.from_engine(make_engine())
-    return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0]
 
 
 def test_a_completion_is_what_generate_gives(client):
@@ -332,26 +292,6 @@ def test_health_state_trace_and_pages(address, client):
         assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
     for name in ("shell.html", "player.js", "player.css"):
         assert httpx.get(f"{address}/player/{name}").status_code == 200
-
-
-def until(holds, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never comes true"
-        time.sleep(0.01)
-
-
-def slowed(engine, go):
-    """Let no forward pass end before `go` is set; return a counter of them."""
-    forward, passes = engine.backend.forward, []
-
-    def wait(rows):
-        passes.append(len(rows))
-        go.wait(30)
-        return forward(rows)
-
-    engine.backend.forward = wait
-    return passes
 
 
 @pytest.mark.parametrize("stream", [True, False])

