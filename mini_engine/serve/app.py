@@ -11,7 +11,6 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,6 +19,7 @@ from mini_engine.async_engine import AsyncEngine, EngineClosedError, EngineFullE
 from mini_engine.engine import Engine
 from mini_engine.serve import pages
 from mini_engine.serve.answers import Answer
+from mini_engine.serve.connection import body_of
 from mini_engine.serve.metrics import ServerMetrics
 from mini_engine.serve.protocol import APIError, Asked, read_body, read_chat, read_completion, refusal
 from mini_engine.serve.streaming import (
@@ -34,7 +34,6 @@ from mini_engine.serve.streaming import (
 from mini_engine.show.player import payload
 
 Handler = Callable[[HTTPRequest], Awaitable[Response]]
-BODY_SECONDS = 30.0  # from the header to the body's last byte
 log = logging.getLogger(__name__)
 
 
@@ -217,19 +216,7 @@ class Server:
     # ------------------------------------------------------------------------------------ helpers
 
     async def _body(self, request: HTTPRequest) -> dict[str, Any]:
-        data, most = b"", self.limits.max_body_bytes
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():
-                    data += chunk
-                    if len(data) > most:
-                        rule = f"the body is larger than {most} bytes"
-                        raise APIError(rule, code="body_too_large", status=413)
-        except TimeoutError:
-            raise APIError(f"no body came within {BODY_SECONDS:g} s", code="timeout", status=408) from None
-        except ClientDisconnect:
-            raise ClientGoneError from None
-        return read_body(data)
+        return read_body(await body_of(request, self.limits.max_body_bytes))
 
     def guarded(self, handler: Handler) -> Handler:
         """Return the handler behind the API key, with errors in OpenAI's shape."""

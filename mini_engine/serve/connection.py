@@ -9,12 +9,15 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_engine.serve.protocol import APIError
+from mini_engine.serve.streaming import ClientGoneError
 
 HEADER_SECONDS = 10.0  # from the first byte of a header to its last, or from the connection to its first
 HEADER_BYTES = 2**16
+BODY_SECONDS = 30.0  # from the header to the body's last byte
 
 
 def config(app: Any, **options: Any) -> uvicorn.Config:
@@ -81,3 +84,20 @@ class Connection(H11Protocol):
         except h11.LocalProtocolError:  # an answer had begun
             self.transport.abort()
         self.transport.close()
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """Return a request's body. Raises APIError if it is larger than `most` bytes, or too long in coming."""
+    data = b""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > most:
+                    rule = f"the body is larger than {most} bytes"
+                    raise APIError(rule, code="body_too_large", status=413)
+    except TimeoutError:
+        raise APIError(f"no body came within {BODY_SECONDS:g} s", code="timeout", status=408) from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    return data

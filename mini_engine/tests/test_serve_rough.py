@@ -17,8 +17,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from mini_engine.serve import app as app_module  # noqa: E402
-from mini_engine.serve import protocol, streaming  # noqa: E402
+from mini_engine.serve import connection, protocol, streaming  # noqa: E402
 from mini_engine.serve.app import Limits  # noqa: E402
 from mini_engine.serve.connection import Connection  # noqa: E402
 from mini_engine.tests.serving import expected, make_engine, running, serving, until  # noqa: E402
@@ -182,7 +181,7 @@ def test_what_is_no_http_is_answered_in_shape(sent):
 
 
 def test_half_a_body_has_a_limit_of_time_and_harms_no_one(alone, monkeypatch):
-    monkeypatch.setattr(app_module, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "BODY_SECONDS", 0.3)
     engine = make_engine()
     with serving(engine) as address, among_others(address, alone):
         waiting, leaving = connect(address), connect(address)
