@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from labs.kit import Owner, assert_drained, assert_rows, judge_random_scripts, load, make_request, tokens_of
-from labs.kit.tensor_toys import elsewhere
+from labs.kit.tensor_toys import dense, elsewhere
+from labs.kit.tensor_toys.models import SMALL, random_model, text_alone
 from mini_engine.backends.dense import DenseCache
 
 scenarios = load("lab-04", "scenarios")
@@ -93,12 +94,12 @@ def assert_alone(logits, rows, shape="", dtype=torch.float64, **tolerance):
     if sorted(logits) != sorted(names):
         raise AssertionError(f"logits of {sorted(logits)}; sampled are {sorted(names)}")
     if names:
-        expected = torch.stack([scenarios.alone(row.request.token_ids())[0] for row in sampled])
+        expected = torch.stack([dense.alone(row.request.token_ids())[0] for row in sampled])
         ours = [logits[name] for name in names]
         assert_shapes(ours, expected[0], names, dtype)
         owners = [owner(row, rows) for row in sampled]
         partial = [row for row in rows if not row.is_last]
-        others = {str(owner(row, rows)): scenarios.alone(so_far(row))[0] for row in partial}
+        others = {str(owner(row, rows)): dense.alone(so_far(row))[0] for row in partial}
         assert_rows(torch.stack(ours), expected, f"logits{shape}", owners, others=others, **tolerance)
 
 
@@ -128,13 +129,13 @@ def assert_caches_alone(caches, rows):
     __tracebackhide__ = True
     for request, num_tokens, _ in rows:
         name, past = request.request_id, request.num_computed_tokens
-        _, alone = scenarios.alone(request.token_ids(0, past + num_tokens))
+        _, alone = dense.alone(request.token_ids(0, past + num_tokens))
         held = len(caches[name])
         assert held == past + num_tokens, (
             f"{name} has {past} in the past and {num_tokens} new, {held} in its cache"
         )
         owners = [Owner(name, position) for position in range(held)]
-        for layer in range(scenarios.CONFIG.num_hidden_layers):
+        for layer in range(SMALL.num_hidden_layers):
             pairs = zip(caches[name].get(layer), alone.get(layer), strict=True)
             for what, (ours, expected) in zip(("keys", "values"), pairs, strict=True):
                 assert_rows(ours, expected, f"layer {layer}'s {what} of {name}", owners)
@@ -244,16 +245,16 @@ def test_the_worked_example(lab):
 
 def test_22_tokens_decode_at_position_21(lab):
     """Positions count from 0: the last of 22 tokens is computed at 21, behind 21 in the cache."""
-    request, cache = scenarios.mid_flight("A", 21, 1, outputs=1)
+    request, cache = dense.mid_flight("A", 21, 1, outputs=1)
     assert request.num_tokens == 22
-    batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"A": cache})
+    batch = lab.assemble_fused_batch([dense.row(request, 1)], {"A": cache})
     assert batch.positions.tolist() == [[21]]
 
 
 def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
     """The second chunk of a prompt has the positions 8 to 12, not 0 to 4, and its own tokens."""
-    request, cache = scenarios.mid_flight("D", 8, 12)
-    batch = lab.assemble_fused_batch([scenarios.row(request, 5)], {"D": cache})
+    request, cache = dense.mid_flight("D", 8, 12)
+    batch = lab.assemble_fused_batch([dense.row(request, 5)], {"D": cache})
     check_rows(batch.positions, [[8, 9, 10, 11, 12]], "positions", ["D"])
     check_rows(batch.tokens, [request.prompt_token_ids[8:13]], "tokens", ["D"])
 
@@ -261,22 +262,22 @@ def test_a_later_chunk_goes_on_where_the_last_one_stopped(lab):
 def test_a_chunk_of_one_token_is_the_next_one(lab):
     """One token out of the middle, of a prompt or of outputs that are computed again, is the next in turn."""
     for past, outputs in ((2, 0), (0, 0), (2, 3), (5, 3)):
-        request, cache = scenarios.mid_flight("slow", past, 7 - past, outputs=outputs)
-        batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"slow": cache})
+        request, cache = dense.mid_flight("slow", past, 7 - past, outputs=outputs)
+        batch = lab.assemble_fused_batch([dense.row(request, 1)], {"slow": cache})
         check_rows(batch.positions, [[past]], "positions", ["slow"])
         check_rows(batch.tokens, [request.token_ids(past, past + 1)], "tokens", ["slow"])
 
 
 def test_outputs_are_computed_again_after_a_preemption(lab):
     """An evicted request with 4 + 3 tokens and an empty cache brings all 7, its outputs included."""
-    request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
-    batch = lab.assemble_fused_batch([scenarios.row(request, 7)], {"back": cache})
+    request, cache = dense.mid_flight("back", 0, 7, outputs=3)
+    batch = lab.assemble_fused_batch([dense.row(request, 7)], {"back": cache})
     check_rows(batch.tokens, [request.prompt_token_ids + request.output_token_ids], "tokens", ["back"])
 
 
 def test_rows_keep_the_order_of_the_schedule(lab):
     """A chunk before a decode stays before it: names, tokens, positions and counts in one order."""
-    rows, caches = scenarios.fleet([(5, 3), (9, 1), (0, 2)])
+    rows, caches = dense.fleet([(5, 3), (9, 1), (0, 2)])
     batch = lab.assemble_fused_batch(rows, caches)
     assert batch.request_ids == ["r0", "r1", "r2"]
     check_rows(batch.positions, [[5, 6, 7], [0, 0, 9], [0, 0, 1]], "positions", batch.request_ids)
@@ -286,30 +287,30 @@ def test_rows_keep_the_order_of_the_schedule(lab):
 
 def test_only_the_chunk_that_ends_a_sequence_is_last(lab):
     """A decode and a prompt's last chunk are sampled; a chunk with more to come is not, even of one token."""
-    rows, caches = scenarios.fleet([(9, 1), (4, 6), (0, 5), (7, 4)])
-    rows[1], rows[3] = scenarios.row(rows[1].request, 3), scenarios.row(rows[3].request, 1)
+    rows, caches = dense.fleet([(9, 1), (4, 6), (0, 5), (7, 4)])
+    rows[1], rows[3] = dense.row(rows[1].request, 3), dense.row(rows[3].request, 1)
     assert lab.assemble_fused_batch(rows, caches).is_last == [True, False, True, False]
 
 
 def test_the_end_of_the_prompt_is_not_the_end_of_the_sequence(lab):
     """A preempted request, 4 + 3 tokens, is not sampled at its prompt's end: what follows is known."""
-    request, cache = scenarios.mid_flight("back", 0, 7, outputs=3)
+    request, cache = dense.mid_flight("back", 0, 7, outputs=3)
     for num_tokens in (1, 4, 5):  # also not where it has outputs and is given a single token
-        batch = lab.assemble_fused_batch([scenarios.row(request, num_tokens)], {"back": cache})
+        batch = lab.assemble_fused_batch([dense.row(request, num_tokens)], {"back": cache})
         assert batch.is_last == [False], f"sampled after {num_tokens} of 7 tokens"
-    assert lab.assemble_fused_batch([scenarios.row(request, 7)], {"back": cache}).is_last == [True]
+    assert lab.assemble_fused_batch([dense.row(request, 7)], {"back": cache}).is_last == [True]
     for past in (4, 5):  # amid its outputs, a token at a time
-        request, cache = scenarios.mid_flight("back", past, 7 - past, outputs=3)
-        batch = lab.assemble_fused_batch([scenarios.row(request, 1)], {"back": cache})
+        request, cache = dense.mid_flight("back", past, 7 - past, outputs=3)
+        batch = lab.assemble_fused_batch([dense.row(request, 1)], {"back": cache})
         assert batch.is_last == [False], f"sampled after {past + 1} of 7 tokens"
 
 
 def test_token_0_is_a_token(lab):
     """A prompt may hold token 0, which the pads are made of too: it is counted, and has its position."""
-    request, cache = scenarios.mid_flight("chat", 5, 5)
+    request, cache = dense.mid_flight("chat", 5, 5)
     zeros = make_request("zeros", [0, 7, 0])
-    caches = {"chat": cache, "zeros": scenarios.empty_cache()}
-    batch = lab.assemble_fused_batch([scenarios.row(request, 5), scenarios.row(zeros, 3)], caches)
+    caches = {"chat": cache, "zeros": dense.empty_cache()}
+    batch = lab.assemble_fused_batch([dense.row(request, 5), dense.row(zeros, 3)], caches)
     assert batch.num_new.tolist() == [5, 3]
     check_rows(batch.positions, [[5, 6, 7, 8, 9], [0, 0, 0, 1, 2]], "positions", batch.request_ids)
     check_real(batch.mask, [5, 0], [5, 3], 1, [".......x..", ".......xx.", ".......xxx"])
@@ -319,7 +320,7 @@ def test_long_sequences_and_large_token_ids(lab):
     """Positions beyond 32,767, a chunk of 600 and ids of up to 2**31: sizes change nothing in the layout."""
     edges = [0, 1, 4095, 4096, 2**16, 2**20, 2**20 + 1, 2**24 + 1, 2**31]
     for past_lens, num_new in (([2**15, 3], [1, 2]), ([0, 2], [600, 1])):
-        rows, caches = scenarios.long_rows(past_lens, num_new, edges)
+        rows, caches = dense.long_rows(past_lens, num_new, edges)
         batch, width = lab.assemble_fused_batch(rows, caches), max(num_new)
         pads = [[0] * (width - n) for n in num_new]
         places = [range(past, past + n) for past, n in zip(past_lens, num_new, strict=True)]
@@ -337,7 +338,7 @@ def test_long_sequences_and_large_token_ids(lab):
 def test_the_batch_is_on_the_device_of_the_caches(lab):
     """Caches on another device than the CPU: tokens, positions, counts and mask are made there."""
     for past_lens, num_new in DEVICE_SHAPES:
-        rows, caches = scenarios.fleet(list(zip(past_lens, num_new, strict=True)))
+        rows, caches = dense.fleet(list(zip(past_lens, num_new, strict=True)))
         on_cpu = lab.assemble_fused_batch(rows, caches)
         move(caches)
         with elsewhere.Elsewhere():
@@ -352,10 +353,10 @@ def test_the_batch_is_on_the_device_of_the_caches(lab):
 def test_a_stale_cache_is_refused(lab):
     """A cache that holds more or less than is computed is refused in any row, with name and both numbers."""
     for computed, held, num_tokens in ((0, 5, 8), (5, 0, 3), (0, 5, 2), (5, 3, 3), (5, 4, 1)):
-        rows, caches = scenarios.fleet([(9, 1), (3, 4)])
-        request, caches["evicted"] = scenarios.mid_flight("evicted", held, 8 - held)
+        rows, caches = dense.fleet([(9, 1), (3, 4)])
+        request, caches["evicted"] = dense.mid_flight("evicted", held, 8 - held)
         request.num_computed_tokens = computed
-        rows.insert(1, scenarios.row(request, num_tokens))
+        rows.insert(1, dense.row(request, num_tokens))
         before, stood = deepcopy(rows), stands(caches)
         with pytest.raises(ValueError, match="evicted") as refusal:
             lab.assemble_fused_batch(rows, caches)
@@ -370,14 +371,14 @@ def test_a_stale_cache_is_refused(lab):
 
 def test_what_visible_pads_would_do(lab):
     """With the new tokens' pads visible a decode's logits move by more than 0.1; with your mask, not."""
-    rows, caches = scenarios.fleet([(21, 1), (0, 8)])
-    expected = scenarios.alone(rows[0][0].token_ids())[0]
+    rows, caches = dense.fleet([(21, 1), (0, 8)])
+    expected = dense.alone(rows[0][0].token_ids())[0]
     batch = lab.assemble_fused_batch(rows, caches)
     check_shape(batch.mask, [21, 0], [1, 8])
-    yours = (scenarios.logits_under(batch.mask, batch, caches)[0] - expected).abs().max().item()
+    yours = (dense.logits_under(batch.mask, batch, caches)[0] - expected).abs().max().item()
     seen = batch.mask.clone()
     seen[..., -8:] = torch.ones(8, 8, dtype=torch.bool).tril()  # every new token counts as real
-    visible = (scenarios.logits_under(seen, batch, caches)[0] - expected).abs().max().item()
+    visible = (dense.logits_under(seen, batch, caches)[0] - expected).abs().max().item()
     print(
         "a decode of 22 tokens beside an 8-token chunk: "
         f"its logits span {expected.max() - expected.min():.1f};\n"
@@ -405,7 +406,7 @@ def by_hand(lab, num_new, layers=2):
     places = 100.0 * torch.arange(1, len(num_new) + 1)[:, None] + torch.arange(max(num_new))
     k = places[:, :, None, None].expand(-1, -1, 2, 8).double()
     new_kv = [(1000 * layer + k, -1000 * layer - k) for layer in range(1, layers + 1)]
-    config = replace(scenarios.CONFIG, num_hidden_layers=layers)
+    config = replace(SMALL, num_hidden_layers=layers)
     caches = {name: DenseCache(config, torch.float64) for name in batch.request_ids}
     return batch, new_kv, caches
 
@@ -446,7 +447,7 @@ def test_caches_are_found_by_name(lab):
     """The caches stand in another order than the rows, and a request that is not in the step has one, too."""
     batch, new_kv, _ = by_hand(lab, [1, 4, 2])
     batch.request_ids[:] = ["new", "chat", "old"]
-    caches = {name: scenarios.empty_cache() for name in ("idle", "old", "chat", "new")}
+    caches = {name: dense.empty_cache() for name in ("idle", "old", "chat", "new")}
     lab.disassemble_fused_cache(batch, new_kv, caches)
     check_held(caches, [0, 2, 4, 1])
     assert stored(caches["old"], 0) == [(1302, -1302), (1303, -1303)]
@@ -497,9 +498,9 @@ def test_a_long_chunk_is_stored_whole(lab):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_logits_of_a_run_alone(lab, name):
     """Whatever is beside it, each request gets the logits of a run alone, to 1e-9 in float64."""
-    rows, caches = scenarios.fleet(SHAPES[name])
+    rows, caches = dense.fleet(SHAPES[name])
     before = deepcopy(rows)
-    logits = lab.fused_step(scenarios.model(), rows, caches)
+    logits = lab.fused_step(random_model(), rows, caches)
     assert_unchanged(rows, before)
     assert_alone(logits, rows)
 
@@ -507,20 +508,20 @@ def test_the_logits_of_a_run_alone(lab, name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_caches_of_a_run_alone(lab, name):
     """After the step every cache holds what a run alone stores, layer for layer, and no pad."""
-    rows, caches = scenarios.fleet(SHAPES[name])
-    lab.fused_step(scenarios.model(), rows, caches)
+    rows, caches = dense.fleet(SHAPES[name])
+    lab.fused_step(random_model(), rows, caches)
     assert_caches_alone(caches, rows)
 
 
 def test_one_model_call(lab):
     """Two decodes and three chunks are one call of the model, and so are 12 decodes and a chunk of 60."""
     for name in ("later chunks and decodes, in any order", "a long chunk, a long past and many decodes"):
-        rows, caches = scenarios.fleet(SHAPES[name])
+        rows, caches = dense.fleet(SHAPES[name])
         calls = []
         # At the embedding, through which every call goes, model(...) and model.forward(...) alike.
-        hook = scenarios.model().embed_tokens.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        hook = random_model().embed_tokens.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         try:
-            lab.fused_step(scenarios.model(), rows, caches)
+            lab.fused_step(random_model(), rows, caches)
         finally:
             hook.remove()
         if len(calls) != 1:
@@ -531,20 +532,20 @@ def test_one_model_call(lab):
 
 def test_a_partial_chunk_is_not_sampled(lab):
     """5 of 12 prompt tokens give no logits, those of the row below are its own; the other 7 go on and do."""
-    request, cache = scenarios.mid_flight("long", 0, 12)
-    beside, its_cache = scenarios.mid_flight("chat", 6, 1, outputs=1)
+    request, cache = dense.mid_flight("long", 0, 12)
+    beside, its_cache = dense.mid_flight("chat", 6, 1, outputs=1)
     caches = {"long": cache, "chat": its_cache}
-    rows = [scenarios.row(request, 5), scenarios.row(beside, 1)]
-    assert_alone(lab.fused_step(scenarios.model(), rows, caches), rows)
+    rows = [dense.row(request, 5), dense.row(beside, 1)]
+    assert_alone(lab.fused_step(random_model(), rows, caches), rows)
     request.num_computed_tokens = 5
-    rows = [scenarios.row(request, 7)]
-    assert_alone(lab.fused_step(scenarios.model(), rows, {"long": cache}), rows)
+    rows = [dense.row(request, 7)]
+    assert_alone(lab.fused_step(random_model(), rows, {"long": cache}), rows)
 
 
 def test_a_step_that_samples_no_request(lab):
     """Nothing but partial chunks: the caches grow, and the result is empty."""
-    request, cache = scenarios.mid_flight("long", 0, 12)
-    logits = lab.fused_step(scenarios.model(), [scenarios.row(request, 5)], {"long": cache})
+    request, cache = dense.mid_flight("long", 0, 12)
+    logits = lab.fused_step(random_model(), [dense.row(request, 5)], {"long": cache})
     assert not logits, f"logits of {sorted(logits)}; no request is sampled in this step"
     assert logits == {}
     check_held({"long": cache}, [5])
@@ -552,14 +553,14 @@ def test_a_step_that_samples_no_request(lab):
 
 def test_logits_are_asked_for_sampled_rows_only(lab):
     """model.logits gets the last hidden rows of those that are sampled: 3 of 5 rows here, of 19 tokens."""
-    rows, caches = scenarios.fleet([(9, 1), (0, 12), (14, 1), (5, 8), (0, 4)])
-    rows[1], rows[3] = scenarios.row(rows[1].request, 8), scenarios.row(rows[3].request, 5)
+    rows, caches = dense.fleet([(9, 1), (0, 12), (14, 1), (5, 8), (0, 4)])
+    rows[1], rows[3] = dense.row(rows[1].request, 8), dense.row(rows[3].request, 5)
     asked = []
-    hook = scenarios.model().lm_head.register_forward_hook(
+    hook = random_model().lm_head.register_forward_hook(
         lambda _, args, logits: asked.append(logits[..., 0].numel())
     )
     try:
-        lab.fused_step(scenarios.model(), rows, caches)
+        lab.fused_step(random_model(), rows, caches)
     finally:
         hook.remove()
     assert sum(asked) == 3, f"model.logits was asked for {sum(asked)} rows"
@@ -567,48 +568,48 @@ def test_logits_are_asked_for_sampled_rows_only(lab):
 
 def test_a_refused_step_changes_nothing(lab):
     """The last of three rows has a stale cache: ValueError, and no cache and no request is changed."""
-    rows, caches = scenarios.fleet([(9, 1), (0, 5), (6, 2)])
+    rows, caches = dense.fleet([(9, 1), (0, 5), (6, 2)])
     rows[2].request.num_computed_tokens = 0
-    rows[2] = scenarios.row(rows[2].request, 8)
+    rows[2] = dense.row(rows[2].request, 8)
     before, held = deepcopy(rows), stands(caches)
     with pytest.raises(ValueError, match="r2"):
-        lab.fused_step(scenarios.model(), rows, caches)
+        lab.fused_step(random_model(), rows, caches)
     assert_unchanged(rows, before)
     if stands(caches) != held:
         raise AssertionError("a refused step has changed a cache")
 
 
-@pytest.mark.parametrize("layer", range(scenarios.CONFIG.num_hidden_layers))
+@pytest.mark.parametrize("layer", range(SMALL.num_hidden_layers))
 def test_a_failed_pass_leaves_the_caches(lab, layer):
     """The model fails behind a layer: no layer of a cache has grown, and a second try is right."""
-    rows, caches = scenarios.fleet([(9, 1), (0, 5), (6, 2)])
-    before, layers = deepcopy(rows), range(scenarios.CONFIG.num_hidden_layers)
+    rows, caches = dense.fleet([(9, 1), (0, 5), (6, 2)])
+    before, layers = deepcopy(rows), range(SMALL.num_hidden_layers)
     with pytest.raises(OSError):
-        lab.fused_step(scenarios.Failing(scenarios.model(), layer), rows, caches)
+        lab.fused_step(dense.Failing(random_model(), layer), rows, caches)
     assert_unchanged(rows, before)
     for request, *_ in rows:
         held = {f"layer {n}": len(caches[request.request_id].get(n)[0]) for n in layers}
         assert held == dict.fromkeys(held, request.num_computed_tokens), f"the cache of {request.request_id}"
-    assert_alone(lab.fused_step(scenarios.model(), rows, caches), rows)
+    assert_alone(lab.fused_step(random_model(), rows, caches), rows)
     assert_caches_alone(caches, rows)
 
 
 def test_float32_stays_float32(lab):
     """Other models are in float32: there keys, values and logits are, too, and right to 1e-3."""
-    rows, caches = scenarios.fleet([(9, 1), (0, 5)])
+    rows, caches = dense.fleet([(9, 1), (0, 5)])
     for cache in caches.values():
         cache.k, cache.v = cache.k.float(), cache.v.float()
-    logits = lab.fused_step(deepcopy(scenarios.model()).float(), rows, caches)
+    logits = lab.fused_step(deepcopy(random_model()).float(), rows, caches)
     assert_alone(logits, rows, dtype=torch.float32, atol=1e-3)
 
 
 def test_a_step_on_another_device(lab):
     """Model and caches on another device than the CPU: whatever your functions make is made there, too."""
     for name in ("later chunks and decodes, in any order", "several first chunks", "decodes only"):
-        rows, caches = scenarios.fleet(SHAPES[name])
+        rows, caches = dense.fleet(SHAPES[name])
         move(caches)
         with elsewhere.Elsewhere():
-            logits = lab.fused_step(elsewhere.model(scenarios.model()), rows, caches)
+            logits = lab.fused_step(elsewhere.model(random_model()), rows, caches)
         assert_alone({name: elsewhere.here(row) for name, row in logits.items()}, rows)
 
 
@@ -621,7 +622,7 @@ def test_whole_runs(lab, name):
     for request in scenario["requests"]:
         text = tokens_of(trace, request["id"])
         assert len(text) == request["max_tokens"]
-        assert text == scenarios.text_alone(request["id"], request["prompt"], request["max_tokens"])
+        assert text == text_alone(request["id"], request["prompt"], request["max_tokens"])
 
 
 def test_random_scripts(lab):

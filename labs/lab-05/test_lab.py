@@ -614,13 +614,14 @@ def test_attention_only_reads(lab):
 
 def test_a_model_on_your_pages(lab):
     """A two-layer model on your blocks, your write_kv and your attention says what it says alone."""
+    from labs.kit.tensor_toys.models import text_alone
     from labs.kit.tensor_toys.paged import PagedModel
 
     scenario = scenarios.workload(3, block_size=4)
     trace = scenarios.serve(lab, scenario, partial(PagedModel, lab))
     assert_drained(trace)
     for request in scenario["requests"]:
-        expected = scenarios.text_alone(request["id"], request["prompt"], request["max_tokens"])
+        expected = text_alone(request["id"], request["prompt"], request["max_tokens"])
         assert tokens_of(trace, request["id"]) == expected
 
 

@@ -7,9 +7,10 @@ from types import ModuleType
 import pytest
 
 from labs.kit import assert_drained, judge_random_scripts, load, make_request
+from labs.kit.toys.texts import wrong_books, wrong_names
 
 scenarios = load("lab-06", "scenarios")
-BASE, make, wrong_books = scenarios.BASE, scenarios.make, scenarios.wrong_books
+BASE, make = scenarios.BASE, scenarios.make
 
 
 def admitted(kv, request_id, prompt, *, computed=None, salt=""):
@@ -177,7 +178,7 @@ def test_each_block_is_named_after_the_one_before(lab):
     right = [(b"red", (1, 2)), (noting(b"red", (1, 2)), (3, 4))]
     wrong = [call for call in asked if call not in right]
     assert not wrong, f"hash_block was called with the parent {wrong[0][0]} and the tokens {wrong[0][1]}"
-    assert scenarios.wrong_names(kv, noting) == []
+    assert wrong_names(kv, noting) == []
 
 
 def test_a_name_belongs_to_the_whole_text(lab):
@@ -197,7 +198,7 @@ def test_a_name_belongs_to_the_whole_text(lab):
         request.num_computed_tokens = 5
         kv.cache_blocks(request)
         assert cached_for(kv, [0, 1, *outputs]) == 4
-    assert scenarios.wrong_names(kv, in_words) == []
+    assert wrong_names(kv, in_words) == []
 
 
 def test_a_long_text_is_found_whole(lab):

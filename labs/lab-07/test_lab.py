@@ -11,6 +11,7 @@ import tokenizers
 from labs.kit import assert_drained, judge_random_scripts, load
 from labs.kit.judge.manifest import find_lab
 from labs.kit.learner.parts import LearnerParts
+from labs.kit.tensor_toys import engines
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.scheduler import schedule_step
 from mini_engine.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ def engine_with(lab, *requests, **config):
     """An engine around the lab's step, with these requests waiting."""
     engine = scenarios.make_engine(lab.step, **config)
     for entry in requests:
-        scenarios.add(engine, entry)
+        engines.add(engine, entry)
     return engine
 
 
@@ -59,7 +60,7 @@ class Forwards:
     """Counts how often the model is called inside the block."""
 
     def __init__(self, name="tiny"):
-        self.model, self.count = scenarios.model(name), 0
+        self.model, self.count = engines.model(name), 0
 
     def __enter__(self):
         self.hook = self.model.register_forward_hook(lambda *_: setattr(self, "count", self.count + 1))
@@ -77,7 +78,7 @@ def test_nothing_to_do_has_a_name(lab):
     engine = engine_with(lab)
     with pytest.raises(NoWorkError):
         engine.step()
-    scenarios.add(engine, request("A", 5, 2))
+    engines.add(engine, request("A", 5, 2))
     drain(engine)
     with pytest.raises(NoWorkError):
         engine.step()
@@ -86,15 +87,15 @@ def test_nothing_to_do_has_a_name(lab):
 def test_a_waiting_request_is_work(lab):
     """With nothing running and one request waiting, step admits it, computes, and gives its first token."""
     engine = engine_with(lab, request("A", 5))
-    assert tokens_of(engine.step()) == {"A": scenarios.alone(request("A", 5))[:1]}
+    assert tokens_of(engine.step()) == {"A": engines.alone(request("A", 5))[:1]}
     assert [r.request_id for r in engine.scheduler.running] == ["A"]
 
 
 def test_an_empty_schedule_is_an_error_in_words(lab):
     """Work, but nothing scheduled, is a scheduler's bug: a RuntimeError that counts the requests left."""
     engine = scenarios.make_engine(lab.step, learner=only(schedule_step=lambda *_, **__: {}))
-    scenarios.add(engine, request("A", 5))
-    scenarios.add(engine, request("B", 5))
+    engines.add(engine, request("A", 5))
+    engines.add(engine, request("B", 5))
     with Forwards() as forwards, pytest.raises(RuntimeError) as caught:
         engine.step()
     assert not isinstance(caught.value, NoWorkError)
@@ -108,8 +109,8 @@ def test_one_forward_a_step(lab):
     """Two decodes, a prompt that ends and one that is cut: the model is called once, in every step."""
     engine = engine_with(lab, request("A", 4, 9), request("B", 3, 9), max_num_batched_tokens=16)
     engine.step()
-    scenarios.add(engine, request("C", 6))
-    scenarios.add(engine, request("D", 30))
+    engines.add(engine, request("C", 6))
+    engines.add(engine, request("D", 30))
     calls = []
     for _ in range(8):
         with Forwards() as forwards:
@@ -127,7 +128,7 @@ def test_one_decision_a_step(lab):
         return schedule_step(*args, **kwargs)
 
     engine = scenarios.make_engine(lab.step, learner=only(schedule_step=counting))
-    scenarios.add(engine, request("A", 20, 3))
+    engines.add(engine, request("A", 20, 3))
     counts = []
     for _ in range(4):
         asked.clear()
@@ -144,8 +145,8 @@ def test_nothing_is_written_before_update(lab):
     """
     engine = engine_with(lab, request("decode", 4, 2))
     engine.step()
-    scenarios.add(engine, request("prompt", 3, 4))
-    scenarios.add(engine, request("chunk", 40, 4))
+    engines.add(engine, request("prompt", 3, 4))
+    engines.add(engine, request("chunk", 40, 4))
     requests, found = list(engine.requests.values()), {}
 
     def watch(owner, name):
@@ -175,9 +176,7 @@ def test_a_failed_pass_counts_nothing(lab):
     with pytest.raises(ZeroDivisionError):
         engine.step()
     engine.backend.forward = forward
-    assert drain(engine) == {
-        name: scenarios.alone(request(name, n, 3))[1:] for name, n in (("A", 5), ("B", 4))
-    }
+    assert drain(engine) == {name: engines.alone(request(name, n, 3))[1:] for name, n in (("A", 5), ("B", 4))}
 
 
 def raises(error):
@@ -193,7 +192,7 @@ def test_a_partial_chunk_says_nothing(lab):
     """A 30-token prompt under a budget of 7: four silent steps, then its first token."""
     engine = engine_with(lab, request("A", 30, 2), max_num_batched_tokens=7)
     turns = [tokens_of(engine.step()) for _ in range(6)]
-    first, second = scenarios.alone(request("A", 30, 2))
+    first, second = engines.alone(request("A", 30, 2))
     assert turns == [{}, {}, {}, {}, {"A": [first]}, {"A": [second]}]
 
 
@@ -201,7 +200,7 @@ def test_a_chunk_of_one_is_no_decode(lab):
     """Beside a decode, a budget of 2 leaves a 4-token prompt one token a step: silent, until the fourth."""
     engine = engine_with(lab, request("A", 2, 9), max_num_batched_tokens=2)
     engine.step()
-    scenarios.add(engine, request("B", 4))
+    engines.add(engine, request("B", 4))
     assert [list(tokens_of(engine.step())) for _ in range(4)] == [["A"], ["A"], ["A"], ["A", "B"]]
 
 
@@ -209,10 +208,10 @@ def test_silent_and_loud_in_one_step(lab):
     """Beside a decode and a prompt that ends, the chunk of a long prompt gets no Delta and no token."""
     engine = engine_with(lab, request("chat", 4, 9))
     engine.step()
-    scenarios.add(engine, request("short", 3))
-    scenarios.add(engine, request("essay", 40))
+    engines.add(engine, request("short", 3))
+    engines.add(engine, request("essay", 40))
     said = engine.step()
-    chat, short = scenarios.alone(request("chat", 4, 9)), scenarios.alone(request("short", 3))
+    chat, short = engines.alone(request("chat", 4, 9)), engines.alone(request("short", 3))
     assert [delta.request_id for delta in said] == ["chat", "short"]
     assert tokens_of(said) == {"chat": chat[1:2], "short": short[:1]}
     assert engine.requests["essay"].num_computed_tokens == 12
@@ -222,7 +221,7 @@ def test_silent_and_loud_in_one_step(lab):
 def test_a_delta_is_the_token_of_this_step(lab):
     """Each Delta brings exactly one token, the one sampled in this very step."""
     engine = engine_with(lab, request("A", 5, 3), request("B", 4, 3))
-    expected = {name: scenarios.alone(request(name, n, 3)) for name, n in (("A", 5), ("B", 4))}
+    expected = {name: engines.alone(request(name, n, 3)) for name, n in (("A", 5), ("B", 4))}
     for i in range(3):
         assert tokens_of(engine.step()) == {name: [tokens[i]] for name, tokens in expected.items()}
 
@@ -234,7 +233,7 @@ def test_each_step_has_a_list_of_its_own(lab):
     kept = list(first)
     second = engine.step()
     assert [tokens_of(first), tokens_of(second)] == [
-        {"A": [token]} for token in scenarios.alone(request("A", 5, 3))[:2]
+        {"A": [token]} for token in engines.alone(request("A", 5, 3))[:2]
     ]
     assert first == kept
 
@@ -253,7 +252,7 @@ def test_forty_requests_in_a_step(lab):
     engine = engine_with(lab, *entries, max_num_seqs=40, max_num_batched_tokens=200)
     said = tokens_of(engine.step())
     assert list(said) == [entry["id"] for entry in entries]
-    assert said == {entry["id"]: scenarios.alone(entry)[:1] for entry in entries}
+    assert said == {entry["id"]: engines.alone(entry)[:1] for entry in entries}
 
 
 def test_deltas_come_in_row_order(lab):
@@ -290,7 +289,7 @@ def check_texts(scenario, played):
     assert_drained(played.trace)
     gone = {abort["id"] for abort in scenario["aborts"]}
     for entry in scenario["requests"]:
-        expected = scenarios.alone(entry, scenario["config"].get("model", "tiny"))
+        expected = engines.alone(entry, scenario["config"].get("model", "tiny"))
         tokens = played.tokens(entry["id"])
         if entry["id"] in gone:
             expected = expected[: len(tokens)]
@@ -308,7 +307,7 @@ def test_every_text_is_that_of_a_run_alone(lab, name):
 def test_a_neighbour_does_not_shift_the_draws(lab):
     """Two requests with one seed draw the same tokens, side by side and alone: they share no generator."""
     twins = [request(name, list(range(9)), 8, temperature=1.0, seed=0) for name in "AB"]
-    text = scenarios.alone(twins[0])
+    text = engines.alone(twins[0])
     assert drain(engine_with(lab, twins[0])) == {"A": text}
     assert drain(engine_with(lab, *twins, max_num_batched_tokens=18)) == {"A": text, "B": text}
 
@@ -328,8 +327,8 @@ def test_the_parts_of_all_labs_fit_together(lab, name):
 def test_a_stop_string_ends_the_request(lab):
     """A stop string ends a request before max_tokens: it is in the tokens, not in the text, and reported."""
     entry = request("king", "KING HENRY:\nMy lord of ", 25)
-    tokens = scenarios.alone(entry, "shakespeare")
-    text = scenarios.tokenizer("shakespeare").decode(tokens)
+    tokens = engines.alone(entry, "shakespeare")
+    text = engines.tokenizer("shakespeare").decode(tokens)
     stop = text[12:15]
     scenario = SCENARIOS["the plays"] | {"requests": [entry | {"stop": [stop], "at": 0}]}
     played = scenarios.play(lab, scenario)
@@ -346,7 +345,7 @@ def test_a_stop_string_ends_the_request(lab):
 def streams(lab, *requests, **config):
     """An engine with the reference's step, and the lab's Stream of each request."""
     engine = scenarios.make_engine(**config)
-    return engine, [lab.Stream(engine, scenarios.add(engine, entry)) for entry in requests]
+    return engine, [lab.Stream(engine, engines.add(engine, entry)) for entry in requests]
 
 
 def count_steps(engine):
@@ -356,10 +355,10 @@ def count_steps(engine):
 def test_a_stream_has_the_deltas_of_one_in_order(lab):
     """One request's Deltas, all of them, in order, and no other request's."""
     engine, (stream,) = streams(lab, request("A", 5, 6))
-    scenarios.add(engine, request("B", 3, 9))
+    engines.add(engine, request("B", 3, 9))
     deltas = list(stream)
     assert {delta.request_id for delta in deltas} == {"A"}
-    assert [token for d in deltas for token in d.token_ids] == scenarios.alone(request("A", 5, 6))
+    assert [token for d in deltas for token in d.token_ids] == engines.alone(request("A", 5, 6))
     assert [d.finish_reason for d in deltas] == [None] * 5 + ["length"]
 
 
@@ -374,13 +373,13 @@ def test_a_delta_costs_one_step(lab):
 def test_a_stream_waits_through_silent_steps(lab):
     """The chunks of a long prompt bring no token: asking once takes five steps and gives the first one."""
     engine, (stream,) = streams(lab, request("A", 30, 2), max_num_batched_tokens=7)
-    assert next(stream).token_ids == scenarios.alone(request("A", 30, 2))[:1]
+    assert next(stream).token_ids == engines.alone(request("A", 30, 2))[:1]
     assert count_steps(engine) == 5
 
 
 def test_a_stream_does_not_give_up(lab):
     """A reader behind a very long prompt waits through 5,000 silent steps, in one call."""
-    engine = scenarios.Silent(5000)
+    engine = engines.Silent(5000)
     stream = lab.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None))
     assert next(stream).finish_reason is None
     assert engine.num_steps == 0
@@ -388,7 +387,7 @@ def test_a_stream_does_not_give_up(lab):
 
 def test_nothing_unread_is_lost(lab):
     """A reader that comes back late finds all of 2,000 Deltas in its inbox, in order, and takes no step."""
-    engine = scenarios.Silent(5)
+    engine = engines.Silent(5)
     stream = lab.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None))
     engine.inboxes["A"].extend(SimpleNamespace(finish_reason=None, number=i) for i in range(2000))
     assert [next(stream).number for _ in range(2000)] == list(range(2000))
@@ -400,14 +399,14 @@ def test_reading_one_serves_all(lab):
     engine, (a, b) = streams(lab, request("A", 5, 6), request("B", 4, 4))
     list(a)
     steps = count_steps(engine)
-    assert [token for d in b for token in d.token_ids] == scenarios.alone(request("B", 4, 4))
+    assert [token for d in b for token in d.token_ids] == engines.alone(request("B", 4, 4))
     assert count_steps(engine) == steps == 6
 
 
 def test_a_stream_that_is_over_stays_over(lab):
     """After the last Delta comes StopIteration, again and again, and no step is taken for it."""
     engine, (stream,) = streams(lab, request("A", 5, 2))
-    scenarios.add(engine, request("B", 5, 9))
+    engines.add(engine, request("B", 5, 9))
     list(stream)
     steps = count_steps(engine)
     for _ in range(3):
@@ -419,14 +418,14 @@ def test_a_stream_that_is_over_stays_over(lab):
 def test_closing_aborts(lab):
     """Closing a stream half-way, or before it is read, aborts its request: its room is free, others go on."""
     engine, (stream, unread) = streams(lab, request("A", 9, 30), request("C", 9, 30))
-    scenarios.add(engine, request("B", 5, 6))
+    engines.add(engine, request("B", 5, 6))
     unread.close()
     next(stream)
     stream.close()
     assert list(engine.requests) == ["B"]
     with pytest.raises(StopIteration):
         next(stream)
-    assert drain(engine) == {"B": scenarios.alone(request("B", 5, 6))[1:]}
+    assert drain(engine) == {"B": engines.alone(request("B", 5, 6))[1:]}
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
 
 
@@ -434,19 +433,19 @@ def test_closing_at_the_end_aborts_nothing(lab):
     """A stream that was read to its end is closed; by then its id is another request's, which goes on."""
     engine, (first,) = streams(lab, request("A", 5, 2))
     list(first)
-    second = lab.Stream(engine, scenarios.add(engine, request("A", 7, 5)))
+    second = lab.Stream(engine, engines.add(engine, request("A", 7, 5)))
     first.close()
-    assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
+    assert [t for d in second for t in d.token_ids] == engines.alone(request("A", 7, 5))
 
 
 def test_closing_before_the_last_delta_is_read(lab):
     """The request is done and its id taken, but Deltas lie unread: they are dropped, the new one goes on."""
     engine, (first,) = streams(lab, request("A", 5, 2))
     drain(engine)
-    second = lab.Stream(engine, scenarios.add(engine, request("A", 7, 5)))
+    second = lab.Stream(engine, engines.add(engine, request("A", 7, 5)))
     first.close()
     assert list(first) == []
-    assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
+    assert [t for d in second for t in d.token_ids] == engines.alone(request("A", 7, 5))
 
 
 def test_closing_again_does_nothing(lab):
@@ -454,9 +453,9 @@ def test_closing_again_does_nothing(lab):
     engine, (first,) = streams(lab, request("A", 5, 9))
     next(first)
     first.close()
-    second = lab.Stream(engine, scenarios.add(engine, request("A", 7, 5)))
+    second = lab.Stream(engine, engines.add(engine, request("A", 7, 5)))
     first.close()
-    assert [t for d in second for t in d.token_ids] == scenarios.alone(request("A", 7, 5))
+    assert [t for d in second for t in d.token_ids] == engines.alone(request("A", 7, 5))
 
 
 def test_no_inbox_is_left_behind(lab):
@@ -470,7 +469,7 @@ def test_no_inbox_is_left_behind(lab):
 
 def test_closing_takes_the_inbox_back(lab):
     """An engine that forgets no inbox by itself has none when the stream has been closed."""
-    engine = scenarios.Silent(3)
+    engine = engines.Silent(3)
     lab.Stream(engine, SimpleNamespace(request_id="A", finish_reason=None)).close()
     assert engine.inboxes == {}
 
@@ -495,7 +494,7 @@ def test_after_an_error_the_stream_goes_on(lab, error):
             next(stream)
     engine.backend.forward = forward
     said += stream
-    assert [token for delta in said for token in delta.token_ids] == scenarios.alone(request("A", 5, 4))
+    assert [token for delta in said for token in delta.token_ids] == engines.alone(request("A", 5, 4))
 
 
 def test_a_lost_delta_is_not_the_end(lab):

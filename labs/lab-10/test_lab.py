@@ -10,7 +10,9 @@ from labs.kit.toys.speculation import (
     ToyDraft,
     chooser,
     distribution,
+    request_of,
     row_after,
+    spec_loop,
     text_alone,
 )
 from mini_engine.block_manager import BlockManager
@@ -596,7 +598,7 @@ def test_a_step_yields_more_than_one_token(lab):
 def test_what_was_rejected_is_not_read(lab):
     """The model's memory at each position that a request has computed holds that request's token."""
     scenario = SCENARIOS["one that quotes"]
-    loop, made = scenarios.make(lab, scenario["config"]), scenarios.request_of(scenario["requests"][0])
+    loop, made = spec_loop(lab, scenario["config"]), request_of(scenario["requests"][0])
     assert isinstance(loop.model, QuotingModel)
     loop.add(made)
     while loop.has_work:

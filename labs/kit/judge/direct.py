@@ -178,7 +178,7 @@ def sentence(yours: Sequence[Call], reference: Sequence[Call]) -> Sentence | Non
         if mine.raised != other.raised:
             return Sentence("raised", f"{call} {how(mine)}", f"the reference {how(other)}")
         if not mine.raised and not same(mine.gave, other.gave):
-            a, b = apart(mine.gave, other.gave)
+            a, b = differing(mine.gave, other.gave)
             if mine.is_property:
                 return Sentence(
                     "returned", f"After your {before} {mine.words} is {a}", f"in the reference {b}"
@@ -186,14 +186,14 @@ def sentence(yours: Sequence[Call], reference: Sequence[Call]) -> Sentence | Non
             return Sentence("returned", f"{call} returns {a}", f"the reference returns {b}")
         for path, *both in places(mine.after, other.after):
             if NOTHING not in both:  # an attribute of the file's own
-                a, b = apart(*both)
+                a, b = differing(*both)
                 said = f"After your {mine.words} {place(path)} is {a}"
                 return Sentence("changed", said, f"in the reference {b}")
         before = before if mine.is_property else mine.words
     return None
 
 
-def apart(yours: Any, reference: Any) -> tuple[str, str]:
+def differing(yours: Any, reference: Any) -> tuple[str, str]:
     """Return two values that differ, in words: whole if they are short, else the first place that differs."""
     if isinstance(yours, Words) or isinstance(reference, Words):
         return str(yours), str(reference)
@@ -205,4 +205,4 @@ def apart(yours: Any, reference: Any) -> tuple[str, str]:
 def how(call: Call) -> str:
     if call.raised:
         return f"raises {call.raised}"
-    return "returns" if call.gave is None else f"returns {apart(call.gave, NOTHING)[0]}"
+    return "returns" if call.gave is None else f"returns {differing(call.gave, NOTHING)[0]}"

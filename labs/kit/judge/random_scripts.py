@@ -72,15 +72,15 @@ def judge(lab_id: str, part: Any) -> None:
         script = drawn(lab_id, number)
         if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
             script = script if quick else cut(lab_id, part, script)
-            yours, model = run(lab_id, part, script), run(lab_id, None, script)
-            if departure(yours, model) is None:
+            yours, oracle = run(lab_id, part, script), run(lab_id, None, script)
+            if departure(yours, oracle) is None:
                 again = "look for state that your code keeps between calls"
                 raise AssertionError(f"script {number + 1} departs, but not when it is played again: {again}")
             RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
-            EXPECTED.append(({"config": script["config"]}, as_log(script, model)))
+            EXPECTED.append(({"config": script["config"]}, as_log(script, oracle)))
             of_all = f"script {number + 1} of {random_scripts.SCRIPTS}"
             opening = f"{of_all} departs; cut to the calls that it needs, it is"
-            raise AssertionError(story(opening, script, yours, model))
+            raise AssertionError(story(opening, script, yours, oracle))
         passed += 1
 
 
@@ -96,7 +96,7 @@ def expected(lab_id: str, seed: object) -> list[Step]:
 
 
 def run(lab_id: str, part: Any, script: Script) -> list[Step]:
-    """Play a script on `part`, or on the model if that is None.
+    """Play a script on `part`, or on the oracle if that is None.
 
     An error of a call is something seen, and the script goes on; only a task that is not written ends it.
     """
@@ -110,11 +110,11 @@ def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
 
 def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], str, BaseException | None]]:
     """Each call of a script, what it let be seen, as JSON, and its error."""
-    is_model = part is None
+    is_oracle = part is None
     play = loading.load(lab_id, "random_scripts").Play(
-        loading.load(lab_id, "oracle") if is_model else part, script["config"]
+        loading.load(lab_id, "oracle") if is_oracle else part, script["config"]
     )
-    play.is_model = is_model  # which may take its time; a part cannot claim it
+    play.is_oracle = is_oracle  # which may take its time; a part cannot claim it
     for name, *arguments in script["calls"]:
         PULSE[0] += 1
         failed: BaseException | None = None
@@ -147,9 +147,9 @@ def text(value: Any) -> str:
     return ENCODER.encode(value)
 
 
-def departure(yours: list[Step], model: list[Step]) -> int | None:
+def departure(yours: list[Step], oracle: list[Step]) -> int | None:
     """The number of the first step in which something else was seen."""
-    for number, (a, b) in enumerate(zip_longest(yours, model)):
+    for number, (a, b) in enumerate(zip_longest(yours, oracle)):
         if a is None or b is None or a.call != b.call:
             return number
         if not (a.text == b.text != "" or same(a.seen, b.seen)):
@@ -181,20 +181,20 @@ def cut(lab_id: str, part: Any, script: Script) -> Script:
     return script | {"calls": calls}
 
 
-def story(opening: str, script: Script, yours: list[Step], model: list[Step]) -> str:
+def story(opening: str, script: Script, yours: list[Step], oracle: list[Step]) -> str:
     """The calls of a failing script, and what the last one should have let be seen."""
-    at = departure(yours, model)
+    at = departure(yours, oracle)
     assert at is not None
     lines = [opening]
     lines += [f"    {key} = {value}" for key, value in script["config"].items()]
     for step in yours[: at + 1]:
         lines.append(f"    {shorten(said(step), WIDTH, placeholder=' ...')}")
-    if at >= len(yours) or at >= len(model):
+    if at >= len(yours) or at >= len(oracle):
         lines.append("and here one of the two has ended")
         return "\n".join(lines)
-    a, b = yours[at], model[at]
+    a, b = yours[at], oracle[at]
     for key in dict.fromkeys([*b.seen, *a.seen]):
-        for where, left, right in apart(key, a.seen.get(key, "nothing"), b.seen.get(key, "nothing")):
+        for where, left, right in differing(key, a.seen.get(key, "nothing"), b.seen.get(key, "nothing")):
             lines.append(f"{where}: {shown(left)}, but should be {shown(right)}")
     if a.error is not None and "raised" not in b.seen:
         line = loading.line_in_starter(a.error)
@@ -202,13 +202,13 @@ def story(opening: str, script: Script, yours: list[Step], model: list[Step]) ->
     return "\n".join(lines)
 
 
-def apart(where: str, yours: Any, model: Any) -> Iterator[tuple[str, Any, Any]]:
+def differing(where: str, yours: Any, oracle: Any) -> Iterator[tuple[str, Any, Any]]:
     """The places at which two things that were seen differ: of dicts, the entries that do."""
-    if isinstance(yours, dict) and isinstance(model, dict):
-        for key in dict.fromkeys([*model, *yours]):
-            yield from apart(f"{where}, {key}", yours.get(key, "nothing"), model.get(key, "nothing"))
-    elif not same(yours, model):
-        yield where, yours, model
+    if isinstance(yours, dict) and isinstance(oracle, dict):
+        for key in dict.fromkeys([*oracle, *yours]):
+            yield from differing(f"{where}, {key}", yours.get(key, "nothing"), oracle.get(key, "nothing"))
+    elif not same(yours, oracle):
+        yield where, yours, oracle
 
 
 def said(step: Step) -> str:
@@ -249,7 +249,7 @@ def fingerprint(lab_id: str, part: Any, passed: int = 0) -> list[str]:
 
     So many scripts, from the first on, are known to pass, and are not played again.
     """
-    known = [digest_of_model(lab_id, n) for n in range(passed)]
+    known = [digest_of_oracle(lab_id, n) for n in range(passed)]
     others = range(passed, count(lab_id))
     return known + [digest(run(lab_id, part, drawn(lab_id, n)), expected(lab_id, n)) for n in others]
 
@@ -257,11 +257,11 @@ def fingerprint(lab_id: str, part: Any, passed: int = 0) -> list[str]:
 def departing(lab_id: str, runs: str) -> list[int] | None:
     """Return the scripts that depart, by a part's fingerprint (JSON); None if its scripts did not end."""
     digests = json.loads(runs) if runs.startswith("[") else []
-    return [n for n, one in enumerate(digests) if one != digest_of_model(lab_id, n)] or None
+    return [n for n, one in enumerate(digests) if one != digest_of_oracle(lab_id, n)] or None
 
 
 @lru_cache(1024)
-def digest_of_model(lab_id: str, number: int) -> str:
+def digest_of_oracle(lab_id: str, number: int) -> str:
     return digest(expected(lab_id, number), expected(lab_id, number))
 
 
@@ -270,9 +270,9 @@ def count(lab_id: str) -> int:
     return int(loading.load(lab_id, "random_scripts").SCRIPTS)
 
 
-def digest(steps: list[Step], model: list[Step]) -> str:
-    """Floats differ by platform: of what holds them it counts only which of its rows are the model's."""
-    pairs = zip_longest(steps, model, fillvalue=Step([], {}))
+def digest(steps: list[Step], oracle: list[Step]) -> str:
+    """Floats differ by platform: of what holds them it counts only which of its rows are the oracle's."""
+    pairs = zip_longest(steps, oracle, fillvalue=Step([], {}))
     rows = [b.row if a.text == b.text != "" and a.call == b.call else row(a, b) for a, b in pairs]
     return hashlib.sha256(f"[{', '.join(rows)}]".encode()).hexdigest()[:12]
 
@@ -282,16 +282,16 @@ def row(yours: Step, theirs: Step) -> str:
     return json.dumps([yours.call, seen], sort_keys=True)
 
 
-def canonical(value: Any, model: Any) -> Any:
+def canonical(value: Any, oracle: Any) -> Any:
     if not has_floats(value):
         return value
     if isinstance(value, list):
-        rows = model if isinstance(model, list) else []
+        rows = oracle if isinstance(oracle, list) else []
         return [same(a, b) for a, b in zip_longest(value, rows[: len(value)])]
     if isinstance(value, dict):
-        parts = model if isinstance(model, dict) else {}
+        parts = oracle if isinstance(oracle, dict) else {}
         return {key: canonical(one, parts.get(key)) for key, one in value.items()}
-    return same(value, model)
+    return same(value, oracle)
 
 
 def has_floats(value: Any) -> bool:

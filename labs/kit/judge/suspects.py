@@ -69,9 +69,9 @@ def departing(lab: Lab, part: Any) -> Departing:
     return lambda scripts: [call_of(script) for script in scripts]
 
 
-def departing_call(yours: Sequence[random_scripts.Step], model: Sequence[random_scripts.Step]) -> str:
-    at = random_scripts.departure([*yours], [*model])
-    return "" if at is None else str((model[at] if at < len(model) else yours[at]).call[0])
+def departing_call(yours: Sequence[random_scripts.Step], oracle: Sequence[random_scripts.Step]) -> str:
+    at = random_scripts.departure([*yours], [*oracle])
+    return "" if at is None else str((oracle[at] if at < len(oracle) else yours[at]).call[0])
 
 
 @lru_cache(1024)

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from labs.kit.toys.requests import VOCAB
+from labs.kit.toys.requests import VOCAB, make_request
 from mini_engine.backends.dense import DenseCache, dense_attend
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
@@ -22,6 +22,13 @@ def random_model(config: ModelConfig = SMALL, scale: float = 0.3) -> CausalLM:
     for name, parameter in net.named_parameters():
         parameter.normal_(1.0 if "norm" in name else 0.0, scale, generator=generator)
     return net
+
+
+@cache
+def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
+    """Return the greedy text of a request of `make_request` alone on random_model()."""
+    request = make_request(request_id, prompt, max_tokens)
+    return run_alone(random_model(), request.prompt_token_ids, request.sampling_params)
 
 
 @torch.inference_mode()

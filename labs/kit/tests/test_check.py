@@ -156,3 +156,10 @@ def test_behaviour_is_judged_in_a_process_of_its_own(course):
     )
     assert "mistake cannot-be-made cannot be made" in text and "occurs 0 times" in text
     assert "caught  off-by-one  " in text and "MISSED  off-by-one-again" in text
+
+
+@pytest.mark.parametrize("lab_id", lab_ids())
+def test_a_lab_needs_little_python_of_its_own(lab_id):
+    """Beyond the files that a learner sees, a lab has at most 400 lines; the rest is shared."""
+    files = (find_lab(lab_id).path / "author").glob("*.py")
+    assert sum(len(file.read_text("utf-8").splitlines()) for file in files) <= 400

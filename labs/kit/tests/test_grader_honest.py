@@ -148,7 +148,7 @@ def test_no_file_is_excused_from_being_counted():
     lab = find_lab("lab-05")
     slow = next(mistake for mistake in lab.mistakes if mistake.id == "free-list-searched")
     source = slow.apply(lab.file("solution.py").read_text("utf-8"))
-    found = graded("lab-05", source + "\nSLOW = is_model = ONE_BY_ONE = True\n")
+    found = graded("lab-05", source + "\nSLOW = is_oracle = ONE_BY_ONE = True\n")
     assert any(task.state == WRONG for task in found.tasks)
 
 

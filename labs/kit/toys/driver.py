@@ -13,7 +13,7 @@ from labs.kit.toys.memory import ToyModel
 from labs.kit.toys.requests import make_request
 from labs.kit.toys.words import brief, describe
 from mini_engine.request import Request
-from mini_engine.scheduler import next_chunk
+from mini_engine.scheduler import Scheduler, next_chunk
 from mini_engine.trace import End, Recorder, Trace
 from mini_engine.trace.record import Record
 
@@ -25,8 +25,10 @@ DEFAULTS = {  # of a scenario's config
     "prefix_caching": False,
     "watermark": 0,
 }
+LIMITS = ("policy", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 Scenario = dict[str, Any]
 NextChunk = Callable[[Request, int], Any]
+Add = Callable[[dict[str, Any]], object]
 
 
 @dataclass(slots=True)
@@ -59,10 +61,7 @@ class OpLog:
 
 
 RUNS: list[tuple[Scenario, Trace | OpLog]] = []  # (scenario, trace) of the test that is running
-EXPECTED: list[
-    tuple[Scenario, Trace | OpLog]
-] = []  # beside them, where the test knows it by itself: random scripts
-
+EXPECTED: list[tuple[Scenario, Trace | OpLog]] = []  # beside them, where random scripts know it
 PULSE = [0]  # steps and operations so far: what code may print is counted from one to the next
 
 
@@ -116,15 +115,48 @@ def drive(
     """
     referee: Any = Referee(scheduler)
     recorder = Recorder(referee, config=DEFAULTS | scenario["config"], parts=parts)
+    computes = model or ToyModel(scheduler.kv)
+
+    def step() -> bool:
+        scheduled = recorder.schedule()
+        running = {request.request_id: request for request in recorder.running}
+        rows = [(running[name], *next_chunk(running[name], n)) for name, n in scheduled.items()]
+        recorder.update(scheduled, computes.forward(rows))
+        return bool(scheduled) or not recorder.has_work
+
+    return play_out(
+        recorder, scenario, lambda entry: recorder.add(request_of(entry)), step, raise_errors=raise_errors
+    )
+
+
+def serve(kv: Any, scenario: Scenario, **options: Any) -> Trace:
+    """Run a scenario under the engine's own Scheduler on a block manager; `options` are those of `drive`."""
+    limits = {name: value for name, value in scenario["config"].items() if name in LIMITS}
+    return drive(Scheduler(kv, **limits), scenario, **options)
+
+
+def play_out(
+    recorder: Recorder,
+    scenario: Scenario,
+    add: Add,
+    step: Callable[[], bool],
+    engine: Any = None,
+    raise_errors: bool = True,
+) -> Trace:
+    """Run a scenario turn by turn until all is done, and return its trace.
+
+    `add` takes an entry of the scenario, `step` returns whether there was progress, and `engine` is asked for
+    work and aborts, if it is not the recorder. How a run ends, and `raise_errors`, are as in `drive`.
+    """
     try:
-        end = _steps(recorder, scenario, model or ToyModel(scheduler.kv), next_chunk)
+        end = _turns(engine or recorder, recorder.kv, scenario, add, step)
+        queues = {"waiting": ids(recorder.waiting), "running": ids(recorder.running)}
     except BaseException as error:  # sys.exit() too ends a run
         trace = _ran(scenario, recorder, "error", error=describe(error))
         if raise_errors or not isinstance(error, Exception):
             raise
         return trace
-    left = {} if end == "drained" else {"waiting": ids(recorder.waiting), "running": ids(recorder.running)}
-    return _ran(scenario, recorder, end, **left)
+    return _ran(scenario, recorder, end, **({} if end == "drained" else queues))
 
 
 def _ran(scenario: Scenario, recorder: Recorder, end: str, **details: Any) -> Trace:
@@ -133,34 +165,31 @@ def _ran(scenario: Scenario, recorder: Recorder, end: str, **details: Any) -> Tr
     return trace
 
 
-def _steps(recorder: Recorder, scenario: Scenario, model: ToyModel, next_chunk: NextChunk) -> str:
-    """Return how the run ended. The rows of a forward are cut by the lab's `next_chunk` where it has one."""
+def _turns(engine: Any, kv: Any, scenario: Scenario, add: Add, step: Callable[[], bool]) -> str:
     arrivals = sorted(scenario["requests"], key=lambda request: request.get("at", 0))
     idle = 0
-    for step in range(scenario.get("max_steps", 500)):
+    for turn in range(scenario.get("max_steps", 500)):
         PULSE[0] += 1
-        while arrivals and arrivals[0].get("at", 0) <= step:
-            recorder.add(_request(arrivals.pop(0)))
-        for abort in scenario.get("aborts", ()):
-            if abort["step"] == step:
-                recorder.abort(abort["id"])
-        if not recorder.has_work and not arrivals:
+        while arrivals and arrivals[0].get("at", 0) <= turn:
+            add(arrivals.pop(0))
+        for entry in scenario.get("aborts", ()):
+            if entry["step"] == turn:
+                engine.abort(entry["id"])
+        if not engine.has_work and not arrivals:
             return "drained"
-        scheduled = recorder.schedule()
-        running = {request.request_id: request for request in recorder.running}
-        rows = [(running[name], *next_chunk(running[name], n)) for name, n in scheduled.items()]
-        recorder.update(scheduled, model.forward(rows))
-        recorder.kv.check()
-        idle = idle + 1 if not scheduled and recorder.has_work else 0
+        idle = 0 if step() else idle + 1
+        kv.check()
         if idle == PATIENCE:
             return "stuck"
     return "max_steps"
 
 
-def _request(entry: dict[str, Any]) -> Request:
+def request_of(entry: dict[str, Any]) -> Request:
+    """Return the request of a scenario's entry; `sampling` holds settings that have no key of their own."""
     fields = {k: v for k, v in entry.items() if k in ("priority", "max_tokens", "stop_token_ids")}
     request = make_request(entry["id"], entry["prompt"], **fields)
-    request.sampling_params = replace(request.sampling_params, **entry.get("sampling", {}))
+    own = {k: v for k, v in entry.items() if k in ("temperature", "seed")}
+    request.sampling_params = replace(request.sampling_params, **own, **entry.get("sampling", {}))
     return request
 
 

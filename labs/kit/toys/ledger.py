@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from labs.kit.toys.driver import OpLog, Scenario, log_ops
 from labs.kit.toys.plays import Counted, Play, in_runs, naming, plain, steps_of
 from labs.kit.toys.requests import make_request
 from labs.kit.toys.scripts import Skip, builtin
@@ -123,7 +122,7 @@ class Ledger(Play):
 
     def what_costs_more_in_a_pool_of(self, num_blocks: int) -> list[str]:
         """Return the methods that work longer than in a pool of 64: they search all blocks or tables."""
-        if self.is_model:
+        if self.is_oracle:
             return []
         small, large = (work_in_a_pool(self.part, size) for size in (64, num_blocks))
         return [name for name in small if large[name] > 5 * small[name]]
@@ -156,17 +155,6 @@ class Ledger(Play):
             self.kv.check()
         lengths = {name: len(self.table(name)) for name in self.requests}
         return {"num_free_blocks": self.kv.num_free_blocks, "lengths": lengths}
-
-    def log(self, scenario: Scenario, raise_errors: bool = True) -> OpLog:
-        """Carry out a scenario's operations; one that has no place there returns None."""
-
-        def perform(name: str, arguments: list[Any]) -> Any:
-            try:
-                return getattr(self, name)(*arguments)
-            except Skip:
-                return None
-
-        return log_ops(scenario, perform, self.observe, raise_errors=raise_errors)
 
     # ----------------------------------------------------------------------------------- helpers
 

@@ -5,11 +5,12 @@ No module here imports torch: the pages in a browser load them.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dis import get_instructions
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from labs.kit.toys.driver import OpLog, Scenario, log_ops
 from labs.kit.toys.scripts import Skip
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
@@ -21,7 +22,7 @@ SCALARS = {int, str, bool, float, type(None), bytes, RequestStatus, SamplingPara
 class Play:
     """The state of a script that is being played on `part`; a lab's Play adds the calls of its scripts."""
 
-    is_model = False  # set by the judge where `part` is the oracle, which may take its time
+    is_oracle = False  # set by the judge where `part` is the oracle, which may take its time
 
     def __init__(self, part: Any):
         self.part = part
@@ -34,6 +35,23 @@ class Play:
         if name not in self.requests:
             raise Skip
         return self.requests[name]
+
+    def seen(self) -> dict[str, Any]:
+        """Return what can be seen after a call, as JSON; a lab's Play says what that is."""
+        raise NotImplementedError
+
+    def observe(self) -> dict[str, Any]:
+        """Return what a log of operations shows after each."""
+        return self.seen()
+
+    def log(self, scenario: Scenario, raise_errors: bool = True) -> OpLog:
+        """Carry out a scenario's operations; one that has no place there returns None."""
+
+        def perform(name: str, arguments: list[Any]) -> Any:
+            with suppress(Skip):
+                return getattr(self, name)(*arguments)
+
+        return log_ops(scenario, perform, self.observe, raise_errors=raise_errors)
 
     def names_that_need_torch(self) -> list[str]:
         """Return the names that the part's functions take from the top of the file, and the file from torch.

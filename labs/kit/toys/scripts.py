@@ -26,3 +26,17 @@ def builtin(**others: Callable[..., Any]) -> Iterator[None]:
     finally:
         for names, before in zip(BUILTINS, own, strict=True):
             names.update(before)
+
+
+def in_two_runs_of_python(call: Callable[[], Any]) -> list[Any]:
+    """Return what `call` returns in each: hash() of bytes and strings begins with another number there."""
+    real = hash
+
+    def differs(value: object) -> bool:
+        return any(map(differs, value)) if isinstance(value, tuple) else isinstance(value, bytes | str)
+
+    found = []
+    for number in (1, 2):
+        with builtin(hash=lambda value, more=number: real(value) + more * differs(value)):
+            found.append(call())
+    return found

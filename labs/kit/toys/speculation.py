@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
+from labs.kit.toys import driver
 from labs.kit.toys.loop import StepLoop
+from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request
 from mini_engine.scheduler import schedule_step
 
@@ -186,6 +188,23 @@ class SpecLoop(StepLoop):
         return finished
 
 
+def spec_loop(lab: Any, config: dict[str, Any]) -> SpecLoop:
+    """Return the loop of a scenario's config, before its requests come; the lab makes the proposer."""
+    caching, k = config.get("prefix_caching", False), config.get("k", 0)
+    kv = BlockManager(config["num_blocks"], config["block_size"], enable_prefix_caching=caching, watermark=0)
+    proposer: Any = None
+    if config.get("proposer"):
+        is_ngram = config["proposer"] == "ngram"
+        proposer = lab.NgramProposer(1, 3, k) if is_ngram else lab.DraftModelProposer(ToyDraft(), k)
+    limits = {name: config[name] for name in driver.LIMITS if name in config and name != "policy"}
+    return SpecLoop(lab, kv, proposer, **limits)
+
+
+def request_of(entry: dict[str, Any]) -> Request:
+    """Return a scenario's request, of the tokens that the model knows."""
+    return driver.request_of(entry | {"prompt": [token % TOKENS for token in entry["prompt"]]})
+
+
 def chooser(request: Request) -> Callable[[Row, int], int]:
     return lambda row, index: choose(row, request, index)
 
@@ -224,6 +243,11 @@ class Chance:
 def exact(number: Any) -> Fraction:
     """Return a fraction: of a float the simple one that it stands for."""
     return Fraction(number).limit_denominator(10**6)
+
+
+def exact_row(weights: Sequence[int]) -> list[Fraction]:
+    """Return the probabilities that are in the proportion of these weights."""
+    return [Fraction(weight, sum(weights)) for weight in weights]
 
 
 def ways(play: Callable[[Chance], Any]) -> Iterator[tuple[Any, Fraction]]:

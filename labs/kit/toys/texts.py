@@ -1,5 +1,6 @@
 """A ledger of the text in each slot of a pool, which finds requests that would read another's."""
 
+from collections.abc import Callable
 from typing import Any
 
 from labs.kit.toys.ledger import Ledger
@@ -91,3 +92,43 @@ class Texts(Ledger):
         if found != full:
             computed = f"{request.request_id} has computed {full} full blocks"
             raise AssertionError(f"{computed}, and a newcomer with the same text finds {found} of them")
+
+
+def wrong_books(kv: Any) -> str:
+    """Return what is wrong in the attributes that lab-06's starter keeps, or "nothing".
+
+    A class that keeps others is not looked at: it has books of its own.
+    """
+    cached, blocks = getattr(kv, "cached", None), getattr(kv, "blocks", None)
+    if not isinstance(cached, dict) or not isinstance(blocks, list) or not hasattr(blocks[0], "hash"):
+        return "nothing"
+    if not all(cached.values()):
+        return "self.cached has a hash with an empty list"
+    findable = {id(block) for candidates in cached.values() for block in candidates}
+    for block in blocks:
+        for field in ("hash", "content"):
+            if id(block) not in findable and getattr(block, field) is not None:
+                return f"block {block.block_id} cannot be found, and its {field} is not None"
+    try:
+        kv.check()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def wrong_names(kv: Any, hash_block: Callable[[bytes, tuple[int, ...]], bytes]) -> list[str]:
+    """The names that `hash_block` does not give for the content of the block, one block after the other.
+
+    A class whose blocks have no hash or no content is not looked at.
+    """
+    wrong, blocks = [], getattr(kv, "blocks", None)
+    for block in blocks if isinstance(blocks, list) else ():
+        name, content = getattr(block, "hash", None), getattr(block, "content", None)
+        if name is not None and content is not None:
+            salt, tokens = content
+            right = salt.encode()
+            for start in range(0, len(tokens), kv.block_size):
+                right = hash_block(right, tuple(tokens[start : start + kv.block_size]))
+            if name != right:
+                wrong.append(f"the block with {list(tokens)} goes by {name!r}, not by {right!r}")
+    return wrong

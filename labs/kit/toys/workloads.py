@@ -44,6 +44,14 @@ def workload(
     return scenario | {"aborts": [{"step": step, "id": name} for step, name in aborts]}
 
 
+def operations(
+    name: str, num_blocks: int, *ops: Sequence[Any], block_size: int = 4, **config: Any
+) -> Scenario:
+    """Return a scenario of operations on a pool."""
+    sizes = {"num_blocks": num_blocks, "block_size": block_size}
+    return {"name": name, "config": sizes | config, "ops": [list(op) for op in ops]}
+
+
 def draw_workloads(
     seed: int,
     count: int,

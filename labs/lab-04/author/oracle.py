@@ -4,31 +4,11 @@ The random scripts compare a part with it. It knows no rectangle but in `assembl
 every cell is asked for by itself.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from mini_engine.backends.padded import FusedBatch, pad_left
 
-@dataclass
-class FusedBatch:
-    request_ids: list
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    past_lens: torch.Tensor
-    num_new: torch.Tensor
-    mask: torch.Tensor
-    is_last: list
-
-
-def pad_left(tensors):
-    tensors = list(tensors)
-    longest = max(len(tensor) for tensor in tensors)
-    return torch.stack(
-        [
-            torch.cat((tensor.new_zeros(longest - len(tensor), *tensor.shape[1:]), tensor))
-            for tensor in tensors
-        ]
-    )
+__all__ = ["FusedBatch", "pad_left"]  # given
 
 
 def token_in(column, width, real):

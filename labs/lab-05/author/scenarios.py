@@ -1,11 +1,9 @@
 """lab-05's scenarios: operations on a pool whose books are checked, whole runs, and steps of attention."""
 
-from labs.kit import ToyModel, drive, make_request
+from labs.kit import ToyModel
+from labs.kit.toys.driver import serve as serve_on
 from labs.kit.toys.ledger import Ledger
-from labs.kit.toys.workloads import draw_workloads
-from mini_engine.scheduler import Scheduler
-
-SETTINGS = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+from labs.kit.toys.workloads import draw_workloads, operations
 
 
 class Pool:
@@ -54,32 +52,33 @@ class Pool:
             raise AssertionError(f"{held} blocks are held and {free} free, of {blocks} in all")
 
 
-def _ops(name, num_blocks, block_size, *ops, watermark=0):
-    config = {"num_blocks": num_blocks, "block_size": block_size, "watermark": watermark}
-    return {"name": name, "config": config, "ops": [list(op) for op in ops]}
-
-
 def admits(*sizes):
     return [("admit", name, size) for name, size in zip("abcdef", sizes, strict=False)]
 
 
 SCENARIOS = [
-    _ops(
+    operations(
         "the edges of a block",
         12,
-        4,
         *admits(3, 4, 5, 7, 8, 9),
         *(("slot_mapping", name, 0, n) for name, n in zip("abcdef", (3, 4, 5, 7, 8, 9), strict=True)),
+        watermark=0,
     ),
-    _ops(
-        "growing through three blocks", 4, 4, *admits(3), *[("decode", "a")] * 9, ("slot_mapping", "a", 0, 12)
+    operations(
+        "growing through three blocks",
+        4,
+        *admits(3),
+        *[("decode", "a")] * 9,
+        ("slot_mapping", "a", 0, 12),
+        watermark=0,
     ),
-    _ops("blocks of one token", 6, 1, *admits(3), *[("decode", "a")] * 4, ("free", "a")),
-    _ops("no room is no harm", 4, 4, *admits(9, 5, 4), ("free", "a"), ("admit", "b", 5)),
-    _ops(
+    operations(
+        "blocks of one token", 6, *admits(3), *[("decode", "a")] * 4, ("free", "a"), block_size=1, watermark=0
+    ),
+    operations("no room is no harm", 4, *admits(9, 5, 4), ("free", "a"), ("admit", "b", 5), watermark=0),
+    operations(
         "the watermark",
         10,
-        4,
         *admits(20, 16, 12),
         *[("decode", "a")] * 9,
         *(("free", "a"), ("free", "c"), ("admit", "d", 40)),
@@ -109,8 +108,7 @@ def serve(lab, scenario: dict, model=ToyModel):
     """The trace of a whole run on `lab.BlockManager`; `model(kv)` makes the model."""
     config = scenario["config"]
     kv = Pool(lab, config["num_blocks"], config["block_size"])
-    scheduler = Scheduler(kv, **{name: config[name] for name in SETTINGS})
-    return drive(scheduler, scenario, model=model(kv), parts={"BlockManager": "lab-05"})
+    return serve_on(kv, scenario, model=model(kv), parts={"BlockManager": "lab-05"})
 
 
 # (tokens in the cache, new tokens, block table) of each request in one step; blocks of 4 tokens.
@@ -121,14 +119,6 @@ STEPS = {
     "a mixture": [(0, 3, [6]), (10, 1, [2, 8, 5]), (5, 6, [1, 0, 3]), (11, 1, [4, 10, 7])],
     "full last blocks": [(7, 1, [3, 1]), (4, 4, [9, 6]), (0, 8, [2, 5])],
 }
-
-
-def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
-    """The greedy text of one request alone, on one contiguous cache."""
-    from labs.kit.tensor_toys.models import random_model, run_alone
-
-    request = make_request(request_id, prompt, max_tokens)
-    return run_alone(random_model(), request.prompt_token_ids, request.sampling_params)
 
 
 def step_tensors(step, **sizes):

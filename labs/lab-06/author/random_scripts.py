@@ -4,20 +4,17 @@ What the contract does not fix is not looked at: blocks are renamed, and an admi
 between two copies of a block is left out.
 """
 
-from labs.kit import Skip, builtin, load, make_request
-from labs.kit.toys.texts import Texts
+from labs.kit import Skip, make_request
+from labs.kit.toys.scripts import in_two_runs_of_python
+from labs.kit.toys.texts import Texts, wrong_books, wrong_names
 
 SCRIPTS = 40
-scenarios = load("lab-06", "scenarios")
 NAMES = ["a", "b", "c", "d"]
 # Tokens and salts of a script: few, so that texts are equal, and such that one could pass for the other.
 WORLDS = [
-    ([0, 1], ["", "", "red"]),
-    ([0, 1], ["red", "Red", "red "]),
-    ([1, 11, 111], ["1", "11", ""]),
-    ([1, 2], ["\x01\0\0\0\0\0\0\0", "\x01", ""]),
-    ([7, 7 + 2**16], ["é", "e\u0301", "ä"]),
-]
+    ([0, 1], ["", "", "red"]), ([0, 1], ["red", "Red", "red "]), ([1, 11, 111], ["1", "11", ""]),
+    ([1, 2], ["\x01\0\0\0\0\0\0\0", "\x01", ""]), ([7, 7 + 2**16], ["é", "e\u0301", "ä"]),
+]  # fmt: skip
 HASHES = {
     "all alike": lambda parent, token_ids: b"all alike",
     "tokens only": lambda parent, token_ids: repr(token_ids).encode(),
@@ -26,27 +23,16 @@ HASHES = {
 }
 # Parents and tokens that a careless name takes for one another.
 ALMOST_ALIKE = [
-    [["", [1, 23]], ["", [12, 3]]],
-    [["", [1, 2]], ["", [2, 1]]],
-    [["", [1, 1, 2]], ["", [1, 2, 2]]],
-    [["", [0, 1]], ["", [1]]],
-    [["", [5, 7]], ["", [5, 7 + 2**16]]],
-    [["", [5, 7]], ["", [5, 7 + 2**32]]],
-    [["", [5, 2**20]], ["", [5, 2**20 + 1]]],
-    [["", [5, 2**53]], ["", [5, 2**53 + 1]]],
-    [["", [*range(300), 1]], ["", [*range(300), 2]]],
-    [["x" * 600 + "a", [1]], ["x" * 600 + "b", [1]]],
-    [["\x01\0\0\0\0\0\0\0" * 32, [2]], ["", [*[1] * 32, 2]]],
-    [["", [1, 2]], ["a", [1, 2]]],
+    [["", [1, 23]], ["", [12, 3]]], [["", [1, 2]], ["", [2, 1]]], [["", [1, 1, 2]], ["", [1, 2, 2]]],
+    [["", [0, 1]], ["", [1]]], [["", [5, 7]], ["", [5, 7 + 2**16]]], [["", [5, 7]], ["", [5, 7 + 2**32]]],
+    [["", [5, 2**20]], ["", [5, 2**20 + 1]]], [["", [5, 2**53]], ["", [5, 2**53 + 1]]],
+    [["", [*range(300), 1]], ["", [*range(300), 2]]], [["x" * 600 + "a", [1]], ["x" * 600 + "b", [1]]],
+    [["\x01\0\0\0\0\0\0\0" * 32, [2]], ["", [*[1] * 32, 2]]], [["", [1, 2]], ["a", [1, 2]]],
     [["x" * 63 + "a", [1, 2]], ["x" * 63 + "b", [1, 2]]],
-    [["a" + "x" * 63, [1, 2]], ["b" + "x" * 63, [1, 2]]],
-    [["", [1, 2]], ["1", [2]]],
-    [["", [1, 2]], ["\x01\0\0\0\0\0\0\0", [2]]],
-    [["", [1, 2]], ["\0\0\0\x01", [2]]],
-    [["red", [1, 2]], ["red,1", [2]]],
-    [["a", [1, 2]], ["a\0", [1, 2]]],
-    [["a", [1, 2]], ["\0a", [1, 2]]],
-]
+    [["a" + "x" * 63, [1, 2]], ["b" + "x" * 63, [1, 2]]], [["", [1, 2]], ["1", [2]]],
+    [["", [1, 2]], ["\x01\0\0\0\0\0\0\0", [2]]], [["", [1, 2]], ["\0\0\0\x01", [2]]],
+    [["red", [1, 2]], ["red,1", [2]]], [["a", [1, 2]], ["a\0", [1, 2]]], [["a", [1, 2]], ["\0a", [1, 2]]],
+]  # fmt: skip
 KINDS = ["comes"] * 6 + ["goes"] * 4 + ["runs"] * 4 + ["seldom"] * 2
 IN_WORDS = "its text in words"  # a hash_block whose names can be read, and which notes what it is asked
 SENSELESS = [[0, 4, 0], [-1, 4, None], [4, 0, None], [4, 4, 4], [4, 4, -1], [1, 1, 1]]
@@ -154,11 +140,10 @@ class Play(Texts):
     def __init__(self, part, config):
         settings = {name: config[name] for name in ("num_blocks", "block_size", "watermark")}
         settings["enable_prefix_caching"] = caching = config["enable_prefix_caching"]
-        if config["hash_block"] in HASHES:
-            settings["hash_block"] = HASHES[config["hash_block"]]
-        self.is_noting = config["hash_block"] == IN_WORDS
-        if self.is_noting:
-            settings["hash_block"] = self.in_words
+        kinds, kind = HASHES | {IN_WORDS: self.in_words}, config["hash_block"]
+        if kind in kinds:
+            settings["hash_block"] = kinds[kind]
+        self.is_noting = kind == IN_WORDS
         self.asked, self.to_ask = set(), set()  # what hash_block was called with, and what it should be
         self.came = []  # all requests, whose blocks say so
         super().__init__(part, part.BlockManager(**settings), caching)
@@ -168,9 +153,7 @@ class Play(Texts):
     def enter(self, request):
         """Skip an admission that could hit either of two copies of a block: the contract leaves that open."""
         texts, ends = list(self.published.values()), range(self.size, request.num_tokens, self.size)
-        if not self.table(request.request_id) and any(
-            texts.count(self.text(request, end)) > 1 for end in ends
-        ):
+        if not self.table(request.request_id) and any(texts.count(self.text(request, e)) > 1 for e in ends):
             raise Skip
         self.came.append(request)
         return super().enter(request)
@@ -183,17 +166,8 @@ class Play(Texts):
         return [type(name).__name__, self.hashes.index(name)]
 
     def hash_block_in_two_runs_of_python(self, parent, token_ids):
-        """hash() of bytes and strings begins with another number in each."""
-        real = hash
-
-        def name_in_run(number):
-            with builtin(hash=lambda value: real(value) + number * differs(value)):
-                return self.part.hash_block(parent.encode(), tuple(token_ids))
-
-        def differs(value):
-            return any(map(differs, value)) if isinstance(value, tuple) else isinstance(value, bytes | str)
-
-        return "the same name" if name_in_run(1) == name_in_run(2) else "another name"
+        names = in_two_runs_of_python(lambda: self.part.hash_block(parent.encode(), tuple(token_ids)))
+        return "the same name" if names[0] == names[1] else "another name"
 
     def seen(self):
         found = {}
@@ -207,7 +181,7 @@ class Play(Texts):
             "num_cached_blocks": self.kv.num_cached_blocks,
             "positions that hold another text": {name: self.not_its_own(held[name]) for name in sorted(held)},
             "blocks found": found,
-            "wrong in the books": scenarios.wrong_books(self.kv),
+            "wrong in the books": wrong_books(self.kv),
             "hash_block was misused": self.misnamed() if self.is_noting else [],
         }
 
@@ -225,5 +199,5 @@ class Play(Texts):
                 self.to_ask.add(call)
                 parent = repr(call).encode()
         self.came.clear()
-        wrong = scenarios.wrong_names(self.kv, lambda *call: repr(call).encode())
+        wrong = wrong_names(self.kv, lambda *call: repr(call).encode())
         return [sorted(map(repr, self.asked - self.to_ask)), len(wrong)]

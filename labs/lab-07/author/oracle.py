@@ -1,4 +1,4 @@
-"""lab-07's model: the contract once more, slow and plain, worked out anew from what has happened.
+"""lab-07's contract once more, slow and plain, worked out anew from what has happened.
 
 The random scripts compare a part with it after each call.
 """

@@ -4,69 +4,13 @@ All parts but `step` are the engine's own, so that a verdict is about `step` alo
 parts (LearnerParts.from_labs) where they are to be tried together.
 """
 
-from dataclasses import dataclass, field, replace
-from functools import cache
-from types import SimpleNamespace
+from dataclasses import replace
 
-import torch
-
-from labs.kit import make_request
-from labs.kit.tensor_toys.models import random_model, run_alone
-from labs.kit.toys.driver import PATIENCE, RUNS, ids
+from labs.kit.tensor_toys import engines
 from labs.kit.toys.workloads import workload
 from mini_engine.engine import Engine
-from mini_engine.loading.checkpoint import load_model
-from mini_engine.loading.registry import resolve
-from mini_engine.loading.tokenizer import load_tokenizer
-from mini_engine.model import CausalLM, ModelConfig
-from mini_engine.outputs import Delta
 from mini_engine.parts import Parts
-from mini_engine.request import SamplingParams
-from mini_engine.text.tokenizer import Tokenizer
-from mini_engine.trace import Trace, VirtualClock
-
-torch.set_num_threads(1)  # small tensors: a second thread costs more than it gives
-
-# One layer, four heads that share two pairs of keys and values: a wrong key changes the text.
-TINY = ModelConfig("llama", 61, 24, 32, 1, 4, 2, 6, 256)
-SAMPLING = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "temperature", "seed")
-
-
-@cache
-def model(name: str = "tiny") -> CausalLM:
-    """In float64, where no near tie can hide or make a difference: a random model, or one by its name."""
-    return random_model(TINY, 0.4) if name == "tiny" else load_model(resolve(name), dtype="float64")
-
-
-@cache
-def tokenizer(name: str) -> Tokenizer | None:
-    """The tiny model has none: its requests are made of token ids."""
-    return None if name == "tiny" else load_tokenizer(resolve(name))
-
-
-def prompt_of(entry: dict, name: str = "tiny") -> list[int]:
-    """A request's prompt as token ids: given as text, as ids, or as how many to make up."""
-    if isinstance(entry["prompt"], str):
-        return tokenizer(name).encode(entry["prompt"])
-    made = make_request(entry["id"], entry["prompt"]).prompt_token_ids
-    return [token % TINY.vocab_size for token in made]
-
-
-def sampling_of(entry: dict) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0} | {key: entry[key] for key in SAMPLING if key in entry})
-
-
-def alone(entry: dict, name: str = "tiny") -> list[int]:
-    """The tokens of a request with no engine at all: one sequence, one dense cache, one loop."""
-    return list(_alone(tuple(prompt_of(entry, name)), sampling_of(entry), name))
-
-
-@cache
-def _alone(prompt: tuple[int, ...], sampling: SamplingParams, name: str) -> list[int]:
-    return run_alone(model(name), list(prompt), sampling)
-
-
-# ------------------------------------------------------------------------------------- scenarios
+from mini_engine.trace import Trace
 
 _IMPORTANT = [("A", 12, 10, 0, 2), ("B", 10, 10, 0, 2), ("C", 9, 6, 4, 0)]
 _SEEDED = [(f"r{i}", 9 + i, 8, i, {"temperature": 1.0, "seed": i}) for i in range(4)]
@@ -107,123 +51,18 @@ SCENARIOS = [
 ]
 
 
-# ------------------------------------------------------------------------------------------- runs
-
-
-@dataclass
-class Silent:
-    """A stand-in for an engine, as a Stream needs it: it forgets no inbox by itself.
-
-    After so many steps there is a Delta.
-    """
-
-    num_steps: int
-    requests: dict = field(default_factory=dict)
-    inboxes: dict = field(default_factory=dict)
-
-    def step(self):
-        self.num_steps -= 1
-        if self.num_steps == 0:
-            for inbox in self.inboxes.values():
-                inbox.append(SimpleNamespace(finish_reason=None))
-
-    def abort(self, request_id):
-        return True
-
-
-@dataclass
-class Play:
-    """A scenario that was run: its trace, and for each turn the Deltas that `step` returned."""
-
-    trace: Trace
-    turns: list[list[Delta]]
-    engine: Engine
-
-    def deltas(self, request_id: str) -> list[Delta]:
-        return [delta for turn in self.turns for delta in turn if delta.request_id == request_id]
-
-    def tokens(self, request_id: str) -> list[int]:
-        return [token for delta in self.deltas(request_id) for token in delta.token_ids]
-
-    def text(self, request_id: str) -> str:
-        return "".join(delta.text for delta in self.deltas(request_id))
-
-
 def make_engine(step=None, *, learner=None, **config) -> Engine:
     """An Engine for a scenario's config, with `step` in it, and `learner`'s parts where there are any."""
-    parts = learner.parts if learner else Parts()
-    names = dict(learner.names) if learner else {}
+    parts, names = (learner.parts, dict(learner.names)) if learner else (Parts(), {})
     if step is not None:
         parts, names = replace(parts, step=step), names | {"step": "lab-07"}
-    settings = {"num_blocks": 64, "block_size": 4, "watermark": 0, "max_num_batched_tokens": 16} | config
-    name = settings.pop("model", "tiny")
-    caching = settings.pop("prefix_caching", False)
-    if names.get("attend_backend") == "lab-04":
-        caching = False  # dense caches share nothing
-    settings = {"max_num_seqs": min(8, settings["max_num_batched_tokens"])} | settings
-    return Engine(
-        model(name),
-        tokenizer(name),
-        enable_prefix_caching=caching,
-        record=True,
-        clock=VirtualClock(),
-        parts=parts,
-        part_names=names,
-        **settings,
-    )
+    return engines.make_engine(parts, names, **config)
 
 
-def add(engine: Engine, entry: dict, name: str = "tiny"):
-    """Add a scenario's request to an engine; returns the Request."""
-    request_id = engine.add_request(
-        prompt_of(entry, name), sampling_of(entry), request_id=entry["id"], priority=entry.get("priority", 0)
-    )
-    return engine.requests[request_id]
-
-
-def play(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> Play:
-    """Run a scenario under `lab.step`: arrivals, aborts, step, turn by turn, until all is done."""
+def play(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> engines.Played:
+    """Run a scenario under `lab.step`."""
     engine = make_engine(lab.step, learner=learner, **scenario["config"])
-    turns: list[list[Delta]] = []
-    try:
-        end, details = _turns(engine, scenario, turns)
-    except BaseException as error:  # sys.exit() too ends a run
-        played = _played(engine, scenario, turns, "error", error=f"{type(error).__name__}: {error}")
-        if raise_errors or not isinstance(error, Exception):
-            raise
-        return played
-    return _played(engine, scenario, turns, end, **details)
-
-
-def _played(engine: Engine, scenario: dict, turns: list[list[Delta]], end: str, **details) -> Play:
-    trace = engine.scheduler.close(end, **details)
-    RUNS.append((scenario, trace))
-    return Play(trace, turns, engine)
-
-
-def _turns(engine: Engine, scenario: dict, turns: list[list[Delta]]) -> tuple[str, dict]:
-    name = scenario["config"].get("model", "tiny")
-    arrivals = sorted(scenario["requests"], key=lambda entry: entry.get("at", 0))
-    idle, before = 0, None
-    for turn in range(scenario.get("max_steps", 500)):
-        while arrivals and arrivals[0].get("at", 0) <= turn:
-            add(engine, arrivals.pop(0), name)
-        for abort in [a for a in scenario.get("aborts", ()) if a["step"] == turn]:
-            engine.abort(abort["id"])
-        if not engine.has_work and not arrivals:
-            return "drained", {}
-        turns.append(engine.step() if engine.has_work else [])
-        engine.scheduler.kv.check()
-        progress = [(r.num_computed_tokens, r.num_tokens) for r in engine.requests.values()]
-        idle = idle + 1 if progress == before and engine.has_work else 0
-        before = progress
-        if idle == PATIENCE:
-            return "stuck", _left(engine)
-    return "max_steps", _left(engine)
-
-
-def _left(engine: Engine) -> dict:
-    return {"waiting": ids(engine.scheduler.waiting), "running": ids(engine.scheduler.running)}
+    return engines.play(engine, scenario, raise_errors=raise_errors)
 
 
 def run(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> Trace:

@@ -4,15 +4,13 @@ In a run a toy model makes logits of all that a request's memory holds. Tokens a
 functions of the first half, or by the Sampler, which needs torch.
 """
 
-import random
 from importlib.util import find_spec
 
-from labs.kit import FakeKV, ToyModel, drive, load, log_ops
+from labs.kit import FakeKV, load
+from labs.kit.toys.driver import serve
+from labs.kit.toys.logits import VOCAB, LogitsModel
 from labs.kit.toys.workloads import workload
-from mini_engine.scheduler import Scheduler
 
-VOCAB = 26
-LIMITS = ("policy", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 ROW = [2.0, 1.0, 0.5, 0.0, 0.0, -1.0]
 OPS = [
     ["apply_temperature", ROW, 0.5],
@@ -33,52 +31,27 @@ SETTINGS = [
 ]
 
 
-def requests_of(settings, prompt, max_tokens, apart=0, **more):
+def requests_of(settings, prompt, max_tokens, spacing=0, **more):
     """Requests r0, r1, ... with these settings, whose prompts are of different lengths."""
     prompts = [[(7 * i + 3 * j) % VOCAB for j in range(prompt + i)] for i in range(len(settings))]
-    return [
-        (f"r{i}", prompts[i], max_tokens, i * apart, more | {"sampling": one})
-        for i, one in enumerate(settings)
-    ]
+    sampling = [more | {"sampling": one} for one in settings]
+    return [(f"r{i}", prompts[i], max_tokens, i * spacing, one) for i, one in enumerate(sampling)]
 
 
 TWINS = [("a", [7, 7, 7], 8, 0), ("b", [7, 7, 7], 8, 3), ("c", [1, 2], 8, 1), ("d", [7, 7, 7], 8, 4)]
 SEEDED = {"sampling": {"temperature": 1.2, "seed": 11}}
 RUNS = [
     workload("six settings in one batch", requests_of(SETTINGS, 3, 8), budget=24, slots=6),
-    workload("prompts in chunks", requests_of(SETTINGS, 9, 5, apart=1), budget=8, slots=6),
+    workload("prompts in chunks", requests_of(SETTINGS, 9, 5, spacing=1), budget=8, slots=6),
     workload("preempted, and on with their own numbers", requests_of(SETTINGS[:4], 4, 9), blocks=30),
     workload("one seed, three times", [(*one, SEEDED) for one in TWINS], budget=8),
 ]
+BY_THE_SAMPLER = [run | {"name": f"{run['name']}, by the Sampler", "by": "Sampler"} for run in RUNS]
 SCENARIOS = [
     {"name": "one row of logits", "config": {}, "ops": OPS},
     *RUNS,
-    *(
-        {**run, "name": f"{run['name']}, by the Sampler", "by": "Sampler"}
-        for run in RUNS
-        if find_spec("torch")
-    ),
+    *(BY_THE_SAMPLER if find_spec("torch") else ()),
 ]
-
-
-class LogitsModel(ToyModel):
-    """Its logits depend on every position and token in a request's memory; `choose` makes tokens of them."""
-
-    def __init__(self, kv, choose):
-        super().__init__(kv)
-        self.choose = choose
-
-    def forward(self, rows):
-        hashed = super().forward(rows)
-        ending = [request for request, *_ in rows if request.request_id in hashed]
-        logits = [logits_of(hashed[request.request_id][0]) for request in ending]
-        tokens = self.choose(logits, ending) if ending else []
-        return {r.request_id: [int(token)] for r, token in zip(ending, tokens, strict=True)}
-
-
-def logits_of(number):
-    rng = random.Random(number)
-    return [rng.gauss(0, 2) for _ in range(VOCAB)]
 
 
 def row_by_row(lab, sampler):
@@ -101,14 +74,9 @@ def as_a_batch(sampler):
 def run(lab, scenario: dict, *, raise_errors: bool = True):
     """The log of the calls, or the trace of a run under the engine's own Scheduler."""
     if "ops" in scenario:
-        play = load("lab-08", "random_scripts").Play(lab, scenario["config"])
-        return log_ops(
-            scenario, lambda name, given: getattr(play, name)(*given), play.seen, raise_errors=raise_errors
-        )
+        return load("lab-08", "random_scripts").Play(lab, scenario["config"]).log(scenario, raise_errors)
     sampler, config = lab.Sampler(0), scenario["config"]
     choose = as_a_batch(sampler) if scenario.get("by") == "Sampler" else row_by_row(lab, sampler)
     kv = FakeKV(config["num_blocks"], watermark=config.get("watermark", 0))
-    limits = {name: config[name] for name in LIMITS if name in config}
-    parts = {"Sampler": "lab-08"}
-    model = LogitsModel(kv, choose)
-    return drive(Scheduler(kv, **limits), scenario, model=model, raise_errors=raise_errors, parts=parts)
+    model, parts = LogitsModel(kv, choose), {"Sampler": "lab-08"}
+    return serve(kv, scenario, model=model, raise_errors=raise_errors, parts=parts)

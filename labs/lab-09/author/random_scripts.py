@@ -3,16 +3,11 @@
 from labs.kit import load
 
 SCRIPTS = 60
-scenarios = load("lab-09", "scenarios")
-Play = scenarios.Writers
+Play = load("lab-09", "scenarios").Writers
 # Letters of a script, and bytes of half a character; few, so that tokens overlap and branches die.
 WORLDS = [
-    ("ab", []),
-    ("abc", []),
-    ("a-1", []),
-    ("aé", [[0xC3], [0xA9]]),
-    ("b€", [[0xE2], [0x82], [0x82, 0xAC]]),
-]
+    ("ab", []), ("abc", []), ("a-1", []), ("aé", [[0xC3], [0xA9]]), ("b€", [[0xE2], [0x82], [0x82, 0xAC]]),
+]  # fmt: skip
 # Patterns that random ones rarely are; {0} and {1} are the letters of the world.
 KNOWN = [
     "({0}|{0}{1})({1}|{0})*", "({0}*)*{1}?", "{0}*{1}", "({0}{1})+{0}?", "{0}?{1}?{0}", "({0}|{1}){{2}}",
@@ -45,9 +40,8 @@ def draw(rng):
     def text(most):
         return "".join(rng.choice(letters) for _ in range(rng.randint(1, most)))
 
-    tokens = rng.sample(letters, rng.choice((1, 2, len(letters)))) + rng.sample(
-        halves, rng.randint(0, len(halves))
-    )
+    tokens = rng.sample(letters, rng.choice((1, 2, len(letters))))
+    tokens += rng.sample(halves, rng.randint(0, len(halves)))
     tokens += [text(3) for _ in range(rng.randint(1, 5))] + [""] * rng.randint(0, 1)
     rng.shuffle(tokens)
     eos = rng.choice((None, len(tokens), len(tokens), rng.randint(0, len(tokens))))
@@ -59,9 +53,8 @@ def draw(rng):
     ]
     calls = [["nullable", rng.choice(patterns)]]
     for _ in range(6):
-        calls.append(
-            [rng.choice(("matches", "dfa_matches")), rng.choice(patterns), text(rng.choice((2, 3, 6)))]
-        )
+        kind, pattern = rng.choice(("matches", "dfa_matches")), rng.choice(patterns)
+        calls.append([kind, pattern, text(rng.choice((2, 3, 6)))])
     if rng.random() < 0.15:
         calls.append(["left_after", rng.choice(("(a|ab)*(b|a)*", "((a|b)*a)*", "(a*b*)*")), "ab" * 40])
     if rng.random() < 0.15:

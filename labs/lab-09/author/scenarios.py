@@ -4,10 +4,10 @@ After every operation the log has what each request may write next. A vocabulary
 a list of numbers for bytes that are no whole character.
 """
 
-from contextlib import suppress
 from functools import reduce
 
-from labs.kit import Skip, log_ops
+from labs.kit import Skip
+from labs.kit.toys.plays import Play
 from mini_engine.structured.patterns import parse
 
 TOYS = {  # vocabularies; the last token is end-of-text
@@ -76,13 +76,12 @@ class Reads(list):
         return super().__iter__()
 
 
-class Writers:
+class Writers(Play):
     """An index, and requests that write its pattern, on `part`: what scenarios and random scripts call."""
 
-    is_model = False
-
     def __init__(self, part, config):
-        self.part, self.eos = part, config["eos_token_id"]
+        super().__init__(part)
+        self.eos = config["eos_token_id"]
         self.vocabulary = Reads(map(as_bytes, config["vocabulary"]))
         self.words = [data.decode("utf-8", "backslashreplace") for data in list(self.vocabulary)]
         self.index, self.writers, self.written, self.dfas = None, {}, {}, {}
@@ -97,7 +96,7 @@ class Writers:
     def left_after(self, pattern, text):
         """Return whether the expression left after a long text is still short."""
         node = self.left(pattern, text)
-        return "short" if self.is_model or node.size < 60 else f"{node.size} nodes"
+        return "short" if self.is_oracle or node.size < 60 else f"{node.size} nodes"
 
     def left(self, pattern, text):
         return reduce(self.part.derivative, as_bytes(text), parse(pattern))
@@ -158,7 +157,7 @@ class Writers:
         self.allowed(self.writer(name))
         before = self.vocabulary.count
         self.allowed(self.writer(name))
-        return 0 if self.is_model else self.vocabulary.count - before
+        return 0 if self.is_oracle else self.vocabulary.count - before
 
     def writer(self, name):
         if name not in self.writers:
@@ -186,10 +185,4 @@ class Writers:
 
 def run(lab, scenario, *, raise_errors=True):
     """The log of the operations of one scenario."""
-    play = Writers(lab, scenario["config"])
-
-    def perform(name, arguments):
-        with suppress(Skip):  # a call that has no place there returns None
-            return getattr(play, name)(*arguments)
-
-    return log_ops(scenario, perform, play.seen, raise_errors=raise_errors)
+    return Writers(lab, scenario["config"]).log(scenario, raise_errors)

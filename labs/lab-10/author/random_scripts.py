@@ -3,15 +3,21 @@
 `only` in a script's config says what it is about.
 """
 
-from fractions import Fraction
-
-from labs.kit import Skip, load
+from labs.kit import Skip
+from labs.kit.toys.driver import ids
 from labs.kit.toys.plays import Play as Base
 from labs.kit.toys.plays import plain
-from labs.kit.toys.speculation import ToyDraft, distribution, text_alone
+from labs.kit.toys.speculation import (
+    ToyDraft,
+    distribution,
+    exact,
+    exact_row,
+    request_of,
+    spec_loop,
+    text_alone,
+)
 
 SCRIPTS = 160
-scenarios = load("lab-10", "scenarios")
 
 
 def draw(rng):
@@ -22,21 +28,15 @@ def draw(rng):
 def draw_texts(rng):
     """Texts over few tokens, with ends of several lengths to look up."""
     least = rng.choice((1, 1, 2, 3))
-    config = {
-        "only": "ngram",
-        "min": least,
-        "max": least + rng.choice((0, 1, 2, 3)),
-        "k": rng.choice((1, 2, 4, 8)),
-    }
+    most, k = least + rng.choice((0, 1, 2, 3)), rng.choice((1, 2, 4, 8))
+    config = {"only": "ngram", "min": least, "max": most, "k": k}
     tokens, calls = rng.choice(([0, 1], [0, 1, 2, 3], [5, 5 + 2**16, 2**40])), []
     for name in "ab"[: rng.randint(1, 2)]:
         calls.append(["add", name, [rng.choice(tokens) for _ in range(rng.choice((1, 2, 4, 9, 16)))], 99])
     for _ in range(rng.randint(2, 8)):
         name = rng.choice("ab")
-        calls += [
-            ["propose", name],
-            ["grow", name, 0, [rng.choice(tokens) for _ in range(rng.randint(1, 4))]],
-        ]
+        calls.append(["propose", name])
+        calls.append(["grow", name, 0, [rng.choice(tokens) for _ in range(rng.randint(1, 4))]])
     return {"config": config, "calls": [*calls, ["propose", "a"], ["propose", "a"]]}
 
 
@@ -67,15 +67,12 @@ def draw_steps(rng):
     }
     calls, head = [], [rng.randrange(3) for _ in range(7)]
     for name, (prompt, most) in zip("abcde", lengths, strict=False):
-        more = rng.choice(
-            ({}, {"temperature": 1.0, "seed": rng.randrange(9)}, {"stop_token_ids": [rng.randrange(9)]})
-        )
+        seeded = {"temperature": 1.0, "seed": rng.randrange(9)}
+        more = rng.choice(({}, seeded, {"stop_token_ids": [rng.randrange(9)]}))
         calls.append(["add", name, head[: prompt - 1] + [rng.randrange(4)], most, more])
     for _ in range(rng.randint(4, 10)):
-        drafts = {
-            name: [rng.choice((0, 1, 2, 3, 9)), rng.choice((0, 0, 1, 3))] for name in "abcde"[: crowd + 1]
-        }
-        calls.append(["step", drafts])
+        names = "abcde"[: crowd + 1]
+        calls.append(["step", {n: [rng.choice((0, 1, 2, 3, 9)), rng.choice((0, 0, 1, 3))] for n in names}])
         if rng.random() < 0.1:
             calls.append(["preempt", rng.choice("abc")])
     return {"config": config, "calls": calls}
@@ -98,8 +95,7 @@ def draw_chance(rng):
         weights = [rng.choice((0, 0, 1, 1, 2, 5)) for _ in range(size)]
         return weights if any(weights) else [1] * size
 
-    size = rng.choice((2, 3, 4))
-    calls = []
+    size, calls = rng.choice((2, 3, 4)), []
     for _ in range(3):
         p, q = row(size), row(size)
         calls.append(["residual", p, rng.choice((q, q, p))])
@@ -123,17 +119,15 @@ class Play(Base):
         elif self.only == "draft":
             self.proposer = part.DraftModelProposer(self.toy, config["k"])
         elif self.only == "steps":
-            self.loop = scenarios.make(part, config | {"proposer": "", "long_prefill_token_threshold": 0})
+            self.loop = spec_loop(part, config)
             self.loop.lab, self.loop.proposer = self, self
 
     def add(self, name, prompt, max_tokens, more=()):
         entry = {"id": name, "prompt": prompt, "max_tokens": max_tokens}
-        self.requests[name] = request = scenarios.request_of(entry | dict(more))
+        self.requests[name] = request = request_of(entry | dict(more))
         request.prompt_token_ids = list(prompt)
         if self.loop:
             self.loop.add(request)
-
-    # ---- proposals
 
     def propose(self, name):
         """Return what a part proposes; in a step, what the script says."""
@@ -154,8 +148,6 @@ class Play(Base):
         drafts = self.drafts.pop(name, [])
         came = [token + 1 for token in drafts[:1]] + drafts[1:] if kept == -2 else drafts[:kept]
         self.known(name).output_token_ids += came + tokens
-
-    # ---- steps
 
     def step(self, drafts):
         if not self.loop.has_work:
@@ -179,19 +171,14 @@ class Play(Base):
     def scripted(self, request):
         """The tokens that the request will say, as many as the script has them right, and then others."""
         right, wrong = self.planned.get(request.request_id, (0, 0))
-        start = len(request.output_token_ids)
-        text = text_alone(request)[start : start + right]
-        return text + [11] * wrong
+        return text_alone(request)[len(request.output_token_ids) :][:right] + [11] * wrong
 
     def schedule_drafts(self, running, scheduled, kv, budget):
-        held = {r: r.spec_token_ids for r in running}
-        copies = {r: list(drafts) for r, drafts in held.items()}
+        given = [(r, r.spec_token_ids, list(r.spec_token_ids)) for r in running]
         self.part.schedule_drafts(running, scheduled, kv, budget)
-        self.changed += [
-            f"the drafts of {r.request_id}"
-            for r, d in copies.items()
-            if held[r] not in (d, d[: len(r.spec_token_ids)])
-        ]
+        for r, drafts, before in given:
+            if drafts not in (before, before[: len(r.spec_token_ids)]):
+                self.changed.append(f"the drafts of {r.request_id}")
 
     def verify(self, request, rows, sample):
         """Verify a request. If it is given by name, `rows` are its drafts and `sample` the model's tokens."""
@@ -212,16 +199,14 @@ class Play(Base):
         with self.only_reading(token_ids=token_ids):
             return self.part.rewind(request, token_ids, kv)
 
-    # ---- chance
-
     def residual(self, p, q):
-        p, q = as_row(p), as_row(q)
+        p, q = exact_row(p), exact_row(q)
         with self.only_reading(p=p, q=q):
-            return [str(Fraction(one).limit_denominator(10**6)) for one in self.part.residual(p, q)]
+            return [str(exact(one)) for one in self.part.residual(p, q)]
 
     def rejection_sample(self, drafts, target, draft):
         """Return all that may come of it, with exact probabilities."""
-        target, draft = [[as_row(row) for row in rows] for rows in (target, draft)]
+        target, draft = [[exact_row(row) for row in rows] for rows in (target, draft)]
         given = {"drafts": drafts, "target": target, "draft": draft}
 
         def once(chance):
@@ -234,17 +219,12 @@ class Play(Base):
     def seen(self):
         seen = {"changed": self.all_changed()}
         if self.only in ("draft", "verify", "steps"):
-            seen |= {
-                "rows asked for (id, row, output index)": self.asked,
-                "tokens the draft model computed": sum(self.toy.passes, []),
-            }
+            seen["rows asked for (id, row, output index)"] = self.asked
+            seen["tokens the draft model computed"] = sum(self.toy.passes, [])
             self.toy.passes, self.asked = [], []
         if self.loop:
             kv = self.loop.kv
-            seen |= {
-                "running": [r.request_id for r in self.loop.running],
-                "num_free_blocks": kv.num_free_blocks,
-            }
+            seen |= {"running": ids(self.loop.running), "num_free_blocks": kv.num_free_blocks}
             seen |= {"num_cached_blocks": kv.num_cached_blocks, "accepted drafts": self.loop.accepted}
             seen["lengths"] = {r.request_id: len(kv.block_table(r)) for r in self.loop.running}
             for name, request in self.requests.items():
@@ -253,7 +233,3 @@ class Play(Base):
                 if request.output_token_ids != text_alone(request)[: len(request.output_token_ids)]:
                     seen[f"text of {name}"] = "not that of a run alone"
         return seen
-
-
-def as_row(weights):
-    return [Fraction(weight, sum(weights)) for weight in weights]

@@ -65,14 +65,14 @@ def compare(
     at, (words, *others) = start + index, fields
     look: style.Data = {"color": style.YELLOW, "alpha": 0.45, "linewidth": 0}
     mine, other = (dict(part or ()) for part in fields.get("scheduled", ((), ())))
-    apart = [rid for rid in {**mine, **other} if mine.get(rid) != other.get(rid)]
+    differing = [rid for rid in {**mine, **other} if mine.get(rid) != other.get(rid)]
     for ax, data in zip(axes, both, strict=True):
         ax.axvspan(at - 0.5, at + 0.5, zorder=0, **look)
-        for row in (data["ids"].index(rid) + BAR for rid in apart if rid in data["ids"]):
+        for row in (data["ids"].index(rid) + BAR for rid in differing if rid in data["ids"]):
             ax.add_patch(Rectangle((at - 0.5, row - 0.36), 1, 0.72, fill=False, ec=style.INK, lw=1.6))
     legend_rows(axes[0], both, Patch(label="first difference", **look))
-    if apart:
-        rid = apart[0]
+    if differing:
+        rid = differing[0]
         words = f"scheduled ({rid} computes {mine.get(rid, 0)} above, {other.get(rid, 0)} below)"
     words += f" and {len(others)} more" if others[1:] else "".join(f", {name}" for name in others)
     axes[1].set_xlabel(f"engine step (first differ at step {at}: {words})", fontsize=9, color=style.INK)

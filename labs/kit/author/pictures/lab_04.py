@@ -6,10 +6,11 @@ from labs.kit.judge import loading
 
 def rectangle() -> Sheet:
     """Three decodes and a chunk of a prompt as one rectangle, padded on the left twice."""
-    scenarios = loading.load("lab-04", "scenarios")
-    rows, caches = scenarios.fleet(scenarios.SHAPES["the worked example"][:3])
-    request, caches["D"] = scenarios.mid_flight("D", 0, 13)
-    batch = solution("lab-04").assemble_fused_batch([*rows, scenarios.row(request, 8)], caches)
+    from labs.kit.tensor_toys import dense
+
+    rows, caches = dense.fleet(loading.load("lab-04", "scenarios").SHAPES["the worked example"][:3])
+    request, caches["D"] = dense.mid_flight("D", 0, 13)
+    batch = solution("lab-04").assemble_fused_batch([*rows, dense.row(request, 8)], caches)
     past, new = batch.past_lens.tolist(), batch.num_new.tolist()
     p_max, t_max = max(past), max(new)
     sheet = Sheet(262)

@@ -4,16 +4,15 @@ from fractions import Fraction
 from typing import Any
 
 from labs.kit.author.pictures.sheet import INK, SOFT, Sheet, scenario_of, solution
-from labs.kit.judge import loading
-from labs.kit.toys.speculation import SpecLoop
+from labs.kit.toys.speculation import request_of, spec_loop
 from mini_engine.show.figures import style
 
 
 def with_accepted(name: str, num: int) -> tuple[list[int], list[int], list[int]]:
     """Return the text, the drafts and the yield of a scenario's first step that accepts so many of four."""
-    scenarios, scenario = loading.load("lab-10", "scenarios"), scenario_of("lab-10", name)
-    loop: SpecLoop = scenarios.make(solution("lab-10"), scenario["config"])
-    request = scenarios.request_of(scenario["requests"][0])
+    scenario = scenario_of("lab-10", name)
+    loop = spec_loop(solution("lab-10"), scenario["config"])
+    request = request_of(scenario["requests"][0])
     loop.add(request)
     while loop.has_work:
         scheduled = loop.schedule()
