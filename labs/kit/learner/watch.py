@@ -41,7 +41,9 @@ def watch(lab_id: str | None) -> None:
             tested = (lab.id, starter_text(lab))
             say()
             show_test(lab.id)
-            say(f"watching labs/{lab.id}/starter.py: save to test; h, n or q and Enter: hint, next, quit")
+            say(
+                f"Save labs/{lab.id}/starter.py to test it again. h, n or q, then Enter: hint, next lab, quit"
+            )
 
 
 def _read_keys(keys: queue.Queue[str]) -> None:

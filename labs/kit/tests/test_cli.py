@@ -403,12 +403,12 @@ def test_watch_tests_on_save_and_obeys_keys(course):
         process.stdin.flush()
 
     try:
-        read_until("watching labs/lab-01/starter.py")
+        read_until("Save labs/lab-01/starter.py")
         press("h")
         read_until("hint 1 of 3")
         course.solve()
         read_until(f"{TESTS} of {TESTS} tests pass")
-        read_until("watching")
+        read_until("Save labs/lab-01")
         press("h")
         read_until("lab-01 is done; its hints can still be read")
         press("q")
