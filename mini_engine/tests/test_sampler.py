@@ -11,7 +11,15 @@ import torch
 
 from mini_engine.engine import Engine
 from mini_engine.request import Request, SamplingParams
-from mini_engine.sampler import NotFiniteError, Sampler, draw, probabilities, rows_before, top_logprobs
+from mini_engine.sampler import (
+    NotFiniteError,
+    Sampler,
+    draw,
+    probabilities,
+    random_number,
+    rows_before,
+    top_logprobs,
+)
 from mini_engine.tests.helpers import drain, tokens_of
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
@@ -53,6 +61,35 @@ def test_numbers_are_kept_until_they_are_forgotten_and_rows_of_drafts_are_counte
     assert sampler._numbers["a"] is kept
     sampler.forget("a")
     assert sampler._numbers == {}
+
+
+def test_the_row_behind_a_draft_takes_the_draft_as_given():
+    """Penalties count it, and its random number is that of the output in whose place it stands."""
+    request = Request("a", [3], SamplingParams(temperature=0, presence_penalty=1.5))
+    request.spec_token_ids = [0, 1]
+    assert Sampler()(torch.tensor([[3.0, 2.0, 1.0, 0.0]] * 3), [request] * 3) == [0, 1, 0]
+    request.sampling_params, request.output_token_ids = SamplingParams(seed=5), [2, 2]
+    sampler = Sampler()
+    numbers = [sampler.uniform(request, index) for index in (2, 3, 4)]
+    assert Sampler()(torch.zeros(3, 4), [request] * 3) == [int(u * 4) for u in numbers]
+
+
+def test_a_draft_that_was_drawn_is_accepted_by_the_numbers_of_its_output():
+    """With the chance p / q; else the token is drawn from what p has more, with the output's number."""
+    logits, q = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]), [0.7, 0.2, 0.1]
+    p, accepted, refused = softmax(logits[0].tolist()), 0, 0
+    more = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+    for seed in range(60):
+        request = Request("a", [0], SamplingParams(seed=seed))
+        request.output_token_ids, request.spec_token_ids, request.spec_probs = [1, 1], [seed % 3], [q]
+        sampler, draft = Sampler(), seed % 3
+        if random_number(0, request, 2, "accept") * q[draft] < p[draft]:
+            first, accepted = draft, accepted + 1
+        else:
+            first, refused = draw(more, sampler.uniform(request, 2)), refused + 1
+        second = draw(softmax(logits[1].tolist()), sampler.uniform(request, 3))
+        assert Sampler()(logits, [request] * 2) == [first, second], seed
+    assert accepted > 20 and refused > 10
 
 
 def test_top_logprobs():
