@@ -93,7 +93,7 @@ def recorded(report: Path) -> tuple[Settings, Path, Files]:
     """Return an earlier run's settings, submissions and other files. Raise LabError if there was none."""
     known = earlier(report)
     if not known:
-        raise LabError(f"{report} is not a report: it has no {SETTINGS}")
+        raise LabError(f"{report} is not a report: it has no {SETTINGS} that can be read")
     try:
         submissions, files = Path(known.pop("submissions")), known.pop("files")
         files |= {key: Path(files[key]) for key in ("late", "roster", "manual") if files[key]}

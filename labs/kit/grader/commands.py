@@ -50,6 +50,8 @@ def grade(
 
     if attempts not in ("", rules.BEST, rules.LAST, rules.FIRST):
         raise LabError(f"--attempts should be best, last or first, but is {attempts!r}")
+    if max_attempts and not attempts:
+        raise LabError("--max-attempts needs --attempts, which says the attempt that counts")
     ids = arguments.chosen(labs)
     own, seed = arguments.own_cases(hidden, ids), arguments.seed(seed, out)
     settings = Settings(ids, seed, 60, time_limit, own, weak, reveal, as_root, own_seeds)

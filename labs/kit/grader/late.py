@@ -144,10 +144,11 @@ def read_rules(path: Path) -> Deadlines:
         if not isinstance(section, dict):
             known = f"it may be zone, times, {', '.join(POLICY)} or a lab"
             raise LabError(f"{path}: {name!r} is not known here; {known}")
-        labs[find_lab(name).id] = deadline(f"{path}: [{name}]", common, section, zone)
+        labs[lab_of(str(path), name)] = deadline(f"{path}: [{name}]", common, section, zone)
     extended = {
-        (safe(student), find_lab(lab).id): moment(due, zone, f"{path}: students.{student}")
+        (safe(student), lab_of(where, lab)): moment(due, zone, where)
         for student, dues in extensions.items()
+        for where in [f"{path}: students.{student}"]
         for lab, due in dues.items()
     }
     return Deadlines(labs, extended, source, zone)
@@ -156,7 +157,18 @@ def read_rules(path: Path) -> Deadlines:
 def text_of(path: Path) -> str:
     if not path.is_file():
         raise LabError(f"{path}: there is no such file")
-    return path.read_text("utf-8-sig")
+    try:
+        return path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LabError(f"{path} is not UTF-8 text (at byte {error.start:,}); save it as UTF-8") from None
+
+
+def lab_of(where: str, name: str) -> str:
+    """Return a lab's id. Raise LabError with the place of the name if there is no such lab."""
+    try:
+        return find_lab(name).id
+    except LabError as error:
+        raise LabError(f"{where}: {error}") from None
 
 
 def deadline(
@@ -173,8 +185,10 @@ def deadline(
             raise LabError(f"{where}: {key} should be a number from 0 up to {MOST}, but is {rule[key]!r}")
     if found.fraction_per_day > 1:
         raise LabError(f"{where}: fraction_per_day should be at most 1; 0.1 is a tenth for each day")
-    until = moment(found.until, zone, where) if "until" in rule else None
-    return replace(found, due=moment(found.due, zone, where), until=until)
+    due, until = (moment(rule[key], zone, where) if key in rule else None for key in ("due", "until"))
+    if due and until and until < due:
+        raise LabError(f"{where}: until should not be before due")
+    return replace(found, due=due, until=until)
 
 
 def moment(value: object, zone: tzinfo | None, where: str) -> datetime:
@@ -244,8 +258,8 @@ def from_csv(path: Path, zone: tzinfo | None) -> Times:
     for line, row in rows(path, "student,submitted"):
         if not (row["student"] and row["submitted"]):
             continue  # a student without a submission
-        lab = find_lab(row["lab"]).id if row.get("lab") else ""
         where, number = f"{path}: line {line}", row.get("attempt") or "0"
+        lab = lab_of(where, row["lab"]) if row.get("lab") else ""
         if not re.fullmatch("[0-9]{1,3}", number):
             raise LabError(f"{where}: attempt should be a number from 1, but is {number!r}")
         key = safe(row["student"].removesuffix(".zip")), lab, int(number)

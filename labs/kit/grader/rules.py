@@ -10,10 +10,10 @@ from pathlib import Path
 
 from labs.kit.grader import late
 from labs.kit.grader.intake import Entry
-from labs.kit.grader.late import Deadlines, check_names, rows
+from labs.kit.grader.late import Deadlines, check_names, lab_of, rows
 from labs.kit.grader.names import safe, shown
 from labs.kit.grader.results import Grade
-from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.judge.manifest import LabError
 
 BEST, LAST, FIRST = "best", "last", "first"
 STUDENT, NAME, ID, SECTION, EMAIL = "student", "name", "id", "section", "email"
@@ -120,7 +120,7 @@ def read_manual(
         where = f"{path}: line {line}"
         if not row["student"]:
             continue
-        key = safe(row["student"].removesuffix(".zip")), find_lab(row["lab"]).id
+        key = safe(row["student"].removesuffix(".zip")), lab_of(where, row["lab"])
         if key in points:
             raise LabError(f"{where}: {shown(row['student'])} and {row['lab']} are there twice")
         try:

@@ -121,6 +121,8 @@ def replay(report: Path, student: str, lab: str, case: str, attempt: int = 0) ->
     if is_root() and not settings.as_root:
         raise LabError(workers.ROOT)
     lab_id, (entries, _) = find_lab(lab).id, intake.entries(submissions, bool(files.attempts))
+    if lab_id not in settings.labs:
+        raise LabError(f"{report} has no {lab_id}; it has {', '.join(settings.labs)}")
     tries = [one for one in entries if one.student == student and attempt in (0, one.attempt)]
     if not tries:
         which = f"attempt {attempt}" if attempt else "submission"

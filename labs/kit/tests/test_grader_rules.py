@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from labs.kit.grader import cases, intake, rules, run, store
+from labs.kit.grader.commands import grade as grade_command
 from labs.kit.grader.late import Deadlines
 from labs.kit.grader.report import Around, write_reports
 from labs.kit.grader.report.disclosure import disclose
@@ -121,6 +122,10 @@ def test_the_command_grades_attempts_and_replays_one_of_them(tmp_path):
     assert run.replay(tmp_path / "out", "ann", "1", wrong.name, 2).passed
     with pytest.raises(LabError, match="has no attempt 4 of ann"):
         run.replay(tmp_path / "out", "ann", "1", wrong.name, 4)
+    with pytest.raises(LabError, match="out has no lab-02; it has lab-01"):
+        run.replay(tmp_path / "out", "ann", "2", wrong.name)
+    with pytest.raises(LabError, match="--max-attempts needs --attempts"):
+        grade_command(tmp_path / "class", tmp_path / "none", max_attempts=3)
 
 
 CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,Lab-01 one (501),Final
@@ -178,7 +183,7 @@ def test_a_roster_that_is_unclear_is_refused(tmp_path, text, why):
     ("row", "why"),
     [("amn,1,5,", "amn is not a student's name here; near it: ann"), ("ann,1,nan,", "a number up to 1000000"),
      ("ann,1,much,", "should be a number, but are 'much'"), ("ann,1,1,\nann,lab-01,2,", "are there twice"),
-     ("ann,99,1,", "lab-99|99")],
+     ("ann,99,1,", "line 2: there is no lab '99'")],
 )  # fmt: skip
 def test_manual_points_that_are_unclear_are_refused(tmp_path, row, why):
     path = written(tmp_path / "manual.csv", f"student,lab,points,comment\n{row}\n")

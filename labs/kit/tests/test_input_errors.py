@@ -154,7 +154,7 @@ DEADLINES = [
     (HEAD + '[lab-01]\ndue = "soon"\n', "", "'soon' is not a time such as"),
     (HEAD + "[lab-01]\ndue = 2026-10-12\n", "", "2026-10-12 is not a time"),
     (HEAD + "[lab-01]\n", "", "'due' is missing"),
-    (HEAD + "[lab-99]\ndue = 2026-10-12T23:59:00\n", "", "there is no lab"),
+    (HEAD + "[lab-99]\ndue = 2026-10-12T23:59:00\n", "", "deadlines.toml: there is no lab"),
     (HEAD + DUE + "due_date = 3\n", "", "'due_date' is not known"),
     (HEAD + "penalty = 3\n", "", "'penalty' is not known here"),
     (HEAD + DUE + "points_per_day = -1\n", "", "a number from 0 up"),
@@ -170,12 +170,13 @@ DEADLINES = [
     (HEAD.replace("times.csv", "none.csv") + DUE, "", "none.csv: there is no such file"),
     (HEAD.replace("times.csv", ".") + DUE, "", "there is no such file"),
     (HEAD + DUE, "", "needs the columns student,submitted"),
-    (HEAD + DUE, "student,submitted\nann,\udcff", "cannot be read"),
+    (HEAD + DUE, "student,submitted\nann,\udcff", "is not UTF-8 text (at byte 22); save it as UTF-8"),
+    (HEAD + DUE + "until = 2020-01-01T00:00:00\n", "", "[lab-01]: until should not be before due"),
     (HEAD + DUE, "student,submitted\nann,yesterday", "line 2: 'yesterday' is not a time"),
     (HEAD + DUE, "student,submitted\nann,2026-13-12 00:00", "line 2: '2026-13-12 00:00'"),
     (HEAD + DUE, "student,submitted" + 2 * "\nann,2026-10-12 00:00", "line 3: ann is there twice"),
     (HEAD + DUE, "student,submitted\nann," + "x" * 200_000, "cannot be read"),
-    (HEAD + DUE, "student,submitted,lab\nann,2026-10-12 00:00,lab-99", "there is no lab"),
+    (HEAD + DUE, "student,submitted,lab\nann,2026-10-12 00:00,lab-99", "line 2: there is no lab"),
 ]
 
 
