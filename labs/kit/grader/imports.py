@@ -30,14 +30,8 @@ REFERENCE = "others.py"
 
 
 def allowed(lab: Lab) -> list[str]:
-    """Return the modules that a lab's file may import: its starter's and solution's, and harmless ones.
-
-    The engine's module of a given function or class is there, too, but not of one with methods to write.
-    """
+    """Return the modules that a lab's file may import: its starter's and solution's, and harmless ones."""
     own = {*imported(lab.file("solution.py").read_text("utf-8")), *imported(pristine_source(lab))}
-    written = {task.name.partition(".")[0] for task in lab.tasks}
-    given = {twin for name, twin in lab.given.items() if name.partition(".")[0] not in written}
-    own |= {twin.partition(":")[0] for twin in given if twin}
     return sorted({*HARMLESS, *EVERYWHERE, *own, *(["torch"] if lab.uses_torch else [])})
 
 
