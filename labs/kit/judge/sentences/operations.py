@@ -1,4 +1,4 @@
-"""Sentences on logs of operations: labs 05, 06 and 08, and the random scripts of all labs.
+"""Sentences on logs of operations: labs 05, 06, 08, 09 and 11, and the random scripts of all labs.
 
 A call's record says what it returned or raised, and the state that could be seen after it.
 """
@@ -10,6 +10,7 @@ from labs.kit.judge.compare import comparable
 from labs.kit.judge.sentences import drafts, sampling
 from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised
 from labs.kit.judge.sentences.decisions import preempted, queues, rows
+from labs.kit.judge.sentences.fronts import fronts
 from labs.kit.judge.sentences.masks import masks
 from labs.kit.judge.sentences.memory import blocks, books, cached, named, published, requests
 from labs.kit.judge.sentences.rules import Clauses, Sentence
@@ -153,6 +154,6 @@ def plainest(at: Parting) -> Found:
 
 
 RULES: list[Callable[[Parting], Found]] = [
-    raised, refused, changed, *drafts.RULES, preempted, rows, queues, sampled, named, result, books, masks,
-    blocks, published, cached, calls, batches, requests, state, plainest,
+    raised, fronts, refused, changed, *drafts.RULES, preempted, rows, queues, sampled, named, result, books,
+    masks, blocks, published, cached, calls, batches, requests, state, plainest,
 ]  # fmt: skip

@@ -39,6 +39,10 @@ HINTS = {
     "verify": "Go through the rows in order; each is an output of its own, and a wrong draft ends it.",
     "accepted": "Count the outputs that were appended; the last one is the model's own.",
     "chance": "Follow one draft: how often is it there, how often accepted, and what comes in its place?",
+    "thread": "Which lines does the event loop run, which the engine's thread? How do they reach each other?",
+    "client": "Follow this one client: what must happen so that it goes on, which line does that, and when?",
+    "computed": "Follow the request: which command takes it out of the engine, and is it always sent?",
+    "place": "num_requests goes up in one place and down in one place; look for a way past one of them.",
     "text": "Join the pieces of the text, and look at where a stop string begins and ends.",
 }
 
