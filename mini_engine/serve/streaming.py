@@ -26,7 +26,8 @@ TOO_LATE = APIError("the time for one request is over before its answer", code="
 class Front(Protocol):
     """An AsyncEngine as the server sees it; `num_requests` are open."""
 
-    num_requests: int
+    @property
+    def num_requests(self) -> int: ...
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams, *, priority: int = 0, cache_salt: str = ""

@@ -25,7 +25,7 @@ from mini_engine.commands.common import (
 )
 
 app = App(
-    help="Ten labs, from an empty function to an inference engine. Start with: python -m labs status",
+    help="Eleven labs, from an empty function to an inference engine. Start with: python -m labs status",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -206,6 +206,10 @@ def demo(
     temperature: DemoTemperature = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve OpenAI's clients with lab-11's front, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 is any.")] = 8000,
 ) -> None:
     """Run the engine's demo on your own parts, and compare its texts with those of the engine's parts."""
     check_folder(out)
@@ -222,6 +226,8 @@ def demo(
             loaded, tokenizer = load(model, dtype, device)
         except (ValueError, OSError) as error:
             fail(str(error), 1)
+    if serve and not learner.front:
+        fail("--serve needs lab-11's front: python -m labs demo lab-11 --serve", 1)
     table = Table("part", "from", header_style="bold")
     for row in learner.table():
         table.add_row(*row)
@@ -230,6 +236,10 @@ def demo(
         say("not used:")
     for reason in learner.unused:
         typer.echo(filled(f"  {reason}", hang=2))
+    if serve:
+        from labs.kit.learner.front import served
+
+        return served(learner, model, loaded, tokenizer, port)
     settings = {"after_step": learner.check, "explain": learner.explain, **learner.engine_args}
     try:
         answers = run_demo(loaded, tokenizer, console, out, temperature, **settings)
@@ -244,6 +254,14 @@ def demo(
 
         with working("writing texts of a given shape"):
             same, lines = compared_shapes(learner, loaded, tokenizer)
+        right = right and same
+        say()
+        say("\n".join(lines))
+    if learner.front:
+        from labs.kit.learner.front import compared as compared_front
+
+        with working("reading through your front"):
+            same, lines = compared_front(learner, loaded, tokenizer)
         right = right and same
         say()
         say("\n".join(lines))

@@ -88,6 +88,7 @@ PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
     "lab-08": {"Sampler": lambda module: module.Sampler},
     "lab-09": {"grammar": _grammar},
     "lab-10": {"propose": _proposing},
+    "lab-11": {},  # it stands before the engine: front.py
 }
 
 # Parts that are written for one token a request and step: no drafts are proposed to them.
@@ -108,6 +109,7 @@ class LearnerParts:
     names: dict[str, str]
     unused: list[str] = field(default_factory=list)
     impl: str = "starter"
+    front: ModuleType | None = None  # lab-11, which stands before the engine
 
     @classmethod
     def from_labs(cls, labs: str, impl: str = "starter") -> "LearnerParts":
@@ -127,6 +129,7 @@ class LearnerParts:
             raise ValueError(str(error)) from None
         replaced: dict[str, Any] = {}
         names: dict[str, str] = {}
+        front = None
         for lab_id in chosen:
             module = namespace(lab_id, impl)
             if isinstance(module, Broken):
@@ -135,6 +138,7 @@ class LearnerParts:
                 if part in names:
                     unused.append(f"{names[part]}'s {part}: {lab_id}'s is used instead")
                 replaced[part], names[part] = build(module), lab_id
+            front = module if lab_id == "lab-11" else front
             if lab_id in UNCALLED:
                 unused.append(UNCALLED[lab_id])
         if names.get("attend_backend") == "lab-04" and "next_chunk" in names:
@@ -150,7 +154,7 @@ class LearnerParts:
             scheduler = replaced.get("Scheduler", Parts().Scheduler)
             replaced["Scheduler"] = lambda kv, **settings: Referee(scheduler(kv, **settings))
         replaced["step"] = _timed(replaced.get("step", step))
-        return cls(Parts(**replaced), names, sorted(unused), impl)
+        return cls(Parts(**replaced), names, sorted(unused), impl, front)
 
     def only(self, lab_id: str) -> "LearnerParts":
         """Return the parts of one of its labs, with the engine's own for the rest."""
@@ -166,10 +170,11 @@ class LearnerParts:
 
     def table(self) -> list[tuple[str, str]]:
         """(part, whose), for every part of the engine."""
-        return [
+        rows = [
             (part.name, f"{self.names[part.name]}, yours" if part.name in self.names else "the engine's own")
             for part in fields(Parts)
         ]
+        return [*rows, ("AsyncEngine", "lab-11, yours")] if self.front else rows
 
     def check(self, engine: Engine) -> None:
         """Check after a step what must hold for any parts. Raise RuntimeError with the part at fault."""

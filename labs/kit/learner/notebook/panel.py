@@ -28,11 +28,14 @@ SLIDERS = {
     "num_blocks": ("pool (blocks)", 1, 3),
     "block_size": ("block size", 1, 4),
     "watermark": ("watermark", 0, 4),
+    "slots": ("tokens a step", 1, 2),
+    "max_num_requests": ("places", 1, 2),
 }
 FIXED = {"lab-04": ("block_size", "watermark", "prefix_caching", "policy"), "lab-05": ("prefix_caching",)}
 FIXED["lab-07"] = ("watermark", "prefix_caching")
 FIXED["lab-08"] = ("block_size", "prefix_caching")
 FIXED["lab-10"] = ("watermark", "policy")
+FIXED["lab-11"] = (*DEFAULTS, "max_num_batched_tokens", "max_num_seqs", "num_blocks")
 
 
 class Panel:
@@ -75,7 +78,8 @@ class Panel:
         from mini_engine.show.player.widget import PlayerWidget
 
         fixed = FIXED.get(self.lab.id, ()) if self.lab else ()
-        self.controls = {name: self._slider(name) for name in SLIDERS if name not in fixed}
+        given = self.scenario["config"]
+        self.controls = {name: self._slider(name) for name in SLIDERS if name in given and name not in fixed}
         config = self.scenario["config"]
         if "policy" not in fixed:
             options = {"options": ["fcfs", "priority"], "value": config["policy"], "description": "policy"}
