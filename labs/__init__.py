@@ -1,1 +1,1 @@
-"""The course: labs/lab-01 to labs/lab-10, and labs/kit, its tooling. Start with `python -m labs`."""
+"""The course: labs/lab-01 to labs/lab-11, and labs/kit, its tooling. Start with `python -m labs`."""

@@ -197,6 +197,7 @@ RUNS: dict[str, Callable[[], Shown]] = {
     "sampling": _sampling,
     "structured": lambda: _lab_run("lab-09", "a date", "a date, token by token", 4),
     "speculation": lambda: _lab_run("lab-10", "a draft model", "four drafts a step", 3, "a"),
+    "serving": lambda: _lab_run("lab-11", "one leaves", "one of two clients leaves", 3),
     **{f"watch-{name}": partial(_watched, name) for name in WATCHED},
 }
 

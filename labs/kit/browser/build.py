@@ -47,6 +47,7 @@ CONCEPTS = {
     "lab-06": "10-prefix-caching",
     "lab-08": "13-sampling",
     "lab-09": "14-structured-output",
+    "lab-11": "16-serving",
 }
 MOST = 12_000_000  # bytes, gzipped, that the first visit of a lab's page may load
 

@@ -4,7 +4,7 @@ Each page contains its policy, for hosts that send no headers; the file `_header
 """
 
 # The labs that need no tensors, and the first half of lab-08.
-LABS = ("lab-01", "lab-02", "lab-03", "lab-06", "lab-08", "lab-09")
+LABS = ("lab-01", "lab-02", "lab-03", "lab-06", "lab-08", "lab-09", "lab-11")
 OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'"
 TEXT = f"{OWN}; frame-src 'self'; form-action 'self'"  # for quizzes and notebooks too
 SEARCH = f"{TEXT}; connect-src 'self'"  # it loads the pages that it found

@@ -157,6 +157,7 @@ CLAIMS = {
     "README.md python": "here",
     "labs/lab-04/AFTER.md python": "here",
     "labs/lab-07/AFTER.md python": "here",
+    "labs/lab-11/AFTER.md python": "labs/kit/tests/test_front.py with that client",
     "docs/reliability.md python": "here",
     "docs/watch-the-real-one.md sh": "commands, parsed as all are",
     "docs/watch-the-real-one.md python": "mini_engine/tests/test_trace_vllm.py; it needs vLLM",

@@ -116,8 +116,9 @@ def test_models_and_references_run_and_cannot_be_read(edition):
             assert ends and not [end for end in ends if len(end) > 120 and end in readable], task.name
         oracle = edition / "labs" / lab.id / "author" / "oracle.py"
         assert "_PACKED" in oracle.read_text("utf-8")
+    own = {("lab-11", "oracle"): "World.open"}  # it has no front, only what clients see of one
     loads = [
-        f"load({lab.id!r}, {name!r}).{lab.tasks[0].name}"
+        f"load({lab.id!r}, {name!r}).{own.get((lab.id, name), lab.tasks[0].name)}"
         for lab in map(find_lab, lab_ids())
         for name in ("solution", "oracle")
     ]

@@ -326,6 +326,7 @@ ANSWERS = {
     "08-sampling": [[2, 3, 3, 2, 2]],
     "09-structured-output": [[3, 5, 2]],
     "10-speculative-decoding": [[7, 5, 13]],
+    "11-server-front": [[0.3, 0.4, 0.4]],
 }
 
 

@@ -480,6 +480,8 @@ def check_log(sentence, yours, reference, number):
     if number >= len(yours.steps) or number >= len(reference.steps):
         assert sentence.rule == "end", sentence.text
         return
+    if sentence.rule in ("thread", "client", "computed", "place"):
+        return check_front(sentence, yours.steps[number], reference.steps[number])
     if sentence.rule in ("limit", "logit", "probability", "drawn", "numbers"):
         return check_row(sentence, yours, reference, number)
     call = call_of(yours.steps[number])
@@ -496,6 +498,65 @@ def check_log(sentence, yours, reference, number):
         own += [re.sub(r"\b(is|are) (?!free)(.+?)(?=$|, renamed)", rf"\1 {' '.join(shown)}", clause)]
         own += [re.sub(r"^(\w+) (\S+)", rf"\1 {' '.join(shown)}", clause)]
         assert any(says(theirs, one, LOG) is not None for one in own), (sentence.text, own)
+
+
+def stands(step, name, words):
+    """Return whether a client of lab-11, or a question, stands in a record as these words say."""
+    seen = {**step.observed["clients"], **step.observed["answers"]}.get(name, "has not come")
+    for pattern, form in (
+        (r"read its last Delta by (.+)", "done at {}"), (r"(left at .+)", "{}"),
+        (r"got an? (\w+Error at .+)", "{}"),
+        (r"got the answer '(.+)' at (.+)", "{} at {}"), (r"(waits|does not read|has not come)", "{}"),
+    ):  # fmt: skip
+        if found := re.fullmatch(pattern, words):
+            return form.format(*found.groups()) == seen
+    return False
+
+
+def front(step):
+    """Return patterns of clauses on lab-11's clients, and whether this record says so."""
+    read, computed = step.observed["read"], step.observed["tokens computed"]
+    kept = step.returned if isinstance(step.returned, dict) else {}
+    return {
+        r"By (.+? s) (\d+) tokens? had been computed for (\S+), which .+": lambda t, n, name: (
+            computed.get(name, 0) == int(n)
+        ),
+        r"By (.+? s) (.+)": lambda t, what: what in step.observed["faults"],
+        r"At (.+? s) num_requests is (-?\d+)": lambda t, n: step.observed["num_requests"] == int(n),
+        r"At .+ nothing is due any more, and (.+) waits? for ever": lambda who: (
+            kept["wait for ever"] == names(who)
+        ),
+        r"At the end the engine still has (.+)": lambda rows: kept["left in the engine"] == names(rows),
+        r"At (.+? s) (look \d+|\S+) (.+), and has read (\d+) Deltas?": lambda t, name, words, n: (
+            stands(step, name, words) and len(read.get(name, [])) == int(n)
+        ),
+        r"At (.+? s) (\S+) has read (.+)": lambda t, name, line: line in read[name],
+        r"At (.+? s) (look \d+|\S+) (.+)": lambda t, name, words: stands(step, name, words),
+    }
+
+
+def check_front(sentence, yours, theirs):
+    """Assert that a sentence on lab-11's clients is true in both records."""
+    table = front(yours)
+    pattern = next(one for one in table if re.fullmatch(one, sentence.yours))
+    parts = re.fullmatch(pattern, sentence.yours).groups()
+    assert table[pattern](*parts), sentence.text
+    seen, there = theirs.observed, sentence.reference
+    name = next((part for part in parts if part in {**seen["clients"], **seen["answers"]}), "")
+    if found := re.fullmatch(r"the reference's has read (\d+) Deltas?", there):
+        right = len(seen["read"][name]) == int(found[1])
+    elif there.startswith("the reference's has read "):
+        right = there.removeprefix("the reference's has read ") in seen["read"][name]
+    elif "this does not happen" in there:
+        right = parts[1] not in seen["faults"]
+    elif "it has none" in there:
+        right = theirs.returned["left in the engine"] == []
+    elif found := re.fullmatch(r"in the reference (-?\d+)", there):
+        right = int(found[1]) == (seen["tokens computed"].get(name, 0) if name else seen["num_requests"])
+    else:
+        found = re.fullmatch(r"in the reference (look \d+|\S+) (.+)", there)
+        right = stands(theirs, name if found[1] == "it" else found[1], found[2])
+    assert right, sentence.text
 
 
 def check_row(sentence, yours, reference, number):
