@@ -52,7 +52,7 @@ COVER = {
     **dict.fromkeys(
         [f"structured.{name}" for name in ("nodes", "patterns", "logits", "choose")], ["structured"]
     ),
-    "async_engine": ["async_engine"],
+    "async_engine": ["async_engine", "lab-11"],
 }
 LEFT_OUT = (
     "not (hash_seeds or cost_little or costs_the_same or does_not_search or importing_the_package or smollm2 "

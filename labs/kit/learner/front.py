@@ -1,7 +1,7 @@
 """lab-11's front on a real engine: behind the server, and for `python -m labs demo`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class LearnerFront:
 
     async def stream(
         self, prompt: Prompt, sampling_params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Yield the Deltas of a request. Raises ValueError for n above 1, which lab-11 has not."""
         if sampling_params.n > 1:
             raise ValueError(f"n must be 1 with lab-11's front, but is {sampling_params.n}")
@@ -112,7 +112,7 @@ async def streamed(learner: LearnerParts, engine: Engine) -> list[str]:
 
     async def read(prompt: str, most: int, max_tokens: int = 24) -> str:
         text, params = "", SamplingParams(temperature=0, max_tokens=max_tokens)
-        async with aclosing(front.stream(prompt, params)) as deltas:  # type: ignore[type-var]
+        async with aclosing(front.stream(prompt, params)) as deltas:
             async for delta in deltas:
                 text += delta.text
                 most -= 1

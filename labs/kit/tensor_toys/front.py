@@ -5,7 +5,7 @@ What it does in a turn, and for its readers, is the engine's own code; only the 
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -101,7 +101,7 @@ class AsyncEngine(Own):
             return [self._commands.get() for _ in range(self._commands.qsize())]
         return super()._next_commands()
 
-    def stream(self, request: Any, *_: Any, **__: Any) -> AsyncIterator[Delta]:  # type: ignore[override]
+    def stream(self, request: Any, *_: Any, **__: Any) -> AsyncGenerator[Delta, None]:  # type: ignore[override]
         params: Any = SimpleNamespace(n=1, asked=request)
         return super().stream([0], params, request_id=request.request_id)
 

@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from labs.kit.toys import plays
 from labs.kit.toys.clock import RestlessError, VirtualLoop
 from labs.kit.toys.scripts import Skip
 from labs.kit.toys.words import describe, kind
@@ -242,17 +243,27 @@ class Clients:
         }
 
 
-class Play:
-    """The calls of a script: they go to the clients of a part's front, or the world of the oracle."""
-
-    is_model = False  # set by the judge where `part` is the oracle
-    played: Any = None
+class Play(plays.Play):
+    """The calls of a script: they go to the clients of a part's front, or to the world of the oracle."""
 
     def __init__(self, part: Any, config: dict[str, Any]):
-        self.part, self.config = part, config
+        super().__init__(part)
+        self.config = config
+        self.played: Any = None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "played" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.begun(), name)
+
+    def begun(self) -> Any:
+        """Return what the calls go to, made at the first of them: by then it is known whose part it is."""
         if self.played is None:
-            made = self.part.World(self.config) if self.is_model else Clients(self.part, self.config)
-            self.played = made
-        return getattr(self.played, name)
+            own = self.part.World(self.config) if self.is_oracle else Clients(self.part, self.config)
+            self.played = own
+        return self.played
+
+    def seen(self) -> dict[str, Any]:
+        """Return what can be seen after a call."""
+        seen: dict[str, Any] = self.begun().seen()
+        return seen

@@ -1,9 +1,6 @@
 """lab-11's scenarios: clients that come, read slowly, stall and leave, on a virtual clock."""
 
-from contextlib import suppress
-
-from labs.kit import Skip, log_ops
-from labs.kit.toys.clients import Clients
+from labs.kit.toys.clients import Play
 
 
 def scenario(name, *ops, slots=4, max_num_requests=4):
@@ -13,13 +10,7 @@ def scenario(name, *ops, slots=4, max_num_requests=4):
 
 def run(lab, scenario, *, raise_errors=True):
     """The log of the calls of one scenario."""
-    play = Clients(lab, scenario["config"])
-
-    def perform(name, arguments):
-        with suppress(Skip):  # a call that has no place there returns None
-            return getattr(play, name)(*arguments)
-
-    return log_ops(scenario, perform, play.seen, raise_errors=raise_errors)
+    return Play(lab, scenario["config"]).log(scenario, raise_errors)
 
 
 SCENARIOS = [
