@@ -297,6 +297,55 @@ static void write_kv(const T *k, const T *v, int64_t stride, T *k_cache, T *v_ca
     }
 }
 
+// ------------------------------------------------------------------------------------------- products
+// For bfloat16 on a processor without instructions for it: the weights are read as they are, half as many
+// bytes as float32, and widened in registers. They lie in panels of 16 outputs, and in a panel two columns side
+// by side, so that a word holds both: the upper half of a float each, one shift or one mask away from it.
+
+typedef float Eight __attribute__((vector_size(32)));
+typedef uint32_t EightWords __attribute__((vector_size(32), may_alias));
+static const int64_t PANEL = 16, ROWS = 6;  // their sums fill twelve of AVX2's sixteen registers
+
+// NUM rows of x (float, a row every `columns`) times one panel: out is (NUM, PANEL).
+template <int64_t NUM>
+static void times_panel(const float *x, int64_t columns, const EightWords *panel, float *out) {
+    Eight sums[NUM][2] = {};
+    for (int64_t k = 0; k < columns; k += 2, panel += 2)
+        for (int64_t half = 0; half < 2; half++) {
+            const Eight even = (Eight)(panel[half] << 16), odd = (Eight)(panel[half] & 0xFFFF0000u);
+            for (int64_t row = 0; row < NUM; row++) {
+                sums[row][half] += x[row * columns + k] * even;
+                sums[row][half] += x[row * columns + k + 1] * odd;
+            }
+        }
+    std::memcpy(out, sums, sizeof sums);
+}
+
+// As many rows as are left, up to ROWS.
+template <int64_t NUM = ROWS>
+static void times_panel(int64_t num, const float *x, int64_t columns, const EightWords *panel, float *out) {
+    if (num >= NUM) return times_panel<NUM>(x, columns, panel, out);
+    if constexpr (NUM > 1) times_panel<NUM - 1>(num, x, columns, panel, out);
+}
+
+// out (rows, outputs) = x (rows, columns) @ weight.T + bias, where there is one. `columns` is even.
+extern "C" void linear_bfloat16(const float *x, const EightWords *weight, const bfloat16 *bias, bfloat16 *out,
+                                int64_t rows, int64_t columns, int64_t outputs) {
+#pragma omp parallel for
+    for (int64_t first = 0; first < outputs; first += PANEL) {
+        const EightWords *panel = weight + first / PANEL * columns;
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            float sums[ROWS * PANEL];
+            const int64_t num = std::min(ROWS, rows - row);
+            times_panel(num, x + row * columns, columns, panel, sums);
+            for (int64_t i = 0; i < num; i++)
+                for (int64_t j = 0; j < std::min(PANEL, outputs - first); j++)
+                    store(out[(row + i) * outputs + first + j],
+                          sums[i * PANEL + j] + (bias ? load(bias[first + j]) : 0));
+        }
+    }
+}
+
 // ---------------------------------------------------------------------- what Python calls, by type
 
 #define FOR_TYPE(T, NAME) \

@@ -113,12 +113,23 @@ class Kernels:
         self._rope = function("rope", p, n, p, p, n, n, n)
         self._silu_mul = function("silu_mul", p, p, n, n)
         self._write_kv = function("write_kv", p, p, n, p, p, p, n, n)
+        self._linear = function("linear", p, p, p, p, n, n, n) if dtype == torch.bfloat16 else None
 
     def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add delta to x, in place, and return the norm of the sum; all (N, size)."""
         out = torch.empty_like(x)
         added = None if delta is None else delta.data_ptr()
         self._add_rms_norm(x.data_ptr(), added, weight.data_ptr(), out.data_ptr(), *x.shape, eps)
+        return out
+
+    def linear(self, x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+        """Return x @ weight.T + bias (N, outputs) in bfloat16, of x (N, columns) and the weight's panels
+        (P, columns / 2, 16, 2)."""
+        assert self._linear is not None, "only bfloat16 is kept in panels"
+        out = x.new_empty(len(x), outputs)
+        wide = x.float()
+        added = None if bias is None else bias.data_ptr()
+        self._linear(wide.data_ptr(), panels.data_ptr(), added, out.data_ptr(), *wide.shape, outputs)
         return out
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -5,17 +5,20 @@ It can replace a CausalLM anywhere: the same call, the same logits up to roundin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.fast import kernels, onednn, steps
+from mini_engine.fast import kernels, onednn, panels, steps
 from mini_engine.interfaces import Attend
 from mini_engine.model import CausalLM, DecoderLayer, RMSNorm
 
 Fast = bool | Literal["torch"]
+Product = onednn.Linear | panels.Linear
 
 
 def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
@@ -27,9 +30,21 @@ def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
         raise ValueError(f'fast must be True, False or "torch", but is {fast!r}')
     if not fast or not isinstance(model, CausalLM) or isinstance(model, FastLM):
         return model
-    if model.device.type != "cpu" or not onednn.can_pack(model.dtype):
+    use_kernels = fast is True
+    if model.device.type != "cpu" or _product(model.dtype, _kernels(model.dtype, use_kernels)) is None:
         return model
-    return FastLM(model, use_kernels=fast is True)
+    return FastLM(model, use_kernels)
+
+
+def _kernels(dtype: torch.dtype, use_kernels: bool) -> kernels.Kernels | None:
+    return kernels.load(dtype) if use_kernels else None
+
+
+def _product(dtype: torch.dtype, built: kernels.Kernels | None) -> Callable[..., Product] | None:
+    """Return the class that packs a weight of this type on this machine, or None."""
+    if onednn.can_pack(dtype):
+        return onednn.Linear
+    return partial(panels.Linear, built) if built and dtype == torch.bfloat16 else None
 
 
 class FastLM(CausalLM):
@@ -44,9 +59,10 @@ class FastLM(CausalLM):
         nn.Module.__init__(self)
         self.config, self.inv_freq = model.config, model.inv_freq
         self.embed_tokens, self.norm = model.embed_tokens, model.norm
-        self.packed_layers = [_Layer(cast(DecoderLayer, layer)) for layer in model.layers]
-        self.head = onednn.Linear(model.lm_head.weight)
-        self.kernels = kernels.load(model.dtype) if use_kernels else None
+        self.kernels = _kernels(model.dtype, use_kernels)
+        product = _product(model.dtype, self.kernels) or onednn.Linear
+        self.packed_layers = [_Layer(cast(DecoderLayer, layer), product) for layer in model.layers]
+        self.head = product(model.lm_head.weight)
         self.steps = self.kernels or steps
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -96,14 +112,14 @@ class FastLM(CausalLM):
 class _Layer:
     """The weights of one DecoderLayer, as FastLM uses them."""
 
-    def __init__(self, layer: DecoderLayer) -> None:
+    def __init__(self, layer: DecoderLayer, product: Callable[..., Product]) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.input_norm = layer.input_layernorm.weight
         self.post_attention_norm = layer.post_attention_layernorm.weight
         self.q_norm = attention.q_norm if isinstance(attention.q_norm, RMSNorm) else None
         self.k_norm = attention.k_norm
         self.qkv, self.o, self.gate_up, self.down = (
-            onednn.Linear(linear.weight, linear.bias)
+            product(linear.weight, linear.bias)
             for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         )
 

@@ -17,7 +17,7 @@ from mini_engine.backends.two_pass import TwoPassBackend
 from mini_engine.bench import measure
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
-from mini_engine.fast import kernels, onednn
+from mini_engine.fast import kernels, onednn, panels
 from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
 from mini_engine.fast.model import FastLM, prepare
 from mini_engine.loading import registry
@@ -129,6 +129,51 @@ def test_a_packed_product_is_the_product(dtype, rows):
         assert linear.packed and linear(x).shape == (rows, 70)
         close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.02}
         torch.testing.assert_close(linear(x), F.linear(x, weight, b), **close)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 300])
+@pytest.mark.parametrize(("outputs", "columns"), [(16, 2), (70, 41), (1, 1), (49, 576)])
+def test_a_product_in_panels_is_the_product_rounded_once(rows, outputs, columns, library, monkeypatch):
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    x, weight, bias = (
+        torch.randn(*shape).bfloat16() for shape in ((rows, columns), (outputs, columns), (outputs,))
+    )
+    for b in (None, bias):
+        linear = panels.Linear(kernels.load(torch.bfloat16), weight, b)
+        exact = F.linear(x.double(), weight.double(), None if b is None else b.double())
+        found = linear(x)
+        assert found.shape == (rows, outputs) and found.dtype == torch.bfloat16
+        # Half of the last of eight bits, and what float32 loses in the sums.
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)
+        # A row is summed in the same order whatever stands beside it.
+        assert all(torch.equal(linear(x[i : i + 1])[0], found[i]) for i in range(min(rows, 8)))
+        assert linear.sums().shape == (1, outputs)
+
+
+def test_bfloat16_is_fast_without_instructions_for_it(library, monkeypatch):
+    """SmolLM2's and Qwen's kinds of layer in panels: within rounding of the plain model, one after another
+    as in a batch, and a weight that is not finite has its name."""
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    monkeypatch.setattr(onednn, "can_pack", lambda dtype: False)
+    assert prepare(tiny_model().float()).__class__ is not FastLM  # nothing would be faster
+    for kind in ("llama", "qwen2", "tied"):
+        model = tiny_model(**MODELS[kind]).bfloat16()
+        assert not isinstance(prepare(model, "torch"), FastLM)
+        fast = prepare(model)
+        assert isinstance(fast, FastLM) and isinstance(fast.head, panels.Linear) and not fast.not_finite()
+        ids, positions = torch.arange(200).remainder(64).view(10, 20), torch.arange(20).expand(10, 20)
+
+        def attend(layer, q, k, v):
+            return sdpa(q, k, v, is_causal=True)
+
+        wide = tiny_model(**MODELS[kind])
+        wide.load_state_dict({name: w.double() for name, w in model.state_dict().items()})
+        exact = wide.logits(wide(ids, positions, attend))
+        errors = [(m.logits(m(ids, positions, attend)) - exact).square().mean() for m in (fast, model)]
+        assert errors[0] <= 1.1 * errors[1]
+        with torch.no_grad():
+            model.layers[1].mlp.down_proj.weight[3, 5] = float("nan")
+        assert FastLM(model).not_finite() == "layers.1.mlp.down_proj.weight"
 
 
 def test_decodes_are_grouped_by_length():
