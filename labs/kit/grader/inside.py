@@ -95,7 +95,9 @@ def answer(request: dict[str, Any], batch: bytes) -> tuple[bytes, str, list[floa
         settle()
     over_at = monotonic()
     took = [max(took[0], children_computed() - before), took[1] + over_at - closed, over_at - began]
-    return bytes(data[: request["limit"]]), ended or ending(status), took
+    # The kernel may be the first to end what computes too long: that is slow, whoever noticed it.
+    ended = ended or (ending(status) and (beyond(request, len(data), took) or ending(status)))
+    return bytes(data[: request["limit"]]), ended, took
 
 
 def times(session: int, passed: float) -> list[float]:
@@ -193,7 +195,7 @@ def ending(status: int) -> str:
     """Return how the child ended, or "" for a normal end."""
     code = os.waitstatus_to_exitcode(status)
     if number := -code if code < 0 else code - 128 if code > 128 else 0:
-        return f"killed by {signal.strsignal(number) or number}"
+        return f"ended by a signal: {signal.strsignal(number) or number}"
     return f"ended with exit code {code}" if code else ""
 
 

@@ -1,6 +1,7 @@
 """The kernel refuses to a submission: system calls, keyrings, its settings, and the superuser's id."""
 
 import errno
+import json
 import os
 import platform
 import subprocess
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from labs.kit.grader import seccomp
+from labs.kit.grader import inside, seccomp
 from labs.kit.grader.grading import box
 from labs.kit.tests import marks
 from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, graded, opened  # noqa: F401
@@ -78,7 +79,16 @@ def test_the_second_abi_ends_the_batch():
     if platform.machine() != "x86_64":
         pytest.skip("this machine has one ABI only")
     lab = graded("import ctypes\nctypes.CDLL(None).syscall(0x40000000 + 39)\n" + SOLUTION)
-    assert lab.earned == 0 and "killed by Bad system call" in lab.problem
+    assert lab.earned == 0 and "ended by a signal: Bad system call" in lab.problem
+
+
+def test_what_the_kernel_ends_for_computing_too_long_is_too_slow(monkeypatch):
+    """Where the server is kept from the processor, and the kernel's own limit is the first to be met."""
+    monkeypatch.setattr(inside, "times", lambda *_: [0.0, 0.0, 0.0])
+    facts = {"lab": "lab-01", "source": "while True: pass", "others": "", "allowed": None, "scripts": []}
+    request = {"weak": True, "seconds": 0.5, "left": [9, 9, 9], "limit": 1 << 20, "memory": 4 << 30}
+    _, ended, _ = inside.answer(request, json.dumps(facts).encode())
+    assert ended == "no answer within 0.5 s of computing"
 
 
 @marks.namespaces
@@ -128,7 +138,7 @@ def parent(pid: int | str) -> int:
 
 KEYS = """
 import ctypes, sys
-from labs.kit.grader import seccomp
+from labs.kit.grader import inside, seccomp
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 column = seccomp.ARCHITECTURES[__import__("platform").machine()][1]

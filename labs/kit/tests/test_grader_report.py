@@ -224,8 +224,8 @@ def test_a_student_without_a_time_is_not_counted_as_late_and_has_the_rosters_nam
         ("after 3 of 20 cases: {}", "no answer within 20 s of computing", 3,
          "too slow: no answer within 20 s of computing | 0 of 100 | 3 of 20 |",
          "Public cases: 0 of 3 depart; 17 cases were not played to their end."),
-        ("after 3 of 20 cases: {}", "killed by Killed", 3,
-         "stopped: killed by Killed | 0 of 100 | 3 of 20 |", "Public cases: 0 of 3 depart; 17"),
+        ("after 3 of 20 cases: {}", "ended by a signal: Killed", 3,
+         "stopped: ended by a signal: Killed | 0 of 100 | 3 of 20 |", "Public cases: 0 of 3 depart; 17"),
     ],
     ids=["does not load", "slow", "killed"],
 )  # fmt: skip

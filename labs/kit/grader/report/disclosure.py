@@ -188,7 +188,7 @@ def lab_disclosed(lab: LabGrade, grade: Grade, reveal: bool) -> LabDisclosed:
         (hidden.count(False), len(hidden)),
         len(lab.cases) - len(played),
         case_name(shown.name) if shown else "",
-        story_of("\n".join(filter(None, [sentence_on(lab), shown.said]))) if shown else (),
+        story_of(lab, shown) if shown else (),
         play_of(lab) if shown else None,
         line(grade.late.get(lab.lab, "")),
         grade.costs.get(lab.lab, 0.0),
@@ -234,8 +234,10 @@ def case_name(name: str) -> str:
     return f"public case {match[1]}" if match else f"case {line(name)}"  # as `labs test` calls it
 
 
-def story_of(text: str) -> tuple[str, ...]:
-    lines = text.splitlines()
+def story_of(lab: LabGrade, case: Case) -> tuple[str, ...]:
+    """Return the sentence on a departing run, and its lines but for the case's name."""
+    said = case.said.removeprefix(f"{case.name} departs:\n")
+    lines = "\n".join(filter(None, [sentence_on(lab), said])).splitlines()
     shown = [printable(one[:LETTERS]) + (" ..." if len(one) > LETTERS else "") for one in lines[:LINES]]
     return (*shown, *([f"and {len(lines) - LINES} lines more"] if len(lines) > LINES else []))
 
