@@ -41,7 +41,7 @@ def process_logits(logits: Logits, request: Request, output_token_ids: Sequence[
         row.fill_(-torch.inf)
         row[allowed] = kept
     for *before, last in request.bad_words_token_ids:
-        if list(outputs[max(0, len(outputs) - len(before)) :]) == before:
+        if list(outputs[len(outputs) - len(before) :]) == before:
             row[last] = -torch.inf
     if len(outputs) < params.min_tokens:
         row[[*params.stop_token_ids, *request.eos_token_ids]] = -torch.inf

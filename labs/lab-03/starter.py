@@ -155,7 +155,7 @@ class Scheduler:
         """Take back a computed step; return a new list of the requests that finished in it, in row order.
 
         scheduled: what schedule() returned. sampled: {request_id: [tokens]} of those that reached
-        num_tokens; one token each here (guessing ahead gives several). stopped: ids of requests whose text
+        num_tokens; one token each here (drafts give several). stopped: ids of requests whose text
         has reached a stop string. All three are the caller's: leave them as they are. For each running
         request that was scheduled (one aborted meanwhile is in both dicts, but runs no more):
 

@@ -76,20 +76,41 @@ def test_the_row_behind_a_draft_takes_the_draft_as_given():
 
 def test_a_draft_that_was_drawn_is_accepted_by_the_numbers_of_its_output():
     """With the chance p / q; else the token is drawn from what p has more, with the output's number."""
-    logits, q = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 0.5]]), [0.7, 0.2, 0.1]
-    p, accepted, refused = softmax(logits[0].tolist()), 0, 0
-    more = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+    logits, q = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 0.5], [0.0, 2.0, 0.0]]), [0.7, 0.2, 0.1]
+    accepted = refused = 0
     for seed in range(60):
-        request = Request("a", [0], SamplingParams(seed=seed))
-        request.output_token_ids, request.spec_token_ids, request.spec_probs = [1, 1], [seed % 3], [q]
-        sampler, draft = Sampler(), seed % 3
-        if random_number(0, request, 2, "accept") * q[draft] < p[draft]:
-            first, accepted = draft, accepted + 1
-        else:
-            first, refused = draw(more, sampler.uniform(request, 2)), refused + 1
-        second = draw(softmax(logits[1].tolist()), sampler.uniform(request, 3))
-        assert Sampler()(logits, [request] * 2) == [first, second], seed
-    assert accepted > 20 and refused > 10
+        request, sampler = Request("a", [0], SamplingParams(seed=seed)), Sampler()
+        request.output_token_ids, request.spec_token_ids = [1, 1], [seed % 3, seed // 3 % 3]
+        request.spec_probs, expected = [q, q], []
+        for index, draft in enumerate(request.spec_token_ids, 2):
+            p = softmax(logits[index - 2].tolist())
+            if random_number(0, request, index, "accept") * q[draft] < p[draft]:
+                expected, accepted = [*expected, draft], accepted + 1
+            else:
+                more = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+                expected, refused = [*expected, draw(more, sampler.uniform(request, index))], refused + 1
+        expected.append(draw(softmax(logits[2].tolist()), sampler.uniform(request, 4)))
+        assert Sampler()(logits, [request] * 3) == expected, seed
+    assert accepted > 40 and refused > 20
+
+
+def test_what_a_logits_processor_may_return():
+    def tokens(processor):
+        params = SamplingParams(temperature=0, logits_processors=[processor])
+        return Sampler()(torch.tensor([[1.0, 2.0, 0.0]]), [Request("a", [0], params)])
+
+    assert tokens(lambda outputs, logits: -logits) == [2], "a new row, not only the given one changed"
+    for wrong in (lambda outputs, logits: logits[:2], lambda outputs, logits: logits.tolist()):
+        with pytest.raises(ValueError, match=r"must return logits of the shape \(3,\), but gave"):
+            tokens(wrong)
+
+
+def test_probabilities_of_greedy_requests():
+    """The first of equals has 1, whatever the others of the batch ask for."""
+    greedy, free = SamplingParams(temperature=0), SamplingParams()
+    assert probabilities([3.0, 3.0, 1.0], greedy).tolist() == [1, 0, 0]
+    both = probabilities([[3.0, 3.0, 1.0]] * 2, [free, greedy]).tolist()
+    assert both == [pytest.approx(softmax([3.0, 3.0, 1.0])), [1, 0, 0]]
 
 
 def test_top_logprobs():

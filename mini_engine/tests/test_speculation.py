@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mini_engine.backends.padded import PaddedBackend
+from mini_engine.block_manager import BlockManager
 from mini_engine.config import SpeculativeConfig
 from mini_engine.engine import Engine
 from mini_engine.invariants import watch
@@ -18,6 +19,9 @@ from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.schedule_step import next_chunk
 from mini_engine.speculative.adaptive import AdaptiveProposer, draft
+from mini_engine.speculative.draft_model import DraftModelProposer
+from mini_engine.speculative.ngram import NgramProposer
+from mini_engine.speculative.verify import schedule_drafts
 from mini_engine.structured.grammar import regex_grammar
 from mini_engine.structured.logits import GrammarProcessor
 from mini_engine.tests.helpers import (
@@ -202,6 +206,15 @@ def test_no_more_drafts_than_may_be_said():
     assert numbers_of_drafts(lambda step: 99, max_tokens=12)[:3] == [2, 7, 0]
 
 
+def test_a_prompt_between_decodes_gets_no_drafts():
+    prompt, decode = make_request("a", 3, 9), make_request("b", 3, 9)
+    prompt.spec_token_ids, decode.spec_token_ids = [1], [1, 2]
+    decode.output_token_ids, decode.num_computed_tokens = [5], 3
+    scheduled, kv = {"a": 3, "b": 1}, BlockManager(9, 2)
+    schedule_drafts([prompt, decode], scheduled, kv, 9)
+    assert scheduled == {"a": 3, "b": 3} and (prompt.spec_token_ids, decode.spec_token_ids) == ([], [1, 2])
+
+
 def test_a_step_that_failed_teaches_nothing():
     request, scripted = make_request("a", 2, 99), Scripted([5] * 99)
     request.output_token_ids.append(5)
@@ -221,6 +234,16 @@ def test_a_step_that_failed_teaches_nothing():
 def test_lengths_that_are_looked_up(given, expected):
     """One of them alone is both, as in vLLM."""
     assert SpeculativeConfig.of({"num_speculative_tokens": 4, **given}).lookup_lengths == expected
+
+
+def test_a_text_that_is_shorter_than_the_longest_end():
+    assert NgramProposer(1, 6, 4).propose(make_request("a", [1, 2, 2, 1, 2], 9)) == [2, 1, 2]
+
+
+def test_the_proposers_defaults_are_the_labs():
+    proposer = NgramProposer()
+    assert (proposer.prompt_lookup_min, proposer.prompt_lookup_max) == (1, 3)
+    assert proposer.num_speculative_tokens == DraftModelProposer(None).num_speculative_tokens == 4
 
 
 def test_a_setting_of_the_engine():

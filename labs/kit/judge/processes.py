@@ -68,7 +68,7 @@ def run_in_process(
     out: Path | None = None,
     first: Callable[[str], None] | None = None,
 ) -> Outcomes:
-    """Run a module on a lab, and return what it wrote; `first` is told the first failure at once."""
+    """Run a module on a lab, and return what it wrote; `first` is called with the first failure at once."""
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]

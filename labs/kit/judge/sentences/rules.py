@@ -9,7 +9,7 @@ HINTS = {
     "row": "Ask of each running request: is something left of it to compute, and is budget left?",
     "row order": "The rows stand in the order in which requests are served: running ones first.",
     "admission": "A request is admitted when budget, a slot and memory (the reserve included) are there.",
-    "admission order": "Only the front of the queue may be admitted; nobody overtakes it.",
+    "admission order": "Only the front of the queue may be admitted; no request overtakes it.",
     "cached": "What the prefix cache holds of a request counts as computed from its admission on.",
     "preemption": "Preempt only when a running request finds no room, and only as many as it takes.",
     "victim": "Look up how the policy chooses the victim.",
