@@ -1,5 +1,6 @@
 """OpenAI's responses, written: one object in the end, or a chunk for each Delta."""
 
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from mini_engine.outputs import Delta, Logprob, Logprobs
 from mini_engine.serve.protocol import Asked
 
 JSON = dict[str, Any]
+encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass
@@ -44,10 +46,15 @@ class Answer:
         self.id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.choices = [_Choice() for _ in range(len(asked.prompts) * asked.params.n)]
+        self.head = encoded(self._object("chunk"))[:-1]  # of every chunk
 
-    def chunk(self, number: int, delta: Delta, echo: str = "") -> JSON:
-        """Take a Delta of a choice, and return the chunk that a stream sends for it. Raises RuntimeError for
-        one that could not go on."""
+    def event(self, number: int, delta: Delta, echo: str = "") -> bytes:
+        """Take a Delta of a choice, and return the event that a stream sends for it: a chunk as JSON."""
+        return f'data: {self.head},"choices":[{encoded(self.take(number, delta, echo))}]}}\n\n'.encode()
+
+    def take(self, number: int, delta: Delta, echo: str = "") -> JSON:
+        """Take a Delta of a choice, and return the choice of a chunk. Raises RuntimeError for one that
+        could not go on."""
         if delta.finish_reason == "error":
             raise RuntimeError(delta.error)
         choice, first = self.choices[number], not self.choices[number].token_ids
@@ -60,13 +67,11 @@ class Answer:
             body: JSON = {"delta": said}
         else:
             body = {"text": text}
-        return self._object(
-            [{"index": number, **body, "logprobs": logprobs, **self._end(choice)}], chunk=True
-        )
+        return {"index": number, **body, "logprobs": logprobs, **self._end(choice)}
 
     def usage_chunk(self) -> JSON:
         """Return the last chunk of a stream that asked for its usage."""
-        return self._object([], chunk=True) | {"usage": self.usage()}
+        return self._object("chunk") | {"choices": [], "usage": self.usage()}
 
     def whole(self, echoes: Sequence[str]) -> JSON:
         """Return the response in one piece."""
@@ -79,7 +84,7 @@ class Answer:
             logprobs = self._logprobs(choice.token_ids, choice.logprobs, 0)
             more = {"prompt_logprobs": _plain(choice.prompt_logprobs)} if choice.prompt_logprobs else {}
             choices.append({"index": number, **body, "logprobs": logprobs, **more, **self._end(choice)})
-        return self._object(choices) | {"usage": self.usage()}
+        return self._object() | {"choices": choices, "usage": self.usage()}
 
     def usage(self) -> JSON:
         """Return the tokens that were read and written; the answers to one prompt read it once."""
@@ -92,12 +97,9 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    def _object(self, choices: list[JSON], chunk: bool = False) -> JSON:
-        kind = "text_completion"
-        if self.asked.is_chat:
-            kind = "chat.completion.chunk" if chunk else "chat.completion"
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.asked.model}
-        return head | {"choices": choices}
+    def _object(self, kind: str = "") -> JSON:
+        name = f"chat.completion{kind and '.' + kind}" if self.asked.is_chat else "text_completion"
+        return {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
 
     @staticmethod
     def _end(choice: _Choice) -> JSON:

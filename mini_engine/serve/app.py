@@ -122,35 +122,31 @@ class Server:
         except ValueError as error:
             raise APIError(str(error), "prompt") from None
 
-    async def _deltas(self, asked: Asked, encoded: list[list[int]]) -> Choices:
-        """Yield (choice, Delta) of all prompts as they come. Raises APIError for what is refused.
-
-        No Delta is taken before the one before it was sent: a slow reader's request stays open, and counts.
-        """
+    def _deltas(self, asked: Asked, encoded: list[list[int]]) -> Choices:
+        """Return a stream of (choice, Delta) of all prompts. Raises APIError, as the stream does."""
         if self.async_engine.num_requests + len(encoded) > self.limits.max_num_requests:
             raise self._full()
         streams = [self._stream(asked, *one) for one in enumerate(encoded)]
-        choices = streams[0] if len(streams) == 1 else merged(streams)
+        return streams[0] if len(streams) == 1 else merged(streams)
+
+    async def _stream(self, asked: Asked, number: int, token_ids: list[int]) -> Choices:
+        """Yield (choice, Delta) of one prompt. Raises APIError for what is refused.
+
+        No Delta is taken before the one before it was sent: a slow reader's request stays open, and counts.
+        """
+        began, last, first = time.monotonic(), dict[int, float](), number * asked.params.n
+        options: dict[str, Any] = {"priority": asked.priority, "cache_salt": asked.cache_salt}
         try:
-            async for item in choices:
-                yield item
+            async with aclosing(self.async_engine.stream(token_ids, asked.params, **options)) as deltas:
+                async for delta in deltas:
+                    self.metrics.take(delta, began, last)
+                    yield first + delta.index, delta
         except ValueError as error:
             raise refusal(error) from None
         except EngineFullError:
             raise self._full() from None
         except EngineClosedError as error:
             raise _closed(error) from None
-        finally:
-            await choices.aclose()
-
-    async def _stream(self, asked: Asked, number: int, token_ids: list[int]) -> Choices:
-        """Yield (choice, Delta) of one prompt."""
-        began, last, first = time.monotonic(), dict[int, float](), number * asked.params.n
-        options: dict[str, Any] = {"priority": asked.priority, "cache_salt": asked.cache_salt}
-        async with aclosing(self.async_engine.stream(token_ids, asked.params, **options)) as deltas:
-            async for delta in deltas:
-                self.metrics.take(delta, began, last)
-                yield first + delta.index, delta
 
     def _full(self) -> APIError:
         most = self.limits.max_num_requests

@@ -4,13 +4,13 @@ uvicorn itself waits for both without end, so that a few clients could use up al
 """
 
 import asyncio
+from http import HTTPStatus
 from json import dumps
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mini_engine.serve.protocol import APIError
 from mini_engine.serve.streaming import ClientGoneError
@@ -24,19 +24,19 @@ def config(app: Any, **options: Any) -> uvicorn.Config:
     """Return the settings with which uvicorn serves an application of ours."""
     ours: dict[str, Any] = {
         "http": Connection, "ws": "none", "log_level": "warning", "server_header": False,
-        "h11_max_incomplete_event_size": HEADER_BYTES, "timeout_keep_alive": 30,
-        "timeout_graceful_shutdown": 30,
+        "timeout_keep_alive": 30, "timeout_graceful_shutdown": 30,
     }  # fmt: skip
     return uvicorn.Config(app, **ours | options)
 
 
-class Connection(H11Protocol):
-    """uvicorn's connection over h11, with a limit of time for a header, and with errors in OpenAI's shape.
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with limits of a header's time and size, and with errors in OpenAI's shape.
 
     `request.state.cut_off` ends it at once: unsent bytes do not wait for a client that reads nothing.
     """
 
     header_seconds = HEADER_SECONDS
+    _in_header, _header_bytes = True, 0
     _too_late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -52,8 +52,29 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._forget()
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_header, self._header_bytes = True, 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._in_header = False
+        super().on_headers_complete()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > HEADER_BYTES:
+            raise ValueError("the header is too long")  # the parser gives up, and calls send_400_response
+
     def _mind_the_header(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        if not self._in_header:
             self._forget()
         elif self._too_late is None:
             self._too_late = self.loop.call_later(self.header_seconds, self._end)
@@ -71,18 +92,13 @@ class Connection(H11Protocol):
         self._refuse(APIError(rule, code="invalid_http"))
 
     def _refuse(self, error: APIError) -> None:
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()  # in the midst of another answer there is no place for this one
+            return
         body = dumps(error.to_json()).encode()
-        headers: list[Any] = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        headers += [(b"content-length", str(len(body)).encode())]
-        try:
-            for event in (
-                h11.Response(status_code=error.status, headers=headers),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # an answer had begun
-            self.transport.abort()
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.transport.write(head.encode() + body)
         self.transport.close()
 
 

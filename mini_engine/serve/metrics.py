@@ -1,10 +1,12 @@
 """The numbers of a server for Prometheus, under vLLM's names, so that its dashboards work."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from mini_engine.engine import Engine
 from mini_engine.llm import state_of
@@ -12,6 +14,25 @@ from mini_engine.outputs import Delta
 from mini_engine.serve.answers import Answer
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class Histogram:
+    """Counts of seconds. prometheus_client's takes locks for every token; these belong to the event loop."""
+
+    def __init__(self, name: str, text: str):
+        self.name, self.text = name, text
+        self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
+
+    def family(self, model: str) -> HistogramMetricFamily:
+        """Return it as Prometheus has it: how many are not longer than each bucket's bound."""
+        found = HistogramMetricFamily(f"vllm:{self.name}", self.text, labels=["model_name"])
+        bounds = [*map(str, map(float, SECONDS)), "+Inf"]
+        found.add_metric([model], list(zip(bounds, accumulate(self.counts), strict=True)), self.sum)
+        return found
 
 
 class ServerMetrics:
@@ -24,21 +45,17 @@ class ServerMetrics:
         self.engine, self.model = engine, model
         self.registry.register(self)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Output tokens.")
+        self.num_generated = 0
         self.success = self._counter("request_success", "Answers by finish_reason.", "finished_reason")
         self.refused = self._counter("request_refused", "Requests that were refused, by status.", "status")
-        self.ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token.")
-        self.itl = self._histogram("inter_token_latency_seconds", "Between two tokens of an answer.")
-        self.e2e = self._histogram("e2e_request_latency_seconds", "From the request to its end.")
+        self.ttft = Histogram("time_to_first_token_seconds", "From the request to its first token.")
+        self.itl = Histogram("inter_token_latency_seconds", "Between two tokens of an answer.")
+        self.e2e = Histogram("e2e_request_latency_seconds", "From the request to its end.")
 
     def _counter(self, name: str, text: str, label: str | None = None) -> Counter:
         labels = ("model_name", *([label] if label else []))
         counter = Counter(f"vllm:{name}", text, labels, registry=self.registry)
         return counter if label else counter.labels(self.model)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", text, ("model_name",), registry=self.registry, buckets=SECONDS)
-        return histogram.labels(self.model)
 
     def take(self, delta: Delta, began: float, last: dict[int, float]) -> None:
         """Measure a Delta of a request that came at `began`; `last` has the time of each answer's last."""
@@ -49,7 +66,7 @@ class ServerMetrics:
             else:
                 self.itl.observe((now - before) / len(delta.token_ids))
             last[delta.index] = now
-            self.generation_tokens.inc(len(delta.token_ids))
+            self.num_generated += len(delta.token_ids)
         if delta.finish_reason is not None:
             self.e2e.observe(now - began)
 
@@ -71,7 +88,9 @@ class ServerMetrics:
             gauge = GaugeMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=labels)
             gauge.add_metric([self.model], value)
             yield gauge
-        for name, value in counters.items():
+        for histogram in (self.ttft, self.itl, self.e2e):
+            yield histogram.family(self.model)
+        for name, value in (counters | {"generation_tokens": self.num_generated}).items():
             counter = CounterMetricFamily(f"vllm:{name}", f"{name} in tokens", labels=labels)
             counter.add_metric([self.model], value)
             yield counter

@@ -1,8 +1,7 @@
 """An answer on its way to the client, in one piece or as server-sent events; ended when the client goes."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +12,7 @@ from mini_engine.engine import Engine
 from mini_engine.input_processor import Prompt
 from mini_engine.outputs import Delta
 from mini_engine.request import SamplingParams
-from mini_engine.serve.answers import Answer
+from mini_engine.serve.answers import Answer, encoded
 from mini_engine.serve.protocol import APIError
 
 T = TypeVar("T")
@@ -128,19 +127,15 @@ class Answering(Response):
             await self.others.aclose()
             self.done(self.answer)
 
-    async def _all(self) -> AsyncIterator[tuple[int, Delta]]:
-        yield self.first
-        async for item in self.others:
-            yield item
-
-    def _chunks(self, number: int, delta: Delta) -> dict[str, Any]:
-        return self.answer.chunk(number, delta, self.echoes[number // self.answer.asked.params.n])
+    def _echo(self, number: int) -> str:
+        return self.echoes[number // self.answer.asked.params.n]
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout_at(self.ends):
-                async for number, delta in self._all():
-                    self._chunks(number, delta)
+                self.answer.take(*self.first)
+                async for number, delta in self.others:
+                    self.answer.take(number, delta)
             response: Response = JSONResponse(self.answer.whole(self.echoes))
         except (TimeoutError, RuntimeError, APIError) as error:
             response = self.refuse(self._as_api_error(error))
@@ -153,15 +148,17 @@ class Answering(Response):
         last = None
         try:
             async with asyncio.timeout_at(self.ends):
-                async for number, delta in self._all():
-                    await _event(send, self._chunks(number, delta))
+                number, delta = self.first
+                await _event(send, self.answer.event(number, delta, self._echo(number)))
+                async for number, delta in self.others:
+                    await _event(send, self.answer.event(number, delta, self._echo(number)))
             if self.answer.asked.include_usage:
                 last = self.answer.usage_chunk()
         except (TimeoutError, RuntimeError, APIError) as error:  # the status was sent: it is an event
             last = self._as_api_error(error).to_json()
         async with asyncio.timeout(LAST_WORDS):
             if last is not None:
-                await _event(send, last)
+                await _event(send, f"data: {encoded(last)}\n\n".encode())
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     @staticmethod
@@ -173,6 +170,5 @@ class Answering(Response):
         return APIError(str(error), code="engine_error", status=500)
 
 
-async def _event(send: Send, data: Any) -> None:
-    body = b"data: " + json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+async def _event(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
