@@ -214,13 +214,13 @@ def test_a_client_that_reads_nothing_stops_no_one_and_is_cut_off(alone, monkeypa
     engine = make_engine()
     body = {"prompt": "a", "max_tokens": 250, "logprobs": 20, "stream": True, "ignore_eos": True}
     with (
-        running(engine, send_buffer=2048, limits=Limits(timeout=1.5)) as (address, server),
+        running(engine, send_buffer=2048, limits=Limits(timeout=5)) as (address, server),
         connect(address, receive_buffer=2048) as one,
     ):
         one.sendall(post(body))
         until(lambda: server.async_engine.num_requests == 1)
         with among_others(address, alone) as texts:
-            until(lambda: len(texts) >= 3)
+            until(lambda: texts)
             assert server.async_engine.num_requests >= 1
         until(lambda: server.async_engine.num_requests == 0)
         data = b""
