@@ -18,6 +18,7 @@ from mini_engine.structured import guidance
 from mini_engine.structured.automaton import build_dfa
 from mini_engine.structured.grammar import RegexGrammar, TokenIndex, regex_grammar
 from mini_engine.structured.logits import GrammarProcessor, allowed
+from mini_engine.structured.nodes import Either, Empty, Nothing, OneOf, Repeat, Sequence
 from mini_engine.structured.patterns import parse
 from mini_engine.tests.helpers import byte_tokenizer, dense_logits, tiny_model
 
@@ -87,6 +88,20 @@ def test_what_is_not_understood_is_refused_with_the_pattern(pattern):
 def test_a_long_pattern_needs_no_deep_stack():
     text = "To be, or not to be, that is the question: " * 20
     assert accepts(build_dfa(parse(text)), text)
+
+
+def test_expressions_are_simplified():
+    a, b = (OneOf(frozenset(letter)) for letter in (b"a", b"b"))
+    assert Nothing() + a == a + Nothing() == Nothing() and Empty() + a == a + Empty() == a
+    assert (a + b) + a == a + (b + a) and Nothing() | a == a | Nothing() == a | a == a
+    assert a | b == OneOf(frozenset(b"ab")) and (a + b | a) | b == Either(frozenset([a + b, a | b]))
+    assert repr(a + b) == "Sequence(OneOf(frozenset({97})), OneOf(frozenset({98})))"
+    assert [(a + b).size, (a + b | Repeat(a)).size, (a + b).alphabet] == [3, 6, frozenset(b"ab")]
+    match [a + b, a + b | a, Repeat(a)]:
+        case [Sequence(OneOf(allowed), second), Either(options), Repeat(body)]:
+            assert (allowed, second, options, body) == (a.allowed, b, {a + b, a}, a)
+        case other:
+            raise AssertionError(other)
 
 
 def test_a_pattern_with_too_many_states_is_refused():
