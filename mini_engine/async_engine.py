@@ -217,8 +217,8 @@ class AsyncEngine:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Delta]]] = {}
         for job, delta in self._made:
             by_loop.setdefault(job.loop, []).append((job, delta))
-            if delta.finish_reason is not None:
-                self._jobs.pop(delta.request_id, None)
+            if delta.finish_reason is not None and self._jobs.get(delta.request_id) is job:
+                del self._jobs[delta.request_id]  # else by now the id is another's
         self._made.clear()
         for loop, made in by_loop.items():
             self._tell(loop, partial(_fill, made))

@@ -160,6 +160,27 @@ def test_commands_that_keep_coming_do_not_hold_up_the_steps():
     assert run(scripted_engine(TEXTS), scenario) <= 9  # one before each step, not one after the other
 
 
+def test_an_id_that_is_used_again_in_the_turn_of_its_abort_can_be_aborted_again():
+    async def scenario(front):
+        first = front.stream("a", greedy(50), request_id="a")
+        await anext(first)
+        go_on = threading.Event()
+        held = asyncio.create_task(front.call(lambda engine: go_on.wait(10)))
+        await asyncio.sleep(0)
+        await first.aclose()  # both commands wait for the thread, so that one turn has both
+        second = front.stream("a", greedy(50), request_id="a")
+        waiting = asyncio.create_task(anext(second))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(held, waiting)
+        await second.aclose()
+        return await front.call(lambda engine: [*engine.requests])
+
+    engine = scripted_engine(TEXTS)
+    assert run(engine, scenario) == []
+    everything_is_back(engine)
+
+
 def failing(engine, *numbers):
     """Make the forward passes with these numbers raise, counted from 1."""
     forward, count = engine.backend.forward, [0]
