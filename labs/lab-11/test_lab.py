@@ -129,6 +129,15 @@ def test_a_finished_request_is_forgotten(lab):
     assert seen["read"]["a"] == ["a0 at 0.10 s", "a1 at 0.55 s, the last"]
 
 
+def test_an_error_of_a_command_is_its_callers(lab):
+    """A command raises an error of its own: whoever sent it gets that error, and all others go on."""
+    seen = right(
+        lab, ("open", "a", "r1", 3), ("wait", 0.05), ("look", "x", -1.0), ("look", "y", 0.0), ("drain",)
+    )
+    assert seen["answers"] == {"x": "LookupError at 0.10 s", "y": "r1 at 0.10 s"}
+    assert seen["clients"] == {"a": "done at 0.30 s"}
+
+
 def test_a_command_that_nobody_waits_for_any_more(lab):
     """A client leaves before its request was added: the others are served as if it had never come."""
     seen = right(
@@ -325,13 +334,19 @@ def test_a_slow_reader_stops_no_one(lab):
 
 @pytest.mark.parametrize("reads", [99, 1])
 def test_leaving_stops_the_computing(lab, reads):
-    """A client leaves, as it waits or as it does not read: the next step is without it."""
+    """A client leaves, while it waits or while it does not read: the next step is without it."""
     seen = right(
         lab, ("open", "a", "r1", 9, reads), ("open", "b", "r2", 9), ("wait", 0.13), ("leave", "a"),
         ("wait", 0.5),
     )  # fmt: skip
     assert seen["tokens computed"] == {"a": 2, "b": 5}
     assert seen["clients"]["a"] == "left at 0.13 s"
+
+
+def test_leaving_with_tokens_unread_stops_the_computing(lab):
+    """A client has stopped reading, and tokens wait for it; it leaves: the next step is without it."""
+    seen = right(lab, ("open", "a", "r1", 9, 1), ("wait", 0.33), ("leave", "a"), ("wait", 0.5))
+    assert (seen["tokens computed"], seen["num_requests"]) == ({"a": 4}, 0)
 
 
 def test_leaving_gives_the_place_back_at_once(lab):
@@ -403,6 +418,25 @@ def test_an_id_again_in_the_middle_of_a_step(lab):
         lab, ("open", "a", "r1", 9), ("wait", 0.03), ("leave", "a"), ("open", "b", "r1", 2), ("drain",)
     )
     assert seen["read"] == {"a": [], "b": ["b0 at 0.20 s", "b1 at 0.30 s, the last"]}
+
+
+def test_an_id_again_can_be_left_again(lab):
+    """An id is used again in the turn in which its first request is aborted. The second reader leaves too."""
+    seen = right(
+        lab, ("open", "a", "r1", 9), ("wait", 0.05), ("leave", "a"), ("open", "b", "r1", 9), ("wait", 0.1),
+        ("leave", "b"), ("drain",),
+    )  # fmt: skip
+    assert seen["tokens computed"] == {"a": 1, "b": 1}
+    assert seen["returned"] == {"wait for ever": [], "left in the engine": []}
+
+
+def test_closed_goes_before_full(lab):
+    """All places are taken, and the engine has been closed: the next client is told that it is closed."""
+    seen = right(
+        lab, ("open", "a", "r1", 9, 1), ("wait", 0.15), ("close",), ("wait", 0.1), ("open", "b", "r2", 1),
+        max_num_requests=1,
+    )  # fmt: skip
+    assert seen["clients"] == {"a": "does not read", "b": "EngineClosedError at 0.25 s"}
 
 
 def test_leaving_a_closed_engine(lab):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labs.kit.toys import plays
-from labs.kit.toys.clock import RestlessError, VirtualLoop
+from labs.kit.toys.clock import TOGETHER, RestlessError, VirtualLoop
 from labs.kit.toys.scripts import Skip
 from labs.kit.toys.words import describe, kind
 from mini_engine.outputs import Delta
@@ -43,6 +43,8 @@ class ToyEngine:
 
     @property
     def has_work(self) -> bool:
+        if self.loop.thread is None and self.loop.now < self.loop.free_at - TOGETHER:
+            self.loop.fault("has_work is read in the event loop while the engine's thread is at work")
         return bool(self.requests)
 
     def add_request(self, request: Asked) -> None:
@@ -80,8 +82,10 @@ class ToyEngine:
             self.trouble, self.has_failed = "", False
 
     def look(self, seconds: float) -> list[str]:
-        """Return the requests that the engine has; this takes a while."""
+        """Return the requests that the engine has, after a while. Raise LookupError for a time below 0."""
         self._in_thread("look")
+        if seconds < 0:
+            raise LookupError("nobody sees the past")
         self.loop.spend(seconds)
         return sorted(self.requests)
 
@@ -178,7 +182,7 @@ class Clients:
             self.advance(0)
 
     def look(self, name: str, seconds: float) -> None:
-        """Somebody asks the engine for its requests, which takes the thread so many seconds."""
+        """Somebody asks the engine for its requests, which takes so many seconds, or fails below 0."""
         self.answers[name] = "waits"
         self.loop.spawn(self.looking(name, seconds))
         self.advance(0)

@@ -60,6 +60,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _last = 0.0
 
     def run_in_executor(self, *_: Any) -> NoReturn:  # type: ignore[override]
+        self.fault("another thread is asked for, beside the engine's own, which `run` calls")
         raise RuntimeError("the engine has a thread already: await self.run(function)")
 
     def _note(self, loop: Any, context: dict[str, Any]) -> None:

@@ -126,6 +126,8 @@ class World:
                     self.engine.append(name)
             elif what == "abort" and name in self.engine:
                 self.engine.remove(name)
+            elif what == "look" and more[0] < 0:
+                self.answers[name] = (time, "LookupError")
             elif what == "look":
                 time += more[0]
                 ids = sorted(self.clients[one].request_id for one in self.engine)
