@@ -315,13 +315,13 @@ def smollm2(smollm2_file):
 def test_a_chat_model_writes_dates_and_objects(smollm2):
     """SmolLM2, greedy, at prompts that ask for something else."""
     model, tokenizer = smollm2
-    eos = tokenizer.eos_token_ids[0]
+    llm, eos = LLM.from_engine(Engine(model, tokenizer)), tokenizer.eos_token_ids[0]
     for pattern in (r"\d{4}-[01]\d-[0-3]\d", r'\{"name": "[a-zé]{2,9}", "age": [1-9]\d?\}'):
-        ids = tokenizer.encode_chat([{"role": "user", "content": "Write a poem about the sea."}])
-        processor, output = GrammarProcessor(regex_grammar(pattern, tokenizer.token_bytes, eos)), []
-        while eos not in output:
-            output.append(int(processor(output, dense_logits(model, [*ids, *output])[-1]).argmax()))
-        assert re.fullmatch(pattern, tokenizer.decode(output)), pattern
+        processor = GrammarProcessor(regex_grammar(pattern, tokenizer.token_bytes, eos))
+        params = SamplingParams(max_tokens=50, logits_processors=[processor])
+        [said] = llm.chat([[{"role": "user", "content": "Write a poem about the sea."}]], params)
+        assert said.outputs[0].finish_reason == "stop"
+        assert re.fullmatch(pattern, said.outputs[0].text), pattern
 
 
 def test_the_bytes_of_a_chat_models_tokens_are_its_texts(smollm2):
