@@ -37,7 +37,7 @@ demo: $(VENV)/installed
 
 # A learner's starter.py is work in progress; make check and CI want it as it was generated.
 test: LEARNING := $(if $(CI),,yes)
-# The names of known mistakes, and the task that is blamed, are left to make check and to CI: make test QUICK=
+# The names of known mistakes, and the task that is blamed, are left to make check and make soak.
 test: QUICK := --quick
 test: $(VENV)/installed  # two stages at a time, so that no core waits for the end of one
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'

@@ -553,7 +553,8 @@ def test_a_broken_trace_is_reported_on_the_page(open_player):
 
 
 def test_thousands_of_steps_and_hundreds_of_requests_do_not_stall(open_player):
-    """Any step, also when zoomed in, takes less than 30 ms of processor time with layout and painting.
+    """Any step, also when zoomed in, takes less than 50 ms of processor time with layout and painting, and
+    so is no Long Task (W3C).
 
     In a soak there are seven thousand steps and six hundred requests.
     """
@@ -585,7 +586,7 @@ def test_thousands_of_steps_and_hundreds_of_requests_do_not_stall(open_player):
             before = busy()
             for step in steps:
                 page.evaluate(go, step)
-            assert (busy() - before) / len(steps) < 0.030
+            assert (busy() - before) / len(steps) < 0.050
     assert page.locator(".waiting-card li").count() < 20  # of hundreds that wait
     assert int(page.locator("#slider").get_attribute("max")) == len(trace.steps) - 1
 
