@@ -9,7 +9,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
 from mini_engine.fast import kernels
 from mini_engine.fast.attention import FastBackend
-from mini_engine.fast.model import FastLM
+from mini_engine.fast.model import FastLM, Product, product_of
 from mini_engine.fast.onednn import Linear
 from mini_engine.interfaces import Row
 from mini_engine.loading.checkpoint import DTYPES
@@ -62,10 +62,11 @@ def medians(ways: Mapping[str, Callable[[int], object]], num_copies: int, rounds
 
 def products(dtype: torch.dtype, rounds: int = 3) -> Iterator[list[str]]:
     """A line for each matrix and number of rows: plain, packed, how often quicker, GB and GFLOP a second."""
+    pack = product_of(dtype, kernels.load(dtype)) or Linear
     for name, (columns_in, columns_out) in PRODUCTS.items():
         size = columns_in * columns_out * dtype.itemsize
         plain = [torch.randn(columns_out, columns_in, dtype=dtype) for _ in range(max(2, CACHE // size))]
-        packed = [Linear(weight) for weight in plain]
+        packed = [pack(weight) for weight in plain]
         for rows in ROWS:
             x = torch.randn(rows, columns_in, dtype=dtype)
             ways = {"F.linear": partial(_plain, plain, x), "packed": partial(_packed, packed, x)}
@@ -84,7 +85,7 @@ def _plain(weights: list[Tensor], x: Tensor, copy: int) -> Tensor:
     return F.linear(x, weights[copy])
 
 
-def _packed(linears: list[Linear], x: Tensor, copy: int) -> Tensor:
+def _packed(linears: Sequence[Product], x: Tensor, copy: int) -> Tensor:
     return linears[copy](x)
 
 

@@ -31,7 +31,7 @@ def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
     if not fast or not isinstance(model, CausalLM) or isinstance(model, FastLM):
         return model
     use_kernels = fast is True
-    if model.device.type != "cpu" or _product(model.dtype, _kernels(model.dtype, use_kernels)) is None:
+    if model.device.type != "cpu" or product_of(model.dtype, _kernels(model.dtype, use_kernels)) is None:
         return model
     return FastLM(model, use_kernels)
 
@@ -40,7 +40,7 @@ def _kernels(dtype: torch.dtype, use_kernels: bool) -> kernels.Kernels | None:
     return kernels.load(dtype) if use_kernels else None
 
 
-def _product(dtype: torch.dtype, built: kernels.Kernels | None) -> Callable[..., Product] | None:
+def product_of(dtype: torch.dtype, built: kernels.Kernels | None) -> Callable[..., Product] | None:
     """Return the class that packs a weight of this type on this machine, or None."""
     if onednn.can_pack(dtype):
         return onednn.Linear
@@ -60,7 +60,7 @@ class FastLM(CausalLM):
         self.config, self.inv_freq = model.config, model.inv_freq
         self.embed_tokens, self.norm = model.embed_tokens, model.norm
         self.kernels = _kernels(model.dtype, use_kernels)
-        product = _product(model.dtype, self.kernels) or onednn.Linear
+        product = product_of(model.dtype, self.kernels) or onednn.Linear
         self.packed_layers = [_Layer(cast(DecoderLayer, layer), product) for layer in model.layers]
         self.head = product(model.lm_head.weight)
         self.steps = self.kernels or steps
