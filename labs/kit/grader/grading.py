@@ -9,19 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from labs.kit.grader import results
 from labs.kit.grader.blame import Blame
 from labs.kit.grader.cases import CaseScript, cases, expected, judged, own_cases, play, play_apart
-from labs.kit.grader.results import (
-    ALL_PUBLIC,
-    MISSING,
-    NOT_WRITTEN,
-    WAITS,
-    WRONG,
-    Case,
-    Grade,
-    LabGrade,
-    TaskGrade,
-)
+from labs.kit.grader.results import Case, Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, allowance, probe
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
@@ -43,16 +34,8 @@ def grade(submission: Submission, settings: Settings) -> Grade:
         graded, rest = grade_lab(find_lab(lab_id), submission, drawn, [one - kept for one in left])
         left = [max(0.0, one) + kept for one in rest]
         labs.append(graded)
-    return Grade(
-        submission.student,
-        labs,
-        settings.seed,
-        found,
-        digest(submission, settings),
-        submission.ignored,
-        submission.submitted,
-        submission.attempt,
-    )
+    about = submission.ignored, submission.submitted, submission.attempt
+    return Grade(submission.student, labs, settings.seed, found, digest(submission, settings), *about)
 
 
 def isolation() -> str:
@@ -108,7 +91,9 @@ def grade_lab(
     """Return a lab's grade, and what is left of the seconds that it may compute, wait and take."""
     source, problem = text_of(lab, submission)
     if problem:
-        return LabGrade(lab.id, [TaskGrade(t.name, t.points, 0, MISSING) for t in lab.tasks], problem), left
+        return LabGrade(
+            lab.id, [TaskGrade(t.name, t.points, 0, results.MISSING) for t in lab.tasks], problem
+        ), left
     scripts, sandbox = cases(lab, settings), box(lab, settings)
     sandbox.begin(left)
     answer = play_apart(sandbox, source, scripts)
@@ -117,11 +102,13 @@ def grade_lab(
         found.problem = f"starter.py does not load: {answer.broken}"
     elif answer.ended:
         played = f"{len(answer.logs)} of {len(scripts)} cases"
-        found.problem = f"after {ALL_PUBLIC if answer.in_hidden else played}: {answer.ended}"
+        found.problem = f"after {results.ALL_PUBLIC if answer.in_hidden else played}: {answer.ended}"
     found.tasks = Blame(lab, source, scripts, found.cases, answer, sandbox).grades()
-    wrong = next((task.task for task in found.tasks if task.state in (WRONG, NOT_WRITTEN)), "")
+    wrong = next(
+        (task.task for task in found.tasks if task.state in (results.WRONG, results.NOT_WRITTEN)), ""
+    )
     for task in found.tasks:
-        if task.state == WAITS:
+        if task.state == results.WAITS:
             task.waits_for = wrong
     keep_first_departure(lab, found, scripts, answer, settings.reveal)
     return found, sandbox.left

@@ -44,7 +44,7 @@ def main() -> None:
 
     player.find_lab(ready["lab"])
     loading.load(ready["lab"], "random_scripts")
-    for name in (*ready["allowed"], *ready["needed"], *LATER):  # a batch finds no file of the course
+    for name in (*ready["later"], *LATER):  # a batch finds no file of the course
         with suppress(ImportError):
             __import__(name)
     if sys.argv[4:] == ["nobody"]:

@@ -30,17 +30,12 @@ from labs.kit.judge.random_scripts import Step
 ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 8 << 20, 4 << 30, 600.0  # bytes of a reply; of memory; seconds to start
 PARSED, REASON = 4 << 20, 4096  # bytes of a reply that are in no right one, and so are parsed
-COPIED = (
-    "labs/__init__.py",
-    "labs/kit/__init__.py",
-    "labs/kit/toys",
-    "labs/kit/tensor_toys",
-    "labs/kit/judge",
-)
+COPIED = "labs/__init__.py labs/kit/__init__.py labs/kit/toys labs/kit/tensor_toys labs/kit/judge".split()
 INSIDE = ("__init__.py", "frames.py", "imports.py", "inside.py", "player.py", "seccomp.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
 AS_ROOT = """--unshare-ipc --unshare-pid --unshare-net --unshare-uts --unshare-cgroup-try
     --cap-add CAP_SETUID --cap-add CAP_SETGID""".split()  # to become nobody
+STUB = 'raise NotImplementedError("not available here: it answers the lab")'
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache")
 
 
@@ -112,9 +107,7 @@ def without(source: str, names: tuple[str, ...]) -> str:
     """Return a module's source in which these functions, and all methods of these classes, are stubs."""
     for name in functions(source):
         if any(f"{name}.".startswith(f"{twin}.") for twin in names):
-            source = replace_body(
-                source, name, 'raise NotImplementedError("not available here: it answers the lab")'
-            )
+            source = replace_body(source, name, STUB)
     return source
 
 
@@ -187,13 +180,8 @@ class Sandbox:
         os.close(theirs_out)
         self.replies, self.requests = ours_in, ours_out
         libraries = ["labs.kit.grader.player", "labs.kit", *(["torch"] if self.lab.uses_torch else [])]
-        facts = {
-            "lab": self.lab.id,
-            "imports": libraries,
-            "allowed": self.allowed or imports.HARMLESS,
-            "needed": imports.needed(self.lab),
-        }
-        frames.send(self.requests, facts)
+        later = [*(self.allowed or imports.HARMLESS), *imports.needed(self.lab)]
+        frames.send(self.requests, {"lab": self.lab.id, "imports": libraries, "later": later})
         frames.receive(self.replies, 1 << 16, START)
 
     def run(
@@ -208,14 +196,8 @@ class Sandbox:
         if self.process is None or self.process.poll() is not None:
             self.start()
         token = secrets.token_hex(16)
-        request: dict[str, Any] = {
-            "id": token,
-            "weak": self.weak,
-            "seconds": self.seconds,
-            "left": self.left,
-            "limit": LIMIT,
-            "memory": MEMORY,
-        }
+        request: dict[str, Any] = {"id": token, "weak": self.weak, "limit": LIMIT, "memory": MEMORY}
+        request |= {"seconds": self.seconds, "left": self.left}
         facts = {"lab": self.lab.id, "source": source, "others": "", "allowed": self.allowed}
         batch = json.dumps(facts | isolated)
         batch = f'{batch[:-1]}, "scripts": [{", ".join(scripts)}]}}'

@@ -10,31 +10,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from labs.kit.grader import results
 from labs.kit.grader.grading import logs_to_run
 from labs.kit.grader.names import printable, safe
-from labs.kit.grader.results import (
-    ALL_PUBLIC,
-    MISSING,
-    NOT_WRITTEN,
-    RIGHT,
-    WAITS,
-    WRONG,
-    Case,
-    Grade,
-    LabGrade,
-    TaskGrade,
-)
+from labs.kit.grader.results import Case, Grade, LabGrade, TaskGrade
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import compare, sentences
 from labs.kit.judge.manifest import LabError, find_lab
 from mini_engine.show.player import payload
 
 STATES = {
-    RIGHT: "right",
-    WRONG: "departs from what it should do",
-    NOT_WRITTEN: "not written yet",
-    WAITS: "right by itself",
-    MISSING: "not handed in",
+    results.RIGHT: "right",
+    results.WRONG: "departs from what it should do",
+    results.NOT_WRITTEN: "not written yet",
+    results.WAITS: "right by itself",
+    results.MISSING: "not handed in",
 }
 NOT_JUDGED = "not judged, because the file does not load"
 LINES, LETTERS = 120, 400  # of a case's story
@@ -129,7 +119,7 @@ class LabDisclosed:
     @property
     def is_missing(self) -> bool:
         """Whether there was no file to judge."""
-        return all(task.state == MISSING for task in self.tasks)
+        return all(task.state == results.MISSING for task in self.tasks)
 
 
 @dataclass(frozen=True)
@@ -171,7 +161,7 @@ def disclose(grade: Grade, settings: Settings) -> Disclosed:
 
 
 def lab_disclosed(lab: LabGrade, grade: Grade, reveal: bool) -> LabDisclosed:
-    ended_in_hidden = lab.problem.startswith(f"after {ALL_PUBLIC}") and not reveal
+    ended_in_hidden = lab.problem.startswith(f"after {results.ALL_PUBLIC}") and not reveal
     played = [c for c in lab.cases if is_played(c, lab) and not (c.hidden and ended_in_hidden)]
     departing = [case for case in played if not case.passed]
     shown = next((case for case in departing if reveal or not case.hidden), None)
@@ -220,8 +210,8 @@ def title_of(lab_id: str) -> str:
 
 
 def task_disclosed(task: TaskGrade, ended: str) -> TaskDisclosed:
-    words = ended if ended and task.state == WRONG else STATES.get(task.state, line(task.state))
-    if task.state == WAITS and task.waits_for:
+    words = ended if ended and task.state == results.WRONG else STATES.get(task.state, line(task.state))
+    if task.state == results.WAITS and task.waits_for:
         words += f"; waits for {line(task.waits_for)}"
     passed, total = (0, 0) if words == NOT_JUDGED else (task.passed, task.total)
     points = (task.earned, task.points, passed, total)
