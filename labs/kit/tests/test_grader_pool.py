@@ -10,6 +10,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -496,7 +497,14 @@ class Dask:
 
     def scheduler(self) -> subprocess.Popen:
         line = ("scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard")
-        return self.start(LABS_DIR.parent, *line)
+        process = self.start(LABS_DIR.parent, *line)
+        wait_for(self.answers, 120)  # or a client on a busy machine gives up before it is there
+        return process
+
+    def answers(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
 
     def worker(self, course: Path = LABS_DIR.parent) -> subprocess.Popen:
         return self.start(course, "worker", self.address, "--nthreads", "1", "--no-nanny", "--no-dashboard")
