@@ -163,13 +163,13 @@ class Scripted:
         return self.text[done : done + most]
 
 
-def numbers_of_drafts(right, most=8, max_tokens=999):
+def numbers_of_drafts(right, most=8, max_tokens=999, steps=60):
     """How many drafts were asked for in each step when `right(i)` says how many of those of step i are right;
     0 for a pause."""
     request, scripted = make_request("a", 2, max_tokens), Scripted([5] * 999)
     request.output_token_ids.append(5)
     propose, numbers = AdaptiveProposer(scripted, most), []
-    for step in range(60):
+    for step in range(steps):
         scripted.asked.clear()
         (drafts,) = propose([request])
         assert len(drafts) <= max(0, max_tokens - len(request.output_token_ids) - 1)
@@ -181,10 +181,10 @@ def numbers_of_drafts(right, most=8, max_tokens=999):
 
 
 def test_drafts_are_as_many_as_are_accepted():
-    """Some: the most, or two after a single one. None: half, down to one, then pauses of 4, 8, 16 steps."""
+    """Some: the most, or two after a single one. None: half, down to one, then pauses of 4 to 64 steps."""
     assert numbers_of_drafts(lambda step: 99) == [2] + [8] * 59
-    none = numbers_of_drafts(lambda step: 0)
-    assert none[:2] == [2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 6, 15, 32]
+    none = numbers_of_drafts(lambda step: 0, steps=200)
+    assert none[:2] == [2, 1] and [i for i, n in enumerate(none) if n] == [0, 1, 6, 15, 32, 65, 130, 195]
     assert numbers_of_drafts(lambda step: 1) == [2] + [8] * 59
     falls = numbers_of_drafts(lambda step: 99 * (step < 2))
     assert falls[:7] == [2, 8, 8, 4, 2, 1, 0]

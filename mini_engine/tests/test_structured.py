@@ -78,6 +78,33 @@ def test_characters_become_their_bytes(pattern):
     assert wrong == []
 
 
+@pytest.mark.parametrize(
+    "pattern", [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]"]
+)
+def test_classes_are_those_of_re(pattern):
+    """Of all characters up to 300 each, and the last one there is."""
+    dfa = build_dfa(parse(pattern))
+    characters = [*map(chr, range(300)), chr(0x10FFFF)]
+    wrong = [one for one in characters if accepts(dfa, one) != bool(re.fullmatch(pattern, one, re.ASCII))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("largest", "larger"),
+    [
+        ("a" * 1999 + "b*", "a" * 2001),
+        ("a{200}", "a{201}"),
+        ("a{0,200}", "a{0,201}"),
+        ("(" * 20 + "a" + ")" * 20, "(" * 21 + "a" + ")" * 21),
+        ("(?:(a)(b))" * 30, "a{3,2}"),
+    ],
+)
+def test_the_limits_of_a_pattern(largest, larger):
+    parse(largest)
+    with pytest.raises(ValueError, match="pattern "):
+        parse(larger)
+
+
 @pytest.mark.parametrize("pattern", REFUSED)
 def test_what_is_not_understood_is_refused_with_the_pattern(pattern):
     with pytest.raises(ValueError, match="pattern ") as raised:
@@ -107,6 +134,11 @@ def test_expressions_are_simplified():
 def test_a_pattern_with_too_many_states_is_refused():
     with pytest.raises(ValueError, match="more than 100 states"):
         build_dfa(parse("(a|b)*a(a|b){20}"), 100)
+
+
+def test_a_mask_has_a_bit_for_each_of_many_tokens():
+    index = TokenIndex("a+", [b"a" * (i + 1) for i in range(17)])
+    assert index.mask(0) == 2**17 - 1
 
 
 def test_an_index_that_cannot_be_met_is_refused():
