@@ -23,10 +23,10 @@ class _Record:
     """A request's drafts of late, and what became of them."""
 
     limit: int  # drafts in a step
+    num_outputs: int  # when the drafts were proposed
     pause: int = FIRST_PAUSE  # the length of the next pause
     left: int = 0  # steps without drafts, before one is tried again
     drafts: list[int] = field(default_factory=list)
-    num_outputs: int = 0  # when they were proposed
 
 
 class AdaptiveProposer:
@@ -48,7 +48,8 @@ class AdaptiveProposer:
 
     def _propose(self, request: Request) -> list[int]:
         if (record := self._records.get(request)) is None:
-            record = self._records[request] = _Record(min(2, self.num_speculative_tokens))
+            limit = min(2, self.num_speculative_tokens)
+            record = self._records[request] = _Record(limit, len(request.output_token_ids))
         self._learn(record, request.output_token_ids[record.num_outputs :])
         record.num_outputs = len(request.output_token_ids)
         if record.left:

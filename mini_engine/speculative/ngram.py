@@ -30,15 +30,16 @@ class NgramProposer:
         tokens at most; None: num_speculative_tokens."""
         index, num_tokens = self._index(request), request.num_tokens
         most = self.num_speculative_tokens if most is None else most
-        for n in range(min(self.prompt_lookup_max, num_tokens - 1), self.prompt_lookup_min - 1, -1):
-            follows = index.get(tuple(request.token_ids(num_tokens - n)))
+        end = request.token_ids(max(0, num_tokens - self.prompt_lookup_max))
+        for n in range(self.prompt_lookup_max, self.prompt_lookup_min - 1, -1):
+            follows = index.get(tuple(end[-n:]))
             if follows is not None:
                 return request.token_ids(follows, min(follows + most, num_tokens))
         return []
 
     def _index(self, request: Request) -> Index:
         """Return the index of all n-grams that end before the text does."""
-        index, done = self._indexes.get(request, ({}, 1))
+        index, done = self._indexes.get(request, ({}, self.prompt_lookup_min))
         first = max(0, done - self.prompt_lookup_max)
         token_ids = request.token_ids(first)
         for end in range(done, request.num_tokens):

@@ -14,7 +14,7 @@ class Chance(Protocol):
     """A source of random decisions."""
 
     def flip(self, probability: Any) -> bool:
-        """Return True with this probability."""
+        """Return True with this probability; 1 or more is always True."""
 
     def draw(self, row: Probabilities) -> int:
         """Return a token id, drawn from a row."""
@@ -30,9 +30,7 @@ def residual(p: Probabilities, q: Probabilities) -> list[Any]:
 def accept(token_id: int, p: Probabilities, q: Probabilities, chance: Chance) -> int:
     """Return a draft that was drawn from `q` with probability min(1, p / q), else a draw from the residual:
     the result is distributed as `p`."""
-    if p[token_id] >= q[token_id] or chance.flip(p[token_id] / q[token_id]):
-        return token_id
-    return chance.draw(residual(p, q))
+    return token_id if chance.flip(p[token_id] / q[token_id]) else chance.draw(residual(p, q))
 
 
 def rejection_sample(

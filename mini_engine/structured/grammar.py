@@ -75,9 +75,7 @@ class TokenIndex:
         """Return the state behind a token's bytes; None if one cannot follow, or if the token is no text."""
         found: int | None = state if token_id != self.eos_token_id and self.vocabulary[token_id] else None
         for byte in self.vocabulary[token_id]:
-            if found is None:
-                break
-            found = self.dfa.transitions[found].get(byte)
+            found = None if found is None else self.dfa.transitions[found].get(byte)
         return found
 
     def find_live(self) -> set[int]:

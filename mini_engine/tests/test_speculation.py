@@ -16,11 +16,12 @@ from mini_engine.engine import Engine
 from mini_engine.invariants import watch
 from mini_engine.llm import LLM
 from mini_engine.parts import Parts
-from mini_engine.request import SamplingParams
+from mini_engine.request import Request, SamplingParams
 from mini_engine.schedule_step import next_chunk
 from mini_engine.speculative.adaptive import AdaptiveProposer, draft
 from mini_engine.speculative.draft_model import DraftModelProposer
 from mini_engine.speculative.ngram import NgramProposer
+from mini_engine.speculative.rejection_sampler import residual
 from mini_engine.speculative.verify import schedule_drafts
 from mini_engine.structured.grammar import regex_grammar
 from mini_engine.structured.logits import GrammarProcessor
@@ -238,6 +239,25 @@ def test_lengths_that_are_looked_up(given, expected):
 
 def test_a_text_that_is_shorter_than_the_longest_end():
     assert NgramProposer(1, 6, 4).propose(make_request("a", [1, 2, 2, 1, 2], 9)) == [2, 1, 2]
+
+
+def test_a_lookup_reads_no_more_than_what_is_new(monkeypatch):
+    proposer, request, starts, read = NgramProposer(), make_request("a", 500, 9), [], Request.token_ids
+    proposer.propose(request)
+    request.output_token_ids.append(9999)
+    monkeypatch.setattr(
+        Request, "token_ids", lambda self, start=0, *end: (starts.append(start), read(self, start, *end))[1]
+    )
+    proposer.propose(request)
+    assert min(starts) >= 500 - 3
+
+
+def test_rows_and_lists_that_do_not_fit_are_refused():
+    request = make_request("a", 3, 9)
+    request.output_token_ids, request.num_computed_tokens = [5], 3
+    for wrong in (lambda: draft([request], lambda requests: []), lambda: residual([0.5, 0.5], [1.0])):
+        with pytest.raises(ValueError, match="shorter"):
+            wrong()
 
 
 def test_the_proposers_defaults_are_the_labs():

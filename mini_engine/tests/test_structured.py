@@ -171,7 +171,8 @@ def test_a_processor_follows_the_output_wherever_it_goes():
 
 def test_requests_with_one_pattern_share_an_index():
     vocabulary = (b"a", b"")
-    assert regex_grammar("a*", vocabulary, 1).index is regex_grammar("a*", vocabulary, 1).index
+    assert regex_grammar("a*", vocabulary, 1).index is (index := regex_grammar("a*", vocabulary, 1).index)
+    assert regex_grammar("a", vocabulary, 1).index.trie is index.trie, "all patterns share the vocabulary"
 
 
 @pytest.fixture(scope="module")
