@@ -24,7 +24,7 @@ class GrammarProcessor:
 
     def __call__(self, output_token_ids: Sequence[int], logits: Tensor) -> Tensor:
         mask = self._mask(output_token_ids)
-        return logits.masked_fill(~allowed(mask, logits.shape[-1]).to(logits.device), -torch.inf)
+        return logits.masked_fill(~allowed(mask, len(logits)).to(logits.device), -torch.inf)
 
     def validate(self, output_token_ids: Sequence[int], drafts: Sequence[int]) -> list[int]:
         """Return the first drafts, as many as may follow the output."""
@@ -40,11 +40,11 @@ class GrammarProcessor:
         self._follow(output_token_ids)
         bitmask = [0]
         self.grammar.fill_bitmask(bitmask, 0)
-        return bitmask[0]
+        return bitmask.pop()
 
     def _follow(self, output_token_ids: Sequence[int]) -> None:
         both = zip(self._accepted, output_token_ids, strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        common = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
         self.grammar.rollback(len(self._accepted) - common)
         del self._accepted[common:]
         new = list(output_token_ids[common:])

@@ -58,7 +58,7 @@ LEFT_OUT = (
     "not (hash_seeds or cost_little or costs_the_same or does_not_search or importing_the_package or smollm2 "
     "or chat_model or embedded_model)"
 )
-ENOUGH = 0.95  # of a module's mutants must be killed, whatever the reasons
+ENOUGH, FEW = 0.95, 5  # so much of a module must be killed, or all but so many, whatever the reasons
 CPU = 8  # seconds of the processor for one test; the longest takes one
 WALL = 600  # seconds for a mutant that waits for something
 OUT = Path("out/mutants")  # pytest's output for the original, and the survivors of the last run
@@ -239,7 +239,8 @@ def try_out(module: str, alive: bool, jobs: int) -> bool:
     for statement in () if alive else reasons.keys() - living.keys():
         print(f"  in mutants.toml, but noticed: {statement}")
     sys.stdout.flush()
-    return living.keys() <= reasons.keys() and (alive or killed >= ENOUGH)
+    is_enough = killed >= ENOUGH or counts.get("alive", 0) <= FEW
+    return living.keys() <= reasons.keys() and (alive or is_enough)
 
 
 def main() -> int:

@@ -152,6 +152,7 @@ def test_a_mask_becomes_a_tensor_bit_by_bit():
         mask = sum(1 << i for i, bit in enumerate(bits) if bit)
         assert allowed(mask, size).tolist() == bits
     assert allowed(0b1101, 3).tolist() == [True, False, True], "what is beyond the logits is left out"
+    assert allowed(0b1_0000_0001, 8).tolist() == [True] + [False] * 7
 
 
 def test_a_processor_follows_the_output_wherever_it_goes():
@@ -165,6 +166,7 @@ def test_a_processor_follows_the_output_wherever_it_goes():
         grammar.fill_bitmask(row, 0)
         kept = torch.isfinite(processor(output, torch.zeros(5))).tolist()
         assert kept == [bool(row[0] >> i & 1) for i in range(5)], output
+    assert processor.validate([0, 1], [2, 3, 0]) == [2, 3] and processor.validate([], [3]) == []
     with pytest.raises(ValueError, match="does not allow"):
         processor([1], torch.zeros(5))
 
