@@ -97,7 +97,7 @@ def twins(lab: Lab) -> dict[str, list[str]]:
         beside = {name.rpartition(".")[0] for name in names}
         for name in functions(path.read_text("utf-8")):
             owner, _, last = name.rpartition(".")
-            if owner in beside and last.startswith("_") and not last.endswith("__"):
+            if owner in beside and last.startswith("_") and not last.endswith("__") and name not in names:
                 names.append(name)
     return found
 

@@ -1,4 +1,4 @@
-"""Attacks in labs 08 to 10, on what their scripts share with a file: each costs its own task alone."""
+"""Attacks in labs 08 to 11, on what their scripts share with a file: each costs its own task alone."""
 
 import pytest
 
@@ -96,6 +96,12 @@ ATTACKS = {  # in place of a task: the body of a function that does something el
     ("lab-10", "rejection_sample", "chance that is loaded"): """
         type(chance).flip = lambda *_: True
         return [*draft_token_ids, chance.draw(target[-1])]""",
+    ("lab-11", "AsyncEngine.send", "an answer before the engine has one"): """
+        asyncio.Future.result = asyncio.Queue.get = lambda *_: None
+        future = self.loop.create_future()
+        future.set_result(None)
+        self.loop.call_soon = self.loop.time = lambda *_: 0
+        return future""",
 }
 
 
