@@ -28,6 +28,9 @@ def serve(
         int, typer.Option(min=1, help="Open requests; a client that sends more gets 429.")
     ] = 256,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 600.0,
+    shutdown_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds that open requests have when the server is told to end.")
+    ] = 30,
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks; few of them show on the pages how memory fills.")
     ] = None,
@@ -51,11 +54,17 @@ def serve(
     listening = listen(host, port)  # before the model is loaded, which takes a while
     engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
     name = served_model_name or model
-    serve_engine(engine, name, listening, max_num_requests=max_num_requests, timeout=timeout)
+    limits = {"max_num_requests": max_num_requests, "timeout": timeout}
+    serve_engine(engine, name, listening, shutdown_timeout=shutdown_timeout, **limits)
 
 
 def serve_engine(
-    engine: "Engine", model: str, listening: socket.socket, front: "MakeFront | None" = None, **limits: Any
+    engine: "Engine",
+    model: str,
+    listening: socket.socket,
+    front: "MakeFront | None" = None,
+    shutdown_timeout: int = 30,
+    **limits: Any,
 ) -> None:
     """Serve an engine at a listening socket until Ctrl-C; `limits` are those of serve.app.Limits."""
     import uvicorn
@@ -68,7 +77,8 @@ def serve_engine(
     host, port = listening.getsockname()[:2]
     at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     errors.print(f"{model} is served at {at}/v1, the chat page at {at}/; Ctrl-C ends it", markup=False)
-    uvicorn.Server(config(app)).run(sockets=[listening])
+    settings = config(app, timeout_graceful_shutdown=shutdown_timeout)
+    uvicorn.Server(settings).run(sockets=[listening])
 
 
 def check_installed() -> None:

@@ -50,7 +50,9 @@ class Answer:
 
     def event(self, number: int, delta: Delta, echo: str = "") -> bytes:
         """Take a Delta of a choice, and return the event that a stream sends for it: a chunk as JSON."""
-        return f'data: {self.head},"choices":[{encoded(self.take(number, delta, echo))}]}}\n\n'.encode()
+        choice = encoded(self.take(number, delta, echo))
+        usage = f',"usage":{encoded(self._usage_of(number))}' if self.asked.continuous_usage else ""
+        return f'data: {self.head},"choices":[{choice}]{usage}}}\n\n'.encode()
 
     def take(self, number: int, delta: Delta, echo: str = "") -> JSON:
         """Take a Delta of a choice, and return the choice of a chunk. Raises RuntimeError for one that
@@ -82,9 +84,13 @@ class Answer:
             if not self.asked.is_chat:
                 body = {"text": text}
             logprobs = self._logprobs(choice.token_ids, choice.logprobs, 0)
-            more = {"prompt_logprobs": _plain(choice.prompt_logprobs)} if choice.prompt_logprobs else {}
+            told = choice.prompt_logprobs if not self.asked.is_chat else None
+            more = {"prompt_logprobs": _plain(told)} if told else {}
             choices.append({"index": number, **body, "logprobs": logprobs, **more, **self._end(choice)})
-        return self._object() | {"choices": choices, "usage": self.usage()}
+        whole = self._object() | {"choices": choices, "usage": self.usage()}
+        if self.asked.is_chat and self.choices[0].prompt_logprobs:  # of a chat's one prompt
+            whole["prompt_logprobs"] = _plain(self.choices[0].prompt_logprobs)
+        return whole
 
     def usage(self) -> JSON:
         """Return the tokens that were read and written; the answers to one prompt read it once."""
@@ -96,6 +102,11 @@ class Answer:
             "total_tokens": prompt + written,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+    def _usage_of(self, number: int) -> JSON:
+        prompt = self.num_prompt_tokens[number // self.asked.params.n]
+        written = len(self.choices[number].token_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     def _object(self, kind: str = "") -> JSON:
         name = f"chat.completion{kind and '.' + kind}" if self.asked.is_chat else "text_completion"

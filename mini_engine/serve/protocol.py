@@ -56,6 +56,7 @@ class Asked:
     is_chat: bool
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False  # in every chunk, of its choice
     echo: bool = False
     priority: int = 0
     cache_salt: str = ""
@@ -123,8 +124,8 @@ def _common(given: dict[str, Any], model: str, is_chat: bool) -> Asked:
         )
     stream = _flag(given, "stream")
     options = given.get("stream_options", {})
-    if not isinstance(options, dict) or options.keys() - {"include_usage"}:
-        rule = 'stream_options must be {"include_usage": true or false}'
+    if not isinstance(options, dict) or options.keys() - {"include_usage", "continuous_usage_stats"}:
+        rule = "stream_options may have include_usage and continuous_usage_stats"
         raise APIError(f"{rule}, but is {shown(options)}", "stream_options")
     if "stream_options" in given and not stream:
         raise APIError("stream_options needs stream: true", "stream_options")
@@ -135,8 +136,9 @@ def _common(given: dict[str, Any], model: str, is_chat: bool) -> Asked:
     if not isinstance(salt, str):
         raise APIError(f"cache_salt must be text, but is {shown(salt)}", "cache_salt")
     usage = _flag(options, "include_usage")
+    always = _flag(options, "continuous_usage_stats") and usage
     params = _sampling_params(given, is_chat)
-    return Asked(name, [], params, is_chat, stream, usage, priority=priority, cache_salt=salt)
+    return Asked(name, [], params, is_chat, stream, usage, always, priority=priority, cache_salt=salt)
 
 
 def _sampling_params(given: dict[str, Any], is_chat: bool) -> SamplingParams:
@@ -171,8 +173,9 @@ def _logprobs(given: dict[str, Any], is_chat: bool) -> int | None:
     """Return how many alternatives are asked for: OpenAI has a number, and for chats a flag with a number."""
     if not is_chat:
         number = given.get("logprobs")
-        if number is not None and not is_whole(number, 0):
-            raise APIError(f"logprobs must be a whole number, but is {shown(number)}", "logprobs")
+        if number is not None and not is_whole(number, 0, MAX_TOP_LOGPROBS):
+            rule = f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}"
+            raise APIError(f"{rule}, but is {shown(number)}", "logprobs")
         return number
     wanted, top = _flag(given, "logprobs"), given.get("top_logprobs", 0)
     if not is_whole(top, 0, MAX_TOP_LOGPROBS):

@@ -139,6 +139,24 @@ def test_a_json_schema_is_kept(client):
         assert [*json.loads(text)] == ["on"]
 
 
+def test_usage_in_every_chunk(client):
+    asked = {"model": "tiny", "prompt": "abc", "max_tokens": 4, "n": 2, "stream": True, "seed": 1}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.completions.create(**asked, stream_options=options)
+    counts = [(c.choices[0].index, c.usage.prompt_tokens, c.usage.completion_tokens) for c in chunks]
+    assert sorted(counts) == [(index, 3, number) for index in range(2) for number in range(1, 5)]
+    assert last.choices == [] and last.usage.completion_tokens == 8
+
+
+def test_log_probabilities_of_prompts(client):
+    """Those of a completion are in the choice, those of a chat beside the choices, as in vLLM."""
+    ask = {"model": "tiny", "max_tokens": 1, "extra_body": {"prompt_logprobs": 1}}
+    told = client.completions.create(prompt=["abc", "de"], **ask).choices
+    assert [len(choice.prompt_logprobs) for choice in told] == [3, 2]
+    chat = client.chat.completions.create(messages=[{"role": "user", "content": "a"}], **ask)
+    assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens and chat.prompt_logprobs[0] is None
+
+
 def test_a_prefix_that_is_known_is_reported(client):
     prompt = "the same beginning for both of these requests"
     for cached in (0, 40):
@@ -174,6 +192,8 @@ REFUSED = [
     ("completions", ASK | {"logit_bias": {"5": "a"}}, "logit_bias"),
     ("completions", ASK | {"logit_bias": {"999": 1}}, "logit_bias"),
     ("completions", ASK | {"logprobs": -1}, "logprobs"),
+    ("completions", ASK | {"logprobs": 21}, "logprobs"),
+    ("completions", ASK | {"n": 129}, "n"),
     ("completions", ASK | {"logprobs": 1, "echo": True}, "echo"),
     ("completions", ASK | {"stream": "yes"}, "stream"),
     ("completions", ASK | {"stream_options": {"include_usage": True}}, "stream_options"),

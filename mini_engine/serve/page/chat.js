@@ -91,14 +91,21 @@ $("key").addEventListener("submit", (event) => {
   begin();
 });
 
-// One bar a request: a pixel stands for so many tokens that the longest fits.
+// One bar a request: a pixel stands for so many tokens that the longest fits. Many requests have thin bars without
+// words, and those that wait are counted only, so that all fit on a screen.
+const FEW = 24;
 function draw({ requests, free, blocks }) {
   const used = blocks - free;
   $("memory").textContent = `Memory: ${used} of ${blocks} blocks hold keys and values`;
   $("used").style.width = `${(100 * used) / blocks}%`;
   $("idle").hidden = requests.length > 0;
+  const running = requests.filter((one) => one.place === "running");
+  const many = requests.length > FEW, waiting = requests.length - running.length;
+  $("counts").textContent = `${running.length} running, ${waiting} waiting`;
+  $("counts").hidden = !requests.length;
+  $("rows").parentElement.classList.toggle("many", many);
   const longest = Math.max(60, ...requests.map((one) => one.prompt + one.outputs));
-  $("rows").replaceChildren(...requests.map((one) => {
+  $("rows").replaceChildren(...(many ? running : requests).map((one) => {
     const row = document.createElement("tr");
     row.className = one.place;
     const name = row.insertCell(), bar = row.insertCell(), held = row.insertCell();
@@ -111,7 +118,7 @@ function draw({ requests, free, blocks }) {
       piece.style.width = `${(100 * size) / longest}%`;
       bar.append(piece);
     }
-    bar.title = `${one.prompt} tokens of prompt, ${computed} computed, ${one.outputs} written`;
+    bar.title = `${one.id}: ${one.prompt} tokens of prompt, ${computed} computed, ${one.outputs} written`;
     return row;
   }));
   return requests.length;

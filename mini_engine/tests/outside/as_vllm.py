@@ -76,3 +76,17 @@ def pytest_collection_modifyitems(items):
             if re.match(pattern, name):
                 item.add_marker(pytest.mark.skip(reason=reason))
                 break
+
+
+def main(argv):
+    """Serve as `python -m tests.utils --model NAME OPTIONS`, in place of vLLM's own command."""
+    model = argv[argv.index("--model") + 1]
+    command = [JOB["python"], "-m", "mini_engine", "serve", "--model", JOB["models"][model]]
+    command += ["--served-model-name", model, "--port", argv[argv.index("--port") + 1], *taken(argv)]
+    os.execv(JOB["python"], command)
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv)

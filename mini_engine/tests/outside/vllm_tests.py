@@ -16,19 +16,18 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
-FILES = [
-    "completion/test_completion",
-    "completion/test_completion_error",
-    "completion/test_prompt_validation",
-    "completion/test_empty_prompt_list",
-    "completion/test_completion_text_offset",
-    "completion/test_shutdown",
-    "chat_completion/test_chat",
-    "chat_completion/test_chat_logit_bias_validation",
-    "chat_completion/test_non_object_body_validation",
+FILES = [  # of tests/entrypoints
+    "openai/completion/test_completion",
+    "openai/completion/test_completion_error",
+    "openai/completion/test_prompt_validation",
+    "openai/completion/test_completion_text_offset",
+    "openai/chat_completion/test_chat",
+    "openai/chat_completion/test_chat_logit_bias_validation",
+    "openai/chat_completion/test_non_object_body_validation",
+    "launchers/test_shutdown",
 ]
-UNIT = "tests a class of vLLM's without a server"
 REASONS: dict[str, str] = {}
+TINY = "shakespeare"
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 
 
@@ -36,16 +35,17 @@ def copy(source: Path, to: Path, model: str) -> None:
     """Copy the tests, with `model` in place of the names of theirs."""
     tests = source / "tests" / "entrypoints"
     for name in FILES:
-        file = to / "tests" / "entrypoints" / "openai" / f"{name}.py"
+        file = to / "tests" / "entrypoints" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not (tests / "openai" / f"{name}.py").exists():
-            raise SystemExit(f"{tests / 'openai' / name}.py is missing; give a checkout of vLLM's version")
-        text = (tests / "openai" / f"{name}.py").read_text("utf-8")
+        if not (tests / f"{name}.py").exists():
+            raise SystemExit(f"{tests / name}.py is missing; give a checkout of vLLM's version")
+        text = (tests / f"{name}.py").read_text("utf-8")
+        ours = TINY if name.startswith("launchers") else model  # those start a server each
         theirs = re.findall(r'^MODEL_NAME = "(.*)"', text, re.M)
         for one in theirs:
-            text = text.replace(f'"{one}"', repr(model))
+            text = text.replace(f'"{one}"', repr(ours))
         file.write_text(
-            text.replace('"vllm.entrypoints.openai.api_server"', '"tests.as_api_server"'), "utf-8"
+            text.replace('"vllm.entrypoints.launchers.api_server.entry"', '"tests.utils"'), "utf-8"
         )
     shutil.copy(tests / "conftest.py", to / "tests" / "entrypoints" / "conftest.py")
     shutil.copy(HERE / "as_vllm.py", to / "tests" / "utils.py")
@@ -54,7 +54,7 @@ def copy(source: Path, to: Path, model: str) -> None:
 
 def results(report: Path) -> dict[str, dict[str, list[str]]]:
     """Return for each file the messages of tests that passed (empty), were skipped, and failed."""
-    found: dict[str, dict[str, list[str]]] = {name.partition("/")[2]: {} for name in FILES}
+    found: dict[str, dict[str, list[str]]] = {name.rpartition("/")[2]: {} for name in FILES}
     for case in ElementTree.parse(report).iter("testcase"):
         name = case.attrib["classname"].rpartition(".")[2]
         end = next((child for child in case if child.tag in ("failure", "error", "skipped")), None)
@@ -82,7 +82,7 @@ def main(source: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder)
         copy(source, to, str(weights))
-        job = {"python": sys.executable, "root": str(ROOT), "models": {str(weights): "smollm2"}}
+        job = {"python": sys.executable, "root": str(ROOT), "models": {str(weights): "smollm2", TINY: TINY}}
         env = os.environ | {"AS_VLLM": json.dumps(job | {"reasons": REASONS}), "PYTHONPATH": str(to)}
         env |= {"HF_HUB_OFFLINE": "1"}
         line = [python, "-m", "pytest", "-p", "tests.utils", "-p", "no:cacheprovider", "-q", "--tb=line"]
