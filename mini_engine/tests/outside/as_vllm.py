@@ -69,6 +69,13 @@ def taken(args):
     ]
 
 
+def pytest_configure():
+    """Let the fixtures that download LoRA adapters for theirs find nothing to do."""
+    import huggingface_hub
+
+    huggingface_hub.snapshot_download = lambda *_, **__: ""
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         name = f"{Path(str(item.fspath)).stem}::{item.name}"

@@ -26,7 +26,34 @@ FILES = [  # of tests/entrypoints
     "openai/chat_completion/test_non_object_body_validation",
     "launchers/test_shutdown",
 ]
-REASONS: dict[str, str] = {}
+UNIT = "no server: a class of vLLM's alone"
+LARGER = "compares what a model of seven billion parameters says"
+WORDS = "is refused with 400 here too, but the test wants the words of vLLM's message"
+OWN = "fields of vLLM's that are refused by name: "
+REASONS = {  # by the beginning of a test's name
+    "test_completion_error::": UNIT,
+    "test_completion_text_offset::": UNIT,
+    "test_non_object_body_validation::": UNIT,
+    "test_prompt_validation::test_(load|disable)_": UNIT,
+    "test_(completion|chat)::test_(chat_)?completion_request_": UNIT,
+    "test_chat::test_null_top_logprobs_is_same_as_omitted": UNIT,
+    "test_prompt_validation::test_empty_prompt": OWN + "`prompt_embeds`",
+    "test_completion::test_completion_truncation_side": OWN + "`truncation_side`, `return_token_ids`",
+    "test_completion::test_logprob_token_ids": OWN + "`logprob_token_ids`",
+    "test_completion::test_batch_completions": OWN + "`use_beam_search`",
+    "test_completion::test_echo_logprob_completion": "`echo` with `logprobs`, which is refused by name",
+    "test_chat::test_chat_completion_stream_options": "a field unknown to vLLM too, which ignores it",
+    "test_chat::test_extra_fields_allowed": "a field unknown to vLLM too, which ignores it",
+    "test_chat::.*zephyr-lora": "LoRA adapters",
+    "test_completion::test_single_completion": "counts the tokens of its own model's tokenizer",
+    "test_chat::test_single_chat_session": "counts the tokens of its own model's tokenizer",
+    "test_chat::test_response_format_json": LARGER,
+    "test_chat::test_complex_message_content": LARGER,
+    "test_chat::test_long_seed": WORDS,
+    "test_prompt_validation::test_out_of_vocab": WORDS,
+    "test_chat::test_invocations": "a route of SageMaker's",
+    "test_shutdown::test_multi_api_server": "several processes of a server",
+}
 TINY = "shakespeare"
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 
