@@ -54,7 +54,7 @@ def serve(
     listening = listen(host, port)  # before the model is loaded, which takes a while
     engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
     name = served_model_name or model
-    limits = {"max_num_requests": max_num_requests, "timeout": timeout}
+    limits: dict[str, Any] = {"max_num_requests": max_num_requests, "timeout": timeout}
     serve_engine(engine, name, listening, shutdown_timeout=shutdown_timeout, **limits)
 
 
