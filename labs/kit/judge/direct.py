@@ -18,6 +18,7 @@ from labs.kit.judge.compare import same
 from labs.kit.judge.manifest import Lab
 from labs.kit.judge.random_scripts import unknown
 from labs.kit.judge.sentences import Sentence
+from labs.kit.judge.sentences.operations import rule_for
 from labs.kit.judge.sentences.words import NOTHING, pair, place, places, value
 from labs.kit.toys import plays
 from labs.kit.toys.words import kind
@@ -181,16 +182,29 @@ def sentence(yours: Sequence[Call], reference: Sequence[Call]) -> Sentence | Non
             a, b = differing(mine.gave, other.gave)
             if mine.is_property:
                 return Sentence(
-                    "returned", f"After your {before} {mine.words} is {a}", f"in the reference {b}"
+                    "returned", f"After your {before}, {mine.words} is {a}", f"in the reference {b}"
                 )
             return Sentence("returned", f"{call} returns {a}", f"the reference returns {b}")
         for path, *both in places(mine.after, other.after):
             if NOTHING not in both:  # an attribute of the file's own
                 a, b = differing(*both)
-                said = f"After your {mine.words} {place(path)} is {a}"
-                return Sentence("changed", said, f"in the reference {b}")
+                return Sentence(
+                    rule_of(path), f"After your {mine.words}, {at(path)} is {a}", f"in the reference {b}"
+                )
         before = before if mine.is_property else mine.words
     return None
+
+
+def rule_of(path: tuple[object, ...]) -> str:
+    """Return the rule for a place at which what a call left differs: an attribute, a list, or an argument,
+    which the reference may have changed as well."""
+    name = str(path[0])
+    return "queue" if name in ("running", "waiting") else "field" if "argument" in name else rule_for(name)
+
+
+def at(path: tuple[object, ...]) -> str:
+    """Return such a place in words: "the arrival of r1", "waiting", "argument 2, place 0"."""
+    return f"the {place(path)}" if len(path) == 2 and isinstance(path[1], str) else place(path)
 
 
 def differing(yours: Any, reference: Any) -> tuple[str, str]:

@@ -83,7 +83,7 @@ def test_a_method_is_shown_with_what_it_leaves_behind():
         scheduler.preempt(request)
 
     keeps = mistaken("lab-03", "progress-kept", "Scheduler")
-    words = "After your preempt(a) num_computed_tokens of a is 3; in the reference 0."
+    words = "After your preempt(a), the num_computed_tokens of a is 3; in the reference 0."
     assert said("lab-03", keeps, test) == words
 
     class Loses(loading.load("lab-03", "solution").Scheduler):
@@ -91,7 +91,7 @@ def test_a_method_is_shown_with_what_it_leaves_behind():
             super().preempt(request)
             self.waiting.pop()
 
-    words = "After your preempt(a) waiting is []; in the reference [a]."
+    words = "After your preempt(a), waiting is []; in the reference [a]."
     assert said("lab-03", {"Scheduler": Loses}, test) == words
 
 

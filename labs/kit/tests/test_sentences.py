@@ -130,7 +130,7 @@ OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"In step \d+ {NAME} is queued": lambda s, name: name in s.events(Queued),
     rf"In step \d+ {NAME} is not queued": lambda s, name: name not in s.events(Queued),
     rf"Your step \d+ leaves {NUMBER} blocks? free": lambda s, n: s.step.num_free_blocks == int(n),
-    rf"In step \d+ {NUMBER} (running|waiting) requests?": lambda s, n, key: (
+    rf"Your step \d+ leaves {NUMBER} requests? (running|waiting)": lambda s, n, key: (
         getattr(s.step, f"num_{key}") == int(n)
     ),
     rf"Your step \d+ yields {NUMBER} new tokens? for {NAME}": lambda s, n, name: (
@@ -181,6 +181,9 @@ THEIRS = {  # of the reference's clause; the first group of the learner's clause
     r"the reference does": lambda s, name: s.events(Finished)[name].reason == "abort",
     r"in the reference it is": lambda s, name: name in s.events(Queued),
     r"in the reference it is not": lambda s, name: name not in s.events(Queued),
+    rf"the reference leaves {NUMBER} (running|waiting)": lambda s, n, key, _: (
+        getattr(s.step, f"num_{key}") == int(n)
+    ),
     rf"the reference leaves {NUMBER}": lambda s, n, _: s.step.num_free_blocks == int(n),
     r"in the reference it (goes on|ends with '\w+'|ends without a reason)": lambda s, how, name: ended(
         s, name, how

@@ -34,6 +34,11 @@ KINDS = {  # a word in the key of what was seen: the rule
 }  # fmt: skip
 
 
+def rule_for(where: str) -> str:
+    """Return the rule for what was seen under such a key."""
+    return next((rule for word, rule in KINDS.items() if word in where), "field")
+
+
 def sentence(yours: OpLog, reference: OpLog, index: int) -> Sentence:
     """Return the sentence on the call at which two logs part."""
     if index >= len(yours.steps) or index >= len(reference.steps):
@@ -141,7 +146,7 @@ def state(at: Parting) -> Found:
     """Any other thing that can be seen after the call."""
     for path, *both in places(at.yours.observed, at.theirs.observed):
         where = f"a number of {place(path[:-1])}" if all(isinstance(b, float) for b in both) else place(path)
-        rule = next((rule for word, rule in KINDS.items() if word in where), "field")
+        rule = rule_for(where)
         mine, other = pair(*both)
         yield rule, f"{at.after} {where} is {mine}", f"in the reference it is {other}"
 

@@ -238,8 +238,8 @@ def counts(at: Parting) -> Found:
         if mine != other:
             yield (
                 "count",
-                f"In step {at.number} {count(mine, f'{words} request')}",
-                f"in the reference {other}",
+                f"{at.step} leaves {count(mine, 'request')} {words}",
+                f"the reference leaves {other} {words}",
             )
 
 
