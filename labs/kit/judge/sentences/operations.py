@@ -27,7 +27,7 @@ KINDS = {  # a word in the key of what was seen: the rule
     "Deltas": "text", "decoded": "text", "calls": "calls",
     "logits": "tensor", "keys": "tensor", "values": "tensor", "mask": "tensor",
     "past_lens": "tensor", "is_last": "tensor", "slot": "tensor", "inbox": "queue", "status": "finish",
-    "finish": "finish", "token_ids": "tokens", "num_": "counter", "arrival": "counter", "priority": "counter",
+    "finish": "finish", "token_ids": "tokens", "num_": "counter", "arrival": "queued", "priority": "queued",
     "written": "text", "terminated": "mask",
     "max_tokens": "counter", "computed": "counter", "cached": "cached", "tokens": "tensor",
     "positions": "tensor", "request": "counter",
