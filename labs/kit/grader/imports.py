@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from labs.kit.judge.manifest import LABS_DIR, Lab
+from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.toys.scripts import BUILTINS
 
@@ -30,8 +30,14 @@ REFERENCE = "others.py"
 
 
 def allowed(lab: Lab) -> list[str]:
-    """Return the modules that a lab's file may import: its starter's and solution's, and harmless ones."""
+    """Return the modules that a lab's file may import: harmless ones, and its solution's and starter's.
+
+    Those of the starters that it builds on are there, too: a learner goes on with their functions.
+    """
     own = {*imported(lab.file("solution.py").read_text("utf-8")), *imported(pristine_source(lab))}
+    for before in map(find_lab, lab.prerequisites):
+        if lab.uses_torch or not before.uses_torch:
+            own |= {*imported(pristine_source(before))}
     return sorted({*HARMLESS, *EVERYWHERE, *own, *(["torch"] if lab.uses_torch else [])})
 
 
