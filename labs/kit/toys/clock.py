@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from labs.kit.toys.words import describe
 
-RESTLESS = 2000  # turns of the event loop in which no time passes
+RESTLESS = 300  # turns of the event loop in which no time passes
 TOGETHER = 1e-8  # seconds; what falls so close together is due at one time
 
 
