@@ -47,7 +47,9 @@ COVER = {
     "recovery": ["engine", "faults"],
     "speculative.adaptive": ["speculation"],
     **dict.fromkeys(("speculative.ngram", "speculative.verify"), ["lab-10", "speculation"]),
-    **dict.fromkeys(("speculative.draft_model", "speculative.rejection_sampler"), ["lab-10", "sampler"]),
+    **dict.fromkeys(
+        ("speculative.draft_model", "speculative.rejection_sampler"), ["lab-10", "sampler", "speculation"]
+    ),
     **dict.fromkeys(("structured.automaton", "structured.grammar"), ["lab-09", "structured"]),
     **dict.fromkeys(
         [f"structured.{name}" for name in ("nodes", "patterns", "logits", "choose")], ["structured"]

@@ -5,6 +5,7 @@ import random
 import re
 from importlib.util import find_spec
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from mini_engine.parts import Parts
 from mini_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from mini_engine.structured import guidance
 from mini_engine.structured.automaton import build_dfa
+from mini_engine.structured.choose import structured_grammar
 from mini_engine.structured.grammar import RegexGrammar, TokenIndex, regex_grammar
 from mini_engine.structured.logits import GrammarProcessor, allowed
 from mini_engine.structured.nodes import Either, Empty, Nothing, OneOf, Repeat, Sequence
@@ -79,7 +81,7 @@ def test_characters_become_their_bytes(pattern):
 
 
 @pytest.mark.parametrize(
-    "pattern", [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]"]
+    "pattern", [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]", ".", "[a-a]"]
 )
 def test_classes_are_those_of_re(pattern):
     """Of all characters up to 300 each, and the last one there is."""
@@ -96,7 +98,10 @@ def test_classes_are_those_of_re(pattern):
         ("a{200}", "a{201}"),
         ("a{0,200}", "a{0,201}"),
         ("(" * 20 + "a" + ")" * 20, "(" * 21 + "a" + ")" * 21),
-        ("(?:(a)(b))" * 30, "a{3,2}"),
+        ("(?:(a)(b))" * 30, "(a)(b)" + "(" * 21 + "a" + ")" * 21),
+        (r"[\da-z]", r"[\d-z]"),
+        (r"[a\w]", r"[a-\w]"),
+        (r"[\w-]", r"[\w-z]"),
     ],
 )
 def test_the_limits_of_a_pattern(largest, larger):
@@ -110,6 +115,20 @@ def test_what_is_not_understood_is_refused_with_the_pattern(pattern):
     with pytest.raises(ValueError, match="pattern ") as raised:
         parse(pattern)
     assert repr(pattern) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("*a", "at character 1: put a backslash before"),
+        ("ab$", "at character 3: put a backslash before"),
+        ("a**", "at character 3: one repetition directly after another"),
+        ("a{2}+", "at character 5: one repetition directly after another"),
+    ],
+)
+def test_a_refusal_says_where(pattern, words):
+    with pytest.raises(ValueError, match=words):
+        parse(pattern)
 
 
 def test_a_long_pattern_needs_no_deep_stack():
@@ -329,6 +348,12 @@ def test_what_structured_outputs_need():
         generate({"regex": "a"}, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="ignore_eos must be False with structured_outputs"):
         SamplingParams(structured_outputs={"regex": "a"}, ignore_eos=True)
+
+
+def test_of_several_ends_the_first_counts():
+    params, vocabulary = StructuredOutputsParams(regex="a"), (b"a", b"", b"")
+    tokenizer = SimpleNamespace(vocab_size=3, eos_token_ids=(1, 2), token_bytes=vocabulary, json="")
+    assert structured_grammar(params, tokenizer, lambda *given: given) == ("a", vocabulary, 1)
 
 
 def test_a_grammar_of_a_lab_serves_regex_and_choice():
