@@ -84,11 +84,10 @@ class Answer:
             if not self.asked.is_chat:
                 body = {"text": text}
             logprobs = self._logprobs(choice.token_ids, choice.logprobs, 0)
-            told = choice.prompt_logprobs if not self.asked.is_chat else None
-            more = {"prompt_logprobs": _plain(told)} if told else {}
+            more = {} if self.asked.is_chat else {"prompt_logprobs": _plain(choice.prompt_logprobs)}
             choices.append({"index": number, **body, "logprobs": logprobs, **more, **self._end(choice)})
         whole = self._object() | {"choices": choices, "usage": self.usage()}
-        if self.asked.is_chat and self.choices[0].prompt_logprobs:  # of a chat's one prompt
+        if self.asked.is_chat:  # which has one prompt
             whole["prompt_logprobs"] = _plain(self.choices[0].prompt_logprobs)
         return whole
 
@@ -152,5 +151,5 @@ class Answer:
         return [self._token(token_id, found[token_id]) for _, token_id in best]
 
 
-def _plain(prompt_logprobs: Any) -> list[Any]:
-    return [of and {str(i): vars(one) for i, one in of.items()} for of in prompt_logprobs]
+def _plain(prompt_logprobs: Any) -> list[Any] | None:
+    return prompt_logprobs and [of and {str(i): vars(one) for i, one in of.items()} for of in prompt_logprobs]

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from mini_engine.serve.protocol import APIError
 from mini_engine.serve.streaming import ClientGoneError
 
-HEADER_SECONDS = 10.0  # from the first byte of a header to its last, or from the connection to its first
+HEADER_SECONDS = 30.0  # from the first byte of a header to its last, or from the connection to its first
 HEADER_BYTES = 2**16
 BODY_SECONDS = 30.0  # from the header to the body's last byte
 

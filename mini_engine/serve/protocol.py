@@ -150,6 +150,9 @@ def _sampling_params(given: dict[str, Any], is_chat: bool) -> SamplingParams:
     if "logit_bias" in given:
         chosen["logit_bias"] = _logit_bias(given["logit_bias"])
     chosen["logprobs"] = _logprobs(given, is_chat)
+    if not is_whole(of_prompt := given.get("prompt_logprobs", 0), 0, MAX_TOP_LOGPROBS):
+        rule = f"prompt_logprobs must be from 0 to {MAX_TOP_LOGPROBS}"
+        raise APIError(f"{rule}, but is {shown(of_prompt)}", "prompt_logprobs")
     chosen |= _response_format(given.get("response_format"))
     try:
         return SamplingParams(**chosen)

@@ -193,6 +193,8 @@ REFUSED = [
     ("completions", ASK | {"logit_bias": {"999": 1}}, "logit_bias"),
     ("completions", ASK | {"logprobs": -1}, "logprobs"),
     ("completions", ASK | {"logprobs": 21}, "logprobs"),
+    ("completions", ASK | {"prompt_logprobs": -1}, "prompt_logprobs"),
+    ("completions", ASK | {"prompt_logprobs": 21}, "prompt_logprobs"),
     ("completions", ASK | {"n": 129}, "n"),
     ("completions", ASK | {"logprobs": 1, "echo": True}, "echo"),
     ("completions", ASK | {"stream": "yes"}, "stream"),

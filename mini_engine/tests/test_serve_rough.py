@@ -1,6 +1,6 @@
 """The server among clients that do it wrong: it answers with 4xx in OpenAI's shape, and serves the others.
 
-SOAK=1 sends 10,000 wrong requests in place of 200, and the same again from OpenAI's own description.
+SOAK=1 sends 10,000 wrong requests in place of 200.
 """
 
 import json

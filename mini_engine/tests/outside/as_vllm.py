@@ -3,6 +3,7 @@
 It is a plugin of pytest too: it skips the tests that do not apply, with the reason.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -74,6 +75,10 @@ def pytest_configure():
     import huggingface_hub
 
     huggingface_hub.snapshot_download = lambda *_, **__: ""
+    with contextlib.suppress(ImportError):
+        from vllm.transformers_utils import repo_utils
+
+        repo_utils.hf_api = lambda *_, **__: huggingface_hub
 
 
 def pytest_collection_modifyitems(items):
