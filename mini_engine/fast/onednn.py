@@ -4,9 +4,17 @@ A packed weight is stored in the order in which the product reads it. The operat
 of torch, used only here; where they are missing, `Linear` is F.linear.
 """
 
+import os
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# For each shape oneDNN makes code and memory of its own, up to a megabyte, and keeps 1,024 of them: a
+# server's steps have any number of rows, and its memory grows by hundreds of megabytes. Making them
+# anew takes a few milliseconds for a number of rows that was not seen of late. Read at the first product.
+for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "64")
 
 # The number of rows that the packing is tuned for. This one was the fastest, or nearly so, from 1 row
 # to 512.
