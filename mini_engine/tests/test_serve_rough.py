@@ -1,13 +1,18 @@
 """The server among clients that do it wrong: it answers with 4xx in OpenAI's shape, and serves the others.
 
-SOAK=1 sends 10,000 wrong requests in place of 200.
+SOAK=1 sends 10,000 wrong requests in place of 200, and keeps 200 streams open for two minutes.
 """
 
+import asyncio
 import json
+import os
 import socket
+import statistics
 import struct
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +28,7 @@ from mini_engine.serve.connection import Connection  # noqa: E402
 from mini_engine.tests.serving import expected, make_engine, running, serving, until  # noqa: E402
 from mini_engine.tests.soak import SOAK, count  # noqa: E402
 
+SECONDS = int(os.environ.get("SOAK_SECONDS", "120"))
 ALONE = {"max_tokens": 40, "seed": 3, "ignore_eos": True}
 
 
@@ -227,3 +233,46 @@ def test_a_client_that_reads_nothing_stops_no_one_and_is_cut_off(alone, monkeypa
         while part := one.recv(2**20):  # what is left in the buffers, and then the end
             data += part
         assert data.startswith(b"HTTP/1.1 200") and b"[DONE]" not in data
+
+
+@pytest.mark.soak
+def test_200_streams_for_two_minutes_lose_nothing_and_leave_nothing():
+    """Each text is the one that it has alone; from the middle on, files and memory stay as they are."""
+    engine, streams, seen, texts = make_engine(num_blocks=200, max_num_seqs=64), 200, [], [0]
+    wanted = {seed: expected("go", max_tokens=20, seed=seed).outputs[0].text for seed in range(10)}
+
+    async def stream(client, number, end):
+        while time.monotonic() < end:
+            seed = number % 10
+            body = {"prompt": "go", "max_tokens": 20, "seed": seed, "stream": True}
+            answer = await client.post("/v1/completions", json=body)
+            events = [
+                json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")
+            ]
+            assert "".join(event["choices"][0]["text"] for event in events) == wanted[seed]
+            texts[0] += 1
+
+    async def watch(end):
+        while time.monotonic() < end:
+            await asyncio.sleep(1)
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            seen.append((len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
+
+    async def load(address):
+        # Each request has a connection of its own: one that is kept may be closed when it is used again.
+        limits, end = (
+            httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            time.monotonic() + SECONDS,
+        )
+        async with httpx.AsyncClient(base_url=address, limits=limits, timeout=120) as client:
+            await asyncio.gather(watch(end), *(stream(client, number, end) for number in range(streams)))
+
+    with serving(engine, limits=Limits(max_num_requests=streams)) as address:
+        asyncio.run(load(address))
+    third = len(seen) // 3
+    (files, memory), (files_then, memory_then) = (
+        [statistics.median(column) for column in zip(*part, strict=True)]
+        for part in (seen[third:-third], seen[-third:])
+    )
+    assert files_then <= files and memory_then <= memory + 20, seen
+    count("streams of a loaded server", texts[0])

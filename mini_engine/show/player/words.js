@@ -47,7 +47,7 @@ function ending(fold) {
 const ENDS = {
   drained: "The run ends here: every request is done.",
   stuck: "The run ends here, stuck: no further step would make progress.",
-  max_steps: "The recording ends here: the limit of steps is reached.",
+  max_steps: "The recording ends here, before all requests are done.",
   error: "The run ends here with an error.",
 };
 
