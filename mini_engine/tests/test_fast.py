@@ -135,7 +135,7 @@ def test_a_packed_product_is_the_product(dtype, rows):
 
 
 def test_products_of_all_sizes_take_little_memory():
-    """Of 300 sizes of step hardly more is kept than of 20: without a bound it is 300 MB more."""
+    """Little more is kept after 300 sizes of step than after 20: without a bound it is 300 MB."""
     code = """if True:
         import torch
         from mini_engine.fast.onednn import Linear

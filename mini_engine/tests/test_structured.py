@@ -84,7 +84,7 @@ def test_characters_become_their_bytes(pattern):
     "pattern", [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]", ".", "[a-a]"]
 )
 def test_classes_are_those_of_re(pattern):
-    """Of all characters up to 300 each, and the last one there is."""
+    """Each character up to 300, and the last one there is."""
     dfa = build_dfa(parse(pattern))
     characters = [*map(chr, range(300)), chr(0x10FFFF)]
     wrong = [one for one in characters if accepts(dfa, one) != bool(re.fullmatch(pattern, one, re.ASCII))]

@@ -223,7 +223,7 @@ def test_a_busy_machine_costs_no_points(spinning):
             assert graded("lab-01", source + slow, seconds=3.0).earned == 100
     finally:
         os.sched_setaffinity(0, processors)
-    assert time.monotonic() - began > 2 * 3.0  # or the machine was not busy
+    assert time.monotonic() - began > 3.0  # or the machine was not busy
 
 
 def test_an_instructors_own_scripts_are_cases(tmp_path):
