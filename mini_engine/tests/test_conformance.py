@@ -728,7 +728,6 @@ def test_32_every_way_gives_the_same(model, way, block_size):
 RERUN = """
 import json
 from mini_engine.engine import Engine
-from mini_engine.fast.model import prepare
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import play, random_workload, tiny_model, drain, tokens_of
 from mini_engine.trace import decisions
@@ -873,9 +872,10 @@ def test_37_an_error_in_update_changes_nothing():
 
 
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize(("dtype", "roundings"), [("float32", 0), ("bfloat16", 1)])
+@pytest.mark.parametrize(("dtype", "roundings"), [("float32", 0), ("bfloat16", 2)])
 def test_38_another_token_only_within_rounding(dtype, roundings, fast):
-    """38. In float32 a batch has each request's tokens alone; in bfloat16 the best two may tie."""
+    """38. In float32 a batch has each request's tokens alone; in bfloat16 the best two may
+    tie, within the rounding in the batch and the rounding alone."""
     model, prompts = tiny_model(dtype=dtype), [[7 * i % 64, *range(i)] for i in range(40)]
     settings = dict(num_blocks=400, block_size=4, max_num_batched_tokens=48, max_num_seqs=24, fast=fast)
     params = SamplingParams(temperature=0, max_tokens=20)

@@ -324,7 +324,8 @@ RUN = re.compile(
 NOT_RUN = {
     "the reader's files": r".*\b(FILE|DIR|REPORT|lab-NN|RUN\.jsonl|yours\.jsonl|out/simulated\.jsonl)\b",
     "does not end": r"mini-engine (trace play|chat|serve)|jupyter|python -m labs (watch|open|test.* --open)",
-    "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)|.*tests\.outside\.",
+    "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)",
+    "packages, sources and weights of others": r"python -m mini_engine\.tests\.outside",
     "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.bench))",
     "runs before the others, in `desk`": r"mini-engine demo",
     "a name in a sentence": r"mini-engine trace$|mini-engine trace fit RUN",
