@@ -138,7 +138,7 @@ def server(name: str, weights: Path, dtype: str, threads: int, load: Load, logs:
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1"}
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), *same]
-    command += ["--host", "127.0.0.1", "--enforce-eager", "--uvicorn-log-level", "warning"]
+    command += ["--host", "127.0.0.1", "--uvicorn-log-level", "warning"]
     command += ["--max-model-len", str(load.num_prompt_tokens + load.num_output_tokens + 64)]
     return Server(name, command, port, logs / f"serve-{name}.log", env)
 

@@ -8,7 +8,7 @@ import typer
 
 from mini_engine.commands.common import Device, Dtype, Model, Speculative, engine_settings, errors
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # --help loads neither torch nor the server
     from mini_engine.engine import Engine
     from mini_engine.serve.streaming import MakeFront
 

@@ -39,6 +39,7 @@ class Connection(HttpToolsProtocol):
     _in_header, _header_bytes = True, 0
     _too_late: asyncio.TimerHandle | None = None
 
+    # As uvicorn's own, which narrows the type of asyncio's protocol, too.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.app_state = self.app_state | {"cut_off": transport.abort}

@@ -18,6 +18,7 @@ uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `ser
 httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
+# These are imported only where the packages above are installed: hence E402.
 from mini_engine.serve import protocol  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
 from mini_engine.tests.serving import LIMITS, expected, make_engine, serving, slowed, until  # noqa: E402

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("starlette", reason="the server is in the extra `serve`")
 httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 
+# These are imported only where the packages above are installed: hence E402.
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 

@@ -156,6 +156,7 @@ class QuickModel(CausalLM):
         super().__init__(config)
         heads = config.num_attention_heads + 2 * config.num_key_value_heads
         self.layers = torch.nn.ModuleList()
+        # Not the RMSNorm that mypy knows of: one that changes nothing keeps the numbers simple.
         self.norm = torch.nn.Identity()  # type: ignore[assignment]
         shape = (config.num_hidden_layers, config.hidden_size, heads * config.head_dim)
         self.qkv = torch.nn.Parameter(torch.zeros(shape))

@@ -77,7 +77,10 @@ class Commands(deque[Callable[[], None]]):
 
 
 class AsyncEngine(Own):
-    """The engine's AsyncEngine, whose turns are given to `run`."""
+    """The engine's AsyncEngine, whose turns are given to `run`.
+
+    `stream` and `close` have the labs' signatures, not the engine's; hence the ignored overrides.
+    """
 
     def __init__(self, engine: Any, run: Callable[..., Awaitable[Any]], max_num_requests: int = 4):
         self.engine: Any = Seat(engine)

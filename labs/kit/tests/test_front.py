@@ -11,6 +11,7 @@ import pytest
 uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `serve`")
 openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
+# These are imported only where the packages above are installed: hence E402.
 from labs.kit.author.check import ALTERNATIVES  # noqa: E402
 from labs.kit.judge import loading  # noqa: E402
 from labs.kit.learner import front as learner_front  # noqa: E402

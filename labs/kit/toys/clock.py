@@ -19,7 +19,11 @@ TOGETHER = 1e-8  # seconds; what falls so close together is due at one time
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop on a virtual clock, and one thread beside it, `run`, whose seconds pass there."""
+    """An event loop on a virtual clock, and one thread beside it, `run`, whose seconds pass there.
+
+    It uses what asyncio's own loops use of BaseEventLoop (`_ready`, `_scheduled`, `_run_once`), which its
+    type stubs leave out, and overrides with plainer types: hence what mypy is to ignore.
+    """
 
     def __init__(self) -> None:
         super().__init__()
