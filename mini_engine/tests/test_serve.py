@@ -19,7 +19,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
 # These are imported only where the packages above are installed: hence E402.
-from mini_engine.serve import protocol  # noqa: E402
+from mini_engine.serve import metrics, protocol  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
 from mini_engine.tests.serving import LIMITS, expected, make_engine, serving, slowed, until  # noqa: E402
 
@@ -301,6 +301,17 @@ def test_numbers_for_prometheus(address, client):
     while [number(name) for name in names] != [before[0] + 7, before[1] + 4, before[2] + 1]:
         assert time.monotonic() < deadline
     assert number("num_requests_running") == number("kv_cache_usage_perc") == 0
+
+
+def test_a_histogram_counts_what_is_not_longer_than_each_bound():
+    histogram = metrics.Histogram("wait_seconds", "A wait.")
+    for seconds in (0.0, 0.001, 0.0011, 2.0, 61.0):
+        histogram.observe(seconds)
+    samples = histogram.family("m").samples
+    counts = {one.labels.get("le"): one.value for one in samples if one.name == "vllm:wait_seconds_bucket"}
+    assert (counts["0.001"], counts["0.005"], counts["1.0"], counts["2.0"]) == (2, 3, 3, 4)
+    assert (counts["60.0"], counts["+Inf"]) == (4, 5)
+    assert [one.value for one in samples if one.name == "vllm:wait_seconds_sum"] == [pytest.approx(63.0021)]
 
 
 def test_health_state_trace_and_pages(address, client):
