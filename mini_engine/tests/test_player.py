@@ -625,6 +625,28 @@ def test_meters_of_wide_limits(open_player):
         assert pixels(page, ".budget .bar")[(0xF3, 0xB5, 0x4A)] >= 20
 
 
+def test_what_exceeds_the_budget_is_red(open_player):
+    """Meter, row and the run's bar show the tokens over the budget; a step within it has no such mark."""
+    trace = ready_setup()
+    trace.header.config["max_num_batched_tokens"] = 7
+    over = next(r for r in trace.steps if len(r.scheduled) > 1 and r.num_batched_tokens > 7)
+    within = next(r for r in trace.steps if 0 < r.num_batched_tokens <= 7)
+    page = open_player(trace, fragment=f"#step={over.step}")
+    said = page.locator(".budget p").text_content()
+    assert said == f"{over.num_batched_tokens} of 7, {over.num_batched_tokens - 7} over"
+    assert page.locator(".budget .bar .over").count() == 1
+    sums = [sum(list(over.scheduled.values())[: n + 1]) for n in range(len(over.scheduled))]
+    wrong = [name for name, total in zip(over.scheduled, sums, strict=True) if total > 7]
+    row = ".running-card .row:has(.plus.over)"
+    assert [r.get_attribute("data-id") for r in page.locator(row).all()] == wrong
+    red = page.evaluate("player.panes[0].colours.over")
+    drawn = pixels(page, ".overview canvas")
+    assert drawn[tuple(map(int, re.findall(r"\d+", red)[:3]))] > 20
+    page.evaluate(f"player.go({within.step})")
+    assert page.locator(".budget p").text_content() == f"{within.num_batched_tokens} of 7 tokens"
+    assert page.locator(".over").count() == 0
+
+
 def test_forced_colours_keep_the_marks(open_player):
     """In a contrast theme of the system, meters, letters and canvases are still readable."""
     theme = {"forced_colors": "active", "color_scheme": "dark"}

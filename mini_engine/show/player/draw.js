@@ -23,7 +23,7 @@ function palette(box) {
     probe.style.color = `var(--${name})`;
     return getComputedStyle(probe).color;
   };
-  const names = ["ink", "muted", "line", "card", "waiting", "prefill", "decode", "preempted", "used", "difference"];
+  const names = ["ink", "muted", "line", "card", "waiting", "prefill", "decode", "preempted", "used", "difference", "over"];
   const colours = Object.fromEntries(names.map((name) => [name, read(name)]));
   probe.remove();
   return colours;
@@ -71,6 +71,8 @@ function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, foll
   if (!labelled) label(ctx, `${rows.length} req.`, left, top + 6, colours.muted);
 
   const budget = fold.config.max_num_batched_tokens;
+  // A run that exceeds its budget makes the scale; what is above the budget is red.
+  const most = fold.steps.reduce((max, record) => Math.max(max, record.num_batched_tokens), budget);
   const tokens = middle + gap, blocks = tokens + chart + gap;
   label(ctx, "tokens", left, tokens + chart / 2, colours.muted);
   label(ctx, "blocks", left, blocks + chart / 2, colours.muted);
@@ -80,9 +82,10 @@ function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, foll
       ctx.fillStyle = colour;
       ctx.fillRect(x(step), base + chart * (1 - high), Math.max(column - (column > 6 ? 1 : 0), 0.7), chart * (high - low));
     };
-    const decodes = fold.numDecodes[step - offset] / budget;
+    const decodes = fold.numDecodes[step - offset] / most;
     bar(tokens, 0, decodes, colours.decode);
-    bar(tokens, decodes, record.num_batched_tokens / budget, colours.prefill);
+    bar(tokens, decodes, record.num_batched_tokens / most, colours.prefill);
+    if (record.num_batched_tokens > budget) bar(tokens, budget / most, record.num_batched_tokens / most, colours.over);
     bar(blocks, 0, 1 - record.num_free_blocks / fold.config.num_blocks, colours.used);
   }
   ctx.fillStyle = colours.line;

@@ -186,6 +186,7 @@ class Pane extends Side {
 
   draw(record, views, followed) {
     const { waiting, running } = this.queues(record, views);
+    this.over = overBudget(record, this.fold.config.max_num_batched_tokens);
     this.waiting.show(waiting);
     this.running.show(running);
     this.find(".waiting-card .count").textContent = `${record.num_waiting}, front first`;
@@ -200,11 +201,14 @@ class Pane extends Side {
     const { max_num_batched_tokens: budget, num_blocks: blocks, max_num_seqs: slots } = this.fold.config;
     const part = (cls, share, text = "", title = "") =>
       el("i", { class: cls, style: `width:${100 * share}%`, title: title || text }, share > 0.025 * text.length ? text : "");
-    meter(this.find(".budget"), record.num_batched_tokens, `of ${count(budget, "token")}`,
-      pieces(record, views, budget).map(({ state, tokens, ids }) => {
+    const over = record.num_batched_tokens - budget, scale = Math.max(budget, record.num_batched_tokens);
+    const excess = over > 0 ? [el("i", { class: "over", style: `left:${(100 * budget) / scale}%`, title: `${count(over, "token")} over the budget` })] : [];
+    this.find(".budget").classList.toggle("over", over > 0);
+    meter(this.find(".budget"), record.num_batched_tokens, over > 0 ? `of ${budget}, ${over} over` : `of ${count(budget, "token")}`,
+      pieces(record, views, scale).map(({ state, tokens, ids }) => {
         const text = ids.length > 1 ? count(ids.length, state) : tokens > 1 ? `${ids[0]} ${tokens}` : ids[0];
-        return part(tokens / budget < NARROW ? `${state} narrow` : state, tokens / budget, text, `${list(ids)}: ${count(tokens, "token")}, ${state}`);
-      }));
+        return part(tokens / scale < NARROW ? `${state} narrow` : state, tokens / scale, text, `${list(ids)}: ${count(tokens, "token")}, ${state}`);
+      }).concat(excess));
 
     const used = blocks - record.num_free_blocks;
     const cached = this.freeCached(views);
@@ -280,8 +284,10 @@ class Pane extends Side {
     const told = `${done + now - rejected} of ${known}`;
     const plus = drafts ? `+${now - rejected} −${rejected}` : `+${now}`;
     const verified = drafts ? `, ${drafts} of them proposed and ${rejected} rejected` : "";
-    return this.row(view, `${view.state}, ${count(now, "token")} in this step${verified}, ${told} computed after it`,
-      bar, el("span", { class: "told" }, told), el("span", { class: "plus" }, plus));
+    const over = this.over.get(view.request_id) ?? 0;
+    const beyond = over ? `, ${over} of them over the budget` : "";
+    return this.row(view, `${view.state}, ${count(now, "token")} in this step${verified}${beyond}, ${told} computed after it`,
+      bar, el("span", { class: "told" }, told), el("span", { class: over ? "plus over" : "plus", title: over ? `${over} over the budget` : "" }, plus));
   }
 
   row(view, spoken, ...cells) {
@@ -403,6 +409,17 @@ function pieces(record, views, budget) {
   return found;
 }
 
+/** {request: its tokens beyond the budget}, of a step whose rows together exceed it. */
+function overBudget(record, budget) {
+  const over = new Map();
+  let sum = 0;
+  for (const [id, tokens] of record.scheduled) {
+    sum += tokens;
+    if (sum > budget) over.set(id, Math.min(tokens, sum - budget));
+  }
+  return over;
+}
+
 /** The boxes and arrows of the state machine that a step highlights. */
 function litParts(view, record) {
   if (!view) return [];
@@ -424,7 +441,7 @@ function facts(view) {
     ["found computed", count(view.num_cached_tokens, "token")],
     ...(view.num_draft_tokens ? [["drafts accepted", `${view.num_accepted_tokens} of ${view.num_draft_tokens}`]] : []),
     ["preemptions", view.num_preemptions],
-    ["priority, arrival", `${view.priority}, ${view.arrival}`],
+    ["priority, arrival", `${view.priority}, ${view.arrival < 0 ? "not given" : view.arrival}`],
     ["blocks", view.blocks.length ? view.blocks.join(" ") : "none"],
   ];
 }
