@@ -97,7 +97,7 @@ class Answering(Response):
     """Sends an answer whose first Delta is there. `done` is called in the end, also when the client leaves.
 
     `ends` is the time, of the event loop's clock, by which all must be sent; `refuse` makes a response of an
-    error.
+    error. The header X-Request-Id has the name of the (first) request in the engine, its trace and /state.
     """
 
     def __init__(
@@ -136,14 +136,18 @@ class Answering(Response):
                 self.answer.take(*self.first)
                 async for number, delta in self.others:
                     self.answer.take(number, delta)
-            response: Response = JSONResponse(self.answer.whole(self.echoes))
+            headers = {"x-request-id": self.first[1].request_id}
+            response: Response = JSONResponse(self.answer.whole(self.echoes), headers=headers)
         except (TimeoutError, RuntimeError, APIError) as error:
             response = self.refuse(self._as_api_error(error))
         async with asyncio.timeout(LAST_WORDS):
             await response(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
+            (b"x-request-id", self.first[1].request_id.encode()),
+        ]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = None
         try:

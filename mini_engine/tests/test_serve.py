@@ -156,6 +156,8 @@ def test_log_probabilities_of_prompts(client):
     assert [len(choice.prompt_logprobs) for choice in told] == [3, 2]
     chat = client.chat.completions.create(messages=[{"role": "user", "content": "a"}], **ask)
     assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens and chat.prompt_logprobs[0] is None
+    none = client.completions.create(prompt="ab", **ask | {"extra_body": {"prompt_logprobs": None}})
+    assert none.choices[0].prompt_logprobs is None
 
 
 def test_a_prefix_that_is_known_is_reported(client):
@@ -329,6 +331,20 @@ def test_health_state_trace_and_pages(address, client):
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_names_its_request_in_the_engine(stream):
+    """The pages mark the reader's own request by it. /state has it while the answer is written."""
+    engine, go = make_engine(), threading.Event()
+    go.set()
+    with serving(engine) as address, httpx.Client(base_url=address, timeout=60) as client:
+        asked = {"prompt": ["a", "b"], "max_tokens": 20, "stream": stream, "ignore_eos": True}
+        with client.stream("POST", "/v1/completions", json=asked) as answer:
+            name = answer.headers["x-request-id"]
+            answer.read()
+        steps = client.get("/trace/steps").json()["traces"][0]["steps"]
+        assert name == "r0" and name in json.dumps(steps)
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_aborts_its_request(stream):
     engine, go = make_engine(), threading.Event()
     passes = slowed(engine, go)
@@ -476,6 +492,25 @@ def test_the_command_serves_and_ends_in_good_order():
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
         assert process.wait(60) == 128 + signal.SIGTERM and "Traceback" not in process.stderr.read()
+
+
+def test_what_is_not_written_when_the_time_to_shut_down_is_over_is_cut_off():
+    """The others were given their time above; this stream would go on for thousands of tokens."""
+    with serve_command("--port", "0", "--shutdown-timeout", "1") as process:
+        address = re.search(r"http://[\d.:]+", process.stderr.readline())[0]
+        asked = {"prompt": "To be", "max_tokens": 800, "n": 20, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            try:
+                rest = [line for line in lines if line]
+            except httpx.RemoteProtocolError:
+                rest = []
+        assert not any('"finish_reason":"length"' in line for line in rest)
+        assert process.wait(60) == 128 + signal.SIGTERM and "Traceback" not in process.stderr.read()
+        assert time.monotonic() - began < 15
 
 
 def test_a_port_that_is_taken_is_reported_at_once():

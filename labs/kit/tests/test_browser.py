@@ -206,6 +206,7 @@ def test_from_an_empty_function_to_a_right_one(learner, serious):
     assert serious(page) == []
 
 
+@pytest.mark.soak  # a long walk in Pyodide
 def test_what_never_ends_is_ended(learner):
     """A loop in Python becomes a failed test with its line; what hangs in C ends with its worker, and a
     person may stop it before. What is written afterwards is judged as ever."""
@@ -229,6 +230,7 @@ def test_what_never_ends_is_ended(learner):
     assert learner.says("#verdict").startswith("All ")
 
 
+@pytest.mark.soak  # a long walk in Pyodide
 def test_what_learners_write_by_accident_is_answered_in_words(learner):
     words = {
         "def f(n): return f(n + 1)\nf(0)": "RecursionError",
@@ -275,6 +277,7 @@ def test_hints_files_and_keys(learner, tmp_path):
     assert page.locator("#hints .task p").count() == 1
 
 
+@pytest.mark.soak  # a long walk in Pyodide
 def test_a_page_has_the_half_of_a_lab_that_needs_no_torch(browser, pages, serving):
     """lab-08 is done there without the two tasks on tensors, and a mistake before them is named."""
     lab, context = find_lab("lab-08"), browser.new_context()

@@ -39,6 +39,7 @@ RIGHT_BUT = (
     "mask-on-the-cpu batch-on-the-cpu free-list-searched counted-by-the-tables "
     "torch-at-the-top built-in-hash salt-is-every-parent function-of-the-module"
 ).split()
+RIGHT_ONES = {"hidden": 30 if SOAK else 10}  # what is right passes ten cases as it passes thirty
 FIRST = [*{lab_id: (lab_id, mistake) for lab_id, mistake in reversed(MISTAKES)}.values()]
 SOME = FIRST + [(lab_id, mistake) for lab_id, mistake in MISTAKES if mistake.id in RIGHT_BUT]
 
@@ -51,16 +52,16 @@ def graded(lab_id: str, source: str, **settings):
 @pytest.mark.parametrize("lab_id", lab_ids())
 def test_the_reference_earns_all_and_the_starter_nothing(lab_id):
     lab = find_lab(lab_id)
-    right = graded(lab_id, lab.file("solution.py").read_text("utf-8"))
+    right = graded(lab_id, lab.file("solution.py").read_text("utf-8"), **RIGHT_ONES)
     assert right.earned == right.points == sum(task.points for task in lab.tasks), right.problem
     assert {task.state for task in right.tasks} == {RIGHT} and all(case.passed for case in right.cases)
-    starter = graded(lab_id, pristine_source(lab))
+    starter = graded(lab_id, pristine_source(lab), **RIGHT_ONES)
     assert starter.earned == 0 and {task.state for task in starter.tasks} == {NOT_WRITTEN}
 
 
 @pytest.mark.parametrize("path", ALTERNATIVES, ids=lambda path: path.stem)
 def test_right_but_different_solutions_earn_all(path):
-    lab = graded(path.stem[:6].replace("_", "-"), path.read_text("utf-8"))
+    lab = graded(path.stem[:6].replace("_", "-"), path.read_text("utf-8"), **RIGHT_ONES)
     assert lab.earned == lab.points, [case.said for case in lab.cases if not case.passed][:1]
 
 

@@ -6,6 +6,7 @@ const messages = [];
 const EIGHT = ["Once upon a time", "The sea was", "To be or not", "My lord, I", "In the morning the", "Rivers are",
   "A queue is", "What is a block? It is"];
 let model = "", chats = false, answering = null, others = 0, key = sessionStorage.getItem("key") ?? "";
+let own = null; // the name that the engine gave the message which is being answered; /trace follows it
 
 const headers = () => ({ "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) });
 
@@ -16,13 +17,14 @@ async function get(path) {
   return response.json();
 }
 
-// Sends one request, and calls `take` with each piece of text. A browser keeps six connections to a server: so eight
+// Sends one request, and calls `named` with its name and `take` with each piece of text. A browser keeps six connections to a server: so eight
 // prompts are one request.
-async function stream(asked, take, signal) {
+async function stream(asked, take, signal, named = () => {}) {
   const response = await fetch(asked.messages ? "/v1/chat/completions" : "/v1/completions", {
     method: "POST", headers: headers(), signal, body: JSON.stringify({ model, stream: true, ...asked }),
   });
   if (!response.ok) throw new Error((await response.json()).error.message);
+  named(response.headers.get("X-Request-Id"));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = "", part; !(part = await reader.read()).done;) {
     const events = (rest + part.value).split("\n\n");
@@ -59,7 +61,8 @@ $("ask").addEventListener("submit", async (event) => {
   try {
     const asked = chats ? { messages } : { prompt: text };
     const take = (piece) => { item.textContent += piece; $("messages").scrollTop = 1e9; };
-    await stream({ ...asked, max_tokens: 200 }, take, answering.signal);
+    const named = (id) => { own = id; sessionStorage.setItem("own", id); };
+    await stream({ ...asked, max_tokens: 200 }, take, answering.signal, named);
   } catch (error) {
     if (error.name !== "AbortError") show("error", error.message);
   }
@@ -107,9 +110,9 @@ function draw({ requests, free, blocks }) {
   const longest = Math.max(60, ...requests.map((one) => one.prompt + one.outputs));
   $("rows").replaceChildren(...(many ? running : requests).map((one) => {
     const row = document.createElement("tr");
-    row.className = one.place;
+    row.className = one.id === own ? `${one.place} own` : one.place;
     const name = row.insertCell(), bar = row.insertCell(), held = row.insertCell();
-    name.textContent = one.id;
+    name.textContent = one.id === own ? `${one.id}, yours` : one.id;
     held.textContent = one.place === "waiting" ? "waits" : one.blocks;
     const computed = Math.min(one.computed, one.prompt);
     for (const [kind, size] of [["computed", computed], ["left", one.prompt - computed], ["output", one.outputs]]) {

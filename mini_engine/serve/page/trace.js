@@ -2,7 +2,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-let ready = false, shown = -1, followed = null;
+let ready = false, shown = -1, followed = sessionStorage.getItem("own"); // the chat's last message
 
 addEventListener("message", ({ source, data }) => {
   if (source !== $("player").contentWindow) return;
