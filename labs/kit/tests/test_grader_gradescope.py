@@ -156,6 +156,7 @@ def test_a_submission_is_graded_as_by_the_command(tmp_path):
     (there.root / "submission" / "link").symlink_to("/etc/passwd")
     result = there.grade()
     assert result, there.told.stderr
+    documented(result)
     assert result["extra_data"] == {"isolation": "namespaces", "withheld": 0.0}
     assert "spring" not in json.dumps(result)
     assert {test["name"]: test["score"] for test in result["tests"]} == {
@@ -168,6 +169,29 @@ def test_a_submission_is_graded_as_by_the_command(tmp_path):
     assert "one slot too many" in result["tests"][0]["output"]
     assert "hidden cases: " in str(result) and "of 61 depart" in str(result)  # one of them --hidden
     assert "student-02" not in there.told.stdout + str(result)  # nothing of the class goes in
+
+
+def documented(result):
+    """Check a result against the autograder specification, "Output format", of Gradescope's documentation."""
+    formats = {"text", "html", "simple_format", "md", "ansi"}
+    shown = {"visible", "hidden", "after_due_date", "after_published"}
+    common = {"score", "output", "output_format", "visibility", "extra_data"}
+    whole = common | {
+        "execution_time",
+        "test_output_format",
+        "test_name_format",
+        "stdout_visibility",
+        "tests",
+    }
+    single = common | {"max_score", "status", "name", "name_format", "number", "tags"}
+    assert result.keys() <= whole | {"tests", "leaderboard"}
+    for one in (result, *result["tests"]):
+        assert isinstance(one["score"], int | float) and isinstance(one.get("output", ""), str)
+        assert one.get("output_format", "text") in formats
+        assert one.get("visibility", "visible") in shown
+    for test in result["tests"]:
+        assert test.keys() <= single and 0 <= test["score"] <= test["max_score"]
+        assert test.get("status", "passed") in ("passed", "failed")
 
 
 def deadlines(folder, text=DEADLINES):
