@@ -29,7 +29,6 @@ pytestmark = marks.namespaces
 LAB = find_lab("lab-01")
 SOLUTION = LAB.file("solution.py").read_text("utf-8")
 SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=1.0)
-PUBLIC = 60 if SOAK else 16  # of lab-01's cases: an attack that gains in none of these gains in none
 
 # In place of a solution: the body of a function that does something else.
 DISHONEST = {
@@ -123,11 +122,14 @@ def schedule_step(waiting, running, kv, *, max_num_batched_tokens=8, max_num_seq
 """
 
 
+OPENED: dict[str, sandbox.Sandbox] = {}
+
+
 @pytest.fixture(autouse=True)
-def opened():
+def opened(few_cases):
     """Let attacks import what they like: the sandbox holds without the list of imports."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_scripts, "count", lambda _: PUBLIC)
+        patch.setattr(grading, "_boxes", OPENED)  # in a sandbox of their own
         patch.setattr(sandbox.imports, "allowed", lambda _: None)
         # Loaded before the server becomes nobody, whom a machine may refuse the interpreter's folder.
         tools = (
