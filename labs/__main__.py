@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from labs.kit.arena.commands import arena
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.commands import app
 from labs.kit.learner.screen import App, complain
@@ -11,6 +12,7 @@ from mini_engine.commands.process import run
 
 def every_command() -> App:
     """The learner's commands, and those of authors and instructors where this edition has them."""
+    app.command()(arena)
     if find_spec("labs.kit.author"):  # the student edition has none
         from labs.kit.author.commands import check, export, generate
 

@@ -60,7 +60,7 @@ def simulate(
     clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
     recorder.consumers.append(metrics)
     try:
-        refused = _serve(recorder, clock, workload)
+        refused = serve(recorder, clock, workload)
         return Simulation(recorder.close("drained"), metrics, *refused)
     finally:
         recorder.store.discard()
@@ -131,7 +131,7 @@ def baseline_recorder(
     return Recorder(scheduler, clock=clock, parts=parts, backend=backend, keep=keep)
 
 
-def _serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> tuple[int, str]:
+def serve(recorder: Recorder, clock: VirtualClock, workload: Iterable[Arrival]) -> tuple[int, str]:
     """Run until every request is done; return the number of refused requests, and the first reason."""
     live: dict[str, Request] = {}
     num_refused, why = 0, ""

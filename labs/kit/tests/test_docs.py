@@ -324,6 +324,7 @@ RUN = re.compile(
 # Why a command is not run here. What none of these fits is run.
 NOT_RUN = {
     "the reader's files": r".*\b(FILE|DIR|REPORT|lab-NN|RUN\.jsonl|yours\.jsonl|out/simulated\.jsonl)\b",
+    "the reader's policy; test_arena has some": r"python -m labs arena (policy\.py|--class FOLDER)",
     "does not end": r"mini-engine (trace play|chat|serve)|jupyter|python -m labs (watch|open|test.* --open)",
     "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)",
     "packages, sources and weights of others": r"python -m mini_engine\.tests\.outside",

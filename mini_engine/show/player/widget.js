@@ -19,16 +19,11 @@ export default {
     watch.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
     load();
     move();
-    const reload = () => {
-      load();
-      model.set({ follow: player.followed }); // the request on which two runs part, if the payload names none
-      model.save_changes();
-    };
-    model.on("change:payload", reload);
+    model.on("change:payload", load);
     model.on("change:step change:follow", move);
     return () => {
       watch.disconnect();
-      model.off("change:payload", reload);
+      model.off("change:payload", load);
       model.off("change:step change:follow", move);
       player.destroy();
     };

@@ -1,0 +1,1 @@
+"""The arena: a scheduling policy in a file, against the course's, on eight seeded workloads."""
