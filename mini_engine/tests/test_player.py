@@ -416,6 +416,33 @@ def test_next_difference_stops_where_one_begins(open_player):
     assert " admitted" in said and "SCHEDULED" not in said  # the terminal's words
 
 
+def test_the_request_that_parts_is_followed(open_player):
+    """Its row, event, token or place among the rows; also where the run opens at the step."""
+    base = ready_setup()
+    at = next(r.step for r in base.steps if len(r.scheduled) == 3 and r.step > 4)
+    names = list(base.steps[at].scheduled)
+
+    def more(record):
+        record.scheduled[names[2]] += 1
+
+    def other_token(record):
+        record.new_tokens[names[1]] = [7]
+
+    def arrives(record):
+        record.events.append(Queued("new", 0.0, 3, 1, 0, 9))
+
+    def turned(record):
+        record.scheduled = {name: record.scheduled[name] for name in (names[0], names[2], names[1])}
+
+    for change, name in ((more, names[2]), (other_token, names[1]), (arrives, "new"), (turned, names[1])):
+        other = ready_setup()
+        change(other.steps[at])
+        assert open_player(base, other, fragment=f"#step={at}").evaluate("player.followed") == name, change
+    log = [("admit", [name, [n]], True, {name: 1}) for n, name in enumerate("abc")]
+    page = open_player(log_of(*log), log_of(*log[:2], (*log[2][:3], {"c": 2})), fragment="#step=2")
+    assert page.evaluate("player.followed") == "c"
+
+
 def test_equal_traces_are_equal_and_the_shorter_one_ends(open_player):
     """Times, block ids and `blocked` make no difference; a missing step does."""
     trace, other = ready_setup(), ready_setup()
@@ -645,6 +672,35 @@ def test_what_exceeds_the_budget_is_red(open_player):
     page.evaluate(f"player.go({within.step})")
     assert page.locator(".budget p").text_content() == f"{within.num_batched_tokens} of 7 tokens"
     assert page.locator(".over").count() == 0
+
+
+def test_a_running_request_without_a_token_is_idle(open_player):
+    """In the run's picture, in its row, in words, in the SVG. Counts that contradict the events are told."""
+    trace = ready_setup()
+    at = next(r.step for r in trace.steps if len(r.scheduled) == 3 and r.blocked.reason == "empty")
+    record, (name, *_) = trace.steps[at], trace.steps[at].scheduled
+    assert record.num_batched_tokens < 16 and "class='idle" not in step_picture(trace).replace('"', "'")
+    del record.scheduled[name], record.new_tokens[name]
+    record.num_batched_tokens -= 1
+    record.num_waiting += 1
+    page = open_player(trace, fragment=f"#step={at}&follow={name}")
+    states = page.evaluate(f"player.panes[0].fold.lives.get('{name}')")
+    assert {"step": at, "state": "idle"} in states and states[-1]["state"] != "idle"
+    assert page.locator(f".running-card .row[data-id={name}] .letter").text_content() == "I"
+    assert (
+        page.locator(".saying").text_content() == f"{name} is running, and this step computes nothing of it."
+    )
+    told = page.locator(".log").text_content()
+    left = 16 - record.num_batched_tokens
+    assert (
+        f"{name} runs without a token in this step, although {left} of the budget of 16 tokens are left."
+        in told
+    )
+    assert "The scheduler has 1 request waiting; by the events so far it should be 0." in told
+    assert page.locator(".overview .if-idle").is_visible()
+    page.evaluate(f"player.go({at + 1})")
+    assert page.locator(f".running-card .row[data-id={name}] .letter").text_content() != "I"
+    assert step_picture(trace, at).count('class="idle"') == 2  # in the chart and in the legend
 
 
 def test_forced_colours_keep_the_marks(open_player):
@@ -1100,6 +1156,10 @@ def test_the_widgets_module_follows_its_model(browser):
     page.evaluate("(data) => model.change({ payload: data })", payload(RANDOM[1], names=("another",)))
     assert page.locator("#b .name").text_content() == "another"
     assert page.locator("#a #forward").text_content().strip() == "Step"  # in words, where it is embedded
+    ours, theirs = RANDOM[1], Trace(RANDOM[1].header, RANDOM[1].steps[:-1])
+    page.evaluate("(data) => model.change({ payload: data })", payload(ours, theirs, step=len(theirs.steps)))
+    last = next(iter(ours.steps[-1].scheduled))  # the request on which they part; it is reported
+    assert page.evaluate(f"[...{players}.map((one) => one.followed), saved.follow]") == [last] * 3
     page.evaluate("gone.forEach((end) => end())")
     assert page.evaluate("[document.querySelectorAll('.mini-engine-player').length, model.count()]") == [0, 0]
     page.close()

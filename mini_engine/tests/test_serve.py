@@ -112,6 +112,10 @@ def test_logprobs_and_echo_of_completions(client):
     ).choices[0]
     assert len(told.logprobs.tokens) == len(told.logprobs.token_logprobs) == 3
     assert told.logprobs.text_offset[0] == 0 and [len(top) for top in told.logprobs.top_logprobs] == [2, 2, 2]
+    hot = {"temperature": 2, "seed": 3, "logprobs": 0}  # what was sampled is there, however unlikely
+    drawn = client.completions.create(model="tiny", prompt="x", max_tokens=9, **hot).choices[0].logprobs
+    chances = zip(drawn.tokens, drawn.token_logprobs, strict=True)
+    assert drawn.top_logprobs == [{token: logprob} for token, logprob in chances]
     echoed = client.completions.create(
         model="tiny", prompt="x", max_tokens=3, temperature=0, echo=True
     ).choices[0]

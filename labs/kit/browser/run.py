@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 
-from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, random_scripts
+from labs.kit.judge import (
+    compare,
+    examine,
+    guard,
+    isolate,
+    loading,
+    matrix,
+    page,
+    plugin,
+    random_scripts,
+    sentences,
+)
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
@@ -135,7 +146,9 @@ def played(lab: Lab) -> dict[str, Any] | None:
             parted = compare.departure(run, expected)
             if run.steps and (found is None or parted):
                 at = parted and (parted.yours or parted.reference)
-                found = payload(run, expected, names=("yours", "reference"), step=at.step if at else None)
+                said = sentences.sentence(run, expected, parted).text if parted and at else ""
+                step = at.step if at else None
+                found = payload(run, expected, names=("yours", "reference"), step=step, said=said)
             if parted:
                 break
     return found

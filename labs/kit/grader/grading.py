@@ -71,18 +71,18 @@ def course(lab_id: str) -> str:
     return total.hexdigest()
 
 
-_boxes: dict[tuple[str, float], Sandbox] = {}
+_boxes: dict[str, Sandbox] = {}
 
 
 def box(lab: Lab, settings: Settings) -> Sandbox:
     """Return this process's sandbox for a lab. It is kept, for starting torch takes seconds."""
-    key = lab.id, settings.seconds
-    if key not in _boxes:
+    if lab.id not in _boxes:
         folder = tempfile.TemporaryDirectory(prefix="grade-")
-        _boxes[key] = Sandbox(lab, Path(folder.name), settings.seconds, isolation() != "namespaces")
+        _boxes[lab.id] = Sandbox(lab, Path(folder.name), settings.seconds, isolation() != "namespaces")
         atexit.register(folder.cleanup)
-        atexit.register(_boxes[key].stop)
-    return _boxes[key]
+        atexit.register(_boxes[lab.id].stop)
+    _boxes[lab.id].seconds = settings.seconds
+    return _boxes[lab.id]
 
 
 def grade_lab(

@@ -118,9 +118,9 @@ NOTHING: tuple[str, ...] = ()
 
 def shapes(text: str, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return for each function or class the nodes of its bodies, with numbers for its own variables."""
-    found = []
+    every, found = functions(text), []
     for name in names:
-        parts = [node for key, node in functions(text).items() if f"{key}.".startswith(f"{name}.")]
+        parts = [node for key, node in every.items() if f"{key}.".startswith(f"{name}.")]
         own = {node.arg for part in parts for node in ast.walk(part) if isinstance(node, ast.arg)}
         own |= {node.id for part in parts for node in ast.walk(part) if is_bound(node)}
         order: dict[str, int] = {}

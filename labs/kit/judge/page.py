@@ -11,7 +11,6 @@ from labs.kit.judge import compare
 from labs.kit.judge.guard import deadline
 from labs.kit.judge.manifest import Lab
 from labs.kit.toys.words import describe
-from mini_engine.trace import StepTrace
 
 SECONDS = 5.0
 _written: set[str] = set()  # labs whose page this process has written
@@ -64,11 +63,6 @@ def _chosen(
 ) -> tuple[compare.Run, compare.Run | None, dict[str, Any]]:
     """Return the run to show, the reference's, and where they differ: the first such pair, or the last."""
     number, parted = compare.first_departing(yours, reference) or (len(yours) - 1, None)
-    rows = [row for row in (parted.yours, parted.reference) if row] if parted else []
-    scheduled = [row.scheduled for row in rows if isinstance(row, StepTrace)]
-    names = [
-        name for row in scheduled for name in row if any(row.get(name) != r.get(name) for r in scheduled)
-    ]
+    at = parted and (parted.yours or parted.reference)
     expected = reference[number][1] if number < len(reference) else None
-    found = {"step": rows[0].step, "follow": names[0] if names else None} if rows else {}
-    return yours[number][1], expected, found
+    return yours[number][1], expected, {"step": at.step} if at else {}

@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 
 from labs.__main__ import main
-from labs.kit.judge import loading, manifest, pristine, processes
+from labs.kit.judge import loading, manifest, pristine, processes, random_scripts
 from labs.kit.learner import commands, progress
 from mini_engine.tests.browser import browser  # noqa: F401
+from mini_engine.tests.soak import SOAK
 
 ROOT = manifest.LABS_DIR.parent
 
@@ -137,6 +138,14 @@ def copied_lab(course, monkeypatch):
     """lab-01 of the copied course as a Lab of this process, read again with every call."""
     monkeypatch.setattr(manifest, "LABS_DIR", course.labs)
     return lambda: manifest.find_lab("lab-01")
+
+
+@pytest.fixture
+def few_cases(monkeypatch):
+    """Give each lab 16 of its public cases, for tests that grade many right files; a soak has them all."""
+    every = random_scripts.count
+    if not SOAK:
+        monkeypatch.setattr(random_scripts, "count", lambda lab_id: min(16, every(lab_id)))
 
 
 @pytest.fixture(scope="session")

@@ -22,12 +22,13 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.tests import marks
+from mini_engine.tests.soak import SOAK
 
 pytestmark = marks.namespaces
 
 LAB = find_lab("lab-01")
 SOLUTION = LAB.file("solution.py").read_text("utf-8")
-SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=3.0)
+SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=1.0)
 
 # In place of a solution: the body of a function that does something else.
 DISHONEST = {
@@ -121,10 +122,14 @@ def schedule_step(waiting, running, kv, *, max_num_batched_tokens=8, max_num_seq
 """
 
 
+OPENED: dict[str, sandbox.Sandbox] = {}
+
+
 @pytest.fixture(autouse=True)
-def opened():
+def opened(few_cases):
     """Let attacks import what they like: the sandbox holds without the list of imports."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grading, "_boxes", OPENED)  # in a sandbox of their own
         patch.setattr(sandbox.imports, "allowed", lambda _: None)
         # Loaded before the server becomes nobody, whom a machine may refuse the interpreter's folder.
         tools = (
@@ -229,17 +234,21 @@ def test_no_hidden_case_gets_into_what_a_student_is_shown():
     assert lab.problem == "after all public cases, in the hidden ones: its process ended"
 
 
-@pytest.mark.parametrize("line", ["[]," * (3 << 18) + "[]", "0"], ids=["few lines", "many lines"])
-def test_an_answer_is_parsed_up_to_a_limit(line):
-    """4 MB of what no right answer has take a moment and little memory."""
+PARSED = sandbox.PARSED if SOAK else 1 << 20
+
+
+@pytest.mark.parametrize("line", ["[]," * (PARSED // 6) + "[]", "0"], ids=["few lines", "many lines"])
+def test_an_answer_is_parsed_up_to_a_limit(line, monkeypatch):
+    """1 MB of what no right answer has, in a soak the grader's own 4, take a moment and little memory."""
+    monkeypatch.setattr(sandbox, "PARSED", PARSED)
     step = f'{{"call": ["a"], "seen": {{"returned": [{line}]}}}}\n'
-    text = step * (8_000_000 // len(step))
+    text = step * (2 * PARSED // len(step))
     tracemalloc.start()
     answer = sandbox.believed(text + "\n", "", [{}])
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert "more than 4,194,304 bytes of it are wrong" in answer.ended and not answer.logs
-    assert most < 200 << 20, most
+    assert f"more than {PARSED:,} bytes of it are wrong" in answer.ended and not answer.logs
+    assert most < 48 * PARSED, most
 
 
 INSIDE = {
@@ -316,7 +325,7 @@ def test_weak_isolation_still_has_limits(monkeypatch):
     """Without namespaces a loop ends, honest code earns all points, and the grade names the isolation."""
     monkeypatch.setattr(grading, "isolation", lambda: "limits")
     monkeypatch.setattr(grading, "_boxes", {})
-    weak = Settings(("lab-01",), "a seed", hidden=8, seconds=2.0, weak=True)
+    weak = Settings(("lab-01",), "a seed", hidden=8, seconds=1.0, weak=True)
     found = grade(Submission("ada", {"lab-01": SOLUTION.encode()}), weak)
     assert (found.isolation, found.earned) == ("limits", 100)
     assert graded(dishonest("while True:\n    pass"), weak).earned == 0

@@ -27,7 +27,7 @@ from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, dishones
 
 pytestmark = marks.namespaces
 
-LONGEST = 60.0  # seconds, on a busy machine; SETTINGS gives a batch 3 of computing
+LONGEST = 60.0  # seconds, on a busy machine; SETTINGS gives a batch 1 of computing
 
 # In place of a solution: the body of a function that does something else.
 INTERPRETER = {

@@ -39,29 +39,29 @@ RIGHT_BUT = (
     "mask-on-the-cpu batch-on-the-cpu free-list-searched counted-by-the-tables "
     "torch-at-the-top built-in-hash salt-is-every-parent function-of-the-module"
 ).split()
-RIGHT_ONES = {"hidden": 30 if SOAK else 10}  # what is right passes ten cases as it passes thirty
+HIDDEN = 30 if SOAK else 10  # what is right passes ten cases as it passes thirty
 FIRST = [*{lab_id: (lab_id, mistake) for lab_id, mistake in reversed(MISTAKES)}.values()]
 SOME = FIRST + [(lab_id, mistake) for lab_id, mistake in MISTAKES if mistake.id in RIGHT_BUT]
 
 
 def graded(lab_id: str, source: str, **settings):
-    made = Settings((lab_id,), "a seed", **{"hidden": 30, "seconds": 20.0} | settings)
+    made = Settings((lab_id,), "a seed", **{"hidden": HIDDEN, "seconds": 20.0} | settings)
     return grade(Submission("ada", {lab_id: source.encode()}), made).labs[0]
 
 
 @pytest.mark.parametrize("lab_id", lab_ids())
-def test_the_reference_earns_all_and_the_starter_nothing(lab_id):
+def test_the_reference_earns_all_and_the_starter_nothing(lab_id, few_cases):
     lab = find_lab(lab_id)
-    right = graded(lab_id, lab.file("solution.py").read_text("utf-8"), **RIGHT_ONES)
+    right = graded(lab_id, lab.file("solution.py").read_text("utf-8"))
     assert right.earned == right.points == sum(task.points for task in lab.tasks), right.problem
     assert {task.state for task in right.tasks} == {RIGHT} and all(case.passed for case in right.cases)
-    starter = graded(lab_id, pristine_source(lab), **RIGHT_ONES)
+    starter = graded(lab_id, pristine_source(lab))
     assert starter.earned == 0 and {task.state for task in starter.tasks} == {NOT_WRITTEN}
 
 
 @pytest.mark.parametrize("path", ALTERNATIVES, ids=lambda path: path.stem)
-def test_right_but_different_solutions_earn_all(path):
-    lab = graded(path.stem[:6].replace("_", "-"), path.read_text("utf-8"), **RIGHT_ONES)
+def test_right_but_different_solutions_earn_all(path, few_cases):
+    lab = graded(path.stem[:6].replace("_", "-"), path.read_text("utf-8"))
     assert lab.earned == lab.points, [case.said for case in lab.cases if not case.passed][:1]
 
 
@@ -96,7 +96,7 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
         if mistake.title == "a long prompt gets one token less than the threshold"
     ).apply
     rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
-    alone, found = graded("lab-02", rare), graded("lab-02", common(rare))
+    alone, found = (graded("lab-02", source, hidden=30) for source in (rare, common(rare)))
     passed = {case.name for case in alone.cases if case.passed}
     assert len(passed) < len(alone.cases)
     assert next(case.name for case in found.cases if not case.passed) in passed
@@ -187,7 +187,7 @@ def test_another_seed_draws_other_cases_and_the_same_seed_the_same():
     one, again = (graded("lab-01", source) for _ in range(2))
     assert one == again
     failing = next(case for case in one.cases if case.hidden and not case.passed)
-    settings = Settings(("lab-01",), "a seed", hidden=30)
+    settings = Settings(("lab-01",), "a seed", hidden=HIDDEN)
     played = replayed("lab-01", failing.name, settings, Submission("ada", {"lab-01": source.encode()}))
     assert played == failing
 

@@ -13,7 +13,7 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.tests import marks
 
-pytestmark = marks.namespaces
+pytestmark = [marks.namespaces, pytest.mark.usefixtures("few_cases")]
 
 REFUSED = """_ctypes _thread _xxsubinterpreters asyncio atexit base64 builtins codecs concurrent.futures ctypes dis faulthandler
     gc importlib importlib.util importlib.machinery inspect io linecache logging marshal mmap multiprocessing os pathlib pickle

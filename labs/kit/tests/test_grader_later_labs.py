@@ -7,7 +7,7 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.tests import marks
 
-pytestmark = marks.namespaces
+pytestmark = [marks.namespaces, pytest.mark.usefixtures("few_cases")]
 
 ATTACKS = {  # in place of a task: the body of a function that does something else
     ("lab-08", "apply_top_k", "a list that answers otherwise"): """

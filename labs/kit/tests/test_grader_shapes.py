@@ -10,7 +10,7 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
 
-pytestmark = marks.namespaces
+pytestmark = [marks.namespaces, pytest.mark.usefixtures("few_cases")]
 
 SETTINGS = Settings(("lab-01",), "a seed", hidden=10, seconds=5.0)
 SOLUTION = find_lab("lab-01").file("solution.py").read_text("utf-8")

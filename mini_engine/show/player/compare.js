@@ -75,6 +75,22 @@ function divergences(folds) {
   return found;
 }
 
+/** The request on which two steps part, in the order of a step; undefined if they part on none. */
+function partedOn(ours, theirs) {
+  const told = (record, type) => new Map(record.events.filter((event) => event.type === type)
+    .map(({ t, cached_blocks, ...event }) => [event.id, JSON.stringify(event)]));
+  const parts = ({ scheduled, new_tokens, ...record } = { scheduled: [], new_tokens: {}, events: [] }) => [
+    ...["QUEUED", "PREEMPTED", "SCHEDULED"].map((type) => told(record, type)), new Map(scheduled),
+    new Map(Object.entries(new_tokens).map(([id, tokens]) => [id, String(tokens)])), told(record, "FINISHED"),
+  ];
+  const both = parts(theirs);
+  for (const [i, mine] of parts(ours).entries()) {
+    const id = [...mine.keys(), ...both[i].keys()].find((id) => mine.get(id) !== both[i].get(id));
+    if (id !== undefined) return id;
+  }
+  return ours?.scheduled.find(([id], row) => id !== theirs?.scheduled[row]?.[0])?.[0]; // only the order differs
+}
+
 /** Whether a step leaves a request alike in both runs, `sampled` being its new tokens. */
 function sameView([ours, theirs], sampled) {
   const after = (view, tokens) => view && [

@@ -97,7 +97,7 @@ function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, foll
 /** Whether a request computes, or is preempted, between two steps. */
 function acts(life, from, to) {
   return life.some(({ step, state }, i) =>
-    state !== "waiting" && state !== "finished" && step < to && (life[i + 1]?.step ?? Infinity) > from);
+    !["waiting", "idle", "finished"].includes(state) && step < to && (life[i + 1]?.step ?? Infinity) > from);
 }
 
 /** The marks where differences begin. */
@@ -122,6 +122,12 @@ function drawState(ctx, state, x, y, width, height, colours) {
   if (state === "finished") return;
   const share = state === "waiting" ? 0.14 : 0.72; // waiting is a thin line, distinct from work without colour
   const top = y + (height * (1 - share)) / 2;
+  if (state === "idle") { // an empty frame: the place is taken, and nothing is computed
+    ctx.strokeStyle = colours.waiting;
+    ctx.lineWidth = 1;
+    ctx.strokeRect(x + 0.5, top + 0.5, Math.max(width - 1, 0.5), Math.max(height * share - 1, 0.5));
+    return;
+  }
   ctx.fillStyle = colours[state];
   ctx.fillRect(x, top, width, state === "waiting" ? height * share : Math.max(height * share, 1));
   if (state === "preempted" && height > 6) hatch(ctx, x, top, width, height * share, "#3a1500", 4);

@@ -24,8 +24,9 @@ class Fold {
       this.forward();
       if (index % KEYFRAME === 0) this.keyframes.push(this.copy());
       this.numDecodes.push(this.steps[index].scheduled.filter(([id]) => this.views.get(id).state === "decode").length);
-      for (const { life, state } of this.views.values()) {
-        if (life.at(-1)?.state !== state) life.push({ step: index, state });
+      for (const view of this.views.values()) {
+        const state = drawnState(view);
+        if (view.life.at(-1)?.state !== state) view.life.push({ step: index, state });
       }
     }
   }
@@ -163,6 +164,11 @@ function newView(fields, life) {
 /** The phase of a running request: decode if one token is left, the last one sampled. */
 function phaseOf(view) {
   return view.num_output_tokens && numTokens(view) - view.num_computed_tokens === 1 ? "decode" : "prefill";
+}
+
+/** A request's state as it is drawn: one that runs without a token in this step is idle, in whatever phase. */
+function drawnState(view) {
+  return view.running && !view.num_scheduled ? "idle" : view.state;
 }
 
 /** Prompt and output so far, without the token that this step samples. */

@@ -119,6 +119,7 @@ class OpsPane extends Side {
   noun = "operation";
   divergences = opDivergences;
   differences = opDifferences;
+  partedOn = (ours, theirs) => [ours, theirs].map((record) => String(record?.op[1])).find((id) => this.run.lives.has(id));
   fieldName = (field) => field.replaceAll("_", " ").replace("num ", "");
   fieldText = (record, field) => (field === "call" ? callOf(record.op, true) : inPython(field === "returned" ? record.returned : record.observed[field]));
 

@@ -15,11 +15,11 @@ from mini_engine.trace import Finished, Preempted, RequestView, Scheduled, StepT
 
 WIDTH, ROW, MOST = 760, 17, 24  # pixels; the most rows of a picture
 LEFT, RIGHT = 44, 430  # the sides of the chart; the words are to its right
-LEGEND = ("waiting", "prefill", "decode", "preempted")
+LEGEND = ("waiting", "prefill", "decode", "idle", "preempted")
 STYLE = """text{font:12px system-ui,'DejaVu Sans',sans-serif;fill:#1c1f24}.m{fill:#5a616b}.s{font-size:10px}
 .b{font-weight:650;font-size:13px}.k{fill:#1a1a1a;font-weight:600;text-anchor:middle}.e{text-anchor:end}
 .card{fill:#fff;stroke:#d8dade}.track{fill:#eceef0}.waiting{fill:#8c8c8c}.prefill{fill:#0072b2}.decode{fill:#f3b54a}
-.preempted{fill:#d55e00}.used{fill:#8ccfbb}.head{fill:#1c1f2418;stroke:#1c1f24}.free{fill:none;stroke:#8c8c8c}
+.preempted{fill:#d55e00}.used{fill:#8ccfbb}.head{fill:#1c1f2418;stroke:#1c1f24}.free,.idle{fill:none;stroke:#8c8c8c}
 @media(prefers-color-scheme:dark){text{fill:#e9ebee}.m{fill:#a3abb6}.card{fill:#1d2127;stroke:#3a4049}
 .track{fill:#2a2f37}.waiting{fill:#8f98a3}.prefill{fill:#3d9fd8}.decode{fill:#e69f00}.preempted{fill:#e8732a}
 .used{fill:#3f8f78}.head{fill:#e9ebee18;stroke:#e9ebee}.k{fill:#1a1a1a}}"""
@@ -65,7 +65,9 @@ def _folded(trace: Trace, step: int) -> tuple[StepTrace | None, Views, list[str]
     """Return the step's record, its views (or the last ones), its sentences, and the states of every step."""
     found, views, words, states = None, Views(), [f"Step {step}: the run is over."], []
     for record, now in replay(trace):
-        states.append({name: view.state for name, view in now.items()})
+        # A request that runs without a token in a step is idle, in whatever phase.
+        idle = {name for name, view in now.items() if view.running and not view.num_scheduled}
+        states.append({name: "idle" if name in idle else view.state for name, view in now.items()})
         if record.step <= step:
             views = {name: RequestView.from_json(view.to_json()) for name, view in now.items()}
         if record.step == step:
@@ -88,11 +90,12 @@ def _panel(trace: Trace, step: int, name: str, span: range) -> tuple[str, int, l
         pool, used = _pool(views, trace.header.config["num_blocks"], ids, middle + 74)
         parts.append(pool)
         height = max(height, middle + 74 + used)
-    for n, state in enumerate(LEGEND):
-        parts += [
-            _bar(state, RIGHT + 26 + 74 * n, height + 3, 12, 10),
-            _text(RIGHT + 42 + 74 * n, height + 12, state, "s m"),
-        ]
+    x = RIGHT + 26
+    for state in LEGEND:
+        if state == "idle" and not any("idle" in now.values() for now in states):
+            continue
+        parts += [_bar(state, x, height + 3, 12, 10), _text(x + 16, height + 12, state, "s m")]
+        x += 28 + 5 * len(state)
     card = _rect("card", 0.5, 0.5, WIDTH - 1, height + 25, "rx='10'")
     return card + "".join(parts), height + 26, words
 

@@ -198,12 +198,11 @@ class Player {
     if (id !== undefined) this.follow(id, { jump: false });
   }
 
-  /** The request whose state begins to differ in a step, or that the two schedule differently. */
+  /** The request on which the two decide differently in a step, or whose state begins to differ. */
   concerned(step) {
     const here = this.divergences.find((one) => one.step === step);
-    if (!here || here.lives.length) return here?.lives[0].id;
-    const [ours, theirs] = this.records(step).map((record) => new Map(record?.scheduled));
-    return [...new Set([...ours.keys(), ...theirs.keys()])].find((id) => ours.get(id) !== theirs.get(id));
+    const decided = here && (here.decision || here.over) ? this.panes[0].partedOn(...this.records(step)) : undefined;
+    return decided ?? here?.lives[0]?.id;
   }
 
   /** Show a quarter of the visible steps, or four times as many; 0: all. */

@@ -3,10 +3,10 @@
 
 const ROW = 31; // pixels, as in player.css
 const NARROW = 0.015; // share of the budget: smaller pieces are drawn together
-const LETTERS = { waiting: "W", prefill: "P", decode: "D", preempted: "X", finished: "F" };
+const LETTERS = { waiting: "W", idle: "I", prefill: "P", decode: "D", preempted: "X", finished: "F" };
 const TAGS = {
   arrive: "arrives", room: "memory", preempt: "preempted", decode: "decodes", grow: "grows", prefill: "prefills",
-  admit: "admitted", wait: "waits", finish: "finishes", end: "end",
+  admit: "admitted", idle: "idle", wait: "waits", finish: "finishes", end: "end",
 };
 
 /** The common part of the panes of traces and operation logs: a name, a chart to click, a log, lists. */
@@ -105,6 +105,7 @@ class Pane extends Side {
     this.root.style.setProperty("--tip", `url(#tip-${number})`);
     const forks = trace.steps.some(({ events }) => events.some((event) => event.num_forked_tokens));
     this.root.classList.toggle("caching", forks || Boolean(trace.header.config.prefix_caching));
+    this.root.classList.toggle("idling", [...this.fold.lives.values()].flat().some(({ state }) => state === "idle"));
     this.find(".texts-card").hidden = !this.texts;
     this.root.classList.toggle("with-texts", Boolean(this.texts));
     this.waiting = new Rows(this.find(".waiting-card .rows"), "Waiting requests", (view) => this.waitingRow(view));
@@ -121,6 +122,7 @@ class Pane extends Side {
   noun = "step";
   divergences = divergences;
   differences = differences;
+  partedOn = partedOn;
   fieldName = (field) => COMPARED[field];
   fieldText = fieldText;
 
@@ -286,12 +288,12 @@ class Pane extends Side {
     const verified = drafts ? `, ${drafts} of them proposed and ${rejected} rejected` : "";
     const over = this.over.get(view.request_id) ?? 0;
     const beyond = over ? `, ${over} of them over the budget` : "";
-    return this.row(view, `${view.state}, ${count(now, "token")} in this step${verified}${beyond}, ${told} computed after it`,
+    return this.row(view, `${drawnState(view)}, ${count(now, "token")} in this step${verified}${beyond}, ${told} computed after it`,
       bar, el("span", { class: "told" }, told), el("span", { class: over ? "plus over" : "plus", title: over ? `${over} over the budget` : "" }, plus));
   }
 
   row(view, spoken, ...cells) {
-    const { request_id: id, state } = view;
+    const { request_id: id } = view, state = drawnState(view);
     const followed = id === this.player.followed;
     return rowButton({ class: "row", "data-id": id, "aria-pressed": followed }, `${id}: ${spoken}`,
       el("span", { class: "id", style: `background:${this.player.tint(id)}` }, id),
@@ -441,7 +443,8 @@ function facts(view) {
     ["found computed", count(view.num_cached_tokens, "token")],
     ...(view.num_draft_tokens ? [["drafts accepted", `${view.num_accepted_tokens} of ${view.num_draft_tokens}`]] : []),
     ["preemptions", view.num_preemptions],
-    ["priority, arrival", `${view.priority}, ${view.arrival < 0 ? "not given" : view.arrival}`],
+    // A queue numbers arrivals; a lab's request that met none has -1.
+    view.arrival < 0 ? ["priority", view.priority] : ["priority, arrival", `${view.priority}, ${view.arrival}`],
     ["blocks", view.blocks.length ? view.blocks.join(" ") : "none"],
   ];
 }

@@ -19,11 +19,16 @@ export default {
     watch.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
     load();
     move();
-    model.on("change:payload", load);
+    const reload = () => {
+      load();
+      model.set({ follow: player.followed }); // the request on which two runs part, if the payload names none
+      model.save_changes();
+    };
+    model.on("change:payload", reload);
     model.on("change:step change:follow", move);
     return () => {
       watch.disconnect();
-      model.off("change:payload", load);
+      model.off("change:payload", reload);
       model.off("change:step change:follow", move);
       player.destroy();
     };

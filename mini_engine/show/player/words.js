@@ -24,6 +24,8 @@ function sentences(fold, index) {
     if (view.admitted) say("admit", [view.request_id], admission(view, fold.config, record));
     else if (view.state === "prefill") say("prefill", [view.request_id], `${view.request_id} continues: ${chunk(view, fold.config, record)}.`);
   }
+  sayIdle([...views.values()].filter((view) => drawnState(view) === "idle"), record, fold.config, say);
+  sayCounts(record, [...views.values()], say);
   sayBlocked(record, fold.config, say);
   for (const { id, reason } of events("FINISHED")) {
     if (reason !== "abort") say("finish", [id], finish(views.get(id), reason, record));
@@ -148,6 +150,24 @@ function chunk(view, config, record) {
   return `${span} of ${whole}; ${left} ${left === 1 ? "is" : "are"} left, since ${why}`;
 }
 
+/** The running requests of which the step computes nothing. */
+function sayIdle(views, { num_batched_tokens: spent }, { max_num_batched_tokens: budget }, say) {
+  if (!views.length) return;
+  const ids = views.map((view) => view.request_id), left = budget - spent;
+  const why = left > 0 ? `although ${left} of the budget of ${count(budget, "token")} are left` : `the budget of ${count(budget, "token")} is spent`;
+  say("idle", ids, `${list(ids)} ${ids.length > 1 ? "run" : "runs"} without a token in this step${left > 0 ? ", " : ": "}${why}.`);
+}
+
+/** The counts of the record that contradict its events: a request was lost, or is in two places. */
+function sayCounts(record, views, say) {
+  const running = views.filter((view) => view.running).length;
+  const waiting = views.filter((view) => !view.running && !view.finish_reason && view.state !== "finished").length;
+  const told = (counted, found, where) => counted !== found &&
+    say("count", [], `The scheduler has ${count(counted, "request")} ${where}; by the events so far it should be ${found}.`);
+  told(record.num_running, running, "running");
+  told(record.num_waiting, waiting, "waiting");
+}
+
 function sayBlocked(record, config, say) {
   const { reason, id, needs, free } = record.blocked;
   if (reason === "empty") return;
@@ -177,6 +197,7 @@ function lifeOf(view, id) {
   if (view.state === "finished") return `${id} is finished (${view.finish_reason}).`;
   if (view.state === "preempted") return `${id} is preempted in this step and waits again.`;
   if (view.state === "waiting") return `${id} is waiting${view.num_preemptions ? " to be admitted again" : ""}.`;
+  if (drawnState(view) === "idle") return `${id} is running, and this step computes nothing of it.`;
   const doing = view.state === "decode" ? "decoding" : "in prefill";
   return `${id} is ${doing}${view.finish_reason ? ` and finishes in this step (${view.finish_reason})` : ""}.`;
 }

@@ -28,6 +28,7 @@ class RemoteOpenAIServer:
         self.url_root = f"http://127.0.0.1:{port}"
         command = [JOB["python"], "-m", "mini_engine", "serve", "--model", JOB["models"][model]]
         command += ["--served-model-name", model, "--port", str(port), *taken(args)]
+        command += ["--timeout", "3600"]  # an answer without a limit has 8,000 tokens
         self.proc = subprocess.Popen(command, cwd=JOB["root"])
 
     def __enter__(self):
@@ -53,13 +54,13 @@ class RemoteOpenAIServer:
     def get_client(self, **options):
         import openai
 
-        options = {"timeout": 600, "max_retries": 0} | options
+        options = {"timeout": 3600, "max_retries": 0} | options
         return openai.OpenAI(base_url=self.url_for("v1"), api_key="none", **options)
 
     def get_async_client(self, **options):
         import openai
 
-        options = {"timeout": 600, "max_retries": 0} | options
+        options = {"timeout": 3600, "max_retries": 0} | options
         return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key="none", **options)
 
 

@@ -50,6 +50,8 @@ REASONS = {  # by the beginning of a test's name
     "test_chat::test_single_chat_session": "counts the tokens of its own model's tokenizer",
     "test_chat::test_response_format_json": LARGER,
     "test_chat::test_complex_message_content": LARGER,
+    "test_chat::test_structured_outputs_json_chat": LARGER,
+    "test_chat::test_more_than_one_prompt_logprobs_chat": LARGER,
     "test_chat::test_long_seed": WORDS,
     "test_prompt_validation::test_out_of_vocab": WORDS,
     "test_chat_logit_bias_validation::test_chat_logit_bias_invalid": WORDS,

@@ -10,13 +10,14 @@ from mini_engine.show.figures import counted
 def check(guesses: dict[str, Any], answers: Callable[[], dict[str, Any]], *, within: float = 0.1) -> None:
     """Print each guess beside the run's answer; the answer to a question without a guess stays hidden.
 
-    `answers()` makes the run. It is not called before there is a guess, and its output is shown when no
-    question is open. A guess left as `...` is open. A number within the share `within` of the answer is
-    close; texts and lists must be equal, except for case.
+    `answers()` makes the run. It is not called before there is a guess: a sentence says so. Its output is
+    shown when no question is open. A guess left as `...` is open. A number within the share `within` of the
+    answer is close; texts and lists must be equal, except for case.
     """
     from IPython.utils.capture import capture_output
 
     if all(map(_is_open, guesses.values())):
+        print("No guess yet: replace the dots in the cell above, run it, and run this cell again.")
         return
     with capture_output() as run:
         found = answers()

@@ -139,12 +139,12 @@ class Panel:
             return self._say(f"These settings cannot work: {error}.")
         yours, trouble = self._yours(chosen) if self.switch.value != "engine" else (None, "")
         found = compare.departure(yours, reference) if yours and yours.steps else None
-        name = IMPLEMENTATIONS[self.switch.value]
-        if found:
-            said = sentences.sentence(yours, reference, found).text if yours else ""
-            self._say(
-                trouble, f"The runs of {name} and of the reference differ from step {found.index} on.", said
-            )
+        name, said = IMPLEMENTATIONS[self.switch.value], ""
+        if yours and found:
+            # The ends alone may differ: then no step parts.
+            said = sentences.sentence(yours, reference, found).text if found.yours or found.reference else ""
+            where = f"differ from step {found.index} on" if said else "end differently"
+            self._say(trouble, f"The runs of {name} and of the reference {where}.")
         elif trouble:
             self._say(trouble, "The player shows the reference's run.")
         else:
@@ -153,7 +153,7 @@ class Panel:
         runs = ((yours, name), (reference, "the reference")) if found else ((reference, same),)
         shown, names = zip(*runs, strict=True)
         step = self._place(found, reference, to_departure)
-        self.player.show(*shown, names=names, veil=True, step=step)
+        self.player.show(*shown, names=names, veil=True, step=step, said=said)
 
     def _place(self, found: compare.Departure | None, reference: Run, to_departure: bool) -> int | None:
         """Return the step to show: where the runs differ, the end if it was shown, else as before."""
