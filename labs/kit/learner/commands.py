@@ -3,7 +3,6 @@
 Nothing here judges: tests do (plugin.py, matrix.py), and progress.py keeps their results.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -12,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab
-from labs.kit.learner.progress import Progress
-from labs.kit.learner.screen import App, columns, complain, filled, say, width
+from labs.kit.learner.screen import App, complain, filled, say, show
 from mini_engine.commands.common import (
     DemoOut,
     DemoTemperature,
@@ -47,12 +45,15 @@ def fail(message: str, code: int = 2) -> NoReturn:
 @app.command()
 def status() -> None:
     """Show the board: every lab and task, what is done, and what comes next."""
+    from labs.kit.learner.board import board, coloured, so_far
     from labs.kit.learner.progress import all_progress
     from labs.kit.learner.testing import testing
 
     with testing():
         labs = all_progress()
-    typer.echo("\n".join(board(labs)))
+    show(coloured(board(labs)))
+    say()
+    say(so_far(labs), "bold")
     for problem in filter(None, (status.problem for status in labs)):
         say(problem)
     left = [status for status in labs if not status.is_done]
@@ -62,28 +63,6 @@ def status() -> None:
     task = left[0].next_task or lab.tasks[0]
     say(f"next: {lab.id} {task.name}, in labs/{lab.id}/starter.py. {lab.question}")
     say(f"left: about {hours:.3g} hour{'s' * (hours != 1)}; python -m labs test shows where you are")
-
-
-def board(labs: Sequence[Progress]) -> list[str]:
-    """Return a row for each task; for a narrow terminal a line for each lab and a short one for each task."""
-    rows, short = [("lab", "task", "tests", "points", "minutes")], []
-    for status in labs:
-        lab = status.lab
-        short.append(("", filled(f"{lab.id} {lab.title}, {lab.minutes} minutes", hang=2)))
-        for number, task in enumerate(lab.tasks):
-            done, passed, total = status.done(task), status.passed(task), len(status.judged(task))
-            tests = "done" if done else "?" if status.problem else f"{passed}/{total}" if total else "-"
-            if not done and passed == total > 0:
-                tests = "waits"  # for another task of the lab: by itself it is right
-            title, minutes = (f"{lab.id} {lab.title}", str(lab.minutes)) if number == 0 else ("", "")
-            rows.append((title, task.name, tests, f"{task.points if done else 0}/{task.points}", minutes))
-            short.append((f"  {tests:<5}", task.name))
-    wide = columns(rows)
-    if max(map(len, wide)) <= width():
-        return wide
-    fits = max(len(tests + " " + name) for tests, name in short if tests) <= width()
-    lines = [f"{tests} {name if fits else name.split('.')[-1]}" if tests else name for tests, name in short]
-    return "\n".join(lines).split("\n")  # a long title takes two
 
 
 @app.command()

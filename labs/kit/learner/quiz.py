@@ -7,8 +7,10 @@ from functools import cache
 from typing import Any
 from zlib import crc32
 
+from rich.text import Text
+
 from labs.kit.judge.manifest import LABS_DIR, LabError, made, tables, toml
-from labs.kit.learner.screen import WIDEST, filled, say
+from labs.kit.learner.screen import WIDEST, bar, filled, say, show
 
 FILE = LABS_DIR.parent / "docs" / "quizzes.toml"
 LETTERS = "abcdef"
@@ -88,7 +90,8 @@ def ask(topic: Topic, read: Callable[[str], str] = input) -> tuple[int, int]:
     for number, question in enumerate(topic.questions, 1):
         answers = random.sample(question.answers, len(question.answers))
         say()
-        _print(f"{number}. {question.ask}")
+        say(f"{bar(number - 1, len(topic.questions))} {number} of {len(topic.questions)}", "cyan")
+        _print(f"{number}. {question.ask}", style="bold")
         for letter, answer in zip(LETTERS, answers, strict=False):
             _print(f"   {letter}) {answer.text}", 3)
         first = _until_right(answers, read)
@@ -96,7 +99,7 @@ def ask(topic: Topic, read: Callable[[str], str] = input) -> tuple[int, int]:
             break
         right, asked = right + first, asked + 1
     say()
-    say(f"{right} of {asked} right at the first try; more in {topic.page}")
+    say(f"{bar(right, len(topic.questions))} {right} of {asked} right at the first try; more in {topic.page}")
     return right, asked
 
 
@@ -114,11 +117,14 @@ def _until_right(answers: list[Answer], read: Callable[[str], str]) -> bool | No
             say(f"type a letter: {', '.join(letters)}, or q to end")
             continue
         answer = answers[letters.index(letter)]
-        _print(("Right. " if answer.right else "Not so. ") + answer.why)
+        verdict, style = ("Right.", "green") if answer.right else ("Not so.", "red")
+        said = Text(filled(f"{verdict} {answer.why}".replace("`", ""), WIDEST))
+        said.stylize(f"bold {style}", 0, len(verdict))
+        show(said)
         if answer.right:
             return tries == 0
         tries += 1
 
 
-def _print(text: str, hang: int = 0) -> None:
-    say(filled(text.replace("`", ""), WIDEST, hang=hang))
+def _print(text: str, hang: int = 0, style: str = "") -> None:
+    say(filled(text.replace("`", ""), WIDEST, hang=hang), style)

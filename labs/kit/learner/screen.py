@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import typer
+from rich.console import Console
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -59,8 +61,24 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def say(text: str = "") -> None:
-    typer.echo(filled(text))
+def bar(done: int, of: int) -> str:
+    """Return a bar of plain characters, filled as far as something is done: `[######--------------]`."""
+    room = 20 if width() >= 60 else 10
+    full = done * room // of if of else 0
+    return f"[{'#' * full}{'-' * (room - full)}]"
+
+
+def say(text: str = "", style: str = "") -> None:
+    """Print lines; on a terminal in a style of rich, such as "green"."""
+    if style:
+        show(Text(filled(text), style))
+    else:
+        typer.echo(filled(text))
+
+
+def show(text: Text) -> None:
+    """Print a text whose lines are filled; in colours on a terminal only, and not where NO_COLOR is set."""
+    Console(highlight=False, soft_wrap=True).print(text)
 
 
 def complain(text: str) -> None:

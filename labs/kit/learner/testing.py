@@ -13,6 +13,7 @@ from rich.text import Text
 
 from labs.kit.judge import page
 from labs.kit.judge.manifest import Lab, find_lab
+from labs.kit.learner import screen
 from labs.kit.learner.progress import first_open, progress, starter_text
 from labs.kit.learner.screen import filled, say
 from mini_engine.renamed import old_names
@@ -39,12 +40,11 @@ def show_first(running: Status | None, shown: list[str], text: str) -> None:
 
 def show(report: str) -> None:
     """Print the report of a failure, or a part of it."""
-    console = Console(highlight=False, soft_wrap=True)
     for number, line in enumerate(report.splitlines()):
         hang = 4 if line.startswith((" ", "E")) else 0
         is_title = line.startswith("--- ") or (number == 0 and line.startswith("test_"))
         style = "bold" if is_title else STYLES.get(line[:2], "")
-        console.print(Text(filled(line, hang=hang), style))
+        screen.show(Text(filled(line, hang=hang), style))
 
 
 def show_test(lab_id: str | None, open_page: bool = False) -> bool:

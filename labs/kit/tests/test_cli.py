@@ -14,7 +14,7 @@ import pytest
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
-from labs.kit.learner import commands, progress
+from labs.kit.learner import board, progress
 from labs.kit.learner.hints import short_names
 from labs.kit.tests.conftest import UNPAID, num_tests
 
@@ -62,6 +62,21 @@ def test_a_lab_is_tested_again_when_one_that_it_builds_on_has_changed(course, co
     before = progress.digest(find_lab("lab-02"))
     course.solve()
     assert progress.digest(find_lab("lab-02")) != before
+
+
+def test_status_has_a_bar_and_on_a_terminal_colours(course, monkeypatch):
+    """A pipe, and NO_COLOR, get none."""
+    course.add("lab-02")
+    course.solve()
+    plain = labs(course, "status").stdout
+    assert "[##########----------] 1 of 2 labs done, 100 of 200 points\n" in plain and "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    shown = labs(course, "status").stdout
+    assert re.findall(r"\x1b\[3\dm.*?\x1b\[0m", shown) == ["\x1b[32mdone\x1b[0m"]
+    assert re.sub(r"\x1b\[[\d;]*m", "", shown) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[(?:\d;)*3\d", labs(course, "status").stdout)
 
 
 def test_status_goes_on_past_a_broken_lab(course):
@@ -203,13 +218,13 @@ def test_a_failure_is_shown_in_a_narrow_terminal(course):
 def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     status = [progress.Progress(find_lab(lab_id), []) for lab_id in lab_ids()]
-    board = commands.board(status)
-    assert max(map(len, board)) <= columns
+    lines = board.board(status)
+    assert max(map(len, lines)) <= columns
     for one in status:
         names = [task.name if columns > 40 else task.name.split(".")[-1] for task in one.lab.tasks]
-        assert [name for name in names if not any(name in line.split() for line in board)] == []
+        assert [name for name in names if not any(name in line.split() for line in lines)] == []
     status[0].problem = "lab-01: starter.py does not parse, line 3: invalid syntax"
-    assert sum(line.split().count("?") for line in commands.board(status)) == 1
+    assert sum(line.split().count("?") for line in board.board(status)) == 1
 
 
 def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course):

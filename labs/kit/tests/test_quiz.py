@@ -51,7 +51,19 @@ def test_a_wrong_answer_is_explained_and_asked_again(capsys, monkeypatch):
     wrong = next(answer for answer in topic.questions[0].answers if not answer.right)
     assert f"Not so. {wrong.why}" in out and "Right. " in out
     assert "type a letter: a, b, c, or q to end" in out
-    assert "1 of 2 right at the first try" in out
+    assert "[--------------------] 1 of 5" in out and "[####----------------] 2 of 5" in out
+    assert "[####----------------] 1 of 2 right at the first try" in out
+
+
+def test_on_a_terminal_a_verdict_has_its_colour(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(random, "sample", lambda population, k: sorted(population, key=lambda a: a.right)[:k])
+    topic = quiz.find_topic("chunks")
+    said = iter(["a", quiz.LETTERS[len(topic.questions[0].answers) - 1], "q"])
+    quiz.ask(topic, lambda prompt: next(said))
+    out = capsys.readouterr().out
+    assert "\x1b[1;31mNot so.\x1b[0m" in out and "\x1b[1;32mRight.\x1b[0m" in out
 
 
 def test_an_end_of_input_ends_it(capsys):
