@@ -90,7 +90,7 @@ def test_a_busy_machine_costs_a_block_nothing(counted, spinning):
         "with guard.deadline(0.6):\n    while time.process_time() < end:\n        pass\n"
         "print(time.monotonic() - began)"
     )
-    with spinning(6):
+    with spinning(4):
         ended = python(code)
     assert not ended.stderr and float(ended.stdout) > 0.4 + 2 * 0.5 * 0.6  # or the machine was not busy
 
