@@ -170,8 +170,12 @@ class PagedBackend:
         """Compute the scheduled rows. Return logits (S, vocab_size) of the S that end their sequence."""
         chunks = [self.next_chunk(row.request, row.num_tokens) for row in rows]
         batch = build_batch(rows, self.kv, self.model.device, chunks)
-        hidden = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
-        return self.model.logits(hidden[batch.last_rows])
+        return self.model.logits(self.compute(batch)[batch.last_rows])
+
+    def compute(self, batch: Batch) -> Tensor:
+        """Run the model over a batch. Return the last hidden states (N, hidden_size)."""
+        hidden: Tensor = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
+        return hidden
 
     def compute_alone(self, request: Request) -> Tensor:
         """Return the logits (vocab_size,) after the request's last token, computed in a batch of its own.

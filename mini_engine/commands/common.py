@@ -1,10 +1,11 @@
 """Shared parts of the commands: options, errors, progress."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,6 +14,10 @@ from typer.core import TyperGroup
 
 from mini_engine.config import SpeculativeConfig
 from mini_engine.trace.file import check_plain
+
+if TYPE_CHECKING:  # --help loads no torch
+    from mini_engine.model import CausalLM
+    from mini_engine.text.tokenizer import Tokenizer
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A name from `models list`, a model folder, or a .gguf file.")
@@ -25,6 +30,15 @@ Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 Speculative = Annotated[
     str | None,
     typer.Option(help="Draft 4 tokens a step: ngram:4 by prompt lookup, draft:MODEL:4 by a model."),
+]
+TensorParallel = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        min=1,
+        help="Share each layer among so many processes, which torchrun starts; for models that do not fit.",
+    ),
 ]
 DemoOut = Annotated[Path, typer.Option("--out", help="Folder for trace.jsonl, texts.json and timeline.png.")]
 DemoTemperature = Annotated[
@@ -64,6 +78,42 @@ def say(error: Exception | str) -> None:
 def engine_settings(speculative: str | None) -> dict[str, Any]:
     """Return the settings of an engine that options name. Raises ValueError for an option that is none."""
     return {"speculative_config": None if speculative is None else SpeculativeConfig.parse(speculative)}
+
+
+@contextmanager
+def loaded(
+    model: str, dtype: str, device: str, tensor_parallel: int
+) -> "Iterator[tuple[CausalLM, Tokenizer, dict[str, Any]]]":
+    """Yield a model, its tokenizer and the settings of its engine; if it is shared, on rank 0 only. Other
+    ranks compute their share, and the command ends when rank 0's does. An error of any rank ends it."""
+    if tensor_parallel == 1:
+        from mini_engine.loading.checkpoint import load
+
+        yield *load(model, dtype, device), {}
+        return
+    from mini_engine.distributed.ranks import ParallelError, Ranks
+    from mini_engine.distributed.tensor_parallel import Worker, load_share, parallel_backend
+    from mini_engine.parts import Parts
+
+    try:
+        with Ranks(tensor_parallel) as ranks:
+            share, tokenizer = load_share(ranks, model, dtype, device)
+            if ranks.rank:
+                for signum in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(signum, signal.SIG_IGN)  # rank 0 ends in good order, and then this one
+                Worker(share).work(ranks)
+            else:
+                yield share, tokenizer, {"parts": Parts(attend_backend=parallel_backend(ranks))}
+                errors.print(ranks.cost(share.config.num_hidden_layers), highlight=False)
+    except ParallelError as error:
+        fail(error)
+    if ranks.rank:
+        raise typer.Exit()  # there is nothing left to do
+
+
+def is_worker(tensor_parallel: int) -> bool:
+    """Return whether this process only computes for rank 0's."""
+    return tensor_parallel > 1 and os.environ.get("RANK", "0") != "0"
 
 
 def writable(out: Path, *read: Path | None) -> Path:

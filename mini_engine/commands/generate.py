@@ -13,7 +13,9 @@ from mini_engine.commands.common import (
     Seed,
     Speculative,
     Temperature,
+    TensorParallel,
     engine_settings,
+    loaded,
     say,
 )
 from mini_engine.sampling_params import SamplingParams, StructuredOutputsParams
@@ -45,6 +47,7 @@ def generate(
     ] = None,
     speculative: Speculative = None,
     chat: Annotated[bool, typer.Option("--chat", help="Use the model's chat template.")] = False,
+    tensor_parallel: TensorParallel = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
@@ -72,13 +75,15 @@ def generate(
         structured_outputs=_shape(regex, json_schema),
     )
     settings = engine_settings(speculative)
+    from mini_engine.engine import Engine
     from mini_engine.llm import LLM
 
-    llm = LLM(model, dtype=dtype, device=device, **settings)
-    if chat:
-        outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
-    else:
-        outputs = llm.generate(prompt, params)
+    with loaded(model, dtype, device, tensor_parallel) as (lm, tokenizer, others):
+        llm = LLM.from_engine(Engine(lm, tokenizer, **settings, **others))
+        if chat:
+            outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
+        else:
+            outputs = llm.generate(prompt, params)
     answers = [answer for output in outputs for answer in output.outputs]
     for text, answer in zip([text for text in prompt for _ in range(n)], answers, strict=True):
         typer.echo(("" if chat else text) + answer.text)

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mini_engine.commands.common import Device, Dtype, Model, Speculative, engine_settings, errors
+from mini_engine.commands.common import (
+    Device,
+    Dtype,
+    Model,
+    Speculative,
+    TensorParallel,
+    engine_settings,
+    errors,
+    is_worker,
+    loaded,
+)
 
 if TYPE_CHECKING:  # --help loads neither torch nor the server
     from mini_engine.engine import Engine
@@ -40,22 +50,25 @@ def serve(
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in a step.")] = 512,
     trace: Annotated[bool, typer.Option(help="Keep the last 200 steps, for /trace.")] = True,
     speculative: Speculative = None,
+    tensor_parallel: TensorParallel = 1,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Serve a model to OpenAI's clients. The API key, if there is to be one, is in MINI_ENGINE_API_KEY."""
     settings = engine_settings(speculative)
     from mini_engine.engine import Engine
-    from mini_engine.loading.checkpoint import load
 
     settings |= {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs}
     settings["max_num_batched_tokens"] = max_num_batched_tokens
     check_installed()
-    listening = listen(host, port)  # before the model is loaded, which takes a while
-    engine = Engine(*load(model, dtype, device), record=STEPS if trace else False, **settings)
-    name = served_model_name or model
-    limits: dict[str, Any] = {"max_num_requests": max_num_requests, "timeout": timeout}
-    serve_engine(engine, name, listening, shutdown_timeout=shutdown_timeout, **limits)
+    # Before the model is loaded, which takes a while.
+    listening = None if is_worker(tensor_parallel) else listen(host, port)
+    with loaded(model, dtype, device, tensor_parallel) as (lm, tokenizer, others):
+        assert listening is not None
+        engine = Engine(lm, tokenizer, record=STEPS if trace else False, **settings, **others)
+        name = served_model_name or model
+        limits: dict[str, Any] = {"max_num_requests": max_num_requests, "timeout": timeout}
+        serve_engine(engine, name, listening, shutdown_timeout=shutdown_timeout, **limits)
 
 
 def serve_engine(

@@ -4,7 +4,7 @@ Each parameter is allocated once, in its final dtype and on its device, and fill
 query, key and value (and gate and up) are read straight into their place in the fused matrix.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ from mini_engine.text.tokenizer import Tokenizer
 
 Dtype = str | torch.dtype
 Device = str | torch.device
+Share = Callable[[Weights], Weights]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> tuple[CausalLM, Tokenizer]:
+def load(
+    model: str | Path, dtype: Dtype = "auto", device: Device = "auto", share: Share | None = None
+) -> tuple[CausalLM, Tokenizer]:
     """Return model and tokenizer of a name or path (see `resolve`), opened once. See load_model."""
     source = opened(resolve(model))
-    loaded, tokenizer = load_model(source, dtype, device), load_tokenizer(source)
+    loaded, tokenizer = load_model(source, dtype, device, share), load_tokenizer(source)
     if tokenizer.vocab_size > loaded.config.vocab_size:
         size, where = loaded.config.vocab_size, source if isinstance(source, Path) else source.path
         raise ValueError(f"{where}: {tokenizer.vocab_size} tokens, but embeddings for {size} only")
@@ -35,18 +38,22 @@ def load(model: str | Path, dtype: Dtype = "auto", device: Device = "auto") -> t
     return loaded, tokenizer
 
 
-def load_model(path: ModelPath, dtype: Dtype = "auto", device: Device = "auto") -> CausalLM:
+def load_model(
+    path: ModelPath, dtype: Dtype = "auto", device: Device = "auto", share: Share | None = None
+) -> CausalLM:
     """Return the model in `path`, ready for inference: eval mode, no gradients.
 
     `path` is a folder in Hugging Face layout (config.json, and model.safetensors or its shards) or
     a .gguf file. `dtype` "auto" is float32 on the CPU and the checkpoint's own on CUDA (bfloat16
     for a quantized GGUF file, whose weights are dequantized here). `device` "auto" is CUDA when
-    there is one.
+    there is one. `share` cuts the weights to the part that this process is to hold.
 
     Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault.
     """
     device, source = choose_device(device), opened(path)
     weights = open_folder(source) if isinstance(source, Path) else open_gguf(source)
+    if share is not None:
+        weights = share(weights)
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
     else:
