@@ -30,6 +30,7 @@ class _OfSome:
     """Attributes that few requests have: class attributes, so that the others need no memory for them."""
 
     num_forked_tokens: int = 0  # of the cached ones, those that a sibling had, and the prefix cache did not
+    num_external_computed_tokens: int = 0  # of the cached ones, those that came from another engine
     spec_probs: Sequence[list[float]] = ()  # what drafts were drawn from, if they were
     grammar: Any = None  # what masks its logits for structured_outputs: a GrammarProcessor
     # The answers to one prompt (SamplingParams.n), itself included: one list, which all of them have.

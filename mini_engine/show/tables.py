@@ -54,27 +54,60 @@ def comparison_table(
     summaries: dict[str, Summary], ttft_limit: float | None = None, tpot_limit: float | None = None
 ) -> Table:
     """Return a table with one row per baseline, from summaries in ms; the caption has goodput's limits."""
-    limits = {"TTFT": ttft_limit, "TPOT": tpot_limit}
-    within = " and ".join(f"{name} up to {ms:g} ms" for name, ms in limits.items() if ms is not None)
-    table = _table(f"times in ms; good: finished{within and ' with '}{within}")
-    table.add_column("baseline")
-    for name in "output\ntok/s TTFT\np50 TTFT\np99 TPOT\np50 ITL\nmax preemp-\ntions good\nreq/s".split(" "):
-        table.add_column(name, justify="right")
-
-    def number(value: float | None, digits: int = 0) -> str:
-        return "-" if value is None else f"{value:,.{digits}f}"
-
+    columns = "output\ntok/s TTFT\np50 TTFT\np99 TPOT\np50 ITL\nmax preemp-\ntions good\nreq/s".split(" ")
+    table = _limits_table("baseline", columns, ttft_limit, tpot_limit)
     for name, run in summaries.items():
         table.add_row(
             name,
-            number(run.output_throughput and run.output_throughput * 1000),
-            number(run.ttft.p50 if run.ttft else None),
-            number(run.ttft.p99 if run.ttft else None),
-            number(run.tpot.p50 if run.tpot else None, 1),
-            number(run.max_itl),
+            _number(run.output_throughput and run.output_throughput * 1000),
+            _number(run.ttft.p50 if run.ttft else None),
+            _number(run.ttft.p99 if run.ttft else None),
+            _number(run.tpot.p50 if run.tpot else None, 1),
+            _number(run.max_itl),
             str(run.num_preemptions),
-            number(run.goodput and run.goodput * 1000, 1),
+            _number(run.goodput and run.goodput * 1000, 1),
         )
+    return table
+
+
+def cluster_table(
+    first: str,
+    summaries: dict[str, Summary],
+    ttft_limit: float | None = None,
+    tpot_limit: float | None = None,
+) -> Table:
+    """Return a table with one row per engine of a cluster, or per router; `first` names that column."""
+    columns = "requests prompt\ntokens cached TTFT\np50 TTFT\np99 ITL\np50 ITL\np99 good\nreq/s".split(" ")
+    table = _limits_table(first, columns, ttft_limit, tpot_limit)
+    for name, run in summaries.items():
+        cached = run.num_cached_tokens / run.num_prompt_tokens if run.num_prompt_tokens else 0
+        table.add_row(
+            name,
+            str(run.num_requests),
+            _number(run.num_prompt_tokens),
+            f"{cached:.0%}",
+            _number(run.ttft.p50 if run.ttft else None),
+            _number(run.ttft.p99 if run.ttft else None),
+            _number(run.itl.p50 if run.itl else None, 1),
+            _number(run.itl.p99 if run.itl else None, 1),
+            _number(run.goodput and run.goodput * 1000, 1),
+        )
+    return table
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _limits_table(
+    first: str, columns: list[str], ttft_limit: float | None, tpot_limit: float | None
+) -> Table:
+    limits = {"TTFT": ttft_limit, "TPOT": tpot_limit}
+    within = " and ".join(f"{name} up to {ms:g} ms" for name, ms in limits.items() if ms is not None)
+    table = _table(f"times in ms; good: finished{within and ' with '}{within}")
+    table.add_column(first)
+    for name in columns:
+        table.add_column(name, justify="right")
     return table
 
 

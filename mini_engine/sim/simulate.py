@@ -53,12 +53,7 @@ def simulate(
     """
     if baseline not in BASELINES:
         raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, but is {baseline!r}")
-    backend = BASELINES[baseline].backend
-    clock = VirtualClock(unit="ms")
-    recorder = baseline_recorder(baseline, replace(config, **settings), clock, backend, keep)
-    metrics = Metrics(recorder.header)
-    clock.cost = (cost or CostModel()).clock(backend, metrics.fold)
-    recorder.consumers.append(metrics)
+    recorder, clock, metrics = measured(baseline, replace(config, **settings), cost or CostModel(), keep)
     try:
         refused = serve(recorder, clock, workload)
         return Simulation(recorder.close("drained"), metrics, *refused)
@@ -117,15 +112,36 @@ def _summarise(
     return done.summary(**limits), done.num_refused, done.why_refused
 
 
+def measured(
+    baseline: str,
+    config: EngineConfig,
+    cost: CostModel,
+    keep: Retention = True,
+    pool: type[BlockManager] = BlockManager,
+) -> tuple[Recorder, VirtualClock, Metrics]:
+    """Return a simulated engine: its Recorder, its clock in milliseconds, and the Metrics of its run."""
+    backend, clock = BASELINES[baseline].backend, VirtualClock(unit="ms")
+    recorder = baseline_recorder(baseline, config, clock, backend, keep, pool)
+    metrics = Metrics(recorder.header)
+    clock.cost = cost.clock(backend, metrics.fold)
+    recorder.consumers.append(metrics)
+    return recorder, clock, metrics
+
+
 def baseline_recorder(
-    baseline: str, config: EngineConfig, clock: VirtualClock, backend: str, keep: Retention = True
+    baseline: str,
+    config: EngineConfig,
+    clock: VirtualClock,
+    backend: str,
+    keep: Retention = True,
+    pool: type[BlockManager] = BlockManager,
 ) -> Recorder:
     """Return a Recorder in front of a baseline with a new pool, set up for the named backend."""
     if backend == "padded":  # padded batches cannot share blocks
         config = replace(config, enable_prefix_caching=False)
     if config.num_blocks is None:
         raise ValueError("num_blocks must be given: there is no model to size the pool by")
-    kv = BlockManager(config.num_blocks, config.block_size, **config.kv_args())
+    kv = pool(config.num_blocks, config.block_size, **config.kv_args())
     scheduler = BASELINES[baseline](kv, **config.scheduler_args())
     parts = {} if baseline == "mixed" else {"Scheduler": baseline, "attend_backend": backend}
     return Recorder(scheduler, clock=clock, parts=parts, backend=backend, keep=keep)
@@ -161,8 +177,8 @@ def step(
     live: dict[str, Request],
     tokens: Mapping[str, Sequence[int]] | None = None,
     stopping: Collection[str] = (),
-) -> None:
-    """Schedule a step and update it without a model; finished requests are removed from `live`.
+) -> list[Request]:
+    """Schedule a step and update it without a model; finished requests are returned, and removed from `live`.
 
     `tokens` are the outputs of each request, by id; after them, or without them, it gets token 0. The
     requests `stopping` stop with the last of their tokens.
@@ -180,5 +196,7 @@ def step(
     given = {name: (tokens or {}).get(name, ()) for name in counts}
     sampled = {name: [given[name][n] if n < len(given[name]) else 0] for name, n in counts.items()}
     stopped = {name for name, n in counts.items() if name in stopping and n + 1 == len(given[name])}
-    for request in recorder.update(scheduled, sampled, stopped):
+    finished = recorder.update(scheduled, sampled, stopped)
+    for request in finished:
         del live[request.request_id]
+    return finished

@@ -253,6 +253,23 @@ def test_simulate_compares_the_baselines(tmp_path):
     assert "one baseline" in run("simulate", "--out", tmp_path / "x", code=2).stderr
 
 
+def test_simulate_compares_routers_and_shows_engines(tmp_path):
+    """One row a router; with one router a row an engine, and a trace for each of them."""
+    some = ("simulate", "--replicas", 3, "--requests", 20)
+    printed = run(*some).output
+    assert [line.split()[:2] for line in printed.splitlines()[4:7]] == [
+        ["random", "20"], ["least-loaded", "20"], ["prefix", "20"],
+    ]  # fmt: skip
+    printed = run(*some, "--router", "prefix", "--prefill", 1, "--out", tmp_path / "runs").output
+    names = ["prefill-0", "decode-0", "decode-1"]
+    assert [line.split()[0] for line in printed.splitlines()[4:8]] == [*names, "together"]
+    assert {path.stem for path in (tmp_path / "runs").iterdir()} == set(names)
+    for ms, least, most in ((0, 0, 1e4), (1e5, 1e6, 1e9)):
+        printed = run(*some, "--prefill", 1, "--transfer", ms, "--router", "random").output
+        ttft = next(line for line in printed.splitlines() if "together" in line).split()[4]
+        assert least < float(ttft.replace(",", "")) < most
+
+
 def test_fit_prints_prices_and_how_well_they_fit():
     printed = run("trace", "fit", Path(__file__).parent / "data" / "recording.jsonl").output
     measured, fitted = (int(n) for n in re.findall(r"(\d+) ms(?:,|$)", printed.splitlines()[1]))

@@ -97,9 +97,8 @@ class Check:
             self._arrived("the event's 'id'", event.id)
             if isinstance(event, Scheduled):
                 _within("the event's 'num_cached_tokens'", event.num_cached_tokens, 0)
-                _within(
-                    "the event's 'num_forked_tokens'", event.num_forked_tokens, 0, event.num_cached_tokens
-                )
+                for name in ("num_forked_tokens", "num_external_computed_tokens"):
+                    _within(f"the event's {name!r}", getattr(event, name), 0, event.num_cached_tokens)
                 self._blocks("the event's 'cached_blocks'", event.cached_blocks)
 
     def _arrived(self, field: str, request_id: str) -> None:

@@ -143,7 +143,10 @@ class Fold:
         elif isinstance(event, Scheduled):
             view.running, view.blocks = True, list(event.cached_blocks)
             view.num_computed_tokens = view.num_cached_tokens = event.num_cached_tokens
-            num_hits = event.num_cached_tokens - event.num_forked_tokens
+            elsewhere = event.num_forked_tokens + event.num_external_computed_tokens
+            num_hits = event.num_cached_tokens - elsewhere
+            if event.num_external_computed_tokens and self._block_size:
+                self.cached.update(event.cached_blocks)
             if view.scheduled_step is None:
                 view.scheduled_step, view.t_scheduled = self.step, self.t
                 view.num_first_cached_tokens = num_hits

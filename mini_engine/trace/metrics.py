@@ -7,8 +7,8 @@ the trace's own unit. A value that is undefined or unknown is None, never 0 or N
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -156,6 +156,31 @@ class Metrics:
         metrics.close(trace.end)
         return metrics
 
+    @classmethod
+    def joined(cls, parts: Sequence[Metrics]) -> Metrics:
+        """Return the Metrics of several engines with one clock, as of one engine; for `summary`.
+
+        A request that is in two parts was served by one after the other: it was queued, admitted and looked
+        up in the prefix cache in the first, and its outputs are those of the second.
+        """
+        whole = cls(Header("", parts[0].unit, "", {}, parts[0].config))
+        views = whole.fold.views
+        for part in parts:
+            for name, view in part.fold.views.items():
+                if name in views:
+                    begun = {key: getattr(views[name], key) for key in _BEGINNING}
+                    view = replace(view, **begun)
+                    view.num_preemptions += views[name].num_preemptions
+                views[name] = view
+            whole._times |= part._times
+            whole._is_whole &= part._is_whole
+            whole._num_steps += part._num_steps
+            whole._num_batched += part._num_batched
+            whole._used_blocks += part._used_blocks
+            whole._max_used_blocks = max(whole._max_used_blocks, part._max_used_blocks)
+            whole.fold.t = max(whole.fold.t, part.fold.t)
+        return whole
+
     def add(self, record: StepTrace) -> None:
         """Take the next step's record."""
         if not self._num_steps:
@@ -257,6 +282,9 @@ class Metrics:
             kv_utilisation=self._used_blocks / (num_blocks * steps) if num_blocks and steps else None,
             max_kv_utilisation=self._max_used_blocks / num_blocks if num_blocks and steps else None,
         )
+
+
+_BEGINNING = ("t_queued", "t_scheduled", "queued_step", "scheduled_step", "num_first_cached_tokens")
 
 
 def _between(start: Any, end: Any) -> Any:

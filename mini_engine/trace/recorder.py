@@ -270,7 +270,7 @@ class Recorder:
             seen[request.request_id] = num_cached = request.num_computed_tokens // self.kv.block_size
             blocks = self.kv.block_table(request)[:num_cached]
             known = request.num_computed_tokens, blocks, request.num_forked_tokens
-            events.append(Scheduled(request.request_id, *known))
+            events.append(Scheduled(request.request_id, *known, request.num_external_computed_tokens))
         return events
 
     def _blocked(self, scheduled: dict[str, int], preempted: bool) -> Blocked:

@@ -37,13 +37,15 @@ class Queued(EventRecord):
 
 @dataclass(slots=True)
 class Scheduled(EventRecord):
-    """The request was admitted; `num_cached_tokens` of its tokens had been computed: in the prefix cache, and
-    `num_forked_tokens` of them in another answer to its prompt. `cached_blocks` are those that it shares."""
+    """The request was admitted; `num_cached_tokens` of its tokens had been computed: in the prefix cache,
+    `num_forked_tokens` of them in another answer to its prompt, and `num_external_computed_tokens` in another
+    engine. `cached_blocks` are the full blocks of these tokens."""
 
     type: ClassVar[str] = "SCHEDULED"
     num_cached_tokens: int
     cached_blocks: list[int]
     num_forked_tokens: int = 0
+    num_external_computed_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from labs.kit.toys.scripts import Skip
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
 # Of a Request, the engine's business: the answers to one prompt, sampled drafts, a grammar.
-NOT_SHOWN = {"siblings", "num_forked_tokens", "spec_probs", "grammar"}
+NOT_SHOWN = {"siblings", "num_forked_tokens", "num_external_computed_tokens", "spec_probs", "grammar"}
 SCALARS = {int, str, bool, float, type(None), bytes, RequestStatus, SamplingParams}  # nothing in them changes
 
 

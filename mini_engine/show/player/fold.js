@@ -97,7 +97,9 @@ class Fold {
         const hit = event.num_cached_tokens;
         Object.assign(view, { running: true, admitted: true, row: record.step, blocks: [...event.cached_blocks] });
         view.num_computed_tokens = view.num_cached_tokens = hit;
-        const found = hit - (event.num_forked_tokens ?? 0); // in the prefix cache
+        const external = event.num_external_computed_tokens ?? 0;
+        const found = hit - (event.num_forked_tokens ?? 0) - external; // in the prefix cache
+        if (external && this.config.prefix_caching) for (const block of event.cached_blocks) this.cached[block] = 1;
         if (view.scheduled_step !== null) view.num_resumed_cached_tokens += found;
         else Object.assign(view, { scheduled_step: record.step, t_scheduled: record.t, num_first_cached_tokens: found });
       } else if (event.type === "FINISHED") ended.push([view, event.reason]);

@@ -165,6 +165,7 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
             yield f"{event.id} is preempted: {event.needs} more blocks were needed, {event.free} free."
         elif isinstance(event, Scheduled):
             where = "found in another answer to its prompt" if event.num_forked_tokens else "cached"
+            where = "moved here from another engine" if event.num_external_computed_tokens else where
             found = (
                 f", with {event.num_cached_tokens} of its tokens {where}" if event.num_cached_tokens else ""
             )

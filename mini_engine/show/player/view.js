@@ -129,7 +129,7 @@ class Pane extends Side {
   /** {kind of event: its steps}, for the kinds that occur. A lasting state counts where it begins. */
   kinds() {
     const kinds = {
-      preemption: [], arrival: [], admission: [], "prefix hit": [], fork: [], finish: [], abort: [],
+      preemption: [], arrival: [], admission: [], "prefix hit": [], fork: [], "blocks from another engine": [], finish: [], abort: [],
       "mixed step": [], "wait for memory": [], "wait for slots": [], "wait for budget": [],
     };
     const events = { PREEMPTED: "preemption", QUEUED: "arrival", SCHEDULED: "admission", FINISHED: "finish" };
@@ -137,9 +137,10 @@ class Pane extends Side {
     this.run.steps.forEach((record, step) => {
       for (const event of record.events) {
         kinds[event.reason === "abort" ? "abort" : events[event.type]]?.push(step);
-        const { num_forked_tokens: forked = 0 } = event;
-        if (event.num_cached_tokens > forked) kinds["prefix hit"].push(step);
+        const { num_forked_tokens: forked = 0, num_external_computed_tokens: external = 0 } = event;
+        if (event.num_cached_tokens > forked + external) kinds["prefix hit"].push(step);
         if (forked) kinds.fork.push(step);
+        if (external) kinds["blocks from another engine"].push(step);
       }
       const { reason } = record.blocked, decodes = this.run.numDecodes[step];
       const mixed = decodes > 0 && decodes < record.scheduled.length;

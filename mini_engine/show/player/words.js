@@ -123,7 +123,8 @@ function admission(view, config, record) {
 /** The places where tokens of an admitted request were found computed, and what a fork copies of them. */
 function finders(view, { block_size }, { events }) {
   const event = events.find(({ type, id }) => type === "SCHEDULED" && id === view.request_id);
-  const { num_forked_tokens: forked = 0, num_cached_tokens: found } = event;
+  const { num_forked_tokens: forked = 0, num_external_computed_tokens: external = 0, num_cached_tokens: found } = event;
+  if (external) return [external < found ? "the prefix cache and the blocks from another engine have" : "the blocks from another engine have", ""];
   if (!forked) return ["the prefix cache has", ""];
   const copied = found % block_size;
   return [
