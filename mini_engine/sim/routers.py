@@ -85,4 +85,4 @@ def block_hashes(request: Request, block_size: int) -> list[bytes]:
     return hashes
 
 
-ROUTERS: dict[str, type[Router]] = {"random": Router, "least-loaded": LeastLoaded, "prefix": PrefixAware}
+ROUTERS = {"random": Router, "least-loaded": LeastLoaded, "prefix": PrefixAware}

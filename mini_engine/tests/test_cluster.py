@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +15,11 @@ from mini_engine.invariants import watch
 from mini_engine.sim import cluster
 from mini_engine.sim.cluster import Transfer, figures, simulate_cluster
 from mini_engine.sim.cost_model import CostModel
-from mini_engine.sim.routers import ROUTERS, PrefixAware
+from mini_engine.sim.routers import ROUTERS, PrefixAware, block_hashes
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import Arrival, arrivals, workload
 from mini_engine.tests.helpers import make_request
+from mini_engine.tests.soak import SOAK
 from mini_engine.trace import Fold, read_trace
 
 COST = CostModel(per_forward=10, per_token=1, per_kv_token=0)
@@ -161,18 +163,34 @@ def test_a_router_forgets_what_a_pool_cannot_hold():
 
 
 def prompt_hashes(group):
-    from mini_engine.sim.routers import block_hashes
-
     return block_hashes(prompt(group), 4)
 
 
 def test_a_prefix_aware_router_computes_less_than_a_blind_one():
     """The claim of docs/simulate.md, for other arrivals than its own."""
-    for seed in (1, 2):
-        blind, aware = (figures(replicas=4, router=r, requests=120, seed=seed) for r in ("random", "prefix"))
-        assert aware["cached_tokens"] > 1.1 * blind["cached_tokens"]
-        assert aware["goodput"] > blind["goodput"] and aware["ttft_p50"] < blind["ttft_p50"]
-        assert json.loads(json.dumps(aware)) == aware and sum(aware["load"].values()) == 120
+    blind, aware = (figures(router=r, requests=120, seed=1) for r in ("random", "prefix"))
+    assert aware["cached_tokens"] > 1.1 * blind["cached_tokens"]
+    assert aware["goodput"] > blind["goodput"] and aware["ttft_p50"] < blind["ttft_p50"]
+    assert json.loads(json.dumps(aware)) == aware and sum(aware["load"].values()) == 120
+
+
+def test_the_tables_of_the_docs():
+    """docs/simulate.md, number by number: three routers, and prefill apart from decode."""
+    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text("utf-8")
+    split = {"kind": "poisson", "rate": 40, "router": "least-loaded"}
+    rows = {name: {"router": name, "rate": 56} for name in ROUTERS} | {
+        "none only prefills": split,
+        "one only prefills": split | {"prefill": 1},
+        "two only prefill": split | {"prefill": 2},
+        "two, 20 ms a block": split | {"prefill": 2, "transfer": Transfer(per_block=20)},
+    }
+    for name in rows if SOAK else ("prefix", "two only prefill"):
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+        told = [float(cell.strip(" %").replace(",", "")) for cell in line.split("|")[2:-1]]
+        found = figures(replicas=4, requests=200, **rows[name])
+        cached = 100 * found["cached_tokens"] / found["prompt_tokens"]
+        times = [found[key] for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "goodput")]
+        assert told == pytest.approx([cached, *times][-len(told) :], rel=0.02, abs=0.6), name
 
 
 # ---------------------------------------------------------------------------------- disaggregation
