@@ -221,14 +221,18 @@ def report(status: TaskStatus) -> tuple[str, str]:
     matrix.run_pytest(lab, plugin, "-o", "verbosity_assertions=2", "--color=no")
     said = plugin.report
     lines = [result.test + (" (the other tasks filled in by the reference)" if shown_alone else "")]
-    if said is None or said.passed:
-        lines += [diagnose.filled(diagnose.KEPT_STATE)]
-    else:
-        lines += ["", ADDRESS.sub("", said.longreprtext).strip("\n")]
+    opening, rest = diagnose.filled(diagnose.KEPT_STATE), ""
+    if said and not said.passed:
+        opening = "\n".join(getattr(said, "opening", ())) or said.longreprtext.strip("\n")
+        rest = said.longreprtext.removeprefix(opening).strip("\n")
+        lines += [""]
+    lines += [ADDRESS.sub("", opening)]
     for one in status.wrong or [task]:
         if name := status.name(one):
             title = "--- looks like ---" if one is task else f"--- {one.name} looks like ---"
             lines += ["", title, diagnose.filled(f"{name.title}: {name.hint.strip()}")]
+    if rest:
+        lines += ["", ADDRESS.sub("", rest)]
     for title, text in said.sections if said else ():
         lines += ["", f"--- {title} ---", text.rstrip("\n")]
     return "\n".join(lines), getattr(said, "hint", "")

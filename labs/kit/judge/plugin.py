@@ -23,7 +23,7 @@ from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limit
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
 from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import TaskStatus
+from labs.kit.judge.task_status import Name, TaskStatus
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
@@ -171,6 +171,7 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
         opening = [*([diagnose.filled(sentence.text), ""] if sentence else []), claim(item)]
         report.longrepr = short_traceback(opening, lab, call.excinfo, whole=REPORTING)
         report.hint = sentence.hint if sentence else ""  # type: ignore[attr-defined]
+        report.opening = opening  # type: ignore[attr-defined]
         report.sections = [*sections, *printed]
         return report
     report.sections = []
@@ -194,7 +195,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report each shared failure once, and the known mistakes that this run shows."""
+    """Report each shared failure once, and where to read on."""
     write, stats = terminalreporter.write_line, terminalreporter.stats
     for category in ("not written", "not run"):
         said = Counter(tuple(report.once[1:]) for report in stats.get(category, ()))
@@ -202,24 +203,49 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             write(f"{lines[0]} ({tests} test{'s' * (tests != 1)})")
             for line in lines[1:]:
                 write(line)
+    for status in seen(stats):
+        for task, name in known_mistakes(status):
+            write(f"{status.lab.id} {task} looks like: {name.title}")
+        if any(not result.passed for result in status.results):
+            write(f"the most informative failure: python -m labs test {status.lab.id}")
+
+
+def seen(stats: dict[str, list[Any]]) -> list[TaskStatus]:
+    """Return the status of each lab whose starter was tested."""
     found = [
         report.seen
         for key in ("failed", "passed")
         for report in stats.get(key, ())
         if hasattr(report, "seen")
     ]
-    for lab_id in sorted({lab_id for lab_id, _ in found}):
-        results = [Result(**row) for other, row in found if other == lab_id]
-        status = TaskStatus(find_lab(lab_id), results)
-        for task in status.lab.tasks:
-            if name := status.name(task):
-                write(diagnose.filled(f"{lab_id} {task.name} looks like: {name.title}. {name.hint.strip()}"))
-        if any(not result.passed for result in results):
-            write(f"the most informative failure: python -m labs test {lab_id}")
+    rows = {lab_id: [row for other, row in found if other == lab_id] for lab_id, _ in sorted(found, key=str)}
+    return [TaskStatus(find_lab(lab_id), [Result(**row) for row in own]) for lab_id, own in rows.items()]
+
+
+def known_mistakes(status: TaskStatus) -> list[tuple[str, Name]]:
+    """Return the known mistakes that a lab's results show, each with its task."""
+    return [(task.name, name) for task in status.lab.tasks if (name := status.name(task))]
+
+
+def say_first(reporter: pytest.TerminalReporter) -> None:
+    """Print the known mistakes, and the sentence on the most informative failure, above all failures."""
+    lines = []
+    failed = {report.location[2]: report for report in reporter.stats.get("failed", ())}
+    for status in seen(reporter.stats):
+        for task, name in known_mistakes(status):
+            lines += [f"{status.lab.id} {task} looks like: {name.title}. {name.hint.strip()}"]
+        best = status.most_informative
+        opening = getattr(failed.get(best.test), "opening", None) if best else None
+        if best and opening and len(failed) > 1:  # of one failure it stands there anyway
+            lines += [f"{best.test}: {opening[0]}"]
+    for line in ["", *lines] if lines else ():
+        reporter.write_line(diagnose.filled(line))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[EXIT] = int(exitstatus)
+    if reporter := session.config.pluginmanager.get_plugin("terminalreporter"):
+        say_first(reporter)
 
 
 @pytest.hookimpl(trylast=True)

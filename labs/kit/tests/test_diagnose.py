@@ -34,8 +34,23 @@ def test_a_known_mistake_is_named_with_its_hint_and_shown_by_its_own_test(course
     course.file("mistakes.toml").unlink()
     course.file("starter.py").write_text(source + "\n", "utf-8")
     assert f"looks like --- {MISTAKES[mistake].title}" in said(course)
-    in_pytest = " ".join(course.pytest("labs/lab-01", "-rN").stdout.split())
-    assert f"looks like: {MISTAKES[mistake].title}" in in_pytest
+    out = course.pytest("labs/lab-01", "-rN").stdout
+    assert f"lab-01 schedule_step looks like: {MISTAKES[mistake].title}" in " ".join(out.split())
+
+
+def test_name_and_sentence_stand_before_pytest_s_diff(course):
+    """In `labs test` below the claim, in pytest above all failures; the name is the last word, too."""
+    course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
+    known = next(mistake for mistake in LAB_01.mistakes if mistake.title == "one slot too many")
+    report = course.command("test", "lab-01").stdout.partition("the most informative failure:")[2]
+    sentence, name, diff = (report.index(text) for text in ("Your step 0", f"{known.title}: ", "\nE   "))
+    assert sentence < name < diff and "looks like" not in report[diff:]
+    out = course.pytest("labs/lab-01", "-rN").stdout
+    before, failures = out.split("= FAILURES =")
+    assert f"lab-01 schedule_step looks like: {known.title}. " in before and before.count("Your step 0") == 1
+    assert f"\nlab-01 schedule_step looks like: {known.title}\nthe most informative failure:" in failures
+    alone = course.pytest(f"labs/lab-01/test_lab.py::{known.caught_by}").stdout
+    assert "looks like" not in alone and alone.count("Your step 0") == 1
 
 
 @pytest.mark.parametrize(
