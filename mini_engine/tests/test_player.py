@@ -557,6 +557,62 @@ def test_no_width_needs_sideways_scrolling(open_player):
     assert max(box["y"] + box["height"] for box in boxes) < 1000
 
 
+CUT = """() => {
+    const cut = [];
+    for (const e of player.root.querySelectorAll("*")) {
+        const style = getComputedStyle(e), box = e.getBoundingClientRect();
+        if (!box.width || style.visibility === "hidden") continue;
+        if (e.closest(".spoken, .log, .skip, .tail, .pool")) continue; // they scroll, or are not for the eye
+        if (e.matches("select")) {
+            const ruler = document.createElement("canvas").getContext("2d");
+            ruler.font = style.font;
+            const { width } = ruler.measureText(e.selectedOptions[0].textContent);
+            const arrow = 20;
+            if (width + parseFloat(style.paddingLeft) + arrow > e.clientWidth) cut.push(e.id);
+        } else if (style.overflowX !== "visible" && e.textContent && e.scrollWidth > e.clientWidth) {
+            cut.push(e.className + ": " + e.textContent);
+        }
+    }
+    return cut;
+}"""
+
+
+def test_two_runs_stand_side_by_side_row_by_row_and_nothing_is_cut(open_player):
+    """From 640 pixels on, so in half of a page, too; also where one run is over or has fewer requests.
+
+    What differs is whole in every step, and nothing below it moves.
+    """
+    names = [f"r{n}" for n in range(8)]
+    requests = [(name, [n] * 9, 6, 0, 0) for n, name in enumerate(names)]
+    ours, theirs = run(requests[:3], pool=(9, 4)), run(requests, policy="priority", pool=(40, 4))
+    page = open_player(ours, theirs, names=("yours", "reference"))
+    cards = (
+        "(pane) => [...pane.querySelectorAll('.card')].map((e) => Math.round(e.getBoundingClientRect().top))"
+    )
+    for width in (640, 700, 1100, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        tops = set()
+        for step in (0, 3, len(ours.steps) + 1):
+            page.evaluate(f"player.go({step})")
+            left, right = (pane.evaluate(cards) for pane in page.locator(".pane").all())
+            assert left == right, (width, step)
+            tops.add(left[0])
+            assert page.evaluate(CUT) == [], (width, step)
+            table = page.locator("#difference-table").bounding_box()
+            card = page.locator("#difference").bounding_box()
+            assert not table or table["y"] + table["height"] <= card["y"] + card["height"]
+        assert len(tops) == 1, width
+        boxes = [pane.bounding_box() for pane in page.locator(".pane").all()]
+        assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert page.evaluate(CUT) == []
+    page.evaluate("player.go(0)")
+    said = {row.locator("th").text_content(): row.locator("td").all_text_contents()
+            for row in page.locator("#difference-table tr:has(td)").all()}  # fmt: skip
+    assert said.keys() == {"waiting", "free blocks", "events"} and said["events"][0] == "none"
+    assert said["events"][1].startswith("r3 queued (priority 0, arrival 3), r4 queued")
+
+
 def test_hostile_ids_stay_text(open_player):
     """A request's id is shown as text, even if it looks like markup."""
     evil = "<img src=x onerror=alert(1)></script>"

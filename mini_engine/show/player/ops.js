@@ -121,7 +121,14 @@ class OpsPane extends Side {
   differences = opDifferences;
   partedOn = (ours, theirs) => [ours, theirs].map((record) => String(record?.op[1])).find((id) => this.run.lives.has(id));
   fieldName = (field) => field.replaceAll("_", " ").replace("num ", "");
-  fieldText = (record, field) => (field === "call" ? callOf(record.op, true) : inPython(field === "returned" ? record.returned : record.observed[field]));
+  fieldTexts(ours, theirs, field) {
+    const [a, b] = [ours, theirs].map(({ op, returned, observed }) => (field === "call" ? op : field === "returned" ? returned : observed[field]));
+    if (field === "call") return [a, b].map((op) => callOf(op, true));
+    const both = [a, b].every((value) => value && typeof value === "object" && !Array.isArray(value));
+    if (!both) return [a, b].map(inPython);
+    const keys = [...new Set([...Object.keys(a), ...Object.keys(b)])].filter((key) => sorted(a[key]) !== sorted(b[key]));
+    return [a, b].map((value) => inPython(Object.fromEntries(keys.filter((key) => key in value).map((key) => [key, value[key]]))));
+  }
 
   /** {operation: its steps}, and the steps of refusals. */
   kinds() {

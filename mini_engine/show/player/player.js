@@ -3,6 +3,7 @@
 
 const PAUSE = 400; // ms between two reports of the place: browsers limit changes of the address
 const MANY_NAMES = 24; // with more requests, one is found by typing its name
+const SIZED = 200; // the steps whose differences make the room for their table
 const CLOSEST = 24; // the fewest steps that zooming shows
 
 class Player {
@@ -85,13 +86,10 @@ class Player {
     this.part("difference").hidden = !two;
     this.divergences = two ? side.divergences(runs) : [];
     this.differing = [];
-    let most = 0; // rows of the table, for which there is room in every step
     for (let step = 0; two && step < this.numSteps; step++) {
-      const { length } = side.differences(...this.records(step));
-      if (length) this.differing.push(step);
-      most = Math.max(most, length);
+      if (side.differences(...this.records(step)).length) this.differing.push(step);
     }
-    this.part("difference").style.setProperty("--fields", most);
+    if (two) this.makeRoom();
   }
 
   /** Fill the lists: names to follow, kinds of events. */
@@ -117,7 +115,7 @@ class Player {
     const chosen = this.part("kind").value;
     this.part("kind").replaceChildren(
       ...[...this.kinds].map(([kind, steps]) => el("option", { value: kind }, `${kind} (${steps.length})`)),
-      el("option", { value: "" }, "change of the followed request"));
+      el("option", { value: "", title: "a change of state of the followed request" }, "change of state"));
     this.part("kind").value = this.kinds.has(chosen) ? chosen : ([...this.kinds.keys()][0] ?? "");
   }
 
@@ -306,27 +304,58 @@ class Player {
   }
 
   showDifference() {
-    const [side] = this.panes, { noun } = side, records = this.records(this.step), at = `${noun} ${this.first + this.step}`;
-    const fields = records.every(Boolean) ? side.differences(...records) : [];
-    const here = this.divergences.find((one) => one.step === this.step);
-    const number = this.divergences.indexOf(here) + 1;
-    this.part("difference-summary").textContent = this.divergences.length
-      ? [here ? `Difference ${number} of ${this.divergences.length}.` : "", ...this.explain(here, fields, at),
-        here ? "" : `The ${this.divergences.length > 1 ? `first of ${this.divergences.length} differences` : "only difference"} begins in ${noun} ${this.first + this.divergences[0].step}.`,
-        this.differing.length > 1 ? `${this.differing.length} ${noun}s differ in all.` : ""].filter(Boolean).join(" ")
-      : `Both decide the same in every ${noun}.`;
-    const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
-    const head = el("tr", {}, el("th", { scope: "col" }, "field"), ...names);
-    this.part("difference-table").replaceChildren(...(fields.length ? [head] : []), ...fields.map((field) =>
-      el("tr", {}, el("th", { scope: "row" }, side.fieldName(field)), ...records.map((record) => el("td", {}, side.fieldText(record, field))))));
+    this.part("difference-summary").textContent = this.summary(this.step);
+    this.part("difference-table").replaceChildren(...this.table(this.fields(this.step)));
   }
 
-  /** The differences that begin in a step, in sentences. */
-  explain(here, fields, at) {
-    const names = this.panes.map((pane) => pane.run.trace.name), [ours, theirs] = names;
-    const over = names.filter((_, i) => !this.records(this.step)[i]);
+  /** Hold the room for the longest summary and the longest value of each field, unseen below those that are shown. */
+  makeRoom() {
+    const longest = new Map();
+    let said = "";
+    for (const step of [...new Set([...this.divergences.map((one) => one.step), ...this.differing])].slice(0, SIZED)) {
+      const words = this.summary(step);
+      if (words.length > said.length) said = words;
+      for (const [field, ...texts] of this.fields(step)) {
+        const size = Math.max(...texts.map(({ length }) => length));
+        if (size > (longest.get(field)?.size ?? -1)) longest.set(field, { size, texts });
+      }
+    }
+    this.part("summary-room").textContent = said;
+    this.part("table-room").replaceChildren(...this.table([...longest].map(([field, { texts }]) => [field, ...texts])));
+  }
+
+  /** What differs in a step: [[name of the field, in the first run, in the second]]. */
+  fields(step) {
+    const [side] = this.panes, records = this.records(step);
+    if (!records.every(Boolean)) return [];
+    return side.differences(...records).map((field) => [side.fieldName(field), ...side.fieldTexts(...records, field)]);
+  }
+
+  table(fields) {
+    const names = this.panes.map((pane) => el("th", { scope: "col" }, pane.run.trace.name));
+    const head = el("tr", {}, el("th", { scope: "col" }, "what differs"), ...names);
+    return [...(fields.length ? [head] : []), ...fields.map(([name, ...texts]) =>
+      el("tr", {}, el("th", { scope: "row" }, name), ...texts.map((text) => el("td", {}, text))))];
+  }
+
+  /** The differences of a step, in sentences. */
+  summary(step) {
+    const { noun } = this.panes[0], { length } = this.divergences, here = this.divergences.find((one) => one.step === step);
+    if (!length) return `Both decide the same in every ${noun}.`;
+    const where = length > 1 ? `first of ${length} differences` : "only difference";
+    return [
+      here ? `Difference ${this.divergences.indexOf(here) + 1} of ${length}.` : "", ...this.explain(here, step),
+      here ? "" : `The ${where} begins in ${noun} ${this.first + this.divergences[0].step}.`,
+      this.differing.length > 1 ? `${this.differing.length} ${noun}s differ in all.` : "",
+    ].filter(Boolean).join(" ");
+  }
+
+  explain(here, step) {
+    const [side] = this.panes, names = this.panes.map((pane) => pane.run.trace.name), [ours, theirs] = names;
+    const records = this.records(step), at = `${side.noun} ${this.first + step}`;
+    const over = names.filter((_, i) => !records[i]);
     if (!here && over.length) return [`${over[0]} is over.`];
-    if (!here) return [fields.length ? `${capital(at)} differs, as a consequence.` : `In ${at} both decide the same.`];
+    if (!here) return [this.differing.includes(step) ? `${capital(at)} differs, as a consequence.` : `In ${at} both decide the same.`];
     const lines = [];
     if (here.over) lines.push(`${capital(at)} differs: ${over[0]} is over.`);
     if (here.decision) lines.push(`${capital(at)} differs: from equal state the two decide differently.`);

@@ -85,6 +85,7 @@ class Side {
     this.colours = palette(this.root);
     // Measured only here: reading a size between two changes makes the browser lay out twice.
     this.poolWidth = this.find(".pool-card .pool").clientWidth;
+    this.barWidth = this.find(".budget .bar")?.clientWidth;
     for (const rows of this.lists) rows.height = rows.box.clientHeight;
   }
 
@@ -124,7 +125,7 @@ class Pane extends Side {
   differences = differences;
   partedOn = partedOn;
   fieldName = (field) => COMPARED[field];
-  fieldText = fieldText;
+  fieldTexts = fieldTexts;
 
   /** {kind of event: its steps}, for the kinds that occur. A lasting state counts where it begins. */
   kinds() {
@@ -203,13 +204,15 @@ class Pane extends Side {
   drawMeters(record, views) {
     const { max_num_batched_tokens: budget, num_blocks: blocks, max_num_seqs: slots } = this.fold.config;
     const part = (cls, share, text = "", title = "") =>
-      el("i", { class: cls, style: `width:${100 * share}%`, title: title || text }, share > 0.025 * text.length ? text : "");
+      el("i", { class: cls, style: `width:${100 * share}%`, title: title || text }, share * this.barWidth > 7 * text.length + 2 ? text : "");
     const over = record.num_batched_tokens - budget, scale = Math.max(budget, record.num_batched_tokens);
     const excess = over > 0 ? [el("i", { class: "over", style: `left:${(100 * budget) / scale}%`, title: `${count(over, "token")} over the budget` })] : [];
+    let end = 0; // of the pieces so far; beyond the budget the hatch would cover words
     this.find(".budget").classList.toggle("over", over > 0);
     meter(this.find(".budget"), record.num_batched_tokens, over > 0 ? `of ${budget}, ${over} over` : `of ${count(budget, "token")}`,
       pieces(record, views, scale).map(({ state, tokens, ids }) => {
-        const text = ids.length > 1 ? count(ids.length, state) : tokens > 1 ? `${ids[0]} ${tokens}` : ids[0];
+        end += tokens;
+        const text = end > budget ? "" : ids.length > 1 ? count(ids.length, state) : tokens > 1 ? `${ids[0]} ${tokens}` : ids[0];
         return part(tokens / scale < NARROW ? `${state} narrow` : state, tokens / scale, text, `${list(ids)}: ${count(tokens, "token")}, ${state}`);
       }).concat(excess));
 
@@ -290,7 +293,7 @@ class Pane extends Side {
     const over = this.over.get(view.request_id) ?? 0;
     const beyond = over ? `, ${over} of them over the budget` : "";
     return this.row(view, `${drawnState(view)}, ${count(now, "token")} in this step${verified}${beyond}, ${told} computed after it`,
-      bar, el("span", { class: "told" }, told), el("span", { class: over ? "plus over" : "plus", title: over ? `${over} over the budget` : "" }, plus));
+      bar, el("span", { class: done + now - rejected > known ? "told over" : "told" }, told), el("span", { class: over ? "plus over" : "plus", title: over ? `${over} over the budget` : "" }, plus));
   }
 
   row(view, spoken, ...cells) {
@@ -460,12 +463,31 @@ function settings({ config, parts }) {
   ].join(" · ");
 }
 
-function fieldText(record, field) {
-  const value = record[field];
-  if (field === "scheduled") return value.map(([id, n]) => `${id}: ${n}`).join(", ") || "nothing";
-  if (field === "new_tokens") return Object.entries(value).map(([id, tokens]) => `${id}: ${tokens}`).join(", ") || "none";
+/** The part of a field in which two records differ, in words: [of the first, of the second]. */
+function fieldTexts(ours, theirs, field) {
+  const [a, b] = [ours, theirs].map((record) => entriesOf(record, field));
+  if (!a) return [ours, theirs].map((record) => String(record[field]));
+  const keys = [...new Set([...a.keys(), ...b.keys()])].filter((key) => a.get(key) !== b.get(key));
+  // Without a key the order alone differs.
+  return [a, b].map((map) => some((keys.length ? keys.filter((key) => map.has(key)) : [...map.keys()]).map((key) => map.get(key))));
+}
+
+/** A field with a part for each request or event as {key: words}; null for a number. */
+function entriesOf(record, field) {
+  if (field === "scheduled") return new Map(record.scheduled.map(([id, n]) => [id, `${id}: ${n}`]));
+  if (UNORDERED.includes(field)) return new Map(Object.entries(record[field] ?? {}).map(([id, value]) => [id, `${id}: ${value}`]));
+  return field === "events" ? new Map(record.events.map((event) => [`${event.type} ${event.id}`, happening(event)])) : null;
+}
+
+function happening({ id, type, reason, num_cached_tokens: found, needs, ...event }) {
   const happened = { QUEUED: "queued", SCHEDULED: "admitted", PREEMPTED: "preempted", FINISHED: "finished" };
-  const said = ({ id, type, reason }) => `${id} ${happened[type]}${reason ? ` (${reason})` : ""}`;
-  if (field === "events") return value.map(said).join(", ") || "none";
-  return String(value);
+  const more = [
+    reason, found && `${found} tokens found computed`, event.for && `for ${event.for}`, needs !== undefined && `needs ${count(needs, "block")}, ${are(event.free)} free`,
+    type === "QUEUED" && `priority ${event.priority}, arrival ${event.arrival}`,
+  ].filter(Boolean);
+  return `${id} ${happened[type]}${more.length ? ` (${more.join(", ")})` : ""}`;
+}
+
+function some(words) {
+  return (words.length > MANY + 2 ? [...words.slice(0, MANY), `${words.length - MANY} more`] : words).join(", ") || "none";
 }

@@ -83,11 +83,17 @@ function sayRoom(events, views, config, say) {
   if (!events.length) return;
   const { needs, free } = events[0];
   say("room", [], `Memory is short: the running requests need ${count(needs, "more block")}, ${are(free)} free.`);
-  for (const { id, for: other } of events) {
+  const rank = (view) => [config.policy === "priority" ? view.priority : 0, view.arrival];
+  const behind = (a, b) => a[0] - b[0] || a[1] - b[1];
+  const runs = [...views.values()].filter((view) => view.running && !view.admitted);
+  for (const [n, { id, for: other }] of events.entries()) {
     const view = views.get(id);
+    const others = [...runs, ...events.slice(n + 1).map((event) => views.get(event.id))];
+    const later = others.find((one) => behind(rank(one), rank(view)) > 0); // which the policy preempts first
+    const place = later ? `although ${later.request_id} stands behind it in ${config.policy} order` : `last in ${config.policy} order`;
     const why = other === id ? "" : ` so that ${other} can continue`;
     const kept = view.num_output_tokens ? `keeps its ${count(view.num_output_tokens, "output token")}` : "starts over later";
-    say("preempt", [id, other], `${id}, last in ${config.policy} order, is preempted${why}. It frees ${count(view.num_lost_blocks, "block")} and ${kept}.`);
+    say("preempt", [id, other], `${id}, ${place}, is preempted${why}. It frees ${count(view.num_lost_blocks, "block")} and ${kept}.`);
   }
 }
 
@@ -144,6 +150,7 @@ function chunk(view, config, record) {
     const sampled = view.request_id in record.new_tokens;
     return `${span} of ${whole}, the last chunk${sampled ? `, and output token ${view.num_output_tokens + 1} is sampled` : ""}`;
   }
+  if (left < 0) return `${span} of ${whole}, ${-left} more than ${view.num_output_tokens ? "they have" : "it has"}`;
   const limit = config.long_prefill_token_threshold;
   const why = limit && view.num_scheduled === limit
     ? `the threshold allows ${limit} a step`
