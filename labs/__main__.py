@@ -2,7 +2,6 @@
 
 from importlib.util import find_spec
 
-from labs.kit.arena.commands import arena
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.commands import app
 from labs.kit.learner.screen import App, complain
@@ -12,7 +11,6 @@ from mini_engine.commands.process import run
 
 def every_command() -> App:
     """The learner's commands, and those of authors and instructors where this edition has them."""
-    app.command()(arena)
     if find_spec("labs.kit.author"):  # the student edition has none
         from labs.kit.author.commands import check, export, generate
 
@@ -27,6 +25,10 @@ def every_command() -> App:
 
         for command in COMMANDS:
             app.command()(command)
+    else:
+        from labs.kit.arena.commands import arena
+
+        app.command()(arena)
     return app
 
 

@@ -23,6 +23,7 @@ from mini_engine.trace import Recorder, VirtualClock
 from mini_engine.trace.metrics import Metrics
 
 FUNCTIONS = ("schedule_step", "policy_key", "pick_victim")
+NONE = f"it has none of {', '.join(FUNCTIONS)}"
 MOST_STEPS = 5_000  # a game takes about 1,000; after 5,000 somebody has waited beyond the bound
 Decision = dict[str, Any]  # {"ops": calls that moved a request or took memory, "rows": the schedule}
 
@@ -161,9 +162,10 @@ def decide(policy: Any, game: Game, seed: int) -> tuple[list[Decision], str]:
     try:
         run(PolicyScheduler(policy, decisions, game.num_blocks), game, seed)
     except (Exception, SystemExit) as error:
-        places = [one.lineno for one in extract_tb(error.__traceback__) if one.filename == "policy.py"]
+        own = ("policy.py", "starter.py")  # here, and in a sandbox
+        places = [one.lineno for one in extract_tb(error.__traceback__) if one.filename in own]
         where = f" (line {places[-1]})" if places else ""
-        return decisions, f"{type(error).__name__}: {error}{where}"
+        return decisions, " ".join(f"{type(error).__name__}: {error}".split()) + where
     return decisions, ""
 
 
@@ -177,15 +179,19 @@ def loaded(source: str) -> ModuleType:
         raise ValueError(f"it does not parse, line {error.lineno}: {error.msg}") from None
     except (Exception, SystemExit) as error:
         raise ValueError(f"it does not load: {type(error).__name__}: {error}") from None
-    if not any(name in vars(module) for name in FUNCTIONS):
-        raise ValueError(f"it has none of {', '.join(FUNCTIONS)}")
+    if not has_functions(module):
+        raise ValueError(NONE)
     return module
+
+
+def has_functions(module: ModuleType) -> bool:
+    return any(name in vars(module) for name in FUNCTIONS)
 
 
 def lines(policy: ModuleType, script: dict[str, Any]) -> list[str]:
     """Return the decisions in one game as the lines that a sandbox answers."""
     game = next(game for game in GAMES if game.name == script["game"])
-    decisions, ended = decide(policy, game, script["seed"])
+    decisions, ended = decide(policy, game, script["seed"]) if has_functions(policy) else ([], NONE)
     if ended:
         decisions.append({"ended": ended[:300]})
     return [json.dumps({"call": ["step"], "seen": decision}) for decision in decisions]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from labs.kit.arena import commands
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.screen import say
 
@@ -14,6 +15,11 @@ Hidden = Annotated[Path | None, typer.Option(help="folder with your own cases: l
 OwnSeeds = Annotated[
     bool, typer.Option("--own-seeds", help="other hidden cases for each student and attempt")
 ]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=0, help="workers; 0: one for each core")]
+Weak = Annotated[
+    bool, typer.Option("--allow-weak-isolation", help="go on even where there are no namespaces")
+]
+AsRoot = Annotated[bool, typer.Option("--as-root", help="go on even as the superuser")]
 Reveal = Annotated[bool, typer.Option("--reveal", help="show hidden cases to students")]
 
 
@@ -22,7 +28,7 @@ def grade(
     out: Annotated[Path, typer.Option(help="folder for the report")],
     labs: Labs = "",
     seed: Annotated[str, typer.Option(help="seed of hidden cases; default: the report's, or new")] = "",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="workers; 0: one for each core")] = 0,
+    jobs: Jobs = 0,
     time_limit: Annotated[
         float, typer.Option(min=1, max=3600, help="seconds that a lab's cases may compute")
     ] = 20.0,
@@ -39,10 +45,8 @@ def grade(
     similarity: Annotated[bool, typer.Option("--similarity", help="report files that are alike")] = False,
     reveal: Reveal = False,
     regrade: Annotated[Path | None, typer.Option(help="earlier report to compare with")] = None,
-    weak: Annotated[
-        bool, typer.Option("--allow-weak-isolation", help="grade even where there are no namespaces")
-    ] = False,
-    as_root: Annotated[bool, typer.Option("--as-root", help="grade even as the superuser")] = False,
+    weak: Weak = False,
+    as_root: AsRoot = False,
 ) -> None:
     """For instructors: grade a class. After an interruption the same command resumes."""
     from labs.kit.grader import arguments, rules, run
@@ -98,4 +102,34 @@ def gradescope(
     )
 
 
-COMMANDS: list[Callable[..., None]] = [grade, replay, gradescope]
+def arena(
+    policy: commands.PolicyFile = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--class", metavar="FOLDER", help="for instructors: a policy for each student"),
+    ] = None,
+    seed: commands.Seed = 0,
+    out: commands.Out = commands.CHART,
+    jobs: Jobs = 0,
+    weak: Weak = False,
+    as_root: AsRoot = False,
+) -> None:
+    """Play your scheduling policy, or a class's, against the course's on eight workloads.
+
+    A policy defines any of schedule_step, policy_key and pick_victim, as in lab-01 and lab-03. Those of a
+    class are played in sandboxes, as they are graded.
+    """
+    if folder is None:
+        return commands.arena(policy, seed, out)
+    from labs.kit.grader.arena import play_class
+    from mini_engine.commands.common import working, writable
+
+    if policy:
+        raise LabError(f"{policy} or --class {folder}: name one of them")
+    writable(out)
+    with working(f"the policies in {folder} play"):
+        rows = play_class(folder, seed, jobs, weak, as_root)
+    commands.show(rows, seed, out)
+
+
+COMMANDS: list[Callable[..., None]] = [grade, replay, gradescope, arena]

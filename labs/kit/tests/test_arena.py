@@ -1,6 +1,7 @@
 """The arena: what breaks a rule, what is counted, and what the shipped policies claim."""
 
 import json
+import re
 from dataclasses import astuple, replace
 
 import pytest
@@ -9,9 +10,13 @@ from typer.testing import CliRunner
 from labs.__main__ import every_command
 from labs.kit.arena import board, referee
 from labs.kit.arena.board import Row, by_game, front, known, ranking, shipped
+from labs.kit.arena.chart import spread
 from labs.kit.arena.course import COURSE
 from labs.kit.arena.games import BLOCK_SIZE, BUDGET, GAMES, SLOTS, Game, steady
-from labs.kit.arena.referee import Foul, Score
+from labs.kit.arena.referee import Foul, Score, judged
+from labs.kit.grader import arena as of_class
+from labs.kit.grader.sandbox import is_root
+from labs.kit.tests import marks
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import Arrival
 
@@ -240,3 +245,99 @@ def test_what_the_command_cannot_score_is_one_sentence(text, said, code, tmp_pat
 def test_the_chart_does_not_replace_the_policy(tmp_path):
     (tmp_path / "mine.py").write_text("def policy_key(request, policy): return 0", "utf-8")
     assert "is also the input" in str(labs(tmp_path / "mine.py", "--out", tmp_path / "mine.py").exception)
+
+
+def test_names_beside_the_chart_stand_apart_and_within_it():
+    for heights in ([99.0, 98, 97, 3, 2, 1], [50.0] * 60, [0.0, 0, 0], [100.0]):
+        places = spread(heights)
+        assert all(a - b >= 1.6 for a, b in zip(places, places[1:], strict=False))
+        assert 0 < places[-1] and places[0] <= 101
+
+
+FORGED = {
+    "no decision": {},
+    "no lists": {"ops": 3, "rows": {}},
+    "no dict": {"ops": [], "rows": [["r0", 1]]},
+    "another call": {"ops": [["__class__", "r0"]], "rows": {"r0": 1}},
+    "a call without a request": {"ops": [["admit"]], "rows": {"r0": 1}},
+    "a request that is none": {"ops": [["admit", ["r0"]]], "rows": {"r0": 1}},
+    "more than a call takes": {"ops": [["admit", "r0", 1]], "rows": {"r0": 1}},
+    "a text of tokens": {"ops": [["admit", "r0"], ["allocate", "r0", "9"]], "rows": {"r0": 1}},
+    "no end of tokens": {"ops": [["admit", "r0"], ["allocate", "r0", 10**4000]], "rows": {"r0": 1}},
+    "no end of a row": {"ops": [["admit", "r0"]], "rows": {"r0": 10**4000}},
+    "true for one": {"ops": [["admit", "r0"]], "rows": {"r0": True}},
+    "preempted while it waits": {"ops": [["preempt", "r0"]], "rows": {"r0": 1}},
+    "not admitted": {"ops": [], "rows": {"r0": 1}},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_decision_is_a_foul_and_no_error(what):
+    with pytest.raises(Foul):
+        judged(FEW, 0, [FORGED[what]] * 9)
+
+
+@pytest.fixture
+def sandbox(monkeypatch):
+    """The arena's sandbox, with a second a game, and with the smallest game only."""
+    monkeypatch.setattr(of_class, "GAMES", [BY_NAME["memory"]])
+    monkeypatch.setattr(of_class, "SECONDS", 1.0)
+    of_class.box.cache_clear()
+    yield
+    of_class.box(False).stop()
+    of_class.box.cache_clear()
+
+
+CLASS = {
+    "triage.py": (shipped()["triage"], ""),
+    "loop.py": (
+        step("while True: pass"),
+        "memory, step 0: the policy ended: no answer within 1 s of computing",
+    ),
+    "leaves.py": (step("raise SystemExit"), "the policy ended: SystemExit"),
+    "reads.py": ("import os\n", "it does not load: ImportError: a graded file may not import os"),
+    "opens.py": (step("open('/etc/passwd')"), "the policy ended: PermissionError"),
+    "forges.py": (
+        step("kv._ops.append(['__class__', 'r0'])\nreturn engine(**all)"),
+        "is not there|is waiting|cannot be read",
+    ),
+    "none.py": ("x = 1", "it has none of schedule_step, policy_key, pick_victim"),
+    "colours.py": (step("raise ValueError('\\x1b[31m')"), r"ValueError: .x1b"),
+    "folder/policy.py": (shipped()["steady"], ""),
+    "two/a.py": ("x = 1", "it has no file policy.py, or several"),
+    "text.txt": ("hello", "not a zip"),
+    "latin.py": ("# \xff", "it is not UTF-8 text"),
+}
+
+
+@marks.namespaces
+def test_a_class_is_played_in_the_sandbox_and_hostile_files_get_their_sentence(sandbox, tmp_path):
+    for name, (text, _) in CLASS.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "latin-1")
+    (tmp_path / "two" / "b.py").write_text("x = 1", "utf-8")
+    (tmp_path / "link.py").symlink_to("/etc/passwd")
+    expected = {name.partition("/")[0]: sentence for name, (_, sentence) in CLASS.items()}
+    for name, sentence in {**expected, "link.py": "cannot be read"}.items():
+        row = of_class.row_of(tmp_path / name, 0, False)
+        assert (row.name, bool(row.scores)) == (name, not sentence), row.foul
+        assert re.search(sentence, row.foul) and row.foul.isprintable(), row.foul
+        if name == "triage.py":  # as outside of the sandbox
+            stored = json.loads(board.SCORES.read_text("utf-8"))["triage"]["memory"]
+            assert [round(value, 4) for value in astuple(row.scores["memory"])] == stored
+
+
+@marks.namespaces
+def test_the_command_makes_a_class_s_table(tmp_path):
+    folder, options = tmp_path / "class", ("--out", tmp_path / "chart.png", "--jobs", 1)
+    refused = labs("--class", folder, *options, *["--as-root"] * is_root())
+    assert "is not a folder" in str(refused.exception)
+    folder.mkdir()
+    (folder / "anna.py").write_text(step("return {}"), "utf-8")
+    done = labs("--class", folder, *options, *["--as-root"] * is_root())
+    assert done.exit_code == 0, done.output
+    assert "anna.py has no score. chat, step 0: nothing is scheduled" in " ".join(done.output.split())
+    assert "triage" in done.output and (tmp_path / "chart.png").exists()
+    both = labs(folder / "anna.py", "--class", folder)
+    assert "name one of them" in str(both.exception)
