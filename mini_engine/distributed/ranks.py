@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,8 @@ class Ranks:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         first = None if error is None or isinstance(error, ParallelError) else self.fail(error)
+        with suppress(ValueError):  # in another thread than the main one
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would interrupt what follows
         with suppress(RuntimeError, ConnectionError):
             if error is None and self.failure is None and self.rank == 0:
                 self._send(None)
