@@ -1,4 +1,4 @@
-"""The command line: mini-engine demo | generate | chat | serve | simulate | bench | models | kernels | trace.
+"""mini-engine demo | generate | chat | serve | prefill | simulate | bench | models | kernels | trace.
 
 Each command has a file, which parses and prints. A command imports what it needs when it runs, so that
 --help is quick.
@@ -6,7 +6,7 @@ Each command has a file, which parses and prints. A command imports what it need
 
 import typer
 
-from mini_engine.commands import bench, chat, demo, generate, kernels, models, serve, simulate, trace
+from mini_engine.commands import bench, chat, demo, generate, kernels, models, prefill, serve, simulate, trace
 from mini_engine.commands.common import Commands, say
 from mini_engine.commands.process import run
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, generate.generate, chat.chat, serve.serve, simulate.simulate):
+for command in (demo.demo, generate.generate, chat.chat, serve.serve, prefill.prefill, simulate.simulate):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")

@@ -1,1 +1,1 @@
-"""More than one process: replicas, tensor parallel, the hand-over of KV blocks. See docs/scaling.md."""
+"""More than one process: tensor parallel, KV blocks from one engine to another. See docs/scaling.md."""

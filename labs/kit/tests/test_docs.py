@@ -167,6 +167,7 @@ CLAIMS = {
     "docs/real-bugs.md text": "here",
     "docs/reading-a-trace.md json": "here",
     "docs/serving.md python": "mini_engine/tests/test_serve.py with that client, and test_async_engine.py",
+    "docs/scaling.md python": "mini_engine/tests/test_kv_connector.py, with another process",
     "docs/instructors.md console": "labs/kit/tests/test_grader_gradescope.py",
     "docs/instructors.md json": "labs/kit/tests/test_grader_gradescope.py",
     "docs/instructors.md yaml": "labs/kit/tests/test_grader_gradescope.py",
@@ -325,7 +326,8 @@ RUN = re.compile(
 NOT_RUN = {
     "the reader's files": r".*\b(FILE|DIR|REPORT|lab-NN|RUN\.jsonl|yours\.jsonl|out/simulated\.jsonl)\b",
     "the reader's policy; test_arena has some": r"python -m labs arena (policy\.py|--class FOLDER)",
-    "does not end": r"mini-engine (trace play|chat|serve)|jupyter|python -m labs (watch|open|test.* --open)",
+    "does not end": r"mini-engine (trace play|chat|serve|prefill)"
+    r"|jupyter|python -m labs (watch|open|test.* --open)",
     "the network, or vLLM": r"mini-engine (models fetch|trace record-vllm|.*--model smollm2)",
     "packages, sources and weights of others": r"python -m mini_engine\.tests\.outside",
     "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.bench))",
