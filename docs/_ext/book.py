@@ -100,7 +100,8 @@ class Play(SphinxDirective):
         picture = ""
         if name in runs.RUNS and any(isinstance(run, Trace) for run in shown.runs):
             source = f"{'../' * self.env.docname.count('/')}_static/runs/{name}.svg"
-            picture = f'<img src="{source}" alt="{html.escape(shown.words())}">'
+            size = re.search(r' width="\d+" height="\d+"', shown.picture() or "")
+            picture = f'<img src="{source}"{size[0]} alt="{html.escape(shown.words())}">'
         title = html.escape(f"The trace player: {' and '.join(shown.names)}")
         data = json.dumps(shown.payload(), separators=(",", ":")).replace("<", "\\u003c")
         data = f'<script type="application/json">{data}</script>'

@@ -17,7 +17,7 @@ from sphinx.errors import ExtensionError
 
 from labs.kit.browser.csp import LABS, SEARCH, TEXT
 
-WRITE = re.compile(r"Write (lab-\d\d) ")
+LAB_TEXT = re.compile(r"(lab-\d\d)/README")
 UNUSED = re.compile(  # a switch of versions, a search while one types: the book has neither
     r"\s*<script>DOCUMENTATION_OPTIONS\.(?:pagename|search_as_you_type) = [^<]*</script>"
     r'|\s*<script defer src="[^"]*/fontawesome\.js[^"]*"></script>'
@@ -34,7 +34,7 @@ CHARSET = '<meta charset="utf-8" />'
 
 
 def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Link "Write lab-01 now" to that lab's page, and begin the lab's text with such a link."""
+    """Lead a link "Write ..." to a lab's text to that lab's page, and begin the text with such a link."""
     if app.builder.format != "html":
         return
 
@@ -42,7 +42,8 @@ def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> Non
         return posixpath.relpath(f"write/{lab}/index.html", posixpath.dirname(docname))
 
     for link in doctree.findall(nodes.reference):
-        if (found := WRITE.match(link.astext())) and found[1] in LABS:
+        found = link.astext().startswith("Write ") and LAB_TEXT.search(link.get("refuri", ""))
+        if found and found[1] in LABS:
             link["refuri"] = page(found[1])
             link["classes"].append("write")
     lab = docname.removeprefix("labs/").removesuffix("/README")

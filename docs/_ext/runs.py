@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from labs.kit import FakeKV, drive
 from labs.kit.judge import compare, loading
 from labs.kit.learner.notebook.traces import in_milliseconds
 from mini_engine.block_manager import BlockManager
+from mini_engine.loading.registry import resolve
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.scheduler import Scheduler
-from mini_engine.show.player import Playable, payload, ready_setup
+from mini_engine.show.player import Playable, Texts, payload
 from mini_engine.show.player.picture import step_picture, step_words
 from mini_engine.sim.baselines import BASELINES
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import Arrival
-from mini_engine.trace import Trace
+from mini_engine.trace import Trace, read_trace
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class Shown:
     names: Sequence[str]
     step: int | None = None
     follow: str | None = None
-    plays: bool = False  # starts by itself, as soon as it is in sight
+    texts: Texts | None = None
 
     def payload(self) -> dict[str, Any]:
-        shown = payload(*self.runs, names=self.names, step=self.step, follow=self.follow)
-        return shown | {"play": self.plays, "brief": len(self.runs) > 1}
+        opened = {"step": self.step, "follow": self.follow, "texts": self.texts}
+        shown = payload(*self.runs, names=self.names, **opened)
+        return shown | {"brief": len(self.runs) > 1}
 
     def picture(self) -> str | None:
         """Return the step it opens at as SVG, for a page without JavaScript; a log of operations has none."""
@@ -86,6 +89,18 @@ def waits_for_a_slot() -> Trace:
     """Four requests on two slots of the simulator; r2 waits, and its first gap after that is long."""
     arrivals = [Arrival(0, 200, 6), Arrival(0, 200, 11), Arrival(10, 300, 14), Arrival(60, 700, 4)]
     return simulate(arrivals, max_num_batched_tokens=256, max_num_seqs=2, num_blocks=96).trace
+
+
+@cache
+def hero() -> tuple[Trace, dict[str, tuple[str, list[str]]]]:
+    """Return the run that docs/images/hero.py recorded: six chats, and of each its prompt and its letters."""
+    recorder = _module("images/hero.py")
+    trace, tokenizer = read_trace(recorder.RECORDING), load_tokenizer(resolve("shakespeare"))
+    texts = {str(n): (prompt, list[str]()) for n, (prompt, *_) in enumerate(recorder.CHATS, 1)}
+    for record in trace.steps:
+        for name, token_ids in record.new_tokens.items():
+            texts[name][1].extend(tokenizer.decode([token]) for token in token_ids)
+    return trace, texts
 
 
 # ------------------------------------------------------------------------------------- runs of their own
@@ -174,10 +189,16 @@ def _cost() -> Shown:
     return Shown([simulate(arrivals, way, **limits).trace for way in ways], ways, 2, "r0")
 
 
+def _front() -> Shown:
+    trace, texts = hero()
+    step = next(r.step for r in trace.steps for event in r.events if event.type == "PREEMPTED")
+    return Shown([trace], ["six chats in a pool of 32 blocks"], step, first_preempted(trace), texts=texts)
+
+
 WATCHED = ("threshold", "claims", "loop-ends", "twins", "demo")  # vLLM decides otherwise; the last is large
 TIGHT = "two in a tight pool"
 RUNS: dict[str, Callable[[], Shown]] = {
-    "front": lambda: Shown([ready_setup()], ["six requests in a pool of 20 blocks"], plays=True),
+    "front": _front,
     "scheduling": lambda: _lab_run("lab-01", "a crowd for four slots", "ten requests, four slots", 1),
     "batching": lambda: Shown(
         batching([16, 4, 4, 4] * 3, 4, 64), ["static batching", "continuous batching"], 5

@@ -39,7 +39,8 @@
         place.querySelector("iframe").focus();
       });
       place.append(button);
-      if (place.querySelector("img")) seen.observe(place); // beside a listing it would be in the way
+      // Beside a listing it would be in the way; the front page has a button for it.
+      if (place.querySelector("img") && !document.querySelector(".hero")) seen.observe(place);
     }
   });
 }

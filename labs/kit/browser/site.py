@@ -15,6 +15,7 @@ from labs.kit.browser.csp import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
 from labs.kit.judge.manifest import find_lab
 
 TEXT_MOST = 700_000  # bytes, gzipped, that the first visit of a page of the book may load
+FRONT, FRONT_MOST = "docs/index.html", 400_000  # the same, of the front page
 SITE_MOST = 30_000_000  # bytes on the server's disk
 ASSET = re.compile(
     r'<(?:script|img|iframe)\b(?![^>]*loading="lazy")[^>]*? src="([^":]+)"'
@@ -91,6 +92,8 @@ def weigh(site: Path) -> tuple[list[str], list[str]]:
     lines, wrong = [f"{site}: {total / 1e6:.1f} MB in all (at most {SITE_MOST / 1e6:g})"], []
     if total > SITE_MOST:
         wrong.append(f"the site has {total / 1e6:.1f} MB")
+    if texts[FRONT] > FRONT_MOST:
+        wrong.append(f"{FRONT} loads {texts[FRONT] / 1e3:,.0f} kB at first")
     for loads, most, kind in ((texts, TEXT_MOST, "the book"), (labs, MOST, "the labs to write")):
         name, most_of_all = max(loads.items(), key=lambda item: item[1])
         common = sorted(loads.values())[len(loads) // 2]

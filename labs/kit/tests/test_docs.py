@@ -431,7 +431,8 @@ def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site
     assert page.locator("iframe").count() == 1
     player.get_by_role("heading", name="with the bug").wait_for()
     page.goto((site / "docs" / "index.html").as_uri())
-    assert player.locator("#play").inner_text() == "Pause"
+    page.get_by_role("link", name="Watch it step by step").click()
+    player.get_by_text("six chats in a pool of 32 blocks").first.wait_for()
     # No wait_for_function: it evaluates text, which the page's policy forbids.
     deadline = time.monotonic() + 10
     while page.locator("iframe").bounding_box()["height"] <= 700:
