@@ -7,23 +7,31 @@ import gzip
 import hashlib
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from html import escape
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from labs.kit.author.export import ROOT, export
 from labs.kit.browser.csp import LAB, LABS, TEXT
+from labs.kit.browser.demo import PARTS
 from labs.kit.browser.readme import html_of
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import starter_source
+from labs.kit.toys.driver import DEFAULTS
+from mini_engine.loading.registry import resolve
+from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.show.player import write_shell
+from mini_engine.trace import read_trace
 
 HERE = Path(__file__).parent
 PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
@@ -49,6 +57,11 @@ CONCEPTS = {
     "lab-09": "14-structured-output",
     "lab-11": "16-serving",
 }
+WRITTEN = 60  # letters of each of the six chats
+SETTINGS = {  # in which they do not all fit
+    "max_num_batched_tokens": 24, "max_num_seqs": 5, "num_blocks": 20, "block_size": 16,
+    "long_prefill_token_threshold": 16,
+}  # fmt: skip
 MOST = 12_000_000  # bytes, gzipped, that the first visit of a lab's page may load
 
 
@@ -63,7 +76,7 @@ def build(out: Path, book: str = "") -> None:
         shutil.copy(modules / "pyodide" / name, app / "pyodide" / name)
     lock = json.loads((modules / "pyodide" / "pyodide-lock.json").read_text("utf-8"))
     (app / "pyodide" / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
-    for name in ("page.js", "worker.js", "page.css"):
+    for name in ("page.js", "board.js", "home.js", "worker.js", "page.css"):
         shutil.copy(HERE / "page" / name, app / name)
     bundle(modules, app / "editor.js")
     write_shell(app / "player")
@@ -75,7 +88,7 @@ def build(out: Path, book: str = "") -> None:
         for lab in labs:
             write_lab(lab, labs, course, out, book)
     rows = "".join(
-        f'<li><a href="{lab.id}/"><b>{lab.id} {escape(lab.title)}</b> {escape(lab.question)} '
+        f'<li><a href="{lab.id}/" {marks(lab)}><b>{lab.id} {escape(lab.title)}</b> {escape(lab.question)} '
         f"<small>about {lab.minutes} minutes</small></a></li>"
         for lab in labs
     )
@@ -138,11 +151,37 @@ def pack(course: Path, target: Path) -> None:
         ]:
             if path.suffix in (".py", ".toml", ".json"):
                 files[path.relative_to(course).as_posix()] = path
-    for name in ("__init__.py", "run.py"):
+    for name in ("__init__.py", "run.py", "demo.py"):
         files[f"labs/kit/browser/{name}"] = HERE / name
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, data in [*packages(), *((name, path.read_bytes()) for name, path in files.items())]:
+        recorded = ("labs/kit/browser/answers.json", json.dumps(answers()).encode())
+        for name, data in [
+            *packages(),
+            recorded,
+            *((name, path.read_bytes()) for name, path in files.items()),
+        ]:
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+
+
+def answers() -> dict[str, Any]:
+    """Return six chats and the letters that the engine wrote, as docs/images/hero.py recorded them."""
+    hero = runpy.run_path(str(ROOT / "docs/images/hero.py"))
+    tokenizer, tokens = load_tokenizer(resolve("shakespeare")), defaultdict[str, list[int]](list)
+    for record in read_trace(hero["RECORDING"]).steps:
+        for name, new in record.new_tokens.items():
+            tokens[name] += new[: WRITTEN - len(tokens[name])]
+    requests, texts = [], {}
+    for name, (prompt, _, _, at) in zip(tokens, hero["CHATS"], strict=True):
+        requests.append(
+            {"id": name, "prompt": tokenizer.encode(prompt), "max_tokens": len(tokens[name]), "at": at}
+        )
+        texts[name] = [prompt, [tokenizer.decode([token]) for token in tokens[name]]]
+    config = {**DEFAULTS, **SETTINGS}
+    return {
+        "scenario": {"name": "six chats", "config": config, "requests": requests},
+        "texts": texts,
+        "tokens": tokens,
+    }
 
 
 def packages() -> Iterator[tuple[str, bytes]]:
@@ -167,7 +206,7 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(course / name, target)
     other = "".join(
-        f'<a href="../{other.id}/"{" aria-current=page" if other is lab else ""}>{other.id}</a>'
+        f'<a href="../{other.id}/" {marks(other)}{" aria-current=page" * (other is lab)}>{other.id}</a>'
         for other in labs
     )
     back = ""
@@ -189,9 +228,17 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         "id": lab.id,
         "starter": starter_source(lab),
         "tests": len(lab.without_torch.tests),
+        "plays": lab.id in PARTS,
         "tasks": [{"name": task.name, "hints": list(task.hints)} for task in lab.without_torch.tasks],
     }
     (folder / "lab.json").write_text(json.dumps(data), encoding="utf-8")
+
+
+def marks(lab: Lab) -> str:
+    """Return what board.js reads of a lab from a link to it."""
+    return (
+        f'data-lab-id="{lab.id}" data-title="{escape(lab.title)}" data-tasks="{len(lab.without_torch.tasks)}"'
+    )
 
 
 def first_load(out: Path, lab_id: str) -> dict[str, int]:

@@ -27,9 +27,10 @@ LISTED = 200  # names in `ignored`
 LAB = r"lab[-_ ]?([0-9]{1,3})"
 FILE = r"(?:-[0-9]{1,2}| ?\([0-9]{1,2}\))?\.(?:py|ipynb)"  # Canvas and browsers number what comes again
 NESTED = re.compile(rf"(?:.*/)?{LAB}/starter{FILE}", re.IGNORECASE)
-FLAT = re.compile(rf"(?:.*/)?{LAB}{FILE}", re.IGNORECASE)
+# A web page names what it saves lab-NN-starter.py.
+FLAT = re.compile(rf"(?:.*/)?{LAB}(?:[-_ ]starter)?{FILE}", re.IGNORECASE)
 LONE = re.compile(rf"(?:.*/)?starter{FILE}", re.IGNORECASE)
-LAB_FOLDER = re.compile(rf"{LAB}({FILE})?", re.IGNORECASE)
+LAB_FOLDER = re.compile(rf"{LAB}((?:[-_ ]starter)?{FILE})?", re.IGNORECASE)
 ATTEMPT = re.compile(r"attempt[-_ ]?([1-9][0-9]{0,2})(?:\.zip)?", re.IGNORECASE)
 METADATA = ("submission_metadata.yml", "submission_metadata.json", "metadata.yml")
 MOODLE = re.compile(r"(.+)_([0-9]+)_assignsubmission_(?:file|onlinetext)_?(.*)")

@@ -28,6 +28,10 @@ for lab, source in json.loads(Path(sys.argv[1]).read_text("utf-8")):
     print(json.dumps(json.loads(run.run(lab, source))))
 """
 FIRST = "    for request in running:\n"  # of lab-01's solution
+PLACES = """[...document.querySelectorAll(".top > *, #editor, .tabs")].map((one) => {
+    const { x, y } = one.getBoundingClientRect();
+    return [one.id || one.className, x, y];
+})"""
 LINE = "labPage.editor.view.state.doc.lineAt(labPage.editor.view.state.selection.main.head).text"
 SAME = ("started", "problem", "done", "tasks", "next", "name", "fingerprints")
 
@@ -178,7 +182,7 @@ def learner(opened):
 
 def test_from_an_empty_function_to_a_right_one(learner, serious):
     """Not written, wrong with a name and the run in the player, mended, right; a reload keeps the code.
-    axe finds nothing serious in the page while it fails, and when all passes."""
+    axe finds nothing serious in the page while it fails, and when all passes. Then it leads on."""
     page, mistake = learner.page, find_lab("lab-01").mistakes[0]
     learner.write(starter_source(find_lab("lab-01")))
     learner.page.click("#run")
@@ -194,16 +198,40 @@ def test_from_an_empty_function_to_a_right_one(learner, serious):
     names = learner.player.locator(".name").all_text_contents()
     assert names == ["yours", "reference"]
     assert "Difference 1" in learner.player.text_content("#difference-summary")
+    assert learner.player.text_content("#said") in learner.says("#report")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    ours, theirs = (pane.bounding_box() for pane in learner.player.locator(".pane").all())
+    assert ours["y"] == theirs["y"] and ours["x"] + ours["width"] < theirs["x"]
     assert serious(page) == serious(learner.player) == []
+    wrong = "    budget = max_num_batched_tokens\n"  # of the solution
+    assert wrong in learner.solution
+    learner.write(learner.solution.replace(wrong, wrong.replace("=", "= =")))
+    learner.run()
+    assert "does not parse" in learner.says("#verdict")
+    assert page.evaluate(LINE) == wrong.replace("=", "= =").strip("\n")  # the cursor is there
+    assert "the run of an earlier file" in learner.says("#playing")
+    learner.write(mistake.apply(learner.solution))
     page.reload()
     learner.until("document.body.classList.contains('awake')")
+    places = page.evaluate(PLACES)
     assert page.evaluate("labPage.editor.text") == mistake.apply(learner.solution)
     learner.write(learner.solution)
     page.locator(".cm-content").press("Control+Enter")  # while Python is still loading: it runs then
     learner.ended()
     assert learner.says("#verdict").startswith("All ") and learner.says("#status").startswith("All ")
     assert page.locator("#marks .failed").count() == 0
+    assert page.evaluate(PLACES) == places  # as while Python was loading
     assert serious(page) == []
+    assert page.get_attribute("#verdict a", "href") == "#after"
+    assert page.get_attribute("#next", "href").endswith("/lab-02/")
+    assert learner.says("#board h3") == f"1 of {len(LABS)} labs done"
+    assert page.locator(".labs .done").all_text_contents() == ["lab-01"]
+    page.click("#own")
+    learner.until("document.getElementById('status').textContent.includes('has served six chats')")
+    told = learner.player.locator(".texts-card .row").all_text_contents()
+    assert len(told) == 1 and "I love" in told[0]  # it plays from the first step on
+    learner.player.press("#last", "Enter")
+    assert learner.player.locator(".texts-card .row .letter").all_text_contents().count("F") >= 4
 
 
 @pytest.mark.soak  # a long walk in Pyodide
@@ -262,6 +290,17 @@ def test_hints_files_and_keys(learner, tmp_path):
     with page.expect_download() as download:
         page.click("#download")
     assert Path(download.value.path()).read_text("utf-8") == "# mine\n"
+    assert download.value.suggested_filename == "lab-01-starter.py"
+    page.evaluate("localStorage.setItem('mini-engine/lab-03/starter.py', '# ours, \u00e0 deux')")
+    page.click("#laptop summary")
+    with page.expect_download() as download:
+        page.click("#laptop button")
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert archive.testzip() is None
+        held = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert held == {"labs/lab-01/starter.py": "# mine\n", "labs/lab-03/starter.py": "# ours, à deux"}
+    assert len(learner.says("#laptop pre").strip().splitlines()) == 3
+    page.evaluate("localStorage.removeItem('mini-engine/lab-03/starter.py')")
     file = tmp_path / "starter.py"
     file.write_text("# from elsewhere\n", encoding="utf-8")
     page.set_input_files("#file", file)
@@ -273,6 +312,10 @@ def test_hints_files_and_keys(learner, tmp_path):
     page.locator(".cm-content").press("Escape")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") != "editor"
+    ring = "getComputedStyle(document.getElementById('editor')).outlineStyle"
+    assert page.evaluate(ring) == "none"
+    page.locator(".cm-content").focus()
+    assert page.evaluate(ring) == "solid"  # around the numbers of the lines, too
     learner.open()
     assert page.locator("#hints .task p").count() == 1
 
@@ -307,6 +350,14 @@ def test_on_a_phone_one_part_is_shown_at_a_time(learner):
         page.click(f".jump a[href='#{part}']")
         assert page.locator(".pane:visible").evaluate_all("all => all.map((one) => one.id)") == [part]
         assert not page.evaluate(wide), part
+    page.click(".jump a[href='#write']")
+    learner.write("")
+    page.locator(".cm-content").focus()
+    for name in ("Insert ()", "Insert []", "Insert :", "Indent"):
+        page.get_by_role("button", name=name, exact=True).click()
+    assert page.evaluate("labPage.editor.text") == "    ([:])"
+    page.get_by_role("button", name="Outdent").click()
+    assert page.evaluate("[labPage.editor.text, document.activeElement.id]") == ["([:])", "editor"]
     learner.write(learner.solution)
     learner.run()
     assert page.is_visible("#verdict")

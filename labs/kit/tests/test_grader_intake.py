@@ -59,7 +59,8 @@ def test_a_folder_with_files_at_any_depth(read):
 @pytest.mark.parametrize(
     "name",
     ["x/lab_01/starter.py", "lab-01.py", "x/y/lab_01.py", "Lab-01/starter.py", "lab1.py", "Lab 1/Lab01.py",
-     "LAB_1.PY", "lab-01-2.py", "lab-01 (1).py", "lab-01/starter-1.py"],
+     "LAB_1.PY", "lab-01-2.py", "lab-01 (1).py", "lab-01/starter-1.py",
+     "lab-01-starter.py", "x/lab-01-starter (2).py"],
 )  # fmt: skip
 def test_known_names(read, name):
     assert read({name: b"one"}).files == {"lab-01": b"one"}

@@ -1,8 +1,8 @@
 // The editor: CodeMirror with Python, in a shadow root, where its style needs no inline style element.
 import { basicSetup } from "codemirror";
 import { EditorView, keymap } from "@codemirror/view";
-import { EditorState } from "@codemirror/state";
-import { indentWithTab, isolateHistory } from "@codemirror/commands";
+import { EditorSelection, EditorState } from "@codemirror/state";
+import { indentLess, indentMore, indentWithTab, isolateHistory, undo } from "@codemirror/commands";
 import { HighlightStyle, indentUnit, syntaxHighlighting } from "@codemirror/language";
 import { python } from "@codemirror/lang-python";
 import { setDiagnostics } from "@codemirror/lint";
@@ -17,7 +17,7 @@ const style = HighlightStyle.define([
 ]);
 const theme = EditorView.theme({
   "&": { height: "100%", color: "var(--ink)", backgroundColor: "var(--card)", fontSize: "13.5px" },
-  "&.cm-focused": { outline: "2px solid var(--focus)", outlineOffset: "-2px" },
+  "&.cm-focused": { outline: "none" }, // the page draws the ring, around the gutter too
   ".cm-scroller": { fontFamily: "var(--mono)", lineHeight: "1.5" },
   ".cm-content": { caretColor: "var(--ink)" },
   ".cm-cursor": { borderLeftColor: "var(--ink)" },
@@ -56,6 +56,18 @@ export function makeEditor(parent, doc, { run, changed }) {
       const line = number && number <= now().lines ? now().line(number) : null;
       const marks = line ? [{ from: line.from, to: line.to, severity: "error", message }] : [];
       view.dispatch(setDiagnostics(view.state, marks));
+    },
+    /** Put a text at the cursor, or a pair around what is selected. */
+    type(open, close = "") {
+      view.dispatch(view.state.changeByRange(({ from, to }) => ({
+        changes: [{ from, insert: open }, { from: to, insert: close }],
+        range: EditorSelection.range(from + open.length, to + open.length),
+      })), { userEvent: "input.type", scrollIntoView: true });
+      view.focus();
+    },
+    command(name) {
+      ({ indentMore, indentLess, undo })[name](view);
+      view.focus();
     },
     go(number) {
       const { from } = now().line(Math.min(number, now().lines));

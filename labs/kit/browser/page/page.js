@@ -1,5 +1,6 @@
 // A lab's page: the editor, the worker that runs Python, its watchdog, and the results of a run.
 
+import { download, drawBoard, drawLaptop, el, keep as keepOf, kept as keptOf, next } from "./board.js";
 import { makeEditor } from "./editor.js";
 
 // For tests. quiet: ms without a message, after which Python hangs in a call that nothing interrupts.
@@ -7,19 +8,11 @@ import { makeEditor } from "./editor.js";
 window.labPage = { quiet: 60_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
-const key = (name) => `mini-engine/${lab.id}/${name}`;
-
-function kept(name, otherwise) {
-  try { return localStorage.getItem(key(name)) ?? otherwise; } catch { return otherwise; }
-}
+const kept = (name, otherwise) => keptOf(lab.id, name, otherwise);
 function keep(name, value) {
-  try { localStorage.setItem(key(name), value); } catch { say("This browser stores nothing: download your code before you leave."); }
+  if (!keepOf(lab.id, name, value)) say("This browser stores nothing: download your code before you leave.");
 }
-function el(tag, text = "", attributes = {}) {
-  const element = Object.assign(document.createElement(tag), { textContent: text });
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
+const narrow = matchMedia("(max-width: 899px)");
 const say = (text) => { $("status").textContent = text; };
 
 // ---------------------------------------------------------------------------------- Python and its watchdog
@@ -47,6 +40,15 @@ function receive(message) {
     clearTimeout(watch);
     runs(false);
     show(message.verdict);
+  } else if ("played" in message) {
+    clearTimeout(watch);
+    runs(false);
+    const { problem } = message.played;
+    if (problem !== undefined) return say(`Your part could not serve the chats: ${problem}`);
+    say("Your part has served six chats.");
+    own = true;
+    play({ ...message.played, play: true }, "Your part in the engine: it decides who computes, and the embedded model's letters come in that order.");
+    go("play");
   } else {
     ended(`Python ended: ${message.broken.trim().split("\n").pop().slice(0, 200)}.`, ready);
   }
@@ -57,12 +59,22 @@ function run() {
   waiting = !ready;
   if (waiting) return say("Python is loading. The tests run when it is ready.");
   runs(true);
-  if (matchMedia("(max-width: 899px)").matches) go("results");
+  if (narrow.matches) go("results");
   begun = "";
   clear();
   say("The tests are running.");
   const columns = Math.max(40, Math.min(100, Math.floor(($("results").clientWidth - 40) / 7.5)));
   worker.postMessage({ source: editor.text, columns, scale: labPage.scale });
+  listen();
+}
+
+/** Let the engine write with the reader's own part. */
+function demonstrate() {
+  if (running || !ready) return;
+  runs(true);
+  begun = "Your part";
+  say("Your part serves six chats.");
+  worker.postMessage({ demo: editor.text });
   listen();
 }
 
@@ -95,7 +107,7 @@ let rows = [];
 function clear() {
   rows = [];
   for (const id of ["marks", "tests", "report", "tasks"]) $(id).replaceChildren();
-  for (const id of ["name", "all", "tasks"]) $(id).hidden = true;
+  for (const id of ["name", "all", "tasks", "onward"]) $(id).hidden = true;
   $("verdict").textContent = "";
   $("verdict").className = "";
   editor.mark(null);
@@ -122,9 +134,14 @@ function show(verdict) {
   const all = verdict.done ? `All ${rows.length} tests pass.` : `${failed} of ${rows.length} tests ${failed === 1 ? "fails" : "fail"}.`;
   $("verdict").textContent = verdict.problem
     ? problem(verdict)
-    : all + (verdict.done ? " Read on under Afterwards." : lab.tasks.length > 1 ? ` Next: ${verdict.next}.` : "");
+    : all + (!verdict.done && lab.tasks.length > 1 ? ` Next: ${verdict.next}.` : "");
+  if (!verdict.player) stale("This is the run of an earlier file; the one in the editor now has none to show.");
   say(verdict.started === false ? "Nothing is written yet." : verdict.problem ? "Your file has a problem." : all);
   if (!verdict.tasks || verdict.problem) return;
+  const done = verdict.tasks.filter((task) => task.done).length;
+  if (done > Number(kept("done", 0))) keep("done", done);
+  drawBoard($("board"), lab.id);
+  if (verdict.done) onward();
   if (verdict.tasks.length > 1) {
     $("tasks").hidden = false;
     for (const task of verdict.tasks) {
@@ -144,9 +161,20 @@ function show(verdict) {
     const { step, traces } = verdict.player;
     const beside = traces.length > 1 ? "Yours beside the reference" : "Your run";
     const parted = step !== null, same = verdict.done ? "." : ". The failed test has no run to play; in this one your decisions are the reference's.";
+    own = true;
     play(verdict.player, beside + (parted ? `, opened at step ${step}, the first that differs.` : same));
     if (parted || verdict.done) choose("play");
   }
+}
+
+/** After a pass: the text to read, the next lab, and the reader's own function at work. */
+function onward() {
+  const following = next(lab.id);
+  $("verdict").append(" ", el("a", "Read on under Afterwards.", { href: "#after" }));
+  $("next").hidden = !following;
+  if (following) Object.assign($("next"), { href: following.href, textContent: `Next: ${following.id} ${following.title}` });
+  $("own").hidden = !lab.plays;
+  $("onward").hidden = false;
 }
 
 /** The problem of the whole file and its line: all tests would report the same. */
@@ -158,6 +186,7 @@ function problem({ problem: text, line, started }) {
   $("all").hidden = true;
   if (begun) editor.mark(at, words);
   if (at) $("report").append(toLine(at));
+  if (at && begun && !narrow.matches) editor.go(at); // on a phone the sentence is read first
   if (!begun) return `${words}. Write your code in place of the NotImplementedError, then run the tests again.`;
   return words + (/[.?!]$/.test(words) ? "" : ".");
 }
@@ -198,11 +227,19 @@ function lines(text) {
 
 // ---------------------------------------------------------------------------------------------------- the player
 
-let played = null, listening = false;
+let played = null, own = false, listening = false;
+
+/** Say that the run in the player is not that of the file as it is now. */
+function stale(words) {
+  if (!own) return;
+  $("playing").textContent = words;
+  $("play").classList.add("stale");
+}
 
 function play(payload, words) {
   if (!payload) return;
   played = payload;
+  $("play").classList.remove("stale");
   $("playing").textContent = words;
   if (listening) $("player").contentWindow.postMessage({ type: "mini-engine-trace", ...payload }, "*");
 }
@@ -283,14 +320,11 @@ for (const task of lab.tasks) {
 
 const editor = makeEditor($("editor"), kept("starter.py", lab.starter), { run, changed: (text) => keep("starter.py", text) });
 $("run").onclick = run;
+$("own").onclick = demonstrate;
 addEventListener("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && !event.defaultPrevented) run();
 });
-$("download").onclick = () => {
-  const address = URL.createObjectURL(new Blob([editor.text], { type: "text/x-python" }));
-  el("a", "", { href: address, download: "starter.py" }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
-};
+$("download").onclick = () => download(`${lab.id}-starter.py`, editor.text, "text/x-python");
 $("upload").onclick = () => $("file").click();
 $("file").onchange = async () => {
   const [file] = $("file").files;
@@ -304,6 +338,19 @@ $("reset").onclick = () => {
   editor.text = lab.starter;
   say("The file is restored. Undo (Ctrl+Z in the editor) brings yours back.");
 };
+// What the keyboard of a phone hides behind two more taps; the editor keeps the focus, and the keyboard stays.
+for (const [label, name, action] of [
+  ["⇥", "Indent", () => editor.command("indentMore")], ["⇤", "Outdent", () => editor.command("indentLess")],
+  ...["()", "[]", "{}", '""'].map((pair) => [pair, `Insert ${pair}`, () => editor.type(pair[0], pair[1])]),
+  ...[":", "=", "_", ".", "#"].map((sign) => [sign, `Insert ${sign}`, () => editor.type(sign)]), ["↶", "Undo", () => editor.command("undo")],
+]) {
+  const button = el("button", label, { "aria-label": name });
+  button.onpointerdown = (event) => event.preventDefault();
+  button.onclick = action;
+  $("keys").append(button);
+}
+drawBoard($("board"), lab.id);
+drawLaptop($("laptop"));
 document.body.classList.add("awake");
 go(editor.text === lab.starter ? "read" : "write");
 choose("read");

@@ -1,13 +1,15 @@
 // Python in a worker, which the page can end if it hangs. It loads files only from its own folder.
-//   receives {source, columns, scale}
-//   sends    {ready: preview}, {row}, {verdict}, {broken: why}
+//   receives {source, columns, scale}, {demo: source}
+//   sends    {ready: preview}, {row}, {verdict}, {played: payload}, {broken: why}
 
 const lab = new URLSearchParams(location.search).get("lab");
+
+let python;
 
 async function start() {
   const course = fetch("course.zip").then((answer) => answer.arrayBuffer());
   const { loadPyodide } = await import("./pyodide/pyodide.mjs");
-  const python = await loadPyodide({ indexURL: new URL("pyodide/", location).href, stdin: () => null });
+  python = await loadPyodide({ indexURL: new URL("pyodide/", location).href, stdin: () => null });
   python.unpackArchive(await course, "zip", { extractDir: "/course" });
   python.runPython(`
 import os, sys
@@ -24,10 +26,11 @@ const started = start();
 // Warm up in the pause before the first run; a run that waits already goes first.
 started.then((judge) => setTimeout(() => asked || judge.warm(lab), 200), () => {});
 started.catch((error) => postMessage({ broken: String(error) }));
-onmessage = async ({ data: { source, columns, scale } }) => {
+onmessage = async ({ data: { source, columns, scale, demo } }) => {
   asked = true;
   const judge = await started;
   try {
+    if (demo !== undefined) return postMessage({ played: JSON.parse(python.pyimport("labs.kit.browser.demo").demo(lab, demo)) });
     const send = (row) => postMessage({ row: JSON.parse(row) });
     postMessage({ verdict: JSON.parse(judge.run(lab, source, send, columns, scale)) });
   } catch (error) {
