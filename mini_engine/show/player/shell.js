@@ -19,12 +19,24 @@ addEventListener("message", ({ source, origin, data }) => {
   embedder = origin === "null" ? "*" : origin;
   try {
     player.host.classList.toggle("brief", Boolean(data.brief));
+    size.width = 0; // of other runs
     player.load(data);
+    measure();
     if (data.play && !matchMedia("(prefers-reduced-motion: reduce)").matches) player.play(true);
   } catch (error) {
     player.fail(error.message);
     say({ type: "mini-engine-failed", message: error.message }, embedder);
   }
 });
-new ResizeObserver(() => say({ type: "mini-engine-size", height: Math.ceil(player.host.getBoundingClientRect().height) }, embedder)).observe(player.host);
+// The height never shrinks while the width stays: else the text below would move from step to step.
+const size = { width: 0, height: 0 };
+function measure() {
+  if (!player.panes.length || !player.root.querySelector("link").sheet) return; // it has no size of its own yet
+  const { width, height } = player.host.getBoundingClientRect();
+  if (width !== size.width) Object.assign(size, { width, height: 0 });
+  size.height = Math.max(size.height, Math.ceil(height));
+  say({ type: "mini-engine-size", height: size.height }, embedder);
+}
+new ResizeObserver(measure).observe(player.host);
+player.root.querySelector("link").addEventListener("load", measure); // a frame out of sight observes nothing
 say({ type: "mini-engine-ready" });
