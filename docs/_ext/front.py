@@ -1,6 +1,8 @@
-"""The front page's stage: six chats that share one memory, in the run that docs/images/hero.py recorded.
+"""The front page's stage and workbench.
 
-`<!-- {stage} chats -->` puts it there, with one moment of the run and the captions; hero.js plays the rest.
+`<!-- {stage} chats -->` is the run of six chats on one memory that docs/images/hero.py recorded: one moment
+of it and the captions; hero.js plays the rest. `<!-- {bench} lab-01 -->` is a loop with a mistake, to run
+and to mend, with the verdict that docs/images/break_it.py recorded; bench.js runs it.
 """
 
 import json
@@ -108,6 +110,31 @@ def _chat(name: str, prompt: str, written: str, state: str) -> str:
     )
 
 
+class Bench(SphinxDirective):
+    """`<!-- {bench} lab-01 -->`: lab-01's loop with a known mistake in an editor, and Run."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        recorder = runs.module("images/break_it.py")
+        verdict = json.loads(recorder.RECORDING.read_text("utf-8"))
+        data = json.dumps({"before": recorder.BEFORE, "verdict": verdict}).replace("<", "\\u003c")
+        up = "../" * self.env.docname.count("/")
+        text = (
+            f'<link rel="stylesheet" href="{up}_static/bench.css">'
+            '<div class="bench"><textarea aria-label="the loop, in Python" spellcheck="false" wrap="off" '
+            f'autocapitalize="off" autocomplete="off" rows="{len(recorder.SHOWN.splitlines()) + 1}">'
+            f"{escape(recorder.SHOWN)}</textarea>"
+            '<p><button type="button" class="run">Run</button> <button type="button" class="again" hidden>'
+            'Start over</button> <span class="status" role="status"></span></p>'
+            '<div class="answer" aria-live="polite"></div>'
+            f'<script type="application/json">{data}</script></div>'
+            f'<script defer src="{up}_static/bench.js"></script>'
+        )
+        return [nodes.raw("", text, format="html")]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("stage", Stage)
+    app.add_directive("bench", Bench)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from labs.kit.browser.csp import LABS, SEARCH, TEXT
+from labs.kit.browser.csp import LABS, TEXT, policy_of
 
 LAB_TEXT = re.compile(r"(lab-\d\d)/README")
 UNUSED = re.compile(  # a switch of versions, a search while one types: the book has neither
@@ -86,7 +86,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
 def strict(text: str, name: str, static: Path) -> str:
     """Return a page without inline scripts and styles, with its policy. A second time changes nothing."""
     up = "../" * name.count("/")
-    policy = SEARCH if name == "search.html" else TEXT
+    policy = policy_of(name)
 
     def script(found: re.Match[str]) -> str:
         return f'<script src="{up}_static/{kept(found[1], "js", static)}"></script>'

@@ -94,7 +94,7 @@ def waits_for_a_slot() -> Trace:
 @cache
 def hero() -> tuple[Trace, dict[str, tuple[str, list[str]]]]:
     """Return the run that docs/images/hero.py recorded: six chats, and of each its prompt and its letters."""
-    recorder = _module("images/hero.py")
+    recorder = module("images/hero.py")
     trace, tokenizer = read_trace(recorder.RECORDING), load_tokenizer(resolve("shakespeare"))
     texts = {str(n): (prompt, list[str]()) for n, (prompt, *_) in enumerate(recorder.CHATS, 1)}
     for record in trace.steps:
@@ -178,7 +178,7 @@ def _sampling() -> Shown:
 
 
 def _watched(name: str) -> Shown:
-    watch = _module("images/watch.py")
+    watch = module("images/watch.py")
     return Shown(watch.runs(name), watch.NAMES, watch.place(name))
 
 
@@ -228,13 +228,13 @@ def find(name: str) -> Shown:
     Raises KeyError for any other."""
     if not name.startswith("bug-"):
         return RUNS[name]()
-    bugs = _module("images/real_bugs.py")
+    bugs = module("images/real_bugs.py")
     case = {case.name: case for case in bugs.CASES}[name.removeprefix("bug-")]
     runs = case.runs(raise_errors=False)
     return Shown(runs, ["with the bug", "without"], compare.departure(*runs).index)
 
 
-def _module(path: str) -> Any:
+def module(path: str) -> Any:
     """A module of docs, which is no package."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, Path(__file__).parents[1] / path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

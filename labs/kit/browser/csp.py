@@ -7,6 +7,7 @@ Each page contains its policy, for hosts that send no headers; the file `_header
 LABS = ("lab-01", "lab-02", "lab-03", "lab-06", "lab-08", "lab-09", "lab-11")
 OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'"
 TEXT = f"{OWN}; frame-src 'self'; form-action 'self'"  # for quizzes and notebooks too
+RUNNING = f"{TEXT}; worker-src 'self'"  # the worker has its own, WORKER
 SEARCH = f"{TEXT}; connect-src 'self'"  # it loads the pages that it found
 # Pyodide is compiled when it is loaded; no text becomes a script.
 LAB = (
@@ -17,3 +18,10 @@ WORKER = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; connect-src 
 PLAYER = "default-src 'none'; script-src 'self'; style-src 'self'"
 # This part cannot be set inside a page.
 FRAMED = "frame-ancestors 'self'"
+
+
+def policy_of(page: str) -> str:
+    """Return the policy of a page of the book, by its path in the site."""
+    if page == "search.html":
+        return SEARCH
+    return RUNNING if page == "docs/index.html" else TEXT

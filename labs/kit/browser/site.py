@@ -11,7 +11,7 @@ from pathlib import Path
 
 from labs.kit.browser.build import MOST, build, filled, zipped
 from labs.kit.browser.build import first_load as loads_of_lab
-from labs.kit.browser.csp import FRAMED, LAB, LABS, PLAYER, SEARCH, TEXT, WORKER
+from labs.kit.browser.csp import FRAMED, LAB, LABS, PLAYER, TEXT, WORKER, policy_of
 from labs.kit.judge.manifest import find_lab
 
 TEXT_MOST = 700_000  # bytes, gzipped, that the first visit of a page of the book may load
@@ -41,11 +41,14 @@ def add_pages(site: Path) -> str:
 def write_headers(site: Path) -> None:
     """Write the policies for hosts that read a file `_headers`."""
     built = (site / "write" / "app").exists()
-    roots = sorted(path.name for path in site.glob("*.html"))
+    named = sorted(
+        path.relative_to(site).as_posix() for path in (*site.glob("*.html"), *site.glob("docs/*.html"))
+    )
     kinds = {
-        **{f"/{name}": SEARCH if name == "search.html" else TEXT for name in roots},
+        **{f"/{name}": policy_of(name) for name in named},
         **{path: TEXT for path in ("/", "/write/", "/write/index.html")},
-        "/docs/*": TEXT,
+        "/docs/": policy_of("docs/index.html"),
+        "/docs/concepts/*": policy_of("docs/concepts/index.html"),
         "/labs/*": TEXT,
         "/notebooks/*": TEXT,
         "/_static/player/shell.html": PLAYER,

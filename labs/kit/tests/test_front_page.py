@@ -1,4 +1,4 @@
-"""The front page: its stage shows what was recorded, in time, and both buttons are in sight."""
+"""The front page: its stage and its bench show what was recorded, and both buttons are in sight."""
 
 import json
 import re
@@ -21,7 +21,7 @@ window.shift = 0;
 new PerformanceObserver((list) => { for (const one of list.getEntries()) shift += one.value; })
   .observe({ type: "layout-shift", buffered: true });
 """
-hero = script("images/hero")
+hero, break_it = script("images/hero"), script("images/break_it")
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +121,45 @@ def test_without_a_script_the_moment_of_the_wait_and_all_captions_stand(site, br
     page.goto((site / PAGE).as_uri())
     assert page.locator(".chats [data-state='p'] .said").inner_text().endswith("in this p")
     assert all(caption.is_visible() for caption in page.locator(".beats li").all())
+
+
+# ------------------------------------------------------------------------------------------ the bench
+
+
+SENTENCE = "Your step 0 admits r2; the reference does not: the budget of 10 is used up."
+
+
+def test_the_loop_is_answered_from_the_recording_before_python_is_there(site, browser, serving):
+    """In one sentence, in red, with the requests that differ; offline too, and from a disk."""
+    page = browser.new_page()
+    page.route("**/worker.js*", lambda route: route.abort())
+    said = []
+    for address in (f"{serving(site)}/{PAGE}", (site / PAGE).as_uri()):
+        page.goto(address)
+        assert page.locator(".bench textarea").input_value() == break_it.SHOWN
+        page.locator(".bench textarea").press("Control+Enter")
+        assert page.locator(".answer .bad").inner_text() == SENTENCE
+        assert page.locator(".answer .other").all_inner_texts() == ["r1 8", "r2 8"]
+        page.get_by_role("button", name="Run", exact=True).wait_for()
+        said.append(page.locator(".bench .status").inner_text())
+    assert said[0].startswith("Python could not start") and "python -m labs open" in said[1]
+
+
+@pytest.mark.skipif(not SOAK, reason="Python starts in the page, a minute; make soak")
+def test_python_judges_the_loop_as_it_was_recorded_and_agrees_when_it_is_mended(
+    site, pages, browser, serving
+):
+    recorded = json.loads(break_it.RECORDING.read_text("utf-8"))
+    assert break_it.record() == recorded and recorded["report"].splitlines()[0] == SENTENCE
+    page = browser.new_page()
+    page.goto(f"{serving(site)}/{PAGE}")
+    editor, button = page.locator(".bench textarea"), page.locator(".bench .run")
+    for wrong, right, mood, words in (
+        ("", "", "bad", SENTENCE),
+        ("return", "    budget -= num_tokens\nreturn", "good", "The two runs agree"),
+        (" = RequestStatus", " RequestStatus", "bad", "starter.py does not parse, line 9"),
+    ):
+        editor.fill(editor.input_value().replace(wrong, right))
+        button.click()
+        page.locator(".bench .status", has_text="Python ran it").wait_for(timeout=240_000)
+        assert page.locator(f".answer .{mood}").inner_text().startswith(words)
