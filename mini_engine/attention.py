@@ -151,6 +151,7 @@ class PagedBackend:
     """
 
     name = "paged"
+    writes_before_reading = True  # see `attend`
 
     def __init__(
         self,

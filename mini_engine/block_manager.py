@@ -40,6 +40,7 @@ class BlockManager:
         if not 0 <= self.watermark < num_blocks:
             raise ValueError(f"watermark must be 0 to {num_blocks - 1} blocks, but is {watermark}")
         self.stats = PrefixCacheStats()
+        self.caches_scheduled = False
         # Copies the first num_tokens of a block into another: (source, target, num_tokens). The backend's.
         self.copy_block: Callable[[int, int, int], object] | None = None
         self._ref_cnts = [0] * num_blocks  # by block id: the number of tables that have it
@@ -49,10 +50,9 @@ class BlockManager:
         self._free_cached: OrderedDict[int, None] = OrderedDict()
         self._req_to_blocks: dict[str, list[int]] = {}
         self._num_cached_block: dict[str, int] = {}  # leading blocks of a table that can be found
+        self._num_scheduled_block: dict[str, int] = {}  # of these, those that this step computes
         self._num_admitted_block: dict[str, int] = {}  # blocks that admission claimed
         self._cache = PrefixCache(num_blocks, block_size, hash_block)
-
-    # ------------------------------------------------------------------ used by the scheduler
 
     @property
     def num_free_blocks(self) -> int:
@@ -61,8 +61,8 @@ class BlockManager:
 
     @property
     def num_cached_blocks(self) -> int:
-        """The number of blocks that can be found by their content, in use or free."""
-        return self._cache.num_blocks
+        """The number of computed blocks that can be found by their content, in use or free."""
+        return self._cache.num_blocks - sum(self._num_scheduled_block.values())
 
     def num_new_blocks(self, request: Request, num_new_tokens: int) -> int:
         """Return the number of blocks that `allocate` would take."""
@@ -78,7 +78,9 @@ class BlockManager:
         """
         needed = min(request.num_prompt_tokens, request.num_tokens - 1)
         for sibling in request.siblings if self.copy_block else ():
-            if sibling.status is RequestStatus.RUNNING and sibling.num_computed_tokens >= needed:
+            # What was found at its admission may be computed in this step only, too late to be copied.
+            computed = max(needed, sibling.num_cached_tokens + 1)
+            if sibling.status is RequestStatus.RUNNING and sibling.num_computed_tokens >= computed:
                 return self.fork(sibling, request)
         hits = self.get_computed_blocks(request)
         return self._claim(request, hits, len(hits) * self.block_size)
@@ -142,9 +144,8 @@ class BlockManager:
 
     def shrink(self, request: Request) -> None:
         """Give back the blocks that admission did not claim and that no computed token needs."""
-        needed = self._blocks_for(request.num_computed_tokens)
-        needed = max(needed, self._num_admitted_block.get(request.request_id, 0))
-        table = self.block_table(request)
+        admitted, table = self._num_admitted_block.get(request.request_id, 0), self.block_table(request)
+        needed = max(self._blocks_for(request.num_computed_tokens), admitted)
         self._free_blocks(table[needed:])
         del table[needed:]
 
@@ -152,6 +153,7 @@ class BlockManager:
         """Undo `admit`: give back its blocks, and do not count it in the statistics."""
         if request.request_id in self._req_to_blocks:
             self._record_stats(request, -1)
+            self.uncache_blocks(request)
             self.free(request)
             request.num_computed_tokens = request.num_cached_tokens = request.num_forked_tokens = 0
 
@@ -160,8 +162,7 @@ class BlockManager:
         that no other request holds."""
         own = [i for i in self.block_table(request) if self._ref_cnts[i] == 1]
         for block_id in own:
-            if self._cache.block_hashes[block_id] is not None:
-                self._cache.evict(block_id)
+            self._cache.evict(block_id)
         return own
 
     def free(self, request: Request) -> None:
@@ -212,14 +213,28 @@ class BlockManager:
 
     def cache_blocks(self, request: Request) -> None:
         """After a step: let the full blocks whose keys and values are computed be found."""
-        full = request.num_computed_tokens // self.block_size
-        first = self._num_cached_block.get(request.request_id, 0)
-        if full > first and self.enable_prefix_caching:
-            self._cache.cache_full_blocks(request, self._req_to_blocks[request.request_id], first, full)
-            self._num_cached_block[request.request_id] = full
+        self._cache_first(request, request.num_computed_tokens)
+        self._num_scheduled_block.pop(request.request_id, None)
+
+    def cache_scheduled_blocks(self, request: Request, num_new_tokens: int) -> None:
+        """While a step is decided, if `caches_scheduled`: let requests admitted behind this one find the full
+        blocks that it computes in the step, as in vLLM. Its drafts are never found."""
+        if self.caches_scheduled:
+            end = min(request.num_computed_tokens + num_new_tokens, request.num_tokens)
+            self._num_scheduled_block[request.request_id] = self._cache_first(request, end)
+
+    def _cache_first(self, request: Request, num_tokens: int) -> int:
+        """Let the full blocks of its first tokens be found. Return how many could not be found before."""
+        full, first = num_tokens // self.block_size, self._num_cached_block.get(request.request_id, 0)
+        if full <= first or not self.enable_prefix_caching:
+            return 0
+        self._cache.cache_full_blocks(request, self._req_to_blocks[request.request_id], first, full)
+        self._num_cached_block[request.request_id] = full
+        return full - first
 
     def uncache_blocks(self, request: Request) -> None:
-        """Undo `cache_blocks` for the tokens that the request does not count as computed."""
+        """Let no block be found that the request does not count as computed."""
+        self._num_scheduled_block.pop(request.request_id, None)
         keep, table = request.num_computed_tokens // self.block_size, self.block_table(request)
         for block_id in table[keep : self._num_cached_block.get(request.request_id, 0)]:
             self._cache.evict(block_id)
@@ -239,8 +254,6 @@ class BlockManager:
         return True
 
     find_prefix, publish = alias("get_computed_blocks"), alias("cache_blocks")
-
-    # ------------------------------------------------------------------------------- internals
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -281,8 +294,6 @@ class BlockManager:
         require(
             all(self._cache.block_hashes[i] is None for i in self._free), "an uncached free block has a hash"
         )
-        cached = self._cache.block_ids()
-        hashed = {i for i, name in enumerate(self._cache.block_hashes) if name is not None}
-        require(cached == hashed, "the hash map is stale")
-        require(self.num_cached_blocks == len(cached), "the count of cached blocks is off")
-        require(set(self._free_cached) <= cached, "a free block without content is kept as cached")
+        require(self._cache.is_consistent(), "the hash map is stale, or the count of cached blocks is off")
+        kept = set(self._free_cached) <= self._cache.block_ids()
+        require(kept, "a free block without content is kept as cached")

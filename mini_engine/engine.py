@@ -227,7 +227,7 @@ class Engine:
         try:
             with torch.inference_mode():
                 self._draft(before)
-                deltas = self._step(self)
+                deltas = self.recovery.run(lambda: self._step(self), before, self.output_processor)
         except BaseException:
             made = list(self._made)
             news = self.recovery.roll_back(before, self.output_processor)

@@ -5,6 +5,8 @@ Each does the plain thing: it frees blocks, aborts a request, or does nothing.
 
 from __future__ import annotations
 
+from typing import cast
+
 from mini_engine.interfaces import (
     Backend,
     CopyingBackend,
@@ -14,11 +16,15 @@ from mini_engine.interfaces import (
     RecoverableKV,
     RecoverableScheduler,
     SchedulerLike,
+    StepCachingKV,
+    StepSharingBackend,
 )
 from mini_engine.request import Request
 
 
 class _PlainKV:
+    caches_scheduled = False
+
     def __init__(self, kv: KVManager):
         self.kv = kv
 
@@ -34,6 +40,9 @@ class _PlainKV:
 
     def evict_blocks(self, request: Request) -> list[int]:
         return []
+
+    def cache_scheduled_blocks(self, request: Request, num_new_tokens: int) -> None:
+        pass
 
 
 class _PlainScheduler:
@@ -60,6 +69,23 @@ def let_fork(kv: KVManager, backend: Backend) -> None:
     """Let the KV manager fork requests, if both parts can: without it, each computes its own prompt."""
     if isinstance(kv, ForkingKV) and isinstance(backend, CopyingBackend):
         kv.copy_block = backend.copy_block
+
+
+def let_share_within_step(kv: KVManager, scheduler: SchedulerLike, backend: Backend) -> None:
+    """Let blocks be found in the step that computes them, if all three parts can: the scheduler must take
+    back what it decided, because blocks of a step that is not computed must not be found."""
+    if (
+        isinstance(kv, StepCachingKV)
+        and isinstance(scheduler, RecoverableScheduler)
+        and isinstance(backend, StepSharingBackend)
+    ):
+        kv.caches_scheduled = backend.writes_before_reading
+
+
+def step_caching_kv(kv: KVManager) -> StepCachingKV:
+    """Return the KV manager itself, or a stand-in for what it lacks. It is asked in every step, and
+    isinstance would take 20 µs."""
+    return cast(StepCachingKV, kv if hasattr(kv, "cache_scheduled_blocks") else _PlainKV(kv))
 
 
 def recoverable_kv(kv: KVManager) -> RecoverableKV:

@@ -210,6 +210,25 @@ class RecoverableKV(Protocol):
 
 
 @runtime_checkable
+class StepCachingKV(Protocol):
+    """A KVManager whose blocks can be found in the step that computes them, by requests admitted behind."""
+
+    caches_scheduled: bool  # False, as it begins: `cache_scheduled_blocks` does nothing
+
+    def cache_scheduled_blocks(self, request: Request, num_new_tokens: int) -> None:
+        """While a step is decided: let other requests find the full blocks that the request has when it has
+        computed so many tokens, drafts apart. `unadmit` and `uncache_blocks` undo it."""
+
+
+@runtime_checkable
+class StepSharingBackend(Protocol):
+    """A Backend that says whether a row may read what another row of its step writes."""
+
+    # In each layer all rows are written before one is read, or those in front are computed before the others.
+    writes_before_reading: bool
+
+
+@runtime_checkable
 class ForkingKV(Protocol):
     """A KVManager that can share a prompt between the answers to it, `Request.siblings`."""
 
@@ -250,10 +269,12 @@ class RecoverableScheduler(Protocol):
     """A SchedulerLike that can undo its last `schedule`, and end a request with an error."""
 
     def take_back(self, before: list[Request]) -> None:
-        """Undo a step that was decided while `before` ran and is not computed. Preemptions stand."""
+        """Undo a step that was decided while `before` ran and is not computed. Preemptions stand. No block
+        that it was to compute can be found any more."""
 
     def fail(self, request: Request) -> None:
-        """Drop a request that cannot go on; its finish_reason becomes "error"."""
+        """Drop a request that cannot go on; its finish_reason becomes "error". In mid-step no block that it
+        was to compute can be found any more."""
 
 
 @runtime_checkable

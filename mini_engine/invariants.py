@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mini_engine.interfaces import SchedulerLike
+from mini_engine.interfaces import SchedulerLike, StepCachingKV
 from mini_engine.request import Request, RequestStatus
 from mini_engine.request_queue import policy_key
 
@@ -30,8 +30,8 @@ RULES = {
     "outputs": "tokens that were given are never changed or removed",
     "once": "each unfinished request is in waiting or in running, once",
     "blocks": "each block is free or held by running requests, whose tables have room for what they compute",
-    "shared": "a block in two tables holds one computed text, under one cache salt",
-    "written": "no slot is written by two requests, or written by one and read by another",
+    "shared": "a block in two tables holds one text, under one cache salt; the first request computes it",
+    "written": "no slot is written by two requests; others read only what an earlier row fills wholly",
     "finished": "a finished request is reported once, has its reason, and holds no block",
 }
 
@@ -77,6 +77,9 @@ class Monitor:
         self._abort: Any = scheduler.abort  # a Recorder's takes the reason, too
         self._schedule, self._update = scheduler.schedule, scheduler.update
         self.known = {r.request_id: r for r in (*scheduler.waiting, *scheduler.running)}
+        # Whether a block may be shared that is computed in this step, and the tokens of the step.
+        self.shares_in_step = isinstance(self.kv, StepCachingKV) and self.kv.caches_scheduled
+        self.scheduled: dict[str, int] = {}
 
     # -------------------------------------------------------------------------------- the four calls
 
@@ -100,7 +103,9 @@ class Monitor:
         self.known = {n: r for n, r in self.known.items() if r.status is not RequestStatus.FINISHED}
         queued, running = list(scheduler.waiting), list(scheduler.running)
         texts = {request: tuple(request.output_token_ids) for request in (*queued, *running)}
+        self.scheduled = {}  # an update that raised has left it
         scheduled = self._schedule()
+        self.scheduled = scheduled if self.shares_in_step else {}
         self._check_state()
         self._check_rows(scheduled)
         self._check_order(queued, running)
@@ -118,6 +123,7 @@ class Monitor:
         running = list(self.scheduler.running)
         texts = {request: tuple(request.output_token_ids) for request in running}
         finished = self._update(scheduled, sampled, stopped)
+        self.scheduled = {}
         for request, text in texts.items():
             given = text + tuple(sampled.get(request.request_id, ()))
             now = tuple(request.output_token_ids)
@@ -190,8 +196,10 @@ class Monitor:
                     end = (index + 1) * kv.block_size
                     alike = index == first_index and request.cache_salt == first.cache_salt
                     alike = alike and request.token_ids(0, end) == first.token_ids(0, end)
-                    # `running` is in order of admission: the first has computed it, or found it computed.
-                    alike = alike and first.num_computed_tokens >= end
+                    # `running` is in order of admission: the first has computed it, found it computed, or
+                    # computes it in this step.
+                    num_new = self.scheduled.get(first.request_id, 0)
+                    alike = alike and first.num_computed_tokens + num_new >= end
                     self._require("shared", alike, f"block {block_id} is {first.request_id!r}'s too", request)
         held, free = len(holders), kv.num_free_blocks
         self._require("blocks", held + free == kv.num_blocks, f"{held} held + {free} free of {kv.num_blocks}")
@@ -251,9 +259,13 @@ class Monitor:
                 readers.setdefault(block_id, []).append(request)
         written: dict[int, Request] = {}
         for request in self.scheduler.running:
-            start = request.num_computed_tokens
-            for slot in self.kv.slot_mapping(request, start, start + scheduled.get(request.request_id, 0)):
-                alone = readers.get(slot // self.kv.block_size) == [request]
+            start, size = request.num_computed_tokens, self.kv.block_size
+            end = start + scheduled.get(request.request_id, 0)
+            for position, slot in enumerate(self.kv.slot_mapping(request, start, end), start):
+                first, *behind = readers[slot // size]
+                edge = (position // size + 1) * size
+                filled = end >= edge and all(reader.num_computed_tokens >= edge for reader in behind)
+                alone = first is request and (not behind or self.shares_in_step and filled)
                 self._require("written", alone, f"slot {slot} is in a block that is not its own", request)
                 self._require("written", slot not in written, f"slot {slot} is written twice", request)
                 written[slot] = request

@@ -16,7 +16,7 @@ from mini_engine.backends.draft import draft_proposer
 from mini_engine.block_manager import BlockManager
 from mini_engine.checks import is_whole, shown
 from mini_engine.config import EngineConfig
-from mini_engine.fallbacks import let_fork
+from mini_engine.fallbacks import let_fork, let_share_within_step
 from mini_engine.fast.attention import paged_backend
 from mini_engine.fast.model import Fast
 from mini_engine.interfaces import Backend, EngineLike, KVManager, SamplerLike, SchedulerLike
@@ -88,6 +88,7 @@ class Parts:
         scheduler = self.Scheduler(kv, **config.scheduler_args(), **functions)
         backend = self.attend_backend(model, kv, self.next_chunk)
         let_fork(kv, backend)
+        let_share_within_step(kv, scheduler, backend)
         return scheduler, backend
 
     def drafting(

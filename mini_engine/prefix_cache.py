@@ -103,7 +103,8 @@ class PrefixCache:
     def evict(self, block_id: int) -> None:
         """Let the block be found no more: its content is about to be overwritten, or wrong."""
         hash = self.block_hashes[block_id]
-        assert hash is not None
+        if hash is None:
+            return
         if others := tuple(other for other in self._named.pop(hash) if other != block_id):
             self._named[hash] = others
         self.block_hashes[block_id] = None
@@ -111,6 +112,11 @@ class PrefixCache:
 
     def block_ids(self) -> set[int]:
         return {block_id for named in self._named.values() for block_id in named}
+
+    def is_consistent(self) -> bool:
+        """Whether hashes, map and count name the same blocks."""
+        hashed = {i for i, name in enumerate(self.block_hashes) if name is not None}
+        return hashed == self.block_ids() and self.num_blocks == len(hashed)
 
     def _match(self, named: tuple[int, ...], token_ids: tuple[int, ...], parent: str | int) -> int | None:
         """Return the block, among those that share a hash, that has this content after this parent."""

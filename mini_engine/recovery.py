@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from mini_engine.fallbacks import recoverable_backend, recoverable_kv, recoverable_scheduler
+from mini_engine.fallbacks import (
+    recoverable_backend,
+    recoverable_kv,
+    recoverable_scheduler,
+    step_caching_kv,
+)
 from mini_engine.interfaces import Backend, SamplerLike, SchedulerLike
 from mini_engine.model import CausalLM
 from mini_engine.output_processor import OUT_OF_MEMORY, OutputProcessor, Sampled
 from mini_engine.request import Request
 from mini_engine.sampler import NotFiniteError
 from mini_engine.speculative.verify import verify
+
+T = TypeVar("T")
+
+
+class SharedNotFiniteError(NotFiniteError):
+    """Logits of a step are NaN in which requests share what it computes."""
 
 
 class Recovery:
@@ -22,8 +36,8 @@ class Recovery:
     def __init__(self, model: CausalLM, scheduler: SchedulerLike, backend: Backend, sampler: SamplerLike):
         self.model, self.sampler = model, sampler
         self.block_size = scheduler.kv.block_size
-        self.kv = recoverable_kv(scheduler.kv)
-        self.scheduler = recoverable_scheduler(scheduler)
+        self.kv, self.step_kv = recoverable_kv(scheduler.kv), step_caching_kv(scheduler.kv)
+        self.decided, self.scheduler = scheduler, recoverable_scheduler(scheduler)
         self.backend = recoverable_backend(backend)
 
     def roll_back(self, before: list[Request], outputs: OutputProcessor) -> list[Request]:
@@ -36,6 +50,28 @@ class Recovery:
         outputs.undo()
         self.scheduler.take_back(before)
         return outputs.news()
+
+    def run(self, step: Callable[[], T], before: list[Request], outputs: OutputProcessor) -> T:
+        """Return what `step` returns. If it shares what may be NaN, undo it and compute it without sharing.
+
+        A NaN reaches the tokens before it in its chunk, where it is masked, and so blocks that others found.
+        """
+        try:
+            return step()
+        except SharedNotFiniteError:
+            self.roll_back(before, outputs)
+            self.step_kv.caches_scheduled = False
+            try:
+                return step()
+            finally:
+                self.step_kv.caches_scheduled = True
+
+    def _shares_within_step(self) -> bool:
+        """Whether a request has a block that another one computes in this step."""
+        tables = {request: self.decided.kv.block_table(request) for request in self.decided.running}
+        held = Counter(block_id for table in tables.values() for block_id in table)
+        new = (table[request.num_computed_tokens // self.block_size :] for request, table in tables.items())
+        return any(held[block_id] > 1 for table in new for block_id in table)
 
     def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
         """Sample from logits (S, vocab_size): a row for each request, and one more for each of its drafts.
@@ -62,6 +98,9 @@ class Recovery:
                 for request, ids, part in zip(requests, token_ids, parts, strict=True)
             ]
         except Exception as error:
+            finite = bool(logits.amax(1).isfinite().all())
+            if self.step_kv.caches_scheduled and not finite and self._shares_within_step():
+                raise SharedNotFiniteError from error
             alone = [self._sample_one(part, r) for part, r in zip(parts, requests, strict=True)]
             failed = [(r, one) for r, one in zip(requests, alone, strict=True) if isinstance(one, Exception)]
             undrafted = any(

@@ -7,6 +7,7 @@ Yu et al., Orca (2022); Agrawal et al., Sarathi-Serve (2024); the names are vLLM
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mini_engine.fallbacks import step_caching_kv
 from mini_engine.interfaces import KVManager, Queue
 from mini_engine.request import Request, RequestStatus
 from mini_engine.speculative.verify import schedule_drafts
@@ -87,7 +88,10 @@ def schedule_step(
         schedule_drafts(drafting, scheduled, kv, max_num_batched_tokens)
         budget = max_num_batched_tokens - sum(scheduled.values())
 
+    num_named = 0
     while waiting and budget > 0 and len(running) < max_num_seqs:
+        _let_find(running[num_named:], scheduled, kv)
+        num_named = len(running)
         request = waiting.peek()
         if not kv.admit(request):
             break
@@ -98,3 +102,14 @@ def schedule_step(
         scheduled[request.request_id] = num_tokens
         budget -= num_tokens
     return scheduled
+
+
+def _let_find(rows: list[Request], scheduled: dict[str, int], kv: KVManager) -> None:
+    """Let requests that are admitted behind these rows find the blocks that they compute in this step.
+
+    Blocks that a row of one token fills are found after the step: such rows may attend with others' blocks
+    as padding (AttentionPlan), and a NaN there would reach the readers, too.
+    """
+    for request in rows:
+        if (num_tokens := scheduled.get(request.request_id, 0)) > 1:
+            step_caching_kv(kv).cache_scheduled_blocks(request, num_tokens)

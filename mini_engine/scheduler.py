@@ -195,6 +195,7 @@ class Scheduler:
         except BaseException:
             for request, before, _, _ in rows:
                 request.num_computed_tokens = before
+            for request in self.running:
                 self._recovery.uncache_blocks(request)
             raise
         self._is_decided, self._most_tokens = False, max(most, self._most_tokens)
@@ -221,7 +222,7 @@ class Scheduler:
         for request in self._requests.values():
             if request in running:
                 request.spec_token_ids = []
-                self._pending.append((self._recovery.shrink, request))
+                self._pending += (self._recovery.uncache_blocks, request), (self._recovery.shrink, request)
                 continue
             request.status = RequestStatus.WAITING
             if request not in queued:
@@ -251,6 +252,8 @@ class Scheduler:
             self.running.remove(request)
         else:
             self._pending.append((self._unqueue, request))
+        if self._is_decided:  # the step's blocks may not be computed, or wrong
+            self._pending.append((self._recovery.uncache_blocks, request))
         self._pending.append((self.kv.free, request))
 
     def _queue(self, request: Request) -> None:

@@ -195,7 +195,7 @@ def _front() -> Shown:
     return Shown([trace], ["six chats in a pool of 32 blocks"], step, first_preempted(trace), texts=texts)
 
 
-WATCHED = ("threshold", "claims", "loop-ends", "twins", "demo")  # vLLM decides otherwise; the last is large
+WATCHED = ("threshold", "claims", "loop-ends", "demo")  # vLLM decides otherwise; the last is large
 TIGHT = "two in a tight pool"
 RUNS: dict[str, Callable[[], Shown]] = {
     "front": _front,

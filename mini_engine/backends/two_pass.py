@@ -22,6 +22,7 @@ class TwoPassBackend:
     """Prefill chunks and decodes in separate model calls, each on the paged pool."""
 
     name = "two-pass"
+    writes_before_reading = True  # the passes are computed in the order of their rows
 
     def __init__(self, model: CausalLM, kv: KVManager, next_chunk: NextChunk = next_chunk):
         self.paged = paged_backend(model, kv, next_chunk)

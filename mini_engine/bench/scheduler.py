@@ -45,6 +45,7 @@ Contestant = Callable[[Workload], Run]
 
 def mini_engine(load: Workload, traced: bool = False, keep: Retention = True) -> Run:
     kv = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    kv.caches_scheduled = True  # as in the engine
     scheduler: SchedulerLike = Scheduler(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
     if traced:
         scheduler = Recorder(scheduler, keep=keep)

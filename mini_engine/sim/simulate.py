@@ -142,6 +142,7 @@ def baseline_recorder(
     if config.num_blocks is None:
         raise ValueError("num_blocks must be given: there is no model to size the pool by")
     kv = pool(config.num_blocks, config.block_size, **config.kv_args())
+    kv.caches_scheduled = True  # as in an engine with these backends
     scheduler = BASELINES[baseline](kv, **config.scheduler_args())
     parts = {} if baseline == "mixed" else {"Scheduler": baseline, "attend_backend": backend}
     return Recorder(scheduler, clock=clock, parts=parts, backend=backend, keep=keep)

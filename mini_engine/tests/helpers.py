@@ -394,6 +394,7 @@ def scripted_engine(scripts: dict, **settings):
 
     class Scripted:
         name = "scripted"
+        writes_before_reading = True  # it does neither
 
         def __init__(self, model, kv, parts):
             self.calls = 0

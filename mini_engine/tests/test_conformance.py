@@ -354,6 +354,22 @@ def test_16_only_full_and_computed_blocks_are_published():
         assert hits(kv, prompt + [99] * 9) == kv.num_cached_blocks == found
 
 
+def test_16_rows_behind_find_what_their_step_computes():
+    """16. Of a prompt of 11 tokens the same prompt behind it finds two blocks, if the manager may share them;
+    when the step is taken back, nothing is found."""
+    for shares in (True, False):
+        kv = BlockManager(8, 4, watermark=0)
+        kv.caches_scheduled = shares
+        scheduler = Scheduler(kv, max_num_batched_tokens=30, max_num_seqs=4)
+        for name in "ab":
+            scheduler.add(make_request(name, list(range(11))))
+        assert scheduler.schedule() == {"a": 11, "b": 3 if shares else 11}
+        assert hits(kv, [*range(11), 99]) == (2 if shares else 0) and kv.num_cached_blocks == 0
+        scheduler.take_back([])
+        kv.check()
+        assert hits(kv, [*range(11), 99]) == kv.num_cached_blocks == 0
+
+
 def test_16_the_hash_chains_over_the_parent():
     """16. A block's hash is made from its parent's and its own tokens."""
     seen = []

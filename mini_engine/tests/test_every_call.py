@@ -36,7 +36,7 @@ PARTS = {
         "block_table",
         "slot_mapping",
     ]
-    + ["unadmit", "shrink", "uncache_blocks", "evict_blocks", "fork"],
+    + ["unadmit", "shrink", "cache_scheduled_blocks", "uncache_blocks", "evict_blocks", "fork"],
     Scheduler: ["add", "abort", "schedule", "update", "make_room", "preempt", "take_back", "fail"],
     RequestQueue: ["push", "peek", "pop", "remove", "__len__", "__iter__"],
     Sampler: ["__call__", "forget"],

@@ -660,7 +660,7 @@ def test_memory_that_is_always_short_for_one_is_raised():
 def test_the_command_line_says_which_failed(monkeypatch):
     """`generate` prints the texts that there are, then the error, and ends with 2."""
     model = nan_model(byte_tokenizer().encode("!")[0], vocab_size=257)
-    monkeypatch.setattr("mini_engine.llm.load", lambda *_: (model, byte_tokenizer()))
+    monkeypatch.setattr("mini_engine.loading.checkpoint.load", lambda *_: (model, byte_tokenizer()))
     args = ["generate", "-p", "a!", "-p", "ab", "-t", "0", "--max-tokens", "1"]
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 2 and "request 'r0': its largest logit is nan" in result.stderr

@@ -368,7 +368,7 @@ def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
         for name, trace in traces.items()
         for own in [scenarios.ours(scenarios.find(name), trace)]
     ]
-    assert (alike.count(True), len(alike)) == (6, 10) and "in six of the ten runs" in page
+    assert (alike.count(True), len(alike)) == (7, 10) and "in seven of the ten runs" in page
     assert sum(file.stat().st_size for file in RECORDINGS.iterdir()) < 400_000
 
 
@@ -384,4 +384,4 @@ def test_vllm_itself_repeats_a_recording(tmp_path):
     record_vllm("smollm2", scenarios.find("twins"), tmp_path / "twins.jsonl", folder=folder)
     assert (tmp_path / "twins.jsonl").read_bytes() == (RECORDINGS / "twins.jsonl").read_bytes()
     ours = scenarios.ours(scenarios.find("twins"), read_trace(tmp_path / "twins.jsonl"))
-    assert first_difference(read_trace(tmp_path / "twins.jsonl"), ours) is not None
+    assert first_difference(read_trace(tmp_path / "twins.jsonl"), ours) is None
