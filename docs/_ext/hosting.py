@@ -23,13 +23,32 @@ UNUSED = re.compile(  # a switch of versions, a search while one types: the book
     r'|\s*<script defer src="[^"]*/fontawesome\.js[^"]*"></script>'
 )
 SEARCHING = re.compile(r'\s*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^"]*"></script>')
-# A button that says "Search Ctrl+K" has that for its name.
-NAMED_TWICE = re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"')
+# A button that says "Search Ctrl+K" has that for its name, a summary what it shows.
+NAMED_TWICE = re.compile(r'(<button class="btn search-button-field[^>]*?|<summary) aria-label="[^"]*"')
+VIEWPORT = re.compile(r'\s*<meta name="viewport"[^>]*>')
+# The title and the contents once more, for printers.
+PRINTED = re.compile(r'<div id="jb-print-docs-body".*?(?=<div id="searchbox">)', re.S)
+BRAND = re.compile(r'<div class="sidebar-primary-item">(?=\s*<a class="navbar-brand)')
+# Sphinx's search quotes and marks the bars around a text too. The link that ends the marks is a script.
+MENDED = {
+    "searchtools.js": {
+        '`[role="main"] ${anchor}`': "`article.bd-article ${anchor}`",
+        "querySelector('[role=\"main\"]')": 'querySelector("article.bd-article")',
+    },
+    "sphinx_highlight.js": {
+        'querySelectorAll("div.body")': 'querySelectorAll("article.bd-article")',
+        '<a href="javascript:SphinxHighlight.hideSearchWords()">': '<button type="button">',
+        "</a></p>": "</button></p>",
+        "searchBox.appendChild(": 'searchBox.addEventListener("click", SphinxHighlight.hideSearchWords);\n'
+        "    searchBox.append(",
+    },
+}
 SCRIPT = re.compile(r"<script(?: data-[^>]*)?>(.*?)</script>", re.S)
 STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.S)
 STYLED = re.compile(r'<[a-z]\w*\b[^<>]*? style="([^"]*)"[^<>]*>', re.I)
 FORBIDDEN = re.compile(r'<[a-z]\w*\b[^<>]* (on\w+="|(?:href|src)="javascript:)', re.I)
 ICON = re.compile(r'class="[^"]*\bfa-solid fa-([a-z-]+)')
+WIDE_AS_IT_IS = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 CHARSET = '<meta charset="utf-8" />'
 
 
@@ -51,7 +70,7 @@ def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> Non
     if lab in LABS and title is not None:
         target = {"refuri": page(lab), "classes": ["write"], "internal": True}
         link = nodes.reference("", f"Write {lab} in your browser", **target)
-        rest = nodes.Text(": nothing to install, and your run beside the reference's.")
+        rest = nodes.Text(" Nothing to install, and your run beside the reference's.")
         title.parent.insert(title.parent.index(title) + 1, nodes.paragraph("", "", link, rest))
 
 
@@ -69,13 +88,14 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         icons.update(ICON.findall(text))
         path.write_text(strict(text, path.relative_to(out).as_posix(), static), encoding="utf-8")
     draw_icons(icons, static)
+    mend(static)
     for unused in (*static.rglob("*.map"), *static.glob("*-macros.html"), *static.glob("*.png")):
         unused.unlink(missing_ok=True)
     for folder in ("locales", "vendor", "images"):
         shutil.rmtree(static / folder, ignore_errors=True)
     first = app.builder.get_target_uri(app.config.root_doc)
     page = (
-        f'<!doctype html>\n<html lang="en">\n<head>{CHARSET}\n<title>mini-engine</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<head>{CHARSET}\n{WIDE_AS_IT_IS}\n<title>mini-engine</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{TEXT}">\n'
         f'<meta http-equiv="refresh" content="0; url={first}">\n</head>\n'
         f'<body><main><h1><a href="{first}">mini-engine</a></h1></main></body>\n</html>\n'
@@ -102,7 +122,8 @@ def strict(text: str, name: str, static: Path) -> str:
             return tag.replace(' class="', f' class="{rule} ', 1)
         return re.sub(r"^<\w+", rf'\g<0> class="{rule}"', tag)
 
-    text = NAMED_TWICE.sub(r"\1", UNUSED.sub("", text))
+    text = PRINTED.sub("", NAMED_TWICE.sub(r"\1", UNUSED.sub("", text)))
+    text = BRAND.sub('<div class="sidebar-primary-item" role="banner">', text)
     if name != "search.html":
         text = SEARCHING.sub("", text)
     text = STYLED.sub(styled, STYLE.sub(style, SCRIPT.sub(script, text)))
@@ -111,8 +132,11 @@ def strict(text: str, name: str, static: Path) -> str:
     if "Content-Security-Policy" not in text:
         link = f'<link rel="stylesheet" href="{up}_static/%s.css">'
         meta = f'{CHARSET}\n    <meta http-equiv="Content-Security-Policy" content="{policy}">'
-        text = text.replace(CHARSET, meta, 1).replace(
-            "</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1
+        meta += f"\n    {WIDE_AS_IT_IS}"
+        text = (
+            VIEWPORT.sub("", text)
+            .replace(CHARSET, meta, 1)
+            .replace("</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1)
         )
         first, image, rest = text.partition("<img ")  # pictures further down are loaded when they come near
         text = first + image + rest.replace("<img ", '<img loading="lazy" ')
@@ -136,6 +160,17 @@ def write_once(path: Path, line: str) -> None:
     known = path.read_text("utf-8") if path.exists() else ""
     if line not in known:
         path.write_text(known + line, encoding="utf-8")
+
+
+def mend(static: Path) -> None:
+    """Change lines of Sphinx's scripts, once. Raise ExtensionError if they are not there."""
+    for name, changes in MENDED.items():
+        text = (static / name).read_text("utf-8")
+        for old, new in changes.items():
+            if old not in text and new not in text:
+                raise ExtensionError(f"Sphinx's {name} has no {old!r} to change")
+            text = text if new in text else text.replace(old, new)
+        (static / name).write_text(text, encoding="utf-8")
 
 
 def draw_icons(names: set[str], static: Path) -> None:

@@ -225,9 +225,12 @@ def serving():
         yield serve
 
 
+LANDMARKS = ("region", "landmark-unique")  # what a page is divided into, for those that hear it
+
+
 @pytest.fixture(scope="session")
 def serious():
-    """Find the serious and critical violations that axe-core reports in a page or frame."""
+    """Find the serious and critical violations that axe-core reports in a page or frame, and of landmarks."""
     from labs.kit.browser.build import npm
 
     try:
@@ -243,7 +246,7 @@ def serious():
         return [
             f"{one['id']}: {one['help']}: {node['html'][:160]}"
             for one in found["violations"]
-            if one["impact"] in ("serious", "critical")
+            if one["impact"] in ("serious", "critical") or one["id"] in LANDMARKS
             for node in one["nodes"]
         ]
 

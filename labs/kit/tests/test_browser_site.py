@@ -48,6 +48,14 @@ def test_every_page_has_its_policy_and_nothing_inline(site):
     assert PLAYER in (ROOT / "mini_engine/show/player/shell.html").read_text("utf-8")
 
 
+def test_a_page_has_its_title_and_its_viewport_once_and_no_mark_behind_a_button(site):
+    """The theme repeats the title for printers, and the viewport twice; a button ends no sentence."""
+    for name in site_module.pages_of_book(site):
+        text = (site / name).read_text("utf-8")
+        assert (text.count("<h1"), text.count('<meta name="viewport"')) == (1, 1), name
+        assert not re.search(r'<a class="[^"]*\bwrite\b(?:(?!</a>).)*</a>(?:</\w+>)*\s*[.,:;]', text), name
+
+
 def test_every_link_of_the_site_leads_somewhere(site):
     """In the pages as they were built, to the labs' pages and back, anchors too."""
     pages = pages_of(site)
@@ -170,11 +178,30 @@ def test_a_page_does_what_its_policy_forbids_no_more_than_it_says(visitor):
     assert any("violates script-src-elem: inline" in line for line in visitor.said)
 
 
-def test_the_search_finds_a_page_without_a_network(visitor):
+def test_the_search_finds_a_page_and_its_marks_can_be_hidden(visitor):
+    """Without a network. It quotes and marks the text alone, not the bars around it."""
     visitor.go("search.html?q=preemption")
-    found = visitor.page.locator("#search-results ul.search li a")
-    found.first.wait_for()
-    assert any("preemption" in one.lower() for one in found.all_text_contents())
+    found = visitor.page.locator("#search-results ul.search li", has_text="Preemption: recompute and swap")
+    found.locator(".context").wait_for()
+    assert "System Settings" not in visitor.page.inner_text("#search-results")
+    lens, field = (
+        visitor.page.evaluate(
+            f"document.querySelector('main .bd-search {one}').getBoundingClientRect().toJSON()"
+        )
+        for one in ("i", "input")
+    )
+    padding = visitor.page.evaluate(
+        "parseFloat(getComputedStyle(document.querySelector('main input')).paddingLeft)"
+    )
+    assert field["left"] < lens["left"] and lens["right"] < field["left"] + padding, (
+        "the lens covers no letter"
+    )
+    found.locator("a").first.click()
+    marks = visitor.page.locator("span.highlighted")
+    marks.first.wait_for()
+    assert visitor.page.locator("span.highlighted:not(article *)").count() == 0
+    visitor.page.get_by_role("button", name="Hide Search Matches").click()
+    marks.first.wait_for(state="detached")
     assert (visitor.said, visitor.outside) == ([], [])
 
 

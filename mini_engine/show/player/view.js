@@ -18,6 +18,7 @@ class Side {
     name.textContent = run.trace.name;
     name.id = `name-${number}`;
     this.root.setAttribute("aria-labelledby", name.id);
+    for (const part of this.root.querySelectorAll("section[aria-label]")) part.ariaLabel += `, ${name.textContent}`;
     this.find(".log").id = `log-${number}`;
     this.root.addEventListener("click", (event) => {
       const row = event.target.closest(".row[data-id]");
