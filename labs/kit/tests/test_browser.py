@@ -224,7 +224,7 @@ def test_from_an_empty_function_to_a_right_one(learner, serious):
     assert serious(page) == []
     assert page.get_attribute("#verdict a", "href") == "#after"
     assert page.get_attribute("#next", "href").endswith("/lab-02/")
-    assert learner.says("#board h3") == f"1 of {len(LABS)} labs done"
+    assert learner.says("#board summary") == f"1 of {len(LABS)} labs done"
     assert page.locator(".labs .done").all_text_contents() == ["lab-01"]
     page.click("#own")
     learner.until("document.getElementById('status').textContent.includes('has served six chats')")

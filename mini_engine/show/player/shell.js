@@ -1,6 +1,6 @@
 // The shell: a page embeds it as a frame and feeds it by postMessage.
 //   to it    {type: "mini-engine-trace", traces, step, follow, theme, veil, said}   as mini_engine.show.player.payload makes it;
-//            with play it plays at once; brief leaves out the life cycle of the followed request
+//            with play it plays at once, with speed that many steps a second; brief leaves out the life cycle of the followed request
 //            {type: "mini-engine-theme", theme}
 //   from it  {type: "mini-engine-ready"}, {type: "mini-engine-moved", step, follow}, {type: "mini-engine-failed", message},
 //            {type: "mini-engine-size", height}
@@ -20,6 +20,7 @@ addEventListener("message", ({ source, origin, data }) => {
   try {
     player.host.classList.toggle("brief", Boolean(data.brief));
     size.width = 0; // of other runs
+    if (data.speed) player.part("speed").value = data.speed;
     player.load(data);
     measure();
     if (data.play && !matchMedia("(prefers-reduced-motion: reduce)").matches) player.play(true);

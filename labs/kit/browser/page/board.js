@@ -31,19 +31,30 @@ export function next(id) {
   return [...labs.slice(after), ...labs.slice(0, after)].find((lab) => lab.id !== id && done(lab) < lab.tasks);
 }
 
-/** Write which labs are done: into the list, and into the links at the top. */
-export function drawBoard(list, current = "") {
-  const finished = labs.filter((lab) => done(lab) === lab.tasks).length;
+/** Write the state of each lab into the links to it; return how many are done. */
+export function tellBoard() {
+  for (const lab of labs) {
+    const link = document.querySelector(`[data-lab-id="${lab.id}"]`), box = link.querySelector("small"); // of a card
+    link.classList.toggle("done", done(lab) === lab.tasks);
+    if (box) box.textContent += `, ${stateOf(lab)}`;
+    else link.title = stateOf(lab);
+  }
+  return `${labs.filter((lab) => done(lab) === lab.tasks).length} of ${labs.length} labs done`;
+}
+
+function stateOf(lab) {
+  const n = done(lab);
+  return n === lab.tasks ? "done" : n ? `${n} of ${lab.tasks} tasks done` : begun(lab) ? "begun" : "not begun";
+}
+
+/** Write which labs are done into the list of the lab `current`. */
+export function drawBoard(list, current) {
   const rows = labs.map((lab) => {
-    const n = done(lab), state = n === lab.tasks ? "done" : n ? `${n} of ${lab.tasks} tasks done` : begun(lab) ? "begun" : "not begun";
-    const link = document.querySelector(`.labs [data-lab-id="${lab.id}"]`);
-    link?.classList.toggle("done", state === "done");
-    if (link) link.title = state;
-    const row = el("li", "", { class: state === "done" ? "passed" : n || begun(lab) ? "open" : "" });
+    const state = stateOf(lab), row = el("li", "", { class: state === "done" ? "passed" : state === "not begun" ? "" : "open" });
     row.append(lab.id === current ? el("b", lab.id) : el("a", lab.id, { href: lab.href }), ` ${lab.title}: ${state}`);
     return row;
   });
-  list.replaceChildren(el("h3", `${finished} of ${labs.length} labs done`), el("ol"));
+  list.replaceChildren(el("summary", tellBoard()), el("ol"));
   list.lastChild.append(...rows);
 }
 

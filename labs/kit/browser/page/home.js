@@ -1,6 +1,6 @@
 // The list of the labs: what is done of them, and how to go on in a terminal.
 
-import { drawBoard, drawLaptop } from "./board.js";
+import { drawLaptop, tellBoard } from "./board.js";
 
-drawBoard(document.getElementById("board"));
+document.getElementById("board").textContent = tellBoard();
 drawLaptop(document.getElementById("laptop"));

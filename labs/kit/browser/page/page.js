@@ -47,7 +47,7 @@ function receive(message) {
     if (problem !== undefined) return say(`Your part could not serve the chats: ${problem}`);
     say("Your part has served six chats.");
     own = true;
-    play({ ...message.played, play: true }, "Your part in the engine: it decides who computes, and the embedded model's letters come in that order.");
+    play({ ...message.played, play: true, speed: 5 }, "Your part in the engine: it decides who computes, and the embedded model's letters come in that order.");
     go("play");
   } else {
     ended(`Python ended: ${message.broken.trim().split("\n").pop().slice(0, 200)}.`, ready);
@@ -174,6 +174,7 @@ function onward() {
   $("next").hidden = !following;
   if (following) Object.assign($("next"), { href: following.href, textContent: `Next: ${following.id} ${following.title}` });
   $("own").hidden = !lab.plays;
+  $("board").open = true;
   $("onward").hidden = false;
 }
 
