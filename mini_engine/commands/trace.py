@@ -42,7 +42,9 @@ def timeline(path: TracePath, out: Beside = None) -> None:
 
 @app.command()
 def play(
-    path: Annotated[Path | None, typer.Argument(help="A trace.jsonl.")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="A trace.jsonl, or a folder with those of a cluster.")
+    ] = None,
     other: Annotated[Path | None, typer.Argument(help="A second trace, to show beside it.")] = None,
     example: Annotated[
         bool, typer.Option("--example", help="A prepared run: 20 blocks, six requests.")
@@ -51,14 +53,19 @@ def play(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
 ) -> None:
     """Step through a recorded run, decision by decision, in one self-contained HTML page."""
-    from mini_engine.show.player import read_texts, ready_setup, titles, write_player
+    from mini_engine.show.player import read_texts, ready_setup, titles, write_cluster, write_player
+    from mini_engine.show.player.cluster import read_cluster
 
     if example == (path is not None):
         raise ValueError(
             "give a trace.jsonl, such as out/trace.jsonl of `mini-engine demo`, or --example; not both"
         )
+    if path and path.is_dir() and other:
+        raise ValueError(f"the folder {path} is played alone; name two traces in it to compare them")
     writable(out, path, other)
-    if path is None:
+    if path and path.is_dir():
+        page = write_cluster(out, read_cluster(path))
+    elif path is None:
         page = write_player(out, ready_setup(), names=("20 blocks, six requests",))
     else:
         paths = [one for one in (path, other) if one]

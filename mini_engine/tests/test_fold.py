@@ -12,7 +12,9 @@ import pytest
 
 from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import payload
+from mini_engine.sim.cluster import simulate_cluster
 from mini_engine.sim.cost_model import LoadMeter, step_loads
+from mini_engine.sim.workloads import workload
 from mini_engine.tests import test_fork
 from mini_engine.tests.helpers import SlotEngine, make_request, random_trace, random_workload
 from mini_engine.trace import Fold, Recorder, Trace, read_trace, replay, write_trace
@@ -243,13 +245,15 @@ console.log(JSON.stringify(result));
 
 
 def test_the_player_folds_as_python_does():
-    """Forty random runs and the ends of them, and runs with forks, step by step and jumping about."""
+    """Forty random runs and the ends of them, and runs with forks and with moved blocks, step by step and
+    jumping about."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed; test_player.py compares the folds in a browser")
     rng, data, expected = random.Random(0), [], []
     traces = [random_trace(seed, keep) for seed in range(40) for keep in (True, 7)]
-    for trace in traces + [test_fork.serve(seed).trace for seed in range(8)]:
+    moved = simulate_cluster(workload("shared-prefix", 12, output_length=20), 3, prefill=1).traces
+    for trace in [*traces, *moved, *(test_fork.serve(seed).trace for seed in range(8))]:
         order = [*range(len(trace.steps)), *rng.choices(range(len(trace.steps)), k=10)]
         data.append({**payload(trace)["traces"][0], "order": order})
         by_step = folded(trace)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -746,6 +747,12 @@ COMMANDS = [
     ("kernels build x", "unexpected extra argument"),
     ("trace play --example --no-open -o t.jsonl/x", "t.jsonl is not a writable folder"),
     ("trace play t.jsonl FOLDER --no-open", "FOLDER is a folder; name a trace.jsonl in it"),
+    ("trace play FOLDER t.jsonl --no-open", "the folder FOLDER is played alone"),
+    ("trace play FOLDER --no-open", "FOLDER has no traces; `mini-engine simulate --replicas 2 --out` writes"),
+    (
+        "trace play MIXED --no-open",
+        "MIXED has traces of different clocks; a cluster's have one virtual clock",
+    ),
     ("trace export FOLDER", "FOLDER is a folder; name a trace.jsonl in it"),
     ("trace export t.jsonl -o t.jsonl/x", "t.jsonl is not a writable folder"),
     ("trace record-vllm", "give a scenario"),
@@ -792,6 +799,10 @@ def files(tmp_path, monkeypatch):
     for name in ("t.jsonl", "t2.jsonl"):
         write_trace(name, ready_setup())
     Path("FOLDER").mkdir()
+    Path("MIXED").mkdir()
+    for name in ("steps", "ms"):
+        trace = ready_setup()
+        write_trace(f"MIXED/{name}.jsonl", replace(trace, header=replace(trace.header, unit=name)))
     if PIPES:
         os.mkfifo("pipe")
         os.mkfifo("pipe.png")

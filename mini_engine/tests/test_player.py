@@ -32,10 +32,14 @@ from mini_engine.show.player import (
     ready_setup,
     script,
     titles,
+    write_cluster,
     write_player,
     write_shell,
 )
+from mini_engine.show.player.cluster import read_cluster, with_idle
 from mini_engine.show.player.picture import step_picture
+from mini_engine.sim.cluster import simulate_cluster
+from mini_engine.sim.workloads import workload
 from mini_engine.tests import test_fork
 from mini_engine.tests.helpers import make_request, record_run
 from mini_engine.tests.soak import SOAK
@@ -145,7 +149,10 @@ def open_player(browser, tmp_path):
         page = context.new_page()
         listen(page, troubles)
         path = tmp_path / f"{len(contexts)}.html"
-        address = write_player(path, trace, other, names=names, texts=texts).as_uri()
+        if isinstance(trace, dict):
+            address = write_cluster(path, trace).as_uri()
+        else:
+            address = write_player(path, trace, other, names=names, texts=texts).as_uri()
         page.on("request", lambda asked: asked.url.split("#")[0] == address or troubles.append(asked.url))
         page.goto(address + fragment)
         page.troubles = troubles
@@ -1066,6 +1073,82 @@ def test_two_operation_logs_stop_at_the_first_difference(open_player):
 
 
 # ------------------------------------------------------------------------------ the component's hosts
+
+
+def cluster_traces(**options) -> dict[str, Trace]:
+    made = simulate_cluster(workload("shared-prefix", 25, rate=12), 3, num_blocks=200, **options)
+    return {engine.name: trace for engine, trace in zip(made.engines, made.traces, strict=True)}
+
+
+def test_an_idle_engine_has_steps_without_requests(tmp_path):
+    """They fill the time between its steps, and what is cached then is what the next step finds cached."""
+    traces = cluster_traces(prefill=1)
+    filled = with_idle(traces)
+    assert len({trace.steps[-1].t_end for trace in filled.values()}) == 1
+    gaps = 0
+    for name, trace in filled.items():
+        steps = trace.steps
+        assert steps[0].t == 0 and [r.t for r in steps[1:]] == [r.t_end for r in steps[:-1]]
+        assert [r for r in steps if r.scheduled] == traces[name].steps
+        pairs = [(a, b) for a, b in zip(steps, steps[1:], strict=False) if not a.scheduled and b.step]
+        gaps += len(pairs)
+        for idle, after in pairs:
+            evicted = sum(map(len, after.blocks.values()))
+            assert idle.num_cached_blocks - evicted <= after.num_cached_blocks
+            assert idle.num_free_blocks == 200
+    assert gaps > 3
+    for name in ("decode-10", "decode-9", "prefill-0"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(r.to_json()) + "\n" for r in traces["decode-0"].lines()), "utf-8"
+        )
+    assert list(read_cluster(tmp_path)) == ["prefill-0", "decode-9", "decode-10"]
+    assert with_idle({"engine-0": Trace(trace.header)})["engine-0"].steps == []
+
+
+@pytest.mark.parametrize("options", [{}, {"prefill": 1}], ids=["whole", "apart"])
+def test_a_cluster_s_engines_show_the_same_moment(open_player, options):
+    """Each engine shows the step that runs at that moment, or that it is idle; every step is shown."""
+    traces = cluster_traces(**options)
+    page = open_player(traces)
+    shown = page.evaluate("""() => player.moments.map((t, place) => [t, player.panes.map((pane) => {
+        const { step, t, t_end, scheduled } = pane.run.steps[pane.indexAt(place)];
+        const begins = pane.placeOf(pane.indexAt(place));
+        return [step, t, t_end, scheduled.map(([id]) => id), begins];
+      })])""")
+    times = [moment for moment, _ in shown]
+    assert times == sorted(times) and {r.t for trace in traces.values() for r in trace.steps} <= set(times)
+    for number, (name, trace) in enumerate(traces.items()):
+        steps, seen = {record.step: record for record in trace.steps}, []
+        for place, (moment, engines) in enumerate(shown):
+            step, t, t_end, ids, begins = engines[number]
+            assert t <= moment and (moment < t_end or place == len(shown) - 1), (name, moment)
+            assert begins <= place and times[begins] == t
+            if ids:
+                assert (t, t_end, ids) == (steps[step].t, steps[step].t_end, list(steps[step].scheduled))
+                seen.append(step)
+            else:
+                assert not any(r.t <= moment < r.t_end for r in trace.steps), (name, moment)
+        assert sorted(set(seen)) == list(steps), name
+    assert page.locator("#difference").is_hidden()
+
+
+def test_a_cluster_s_engines_open_and_close(open_player):
+    """At first all are seen at a glance; Details shows the rest of one, and an idle one says so."""
+    page = open_player(cluster_traces(prefill=1), width=390)
+    tops = [pane.bounding_box()["y"] for pane in page.locator(".pane").all()]
+    assert tops == sorted(tops) and len(set(tops)) == 3
+    assert not page.locator(".running-card:visible").count() and page.locator(".meters:visible").count() == 3
+    page.get_by_role("button", name="Details").nth(1).click()
+    assert page.locator(".running-card:visible").count() == page.locator(".closed").count() - 1 == 1
+    page.locator("#kind").select_option("moved blocks")
+    page.locator("#next-event").click()
+    assert "the blocks from another engine have" in page.locator(".log:visible").inner_text()
+    page.keyboard.press("End")
+    assert page.locator(".pane .config").first.inner_text() == "idle"
+    assert page.locator("#readout").inner_text().endswith(" ms")
+    page.get_by_role("button", name="Less").click()
+    assert page.locator(".closed").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_the_component_has_no_global_name_and_is_isolated(open_player):

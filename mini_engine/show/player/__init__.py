@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+from mini_engine.show.player.cluster import with_idle
 from mini_engine.show.player.example import ready_setup as ready_setup
 from mini_engine.trace import Trace
 from mini_engine.trace.file import write_whole
@@ -49,9 +50,18 @@ def write_player(
     return Path(path)
 
 
+def write_cluster(path: str | os.PathLike[str], traces: Mapping[str, Trace]) -> Path:
+    """Write the page for the engines of a cluster, one above the other, and return its path."""
+    write_whole(path, _page(cluster_payload(traces)))
+    return Path(path)
+
+
 def player_html(trace: Playable, other: Playable | None = None, **options: Any) -> str:
     """Return the page of `write_player` as text. It loads nothing, and its policy forbids any request."""
-    data = payload(trace, other, **options)
+    return _page(payload(trace, other, **options))
+
+
+def _page(data: dict[str, Any]) -> str:
     code = script("page")
     parts = {
         "TITLE": escape(f"{' and '.join(one['name'] for one in data['traces'])} - trace player"),
@@ -100,6 +110,17 @@ def payload(
         raise ValueError(f"the trace {names[0]!r} has no steps to play; record a run first")
     traces = [_plain(name, run, texts) for name, run in zip(names, runs, strict=False)]
     return {"traces": traces, "step": step, "follow": follow, "veil": veil, "said": said}
+
+
+def cluster_payload(
+    traces: Mapping[str, Trace], *, step: int | None = None, follow: str | None = None
+) -> dict[str, Any]:
+    """Return the component's data for the engines of a cluster, by name, on one clock. `step` counts the
+    moments at which the step of any engine begins. Raise ValueError if there is no step to play."""
+    if not any(trace.steps for trace in traces.values()):
+        raise ValueError("the engines have no steps to play; record a run first")
+    runs = [_plain(name, trace, None) for name, trace in with_idle(traces).items()]
+    return {"traces": runs, "step": step, "follow": follow, "veil": False, "said": "", "cluster": True}
 
 
 def _plain(name: str, run: Playable, texts: Texts | None) -> dict[str, Any]:

@@ -45,11 +45,11 @@ function hatch(ctx, x, y, width, height, colour, gap = 5) {
  * were `seen`. Where that is not the whole run, only the requests that do something in it have a row. Returns where
  * everything is: { left, column, from, top, rowHeight, ids }.
  */
-function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, followed }, colours) {
+function drawOverview(canvas, fold, { from, to, whole, seen, marks, followed, side }, colours) {
   const tall = canvas.clientWidth > 900;
-  const last = Math.min(to, seen, offset + fold.steps.length);
-  const rows = [...fold.lives].filter(([id, life]) => whole || id === followed || acts(life, from - offset, last - offset));
-  const rowHeight = Math.max(0.4, Math.min(tall ? 22 : 17, (whole ? (tall ? 260 : 180) : 330) / rows.length));
+  const last = Math.min(to, seen, side.placeOf(fold.steps.length));
+  const rows = [...fold.lives].filter(([id, life]) => whole || id === followed || acts(life, side.indexAt(from), side.indexAt(last - 1) + 1));
+  const rowHeight = Math.max(0.4, Math.min(tall ? 22 : 17, (side.closed ? 70 : whole ? (tall ? 260 : 180) : 330) / rows.length));
   const labelled = rowHeight >= 11;
   const chart = 26, gap = 10, top = marks.length ? 10 : 2;
   const middle = top + rows.length * rowHeight;
@@ -63,7 +63,7 @@ function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, foll
     ctx.font = `${id === followed ? "bold " : ""}11px system-ui, sans-serif`;
     if (labelled) label(ctx, id, left, y + rowHeight / 2, id === followed ? colours.ink : colours.muted);
     life.forEach(({ step, state }, i) => {
-      const start = Math.max(from, step + offset), end = Math.min(last, (life[i + 1]?.step ?? fold.steps.length) + offset);
+      const start = Math.max(from, side.placeOf(step)), end = Math.min(last, side.placeOf(life[i + 1]?.step ?? fold.steps.length));
       if (start < end) drawState(ctx, state, x(start), y, Math.max((end - start) * column, 0.7), rowHeight, colours);
     });
   });
@@ -76,13 +76,14 @@ function drawOverview(canvas, fold, { from, to, whole, seen, offset, marks, foll
   const tokens = middle + gap, blocks = tokens + chart + gap;
   label(ctx, "tokens", left, tokens + chart / 2, colours.muted);
   label(ctx, "blocks", left, blocks + chart / 2, colours.muted);
-  for (let step = Math.max(from, offset); step < last; step++) {
-    const record = fold.steps[step - offset];
+  for (let index = Math.max(0, side.indexAt(from)); index < fold.steps.length && side.placeOf(index) < last; index++) {
+    const record = fold.steps[index], start = Math.max(from, side.placeOf(index));
+    const wide = (Math.min(last, side.placeOf(index + 1)) - start) * column;
     const bar = (base, low, high, colour) => {
       ctx.fillStyle = colour;
-      ctx.fillRect(x(step), base + chart * (1 - high), Math.max(column - (column > 6 ? 1 : 0), 0.7), chart * (high - low));
+      ctx.fillRect(x(start), base + chart * (1 - high), Math.max(wide - (column > 6 ? 1 : 0), 0.7), chart * (high - low));
     };
-    const decodes = fold.numDecodes[step - offset] / most;
+    const decodes = fold.numDecodes[index] / most;
     bar(tokens, 0, decodes, colours.decode);
     bar(tokens, decodes, record.num_batched_tokens / most, colours.prefill);
     if (record.num_batched_tokens > budget) bar(tokens, budget / most, record.num_batched_tokens / most, colours.over);

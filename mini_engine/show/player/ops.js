@@ -164,7 +164,7 @@ class OpsPane extends Side {
     this.calls.render();
     this.calls.revealRow(index);
     if (this.pooled) this.drawPool(after, followed);
-    if (this.held) this.placeHead(step);
+    if (this.held) this.placeHead();
   }
 
   drawPool(after, followed) {

@@ -41,9 +41,11 @@ class Player {
     return this.root.getElementById(id);
   }
 
-  /** Show one or two traces. The followed request stays followed. */
-  load({ traces, step = null, follow = null, theme = null, veil = false, said = "" }) {
+  /** Show one or two traces, or the engines of a cluster, one above the other. The followed request stays followed. */
+  load({ traces, step = null, follow = null, theme = null, veil = false, said = "", cluster = false }) {
     this.play(false);
+    this.cluster = cluster;
+    this.host.classList.toggle("cluster", cluster);
     this.part("said").textContent = said;
     this.part("said").hidden = !said;
     this.part("failure").hidden = true;
@@ -63,7 +65,8 @@ class Player {
     const begun = runs.filter((run) => run.steps.length);
     this.first = Math.min(...(begun.length ? begun : runs).map((run) => run.first));
     for (const run of runs) if (!run.steps.length) run.first = this.first;
-    this.numSteps = Math.max(1, ...runs.map((run) => run.first + run.steps.length - this.first));
+    if (cluster) this.align(runs);
+    else this.numSteps = Math.max(1, ...runs.map((run) => run.first + run.steps.length - this.first));
     Object.assign(this, { window: null, veil, seen: veil ? 0 : Infinity });
     this.ids = [...new Set(runs.flatMap((run) => [...run.lives.keys()]))];
     this.ids.forEach((id, i) => this.tints.set(id, OWNERS[i % OWNERS.length]));
@@ -78,8 +81,16 @@ class Player {
     this.theme(theme);
   }
 
+  /** The player's count for a cluster: the moments at which the step of any engine begins. */
+  align(runs) {
+    this.first = 0;
+    this.moments = [...new Set(runs.flatMap((run) => run.steps.map(({ t }) => t)))].sort((a, b) => a - b);
+    this.numSteps = this.moments.length;
+    for (const pane of this.panes) pane.align(this.moments);
+  }
+
   compare(runs) {
-    const two = runs.length > 1 && runs[0].constructor === runs[1].constructor;
+    const two = !this.cluster && runs.length > 1 && runs[0].constructor === runs[1].constructor;
     const [side] = this.panes;
     this.host.classList.toggle("two", two);
     this.host.classList.toggle("ops", side.noun === "operation");
@@ -108,7 +119,7 @@ class Player {
     for (const pane of this.panes) {
       for (const [kind, steps] of pane.kinds()) {
         const known = this.kinds.get(kind) ?? [];
-        this.kinds.set(kind, known.concat(steps.map((step) => step + pane.offset)));
+        this.kinds.set(kind, known.concat(steps.map((step) => pane.placeOf(step))));
       }
     }
     for (const [kind, steps] of this.kinds) this.kinds.set(kind, [...new Set(steps)].sort((a, b) => a - b));
@@ -121,7 +132,7 @@ class Player {
 
   /** Each pane's record of a step; undefined if its run has none. */
   records(step) {
-    return this.panes.map((pane) => pane.run.steps[step - pane.offset]);
+    return this.panes.map((pane) => pane.run.steps[pane.indexAt(step)]);
   }
 
   go(step) {
@@ -178,7 +189,7 @@ class Player {
   events() {
     const kind = this.part("kind").value;
     if (kind) return this.kinds.get(kind) ?? [];
-    return [...new Set(this.panes.flatMap((pane) => (pane.run.lives.get(this.followed) ?? []).map(({ step }) => step + pane.offset)))].sort((a, b) => a - b);
+    return [...new Set(this.panes.flatMap((pane) => (pane.run.lives.get(this.followed) ?? []).map(({ step }) => pane.placeOf(step))))].sort((a, b) => a - b);
   }
 
   goAlong(steps, by) {
@@ -268,13 +279,14 @@ class Player {
       this.drawRuns();
     }
     const record = this.records(this.step).find(Boolean), { noun } = this.panes[0];
-    const place = `${this.first + this.step} of ${this.first + this.numSteps - 1}`;
+    const place = this.cluster ? `${Number(this.moments[this.step].toFixed(1))} ${this.panes[0].run.trace.header.unit}`
+      : `${noun} ${this.first + this.step} of ${this.first + this.numSteps - 1}`;
     const slider = this.part("slider");
     slider.max = this.numSteps - 1;
     slider.value = this.step;
-    slider.setAttribute("aria-valuetext", `${noun} ${place}`);
-    this.part("readout").textContent = capital(`${noun} ${place}`);
-    this.part("readout").title = record?.t === undefined ? "" : `from ${record.t} to ${record.t_end} ${this.panes[0].run.trace.header.unit}`;
+    slider.setAttribute("aria-valuetext", place);
+    this.part("readout").textContent = capital(place);
+    this.part("readout").title = record?.t === undefined ? "" : this.cluster ? `step ${this.step} of all engines together` : `from ${record.t} to ${record.t_end} ${this.panes[0].run.trace.header.unit}`;
     const events = this.events(), begun = this.divergences;
     const dead = {
       first: this.step === 0, back: this.step === 0,
@@ -283,7 +295,7 @@ class Player {
       "previous-difference": !(begun[0]?.step < this.step), "next-difference": !(begun.at(-1)?.step > this.step),
     };
     for (const [id, is] of Object.entries(dead)) this.part(id).disabled = is;
-    for (const pane of this.panes) pane.render(this.step - pane.offset, this.followed);
+    for (const pane of this.panes) pane.render(pane.indexAt(this.step), this.followed);
     if (!this.part("difference").hidden) this.showDifference();
   }
 

@@ -43,12 +43,36 @@ class Side {
     return this.run.first - this.player.first;
   }
 
+  /** The run's step at a place of the player, and the place at which a step begins, or the run ends. In a cluster
+   *  `moments` has both, because each engine's steps take their own time; else the two differ by `offset`. */
+  indexAt = (place) => (this.moments ? this.moments.indexes[place] : place - this.offset);
+  placeOf = (index) => (this.moments ? this.moments.places[index] ?? this.moments.indexes.length : index + this.offset);
+
+  align(moments) {
+    const { steps } = this.run, indexes = [], places = [];
+    for (const [place, t] of moments.entries()) {
+      const last = indexes.at(-1) ?? -1, next = steps[last + 1]?.t <= t ? last + 1 : last;
+      if (next > last) places.push(place);
+      indexes.push(next);
+    }
+    this.moments = { indexes, places };
+    this.close(true);
+  }
+
+  /** Show an engine of a cluster with all its cards, or its run and its meters only. */
+  close(closed) {
+    this.closed = closed;
+    this.root.classList.toggle("closed", closed);
+    this.find(".more").textContent = closed ? "Details" : "Less";
+    this.find(".more").setAttribute("aria-expanded", !closed);
+  }
+
   /** The first and the last step of a request, in the player's count. */
   span(id) {
     const life = this.run.lives.get(id);
     if (!life?.length) return null;
     const end = life.at(-1).state === "finished" ? life.at(-1).step - 1 : this.run.steps.length - 1;
-    return [life[0].step + this.offset, Math.max(life[0].step, end) + this.offset];
+    return [this.placeOf(life[0].step), this.placeOf(Math.max(life[0].step, end))];
   }
 
   stepAt(event) {
@@ -62,9 +86,9 @@ class Side {
     return ids[Math.floor((event.clientY - this.find(".chart").getBoundingClientRect().top - top) / rowHeight)];
   }
 
-  placeHead(index) {
+  placeHead() {
     const { left, column, from } = this.scale;
-    this.find(".playhead").style.cssText = `left:${left + (index + this.offset - from) * column - 1}px;width:${Math.max(column + 2, 4)}px`;
+    this.find(".playhead").style.cssText = `left:${left + (this.player.step - from) * column - 1}px;width:${Math.max(column + 2, 4)}px`;
   }
 
   /** The log's sentences, with a cue as long as the last one is out of view. */
@@ -116,6 +140,10 @@ class Pane extends Side {
     this.lists = [this.waiting, this.running, this.lines];
     this.find(".pool-card canvas").addEventListener("click", (event) => this.clickPool(event));
     this.find(".log").addEventListener("scroll", (event) => (this.scrolled = event.target.scrollTop > 0));
+    this.find(".more").addEventListener("click", () => {
+      this.close(!this.closed);
+      player.redraw();
+    });
     this.find(".closer").addEventListener("click", () => player.zoom(1 / 4));
     this.find(".wider").addEventListener("click", () => player.zoom(4));
     this.find(".all").addEventListener("click", () => player.zoom(0));
@@ -131,7 +159,7 @@ class Pane extends Side {
   /** {kind of event: its steps}, for the kinds that occur. A lasting state counts where it begins. */
   kinds() {
     const kinds = {
-      preemption: [], arrival: [], admission: [], "prefix hit": [], fork: [], "blocks from another engine": [], finish: [], abort: [],
+      preemption: [], arrival: [], admission: [], "prefix hit": [], fork: [], "moved blocks": [], finish: [], abort: [],
       "mixed step": [], "wait for memory": [], "wait for slots": [], "wait for budget": [],
     };
     const events = { PREEMPTED: "preemption", QUEUED: "arrival", SCHEDULED: "admission", FINISHED: "finish" };
@@ -142,7 +170,7 @@ class Pane extends Side {
         const { num_forked_tokens: forked = 0, num_external_computed_tokens: external = 0 } = event;
         if (event.num_cached_tokens > forked + external) kinds["prefix hit"].push(step);
         if (forked) kinds.fork.push(step);
-        if (external) kinds["blocks from another engine"].push(step);
+        if (external) kinds["moved blocks"].push(step);
       }
       const { reason } = record.blocked, decodes = this.run.numDecodes[step];
       const mixed = decodes > 0 && decodes < record.scheduled.length;
@@ -156,9 +184,9 @@ class Pane extends Side {
   /** Redraw what does not depend on the step: after a change of size, theme, or visible part. */
   drawRun(scope) {
     const canvas = this.find(".overview canvas");
-    this.scale = drawOverview(canvas, this.fold, scope, this.colours);
+    this.scale = drawOverview(canvas, this.fold, { ...scope, side: this }, this.colours);
     const { first, numSteps } = this.player, { from, to, whole } = scope;
-    this.find(".scope").textContent = whole ? "The whole run" : `Steps ${first + from} to ${first + to - 1} of ${first + numSteps - 1}, and the requests that compute in them`;
+    this.find(".scope").textContent = whole ? "The whole run" : this.moments ? "A part of the run, and the requests that compute in it" : `Steps ${first + from} to ${first + to - 1} of ${first + numSteps - 1}, and the requests that compute in them`;
     this.find(".zoom").hidden = numSteps <= 2 * CLOSEST;
     this.find(".closer").disabled = to - from <= CLOSEST;
     this.find(".wider").disabled = this.find(".all").disabled = whole;
@@ -168,16 +196,18 @@ class Pane extends Side {
 
   render(step, followed) {
     const record = this.fold.steps[step];
-    const number = this.player.first + this.player.step;
+    const idle = this.moments && !record.scheduled.length;
+    const number = this.moments ? record.step : this.player.first + this.player.step;
     const last = this.fold.steps.at(-1)?.step;
     this.find(".log-card h3").replaceChildren(
-      record ? `What step ${record.step} decides` : last === undefined ? "Over before its first step" : step < 0 ? `Not recorded: the trace begins with step ${this.fold.first}` : `Over after step ${last}`,
+      idle ? "Idle" : record ? `What step ${record.step} decides` : last === undefined ? "Over before its first step" : step < 0 ? `Not recorded: the trace begins with step ${this.fold.first}` : `Over after step ${last}`,
       el("span", { class: "count" }, record ? this.when(record) : ""));
     const index = Math.max(0, Math.min(step, this.fold.steps.length - 1));
     const views = this.fold.at(index);
     this.showLog(`Step ${number}`, record ? this.sentences(index) : step < 0 ? [] : ending(this.fold), followed);
     this.draw(record ?? this.fold.record(index), views, followed);
-    this.placeHead(step);
+    this.placeHead();
+    if (this.moments) this.find(".config").textContent = idle ? "idle" : `${record.num_running} running, ${record.num_waiting} waiting`;
   }
 
   /** When the step ran, unless time is counted in steps. */
@@ -190,6 +220,7 @@ class Pane extends Side {
   queues = (record, views) => ({ waiting: waitingOf(views, this.fold.config.policy), running: runningOf(views, record) });
 
   draw(record, views, followed) {
+    if (this.closed) return this.drawMeters(record, views);
     const { waiting, running } = this.queues(record, views);
     this.over = overBudget(record, this.fold.config.max_num_batched_tokens);
     this.waiting.show(waiting);
@@ -263,12 +294,12 @@ class Pane extends Side {
     const life = this.fold.lives.get(id) ?? [];
     const { numSteps: total, seen } = this.player, { first } = this.fold;
     const at = (step) => (100 * step) / total;
-    const ends = life.map((_, i) => Math.min(seen - this.offset, life[i + 1]?.step ?? this.fold.steps.length));
-    const shown = life.map(({ step, state }, i) => ({ step, state, width: ends[i] - step })).filter(({ width }) => width > 0);
-    strip.replaceChildren(...shown.map(({ step, state, width }) =>
-      el("i", { class: state, style: `left:${at(step + this.offset)}%;width:${at(width)}%` })),
+    const spans = life.map(({ step, state }, i) => ({ step, state, end: life[i + 1]?.step ?? this.fold.steps.length }));
+    const shown = spans.map((span) => ({ ...span, place: this.placeOf(span.step), width: Math.min(seen, this.placeOf(span.end)) - this.placeOf(span.step) })).filter(({ width }) => width > 0);
+    strip.replaceChildren(...shown.map(({ state, place, width }) =>
+      el("i", { class: state, style: `left:${at(place)}%;width:${at(width)}%` })),
     el("i", { class: "here", style: `left:calc(${at(this.player.step + 0.5)}% - 1px)` }));
-    strip.setAttribute("aria-label", `${id}: ${shown.slice(0, 20).map(({ step, state, width }) => `${state} from step ${first + step}${state === "finished" ? "" : ` to ${first + step + width - 1}`}`).join(", ")}`);
+    strip.setAttribute("aria-label", `${id}: ${shown.slice(0, 20).map(({ step, state, place, width }) => `${state} from step ${first + step}${state === "finished" ? "" : ` to ${first + this.indexAt(place + width - 1)}`}`).join(", ")}`);
   }
 
   waitingRow(view) {
