@@ -596,6 +596,8 @@ def test_two_runs_stand_side_by_side_row_by_row_and_nothing_is_cut(open_player):
     cards = (
         "(pane) => [...pane.querySelectorAll('.card')].map((e) => Math.round(e.getBoundingClientRect().top))"
     )
+    rows = page.evaluate("player.panes.map((pane) => pane.scale.ids)")
+    assert rows == [names, names]  # of the chart, where one lacks five
     for width in (640, 700, 1100, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         tops = set()

@@ -45,10 +45,16 @@ function hatch(ctx, x, y, width, height, colour, gap = 5) {
  * were `seen`. Where that is not the whole run, only the requests that do something in it have a row. Returns where
  * everything is: { left, column, from, top, rowHeight, ids }.
  */
-function drawOverview(canvas, fold, { from, to, whole, seen, marks, followed, side }, colours) {
+function drawOverview(canvas, fold, { from, to, whole, seen, marks, followed, side, sides }, colours) {
   const tall = canvas.clientWidth > 900;
   const last = Math.min(to, seen, side.placeOf(fold.steps.length));
-  const rows = [...fold.lives].filter(([id, life]) => whole || id === followed || acts(life, side.indexAt(from), side.indexAt(last - 1) + 1));
+  const busy = (one, id) => {
+    const end = Math.min(to, seen, one.placeOf(one.run.steps.length));
+    return acts(one.run.lives.get(id) ?? [], one.indexAt(from), one.indexAt(end - 1) + 1);
+  };
+  // Two runs have the same rows, so that like stands beside like where one lacks a request.
+  const rows = [...new Set(sides.flatMap((one) => [...one.run.lives.keys()]))]
+    .filter((id) => whole || id === followed || sides.some((one) => busy(one, id))).map((id) => [id, fold.lives.get(id) ?? []]);
   const rowHeight = Math.max(0.4, Math.min(tall ? 22 : 17, (side.closed ? 70 : whole ? (tall ? 260 : 180) : 330) / rows.length));
   const labelled = rowHeight >= 11;
   const chart = 26, gap = 10, top = marks.length ? 10 : 2;

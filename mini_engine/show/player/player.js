@@ -264,8 +264,10 @@ class Player {
   drawRuns() {
     const whole = { from: 0, to: this.numSteps };
     const marks = this.divergences.map(({ step }) => step);
+    const two = this.host.classList.contains("two");
     for (const pane of this.panes) {
-      pane.drawRun({ ...(this.window ?? whole), whole: !this.window, seen: this.seen, offset: pane.offset, marks, followed: this.followed });
+      const sides = two ? this.panes : [pane];
+      pane.drawRun({ sides, ...(this.window ?? whole), whole: !this.window, seen: this.seen, offset: pane.offset, marks, followed: this.followed });
     }
   }
 
