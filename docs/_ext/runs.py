@@ -18,11 +18,13 @@ from mini_engine.block_manager import BlockManager
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.scheduler import Scheduler
-from mini_engine.show.player import Playable, Texts, payload
+from mini_engine.show.player import Playable, Texts, cluster_payload, payload
+from mini_engine.show.player.cluster import with_idle
 from mini_engine.show.player.picture import step_picture, step_words
 from mini_engine.sim.baselines import BASELINES
+from mini_engine.sim.cluster import simulate_cluster
 from mini_engine.sim.simulate import simulate
-from mini_engine.sim.workloads import Arrival
+from mini_engine.sim.workloads import Arrival, arrivals
 from mini_engine.trace import Trace, read_trace
 
 
@@ -55,6 +57,29 @@ class Shown:
         ]
         each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=False)]
         return " ".join(["The trace player.", *each])
+
+
+@dataclass(frozen=True)
+class Engines(Shown):
+    """The engines of a cluster, one above the other; `step` counts their moments, as the player does. Without
+    JavaScript the first engine is shown."""
+
+    def payload(self) -> dict[str, Any]:
+        traces = dict(zip(self.names, self.runs, strict=True))
+        return cluster_payload(traces, step=self.step, follow=self.follow) | {"brief": True}
+
+    def first(self) -> Shown:
+        traces = [run for run in self.runs if isinstance(run, Trace)]
+        filled = with_idle({str(i): trace for i, trace in enumerate(traces)}).values()
+        moment = sorted({record.t for trace in filled for record in trace.steps})[self.step or 0]
+        begun = [record.step for record in traces[0].steps if record.t <= moment]
+        return Shown(traces[:1], self.names[:1], begun[-1] if begun else None)
+
+    def picture(self) -> str | None:
+        return self.first().picture()
+
+    def words(self) -> str:
+        return self.first().words()
 
 
 # ------------------------------------------------------------------------------ runs that figures show, too
@@ -195,6 +220,18 @@ def _front() -> Shown:
     return Shown([trace], ["six chats in a pool of 32 blocks"], step, first_preempted(trace), texts=texts)
 
 
+def three_engines(router: str) -> list[Trace]:
+    """Eighteen requests with three prefixes of 256 tokens, on three engines."""
+    lengths: dict[str, Any] = {"input_length": 40, "output_length": 24, "spread": 0.4}
+    given = arrivals(18, rate=40, **lengths, num_prefix_groups=3, prefix_length=256)
+    limits: dict[str, Any] = {"num_blocks": 128, "max_num_batched_tokens": 256, "max_num_seqs": 8}
+    return simulate_cluster(given, 3, router, **limits).traces
+
+
+def _cluster() -> Shown:
+    return Engines(three_engines("prefix"), ["engine-0", "engine-1", "engine-2"], step=30, follow="r0")
+
+
 WATCHED = ("threshold", "claims", "loop-ends", "demo")  # vLLM decides otherwise; the last is large
 TIGHT = "two in a tight pool"
 RUNS: dict[str, Callable[[], Shown]] = {
@@ -218,6 +255,7 @@ RUNS: dict[str, Callable[[], Shown]] = {
     "sampling": _sampling,
     "structured": lambda: _lab_run("lab-09", "a date", "a date, token by token", 4),
     "speculation": lambda: _lab_run("lab-10", "a draft model", "four drafts a step", 3, "a"),
+    "cluster": _cluster,
     "serving": lambda: _lab_run("lab-11", "one leaves", "one of two clients leaves", 3),
     **{f"watch-{name}": partial(_watched, name) for name in WATCHED},
 }

@@ -11,7 +11,9 @@ from typing import Any
 from mini_engine.show import figures
 from mini_engine.show.figures import style
 from mini_engine.sim.baselines import BASELINES
+from mini_engine.sim.cluster import figures as figures_of
 from mini_engine.sim.cost_model import CostModel, StepLoad
+from mini_engine.sim.routers import ROUTERS
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import workload
 from mini_engine.trace import replay
@@ -138,7 +140,40 @@ def ways() -> Any:
     return figures.ladder(runs)
 
 
-PICTURES = (step_cost, batching, two_counters, swap_or_recompute, waste, metrics, ways)
+def more_machines() -> Any:
+    """Four engines. Left, the median time to first token under a rising load with three routers: the one that
+    looks at the prefix stays low longest. Right, with none, one or two of the engines only prefilling, the
+    times of first tokens and the gaps: gaps become even and short, and first tokens come later."""
+    rates = (6, 9, 12, 15, 18)
+    load, gaps = style.panels(1, 2, 2.8, gridspec_kw={"wspace": 0.28})
+    style.frame(load, xlabel="requests a second and engine", ylabel="TTFT, median (ms)")
+    for router, colour, mark in zip(
+        ROUTERS, (style.VERMILLION, style.GREY, style.BLUE), ("s", "^", "o"), strict=True
+    ):
+        times = [figures_of(replicas=4, router=router, rate=4 * n, requests=200)["ttft_p50"] for n in rates]
+        load.plot(rates, times, f"{mark}-", color=colour, markersize=4, label=router)
+    load.set_xticks(rates)
+    style.add_legend(load, ncols=1)
+    style.frame(gaps, ylabel="ms, logarithmic")
+    options = {"replicas": 4, "router": "least-loaded", "rate": 40, "requests": 200, "kind": "poisson"}
+    runs = [figures_of(**options, prefill=n) for n in range(3)]
+    for offset, (key, colour, label) in enumerate(
+        (("ttft_p50", style.BLUE, "TTFT, median"), ("itl_p99", style.LIGHT_ORANGE, "ITL, 99th percentile"))
+    ):
+        places = [n + 0.36 * offset - 0.18 for n in range(3)]
+        bars = gaps.bar(places, [run[key] for run in runs], 0.34, color=colour, label=label)
+        gaps.bar_label(bars, fmt="%.0f", fontsize=8, color=style.INK)
+    gaps.set_yscale("log")
+    gaps.set_ylim(5, 900)
+    gaps.set_yticks([10, 100], ["10", "100"])
+    gaps.minorticks_off()
+    gaps.set_xticks(range(3), ["none", "one", "two"])
+    gaps.set_xlabel("of four engines only prefill", fontsize=9, color=style.INK)
+    style.add_legend(gaps, ncols=1)
+    return load, gaps
+
+
+PICTURES = (step_cost, batching, two_counters, swap_or_recompute, waste, metrics, ways, more_machines)
 
 
 def main(*names: str) -> None:

@@ -3,6 +3,7 @@ against every rule of an engine."""
 
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +192,17 @@ def test_the_tables_of_the_docs():
         cached = 100 * found["cached_tokens"] / found["prompt_tokens"]
         times = [found[key] for key in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "goodput")]
         assert told == pytest.approx([cached, *times][-len(told) :], rel=0.02, abs=0.6), name
+
+
+def test_the_simulated_rows_of_scaling_are_those_of_simulate():
+    docs = Path(__file__).parents[2] / "docs"
+    whole = {tuple(line.split(" | ")[1:]) for line in (docs / "simulate.md").read_text("utf-8").splitlines()}
+    told = (docs / "scaling.md").read_text("utf-8").partition("## Simulated")[2]
+    rows = [line.strip("| ").split(" | ")[1:] for line in told.splitlines() if re.match(r"\| .*\d \|$", line)]
+    wanted = [cells for cells in rows if cells[0] != "TTFT p50 (ms)"]
+    assert len(wanted) == 5
+    for cells in wanted:
+        assert any(set(cells) <= {cell.strip(" |") for cell in row} for row in whole), cells
 
 
 # ---------------------------------------------------------------------------------- disaggregation

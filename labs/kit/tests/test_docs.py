@@ -251,6 +251,14 @@ def test_what_a_page_says_of_its_run_is_so():
     assert [r.step for r in first_ways.steps if "r0" not in r.scheduled] == [2, 3, 4, 5]
     assert all("r0" in record.scheduled for record in mixed.steps)
 
+    page = (DOCS / "concepts" / "17-more-machines.md").read_text("utf-8")
+    for router, hits in (("prefix", 15), ("random", None)):
+        engines = script("_ext/runs").three_engines(router)
+        computed = sum(record.num_batched_tokens for trace in engines for record in trace.steps)
+        assert f"{computed:,} " in page
+        cached = [e.num_cached_tokens for trace in engines for e, _ in events(trace, "SCHEDULED")]
+        assert hits is None or (cached.count(256), cached.count(0)) == (hits, 18 - hits)
+
     step = json.loads(*blocks("docs/reading-a-trace.md", "json"))
     assert step["num_batched_tokens"] == sum(step["scheduled"].values())
 
