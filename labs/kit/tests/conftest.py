@@ -141,11 +141,13 @@ def copied_lab(course, monkeypatch):
 
 
 @pytest.fixture
-def few_cases(monkeypatch):
+def few_cases():
     """Give each lab 16 of its public cases, for tests that grade many right files; a soak has them all."""
     every = random_scripts.count
-    if not SOAK:
-        monkeypatch.setattr(random_scripts, "count", lambda lab_id: min(16, every(lab_id)))
+    with pytest.MonkeyPatch.context() as patch:
+        if not SOAK:
+            patch.setattr(random_scripts, "count", lambda lab_id: min(16, every(lab_id)))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     assert found.tasks[0].name == "a long prompt gets one token less than the threshold"
 
 
-def test_a_mistake_that_two_tasks_make_together_costs_both():
+def test_a_mistake_that_two_tasks_make_together_costs_both(few_cases):
     """Each is right among the reference's others: what one notes, the other says."""
     lab = find_lab("lab-03")
     together = next(mistake for mistake in lab.mistakes if mistake.id == "an-older-preemption-counts")
@@ -114,7 +114,7 @@ def test_a_mistake_that_two_tasks_make_together_costs_both():
 
 
 @pytest.mark.parametrize("rare", [False, True])
-def test_a_changed_helper_costs_the_tasks_that_call_it(rare):
+def test_a_changed_helper_costs_the_tasks_that_call_it(rare, few_cases):
     """Also beside another task's mistake. The reference's methods call the helper as it was given."""
     lab = find_lab("lab-06")
     source = lab.file("solution.py").read_text("utf-8")
@@ -137,7 +137,7 @@ SLIPS = {  # in books of the file's own, by the task that they cost
 
 
 @pytest.mark.parametrize("task", SLIPS)
-def test_in_a_class_that_is_judged_whole_one_slip_costs_one_task(task):
+def test_in_a_class_that_is_judged_whole_one_slip_costs_one_task(task, few_cases):
     source = OWN_BOOKS.read_text("utf-8")
     assert source.count(SLIPS[task][0]) == 1
     found = graded("lab-05", source.replace(*SLIPS[task]), hidden=0)
@@ -153,7 +153,7 @@ def test_no_file_is_excused_from_being_counted():
     assert any(task.state == WRONG for task in found.tasks)
 
 
-def test_a_file_may_define_what_it_likes():
+def test_a_file_may_define_what_it_likes(few_cases):
     """A dataclass whose annotations are text looks up its own module."""
     source = find_lab("lab-01").file("solution.py").read_text("utf-8")
     own = "from __future__ import annotations\nimport dataclasses\n\n"
@@ -161,7 +161,7 @@ def test_a_file_may_define_what_it_likes():
     assert graded("lab-01", own + source).earned == 100
 
 
-def test_what_is_not_written_costs_its_own_points_alone():
+def test_what_is_not_written_costs_its_own_points_alone(few_cases):
     """Five tasks of seven are there; each is judged among the reference's others."""
     lab = find_lab("lab-06")
     source = lab.file("solution.py").read_text("utf-8")

@@ -7,7 +7,6 @@ import json
 import re
 from itertools import pairwise
 
-import nbformat
 import pytest
 
 from labs.kit.author import notebooks
@@ -20,6 +19,13 @@ from mini_engine.trace.metrics import request_metrics
 
 NOTEBOOKS = sorted((manifest.LABS_DIR.parent / "notebooks").glob("*.ipynb"))
 FIRST = "three prompts, ten tokens"
+
+
+def read(path):
+    import nbformat  # not above: it takes seconds, and each of pytest's processes imports this file
+
+    return nbformat.read(path, as_version=4)
+
 
 # ------------------------------------------------------------------------------- the learner's trace
 
@@ -234,6 +240,7 @@ def test_show_gives_the_picture_its_words(monkeypatch):
 
 def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
     """A panel and LAB_IMPL=starter: what is saved is the reference's, without widget or machine."""
+    import nbformat
     from nbformat.v4 import new_code_cell, new_notebook
 
     monkeypatch.setenv("LAB_IMPL", "starter")
@@ -245,7 +252,7 @@ def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
     )
     nbformat.write(new_notebook(cells=[new_code_cell(code)]), path)
     notebooks.main(str(path))
-    saved = nbformat.read(path, as_version=4)
+    saved = read(path)
     said, panel = saved.cells[0].outputs
     assert said["text"] == f"lab-01, '{FIRST}': the reference, 5 steps\n"
     assert set(panel["data"]) == {"image/svg+xml", "text/plain"}
@@ -255,9 +262,11 @@ def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_is_fit_to_be_committed(path):
+    from nbformat import validate
+
     text = path.read_text(encoding="utf-8")
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
+    notebook = read(path)
+    validate(notebook)
     ids = [cell.id for cell in notebook.cells]
     assert len(set(ids)) == len(ids) and (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     assert notebook.metadata.kernelspec.name == "python3" and "widgets" not in notebook.metadata
@@ -280,7 +289,7 @@ def test_notebook_is_fit_to_be_committed(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_has_its_parts(path):
     """A guess, figures with their words, something to change, a quiz, where to go on, and its lab."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read(path)
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     assert "my_guess" in code and "check(" in code
@@ -309,7 +318,7 @@ def test_notebook_has_its_parts(path):
 def unfolded(cells):
     """The text of some cells that can be read without opening anything."""
     shown = [
-        nbformat.from_dict({**c, "outputs": []}) if c.metadata.get("jupyter", {}).get("outputs_hidden") else c
+        type(c)({**c, "outputs": []}) if c.metadata.get("jupyter", {}).get("outputs_hidden") else c
         for c in cells
     ]
     return re.sub(r"<details>.*?</details>", "", read_aloud(shown), flags=re.S)
@@ -369,7 +378,7 @@ def test_no_prediction_is_spoiled(path):
 
     That a run without a guess reveals nothing either is nbval's proof: it must find as little as is here.
     """
-    cells = nbformat.read(path, as_version=4).cells
+    cells = read(path).cells
     folded = [c.id for c in cells if c.metadata.get("jupyter", {}).get("outputs_hidden")]
     assert folded == FOLDED[path.stem].split()
     assert folded == [c.id for c in cells if "hide-output" in c.metadata.get("tags", ())], "in the book too"
@@ -399,7 +408,7 @@ def test_a_guess_brings_its_answer(path, tmp_path, monkeypatch):
     """Its cells run with guesses, right, close and wrong by turns: each answer appears, with a verdict."""
     monkeypatch.delenv("LAB_IMPL", raising=False)
     monkeypatch.chdir(tmp_path)
-    cells = nbformat.read(path, as_version=4).cells
+    cells = read(path).cells
     asked = []
     for (guess, judged), answers in zip(predictions(cells), ANSWERS[path.stem], strict=True):
         guesses = [tries(answer)[i % 3] for i, answer in enumerate(answers)]
