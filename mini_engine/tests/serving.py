@@ -4,7 +4,9 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from types import ModuleType
 
+import pytest
 import uvicorn
 
 from mini_engine import LLM, SamplingParams
@@ -15,6 +17,11 @@ from mini_engine.tests.helpers import byte_tokenizer, tiny_model
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 LIMITS = Limits(max_num_requests=8, max_body_bytes=20_000, timeout=20)
+
+
+def openai() -> ModuleType:
+    """Return the client's package: it takes seconds to load, so files that import this one do not."""
+    return pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
 
 def make_engine(**settings):

@@ -16,12 +16,19 @@ import pytest
 pytest.importorskip("starlette", reason="the server is in the extra `serve`")
 uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `serve`")
 httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
-openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
 # These are imported only where the packages above are installed: hence E402.
 from mini_engine.serve import metrics, protocol  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
-from mini_engine.tests.serving import LIMITS, expected, make_engine, serving, slowed, until  # noqa: E402
+from mini_engine.tests.serving import (  # noqa: E402
+    LIMITS,
+    expected,
+    make_engine,
+    openai,
+    serving,
+    slowed,
+    until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,7 @@ def address(engine):
 
 @pytest.fixture(scope="module")
 def client(address):
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+    with openai().OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -275,9 +282,9 @@ def test_the_page_has_all_fields():
 def test_other_paths_methods_and_models(address, client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").max_model_len == 256
-    with pytest.raises(openai.NotFoundError, match="is not served here"):
+    with pytest.raises(openai().NotFoundError, match="is not served here"):
         client.models.retrieve("gpt")
-    with pytest.raises(openai.NotFoundError, match="is not served here"):
+    with pytest.raises(openai().NotFoundError, match="is not served here"):
         client.completions.create(model="gpt", prompt="a")
     assert httpx.get(f"{address}/v2").status_code == 404
     assert httpx.get(f"{address}/v1/completions").status_code == 405
@@ -463,7 +470,7 @@ def test_many_streams_at_once_lose_nothing():
     async def all_of_them(address):
         limits = httpx.Limits(max_connections=None)
         http = httpx.AsyncClient(limits=limits, timeout=120)
-        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", http_client=http) as client:
+        async with openai().AsyncOpenAI(base_url=f"{address}/v1", api_key="x", http_client=http) as client:
 
             async def one(seed):
                 text = ""

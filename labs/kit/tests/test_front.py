@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 
 uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `serve`")
-openai = pytest.importorskip("openai", reason="the client is in the extra `dev`")
 
 # These are imported only where the packages above are installed: hence E402.
 from labs.kit.author.check import ALTERNATIVES  # noqa: E402
@@ -20,6 +19,7 @@ from mini_engine import LLM, SamplingParams  # noqa: E402
 from mini_engine.engine import Engine  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
 from mini_engine.tests.helpers import byte_tokenizer, tiny_model  # noqa: E402
+from mini_engine.tests.serving import openai  # noqa: E402
 
 OTHERS = sorted(ALTERNATIVES.glob("lab_11_*.py"))
 
@@ -43,7 +43,7 @@ def served(module, places=8):
             assert thread.is_alive()
             time.sleep(0.01)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+        with openai().OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
             yield partial(client.completions.create, model="tiny"), engine
     finally:
         server.should_exit = True
@@ -85,14 +85,14 @@ def test_a_full_server_and_n_answers_are_refused():
     with served(loading.load("lab-11", "solution"), places=1) as (ask, _):
         first = ask(prompt="long", max_tokens=240, stream=True)
         next(iter(first))
-        with pytest.raises(openai.RateLimitError):
+        with pytest.raises(openai().RateLimitError):
             ask(prompt="another", max_tokens=1)
         first.close()
-        with pytest.raises(openai.BadRequestError, match="n must be 1 with lab-11's front"):
+        with pytest.raises(openai().BadRequestError, match="n must be 1 with lab-11's front"):
             for _ in range(100):  # until the place is free again
                 try:
                     ask(prompt="x", max_tokens=1, n=2)
-                except openai.RateLimitError:
+                except openai().RateLimitError:
                     time.sleep(0.05)
 
 
