@@ -4,8 +4,8 @@ import { download, drawBoard, drawLaptop, el, keep as keepOf, kept as keptOf, ne
 import { makeEditor } from "./editor.js";
 
 // For tests. quiet: ms without a message, after which Python hangs in a call that nothing interrupts.
-// scale: factor of the time limit of each test.
-window.labPage = { quiet: 60_000, scale: 1, get editor() { return editor; }, get rows() { return rows; } };
+// scale: factor of the time limit of each test. verdict: the last one.
+window.labPage = { quiet: 60_000, scale: 1, verdict: null, get editor() { return editor; }, get rows() { return rows; } };
 const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
 const kept = (name, otherwise) => keptOf(lab.id, name, otherwise);
@@ -39,7 +39,7 @@ function receive(message) {
   } else if ("verdict" in message) {
     clearTimeout(watch);
     runs(false);
-    show(message.verdict);
+    show(labPage.verdict = message.verdict);
   } else if ("played" in message) {
     clearTimeout(watch);
     runs(false);
