@@ -156,6 +156,8 @@ class CausalLM(nn.Module):
     step never need it.
     """
 
+    quantized = False  # whether fast/ packs the weights in 4 bits, as dtype "q4" asks
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

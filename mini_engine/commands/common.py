@@ -23,7 +23,7 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="A name from `models list`, a model folder, or a .gguf file.")
 ]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu or cuda.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float64, or q4: weights in 4 bits.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.")]
 MaxTokens = Annotated[int, typer.Option(help="The most output tokens.")]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]

@@ -353,6 +353,86 @@ extern "C" void linear_bfloat16(const float *x, const EightWords *weight, const 
     }
 }
 
+// For weights of 4 or 8 bits in blocks of 32 columns, each block with a scale and a least value of its own: a
+// number n of BITS bits, put behind the exponent of 1, is the float 1 + n / 2^BITS. So three instructions
+// widen eight of them, and what they are too large by is taken from the block's sum. They lie in panels of
+// 16 outputs, in words of one output's columns.
+static const int64_t BLOCK = 32;
+
+template <int BITS, int COLUMN> static inline Eight widened(EightWords words) {
+    const int up = 23 - BITS - COLUMN * BITS;  // from its place in the word to the top of a float's fraction
+    const EightWords moved = up >= 0 ? words << (up >= 0 ? up : 0) : words >> (up >= 0 ? 0 : -up);
+    return (Eight)((moved & ((1u << 23) - (1u << (23 - BITS)))) | 0x3F800000u);
+}
+
+// Add the columns of one word, from COLUMN on, to NUM rows' sums of 16 outputs.
+template <int BITS, int64_t NUM, int COLUMN = 0>
+static inline void times_word(const float *x, int64_t columns, const EightWords *words, Eight (&sums)[NUM][2]) {
+    if constexpr (COLUMN < 32 / BITS) {
+        for (int64_t half = 0; half < 2; half++) {
+            const Eight weight = widened<BITS, COLUMN>(words[half]);
+            for (int64_t row = 0; row < NUM; row++) sums[row][half] += x[row * columns + COLUMN] * weight;
+        }
+        times_word<BITS, NUM, COLUMN + 1>(x, columns, words, sums);
+    }
+}
+
+// NUM rows of x times one panel. `steps` has for each block 16 scales and 16 least values; x_sums the sum of
+// each block of x.
+template <int BITS, int64_t NUM>
+static void times_blocks(const float *x, const float *x_sums, int64_t columns, const EightWords *words,
+                         const Eight *steps, float *out) {
+    Eight totals[NUM][2] = {};
+    for (int64_t k = 0; k < columns; k += BLOCK, steps += 4) {
+        Eight sums[NUM][2] = {};
+        for (int64_t word = 0; word < BITS; word++, words += 2)
+            times_word<BITS>(x + k + word * (32 / BITS), columns, words, sums);
+        for (int64_t row = 0; row < NUM; row++)
+            for (int64_t half = 0; half < 2; half++)
+                totals[row][half] += sums[row][half] * steps[half] +
+                                     x_sums[(row * columns + k) / BLOCK] * steps[2 + half];
+    }
+    std::memcpy(out, totals, sizeof totals);
+}
+
+template <int BITS, int64_t NUM = ROWS>
+static void times_blocks(int64_t num, const float *x, const float *x_sums, int64_t columns, const EightWords *words,
+                         const Eight *steps, float *out) {
+    if (num >= NUM) return times_blocks<BITS, NUM>(x, x_sums, columns, words, steps, out);
+    if constexpr (NUM > 1) times_blocks<BITS, NUM - 1>(num, x, x_sums, columns, words, steps, out);
+}
+
+// out (rows, outputs) = x (rows, columns) @ weight.T + bias, where there is one. `columns` is a multiple of 32.
+template <int BITS>
+static void linear_blocks(const float *x, const EightWords *weight, const Eight *steps, const float *bias, float *out,
+                          int64_t rows, int64_t columns, int64_t outputs) {
+    std::vector<float> x_sums(rows * columns / BLOCK);
+    for (int64_t i = 0; i < rows * columns; i++) x_sums[i / BLOCK] += x[i];
+#pragma omp parallel for
+    for (int64_t first = 0; first < outputs; first += PANEL) {
+        const int64_t blocks = first / PANEL * (columns / BLOCK);
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            alignas(32) float sums[ROWS * PANEL];
+            const int64_t num = std::min(ROWS, rows - row);
+            times_blocks<BITS>(num, x + row * columns, &x_sums[row * columns / BLOCK], columns,
+                               weight + blocks * BITS * 2, steps + blocks * 4, sums);
+            for (int64_t i = 0; i < num; i++)
+                for (int64_t j = 0; j < std::min(PANEL, outputs - first); j++)
+                    out[(row + i) * outputs + first + j] = sums[i * PANEL + j] + (bias ? bias[first + j] : 0);
+        }
+    }
+}
+
+#define FOR_BITS(BITS) \
+    extern "C" void linear_##BITS##bit(const float *x, const EightWords *weight, const Eight *steps, \
+                                       const float *bias, float *out, int64_t rows, int64_t columns, \
+                                       int64_t outputs) { \
+        linear_blocks<BITS>(x, weight, steps, bias, out, rows, columns, outputs); \
+    }
+
+FOR_BITS(4)
+FOR_BITS(8)
+
 // ---------------------------------------------------------------------- what Python calls, by type
 
 #define FOR_TYPE(T, NAME) \

@@ -103,7 +103,7 @@ class Kernels:
         lib, name = ctypes.CDLL(str(path)), NAMES[dtype]
         p, n = ctypes.c_void_p, ctypes.c_int64
 
-        def function(stem: str, *types: Any) -> Any:
+        def function(stem: str, *types: Any, name: str = name) -> Any:
             found = getattr(lib, f"{stem}_{name}")
             found.argtypes, found.restype = types, None
             return found
@@ -114,6 +114,9 @@ class Kernels:
         self._silu_mul = function("silu_mul", p, p, n, n)
         self._write_kv = function("write_kv", p, p, n, p, p, p, n, n)
         self._linear = function("linear", p, p, p, p, n, n, n) if dtype == torch.bfloat16 else None
+        self._linear_blocks = {
+            bits: function("linear", p, p, p, p, p, n, n, n, name=f"{bits}bit") for bits in (4, 8)
+        }
 
     def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add delta to x, in place, and return the norm of the sum; all (N, size)."""
@@ -130,6 +133,16 @@ class Kernels:
         wide = x.float()
         added = None if bias is None else bias.data_ptr()
         self._linear(wide.data_ptr(), panels.data_ptr(), added, out.data_ptr(), *wide.shape, outputs)
+        return out
+
+    def linear_blocks(
+        self, bits: int, x: Tensor, words: Tensor, steps: Tensor, bias: Tensor | None, outputs: int
+    ) -> Tensor:
+        """Return x @ weight.T + bias (N, outputs) in float32, of x (N, columns) and a weight of `bits` bits
+        in blocks of 32: words (P, columns / 32, bits, 16) and steps (P, columns / 32, 2, 16)."""
+        out = x.new_empty(len(x), outputs)
+        weight = words.data_ptr(), steps.data_ptr(), None if bias is None else bias.data_ptr()
+        self._linear_blocks[bits](x.data_ptr(), *weight, out.data_ptr(), *x.shape, outputs)
         return out
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:

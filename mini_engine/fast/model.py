@@ -13,22 +13,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mini_engine.fast import kernels, onednn, panels, steps
+from mini_engine.fast import blocks, kernels, onednn, panels, steps
 from mini_engine.interfaces import Attend
 from mini_engine.model import CausalLM, DecoderLayer, RMSNorm
 
 Fast = bool | Literal["torch"]
-Product = onednn.Linear | panels.Linear
+Product = onednn.Linear | panels.Linear | blocks.Linear
 
 
 def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
     """Return a FastLM where that is faster (float32 and bfloat16 on the CPU), else the model itself.
 
-    `fast` True uses kernels.cpp where it is built, "torch" never, and False changes nothing.
+    `fast` True uses kernels.cpp where it is built, "torch" never, and False changes nothing. Raises
+    ValueError for a quantized model if kernels.cpp may not or cannot be used.
     """
     if fast not in (True, False, "torch"):
         raise ValueError(f'fast must be True, False or "torch", but is {fast!r}')
-    if not fast or not isinstance(model, CausalLM) or isinstance(model, FastLM):
+    if not isinstance(model, CausalLM) or isinstance(model, FastLM):
+        return model
+    if model.quantized and (fast is not True or model.device.type != "cpu" or not kernels.load(model.dtype)):
+        raise ValueError(
+            "dtype q4 needs the CPU and fast=True; if the kernels are not built, run "
+            "`mini-engine kernels build`"
+        )
+    if not fast:
         return model
     use_kernels = fast is True
     if model.device.type != "cpu" or product_of(model.dtype, _kernels(model.dtype, use_kernels)) is None:
@@ -61,8 +69,11 @@ class FastLM(CausalLM):
         self.embed_tokens, self.norm = model.embed_tokens, model.norm
         self.kernels = _kernels(model.dtype, use_kernels)
         product = product_of(model.dtype, self.kernels) or onednn.Linear
+        head = product
+        if model.quantized:  # the head, from which each token is chosen, keeps 8 bits, as in GGUF files
+            product, head = (partial(blocks.Linear, self.kernels, bits) for bits in (4, 8))
         self.packed_layers = [_Layer(cast(DecoderLayer, layer), product) for layer in model.layers]
-        self.head = product(model.lm_head.weight)
+        self.head = head(model.lm_head.weight)
         self.steps = self.kernels or steps
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

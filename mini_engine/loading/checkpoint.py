@@ -45,8 +45,9 @@ def load_model(
 
     `path` is a folder in Hugging Face layout (config.json, and model.safetensors or its shards) or
     a .gguf file. `dtype` "auto" is float32 on the CPU and the checkpoint's own on CUDA (bfloat16
-    for a quantized GGUF file, whose weights are dequantized here). `device` "auto" is CUDA when
-    there is one. `share` cuts the weights to the part that this process is to hold.
+    for a quantized GGUF file, whose weights are dequantized here). "q4" is float32 with weights that an
+    engine packs in 4 bits. `device` "auto" is CUDA when there is one. `share` cuts the weights to the
+    part that this process is to hold.
 
     Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault.
     """
@@ -54,6 +55,10 @@ def load_model(
     weights = open_folder(source) if isinstance(source, Path) else open_gguf(source)
     if share is not None:
         weights = share(weights)
+    if dtype == "q4":
+        model = _build(weights, torch.float32, device)
+        model.quantized = True
+        return model
     if dtype == "auto":
         dtype = torch.float32 if device.type == "cpu" else weights.dtype
     else:
@@ -65,7 +70,7 @@ def _dtype(dtype: Dtype) -> torch.dtype:
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen not in (*DTYPES.values(), torch.float16):
         raise ValueError(
-            f"dtype must be auto, {', '.join(DTYPES)} or a torch dtype for floats, but is {dtype!r}"
+            f"dtype must be auto, {', '.join(DTYPES)}, q4 or a torch dtype for floats, but is {dtype!r}"
         )
     return chosen
 
