@@ -31,11 +31,13 @@ def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
         raise ValueError(f'fast must be True, False or "torch", but is {fast!r}')
     if not isinstance(model, CausalLM) or isinstance(model, FastLM):
         return model
-    if model.quantized and (fast is not True or model.device.type != "cpu" or not kernels.load(model.dtype)):
-        raise ValueError(
-            "dtype q4 needs the CPU and fast=True; if the kernels are not built, run "
-            "`mini-engine kernels build`"
-        )
+    if model.quantized:
+        if model.device.type != "cpu" or fast is not True:
+            raise ValueError(
+                f"dtype q4 needs the CPU and fast=True, but has {model.device.type}, fast={fast!r}"
+            )
+        if not kernels.load(model.dtype):
+            raise ValueError("dtype q4 needs the kernels; run `mini-engine kernels build`")
     if not fast:
         return model
     use_kernels = fast is True
