@@ -19,9 +19,14 @@ GGUF_NAMES = {theirs.split(".")[-1]: name for name, theirs in NAMES.items()}
 
 
 def export(model: Path, dtype: str, folder: Path) -> tuple[Path, Path]:
-    """Write the folder and the GGUF file, once, and return both. Raises ValueError for an unfit dtype."""
+    """Write the folder and the GGUF file, once, and return both. For "q4" the folder has float32, and the
+    file is the model's own. Raises ValueError for an unfit dtype."""
+    if dtype == "q4" and model.suffix == ".gguf":
+        return export(model, "float32", folder)[0], model
     if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype must be float32 or bfloat16, the same for all, but is {dtype!r}")
+        raise ValueError(
+            f"dtype must be float32 or bfloat16, the same for all, or q4 for a .gguf file, but is {dtype!r}"
+        )
     files = [model] if model.is_file() else sorted(model.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     place = folder / f"{model.stem}-{size:x}-{dtype}"

@@ -1,17 +1,21 @@
-"""Measures fast/ part by part: python -m mini_engine.bench.measure products|attention [DTYPE [THREADS]]
+"""Measures fast/ part by part: python -m mini_engine.bench.measure WHAT [DTYPE [THREADS]]
 
-Microseconds a call, at the sizes of SmolLM2-135M. The ways alternate, each on weights or pages that
-the caches have forgotten, and medians are shown. docs/performance.md says what came of it; the whole
-engine is measured by `mini-engine bench`.
+`products` and `attention` are microseconds a call, at the sizes of SmolLM2-135M. The ways alternate, each
+on weights or pages that the caches have forgotten, and medians are shown. `quality` is the perplexity of
+the first 4,000 characters of Hamlet. docs/performance.md says what came of it; the whole engine is
+measured by `mini-engine bench`.
 """
 
+import math
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,12 +26,14 @@ from torch import Tensor
 from mini_engine.attention import PagedBackend
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
-from mini_engine.fast import kernels
+from mini_engine.fast import blocks, kernels
 from mini_engine.fast.attention import FastBackend
 from mini_engine.fast.model import FastLM, Product, product_of
 from mini_engine.fast.onednn import Linear
 from mini_engine.interfaces import Row
+from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import DTYPES
+from mini_engine.loading.shakespeare.plays import load_plays
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
 
@@ -60,15 +66,22 @@ def medians(ways: Mapping[str, Callable[[int], object]], num_copies: int, rounds
     return {way: 1e6 * statistics.median(all_seconds) for way, all_seconds in seconds.items()}
 
 
-def products(dtype: torch.dtype, rounds: int = 3) -> Iterator[list[str]]:
+def products(dtype: str, rounds: int = 3) -> Iterator[list[str]]:
     """A line for each matrix and number of rows: plain, packed, how often quicker, GB and GFLOP a second."""
-    pack = product_of(dtype, kernels.load(dtype)) or Linear
+    wide = DTYPES.get(dtype, torch.float32)
+    built = kernels.load(wide)
+    pack = product_of(wide, built) or Linear
+    if dtype == "q4":
+        assert built is not None, "main() has seen that the kernels are built"
+        pack = partial(blocks.Linear, built, 4)
     for name, (columns_in, columns_out) in PRODUCTS.items():
-        size = columns_in * columns_out * dtype.itemsize
-        plain = [torch.randn(columns_out, columns_in, dtype=dtype) for _ in range(max(2, CACHE // size))]
+        size = columns_in * columns_out * wide.itemsize
+        plain = [torch.randn(columns_out, columns_in, dtype=wide) for _ in range(max(2, CACHE // size))]
         packed = [pack(weight) for weight in plain]
+        if dtype == "q4":
+            size = size * 6 // 32  # of 32 bits, 4 and a share of the block's 64
         for rows in ROWS:
-            x = torch.randn(rows, columns_in, dtype=dtype)
+            x = torch.randn(rows, columns_in, dtype=wide)
             ways = {"F.linear": partial(_plain, plain, x), "packed": partial(_packed, packed, x)}
             took = medians(ways, len(plain), rounds)
             speed = size / took["packed"] / 1e3, 2 * rows * columns_in * columns_out / took["packed"] / 1e3
@@ -89,22 +102,45 @@ def _packed(linears: Sequence[Product], x: Tensor, copy: int) -> Tensor:
     return linears[copy](x)
 
 
-def attention(dtype: torch.dtype, rounds: int = 10) -> Iterator[list[str]]:
+def attention(dtype: str, rounds: int = 10) -> Iterator[list[str]]:
     """A line for each kind of step: one layer's attention by attention.py, by torch, by the kernel."""
     config = replace(SMOLLM2, num_hidden_layers=LAYERS, vocab_size=8)
-    model = CausalLM(config).to(dtype).requires_grad_(False)
+    wide = DTYPES[dtype]
+    model = CausalLM(config).to(wide).requires_grad_(False)
     kv = BlockManager(600, 16, enable_prefix_caching=False)
     backends = [PagedBackend(model, kv), *(FastBackend(FastLM(model, way), kv) for way in (False, True))]
     for name, requests in STEPS.items():
         rows = [_row(kv, str(i), *request) for i, request in enumerate(requests)]
         heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
-        qkv = torch.randn(sum(row.num_tokens for row in rows), sum(heads), config.head_dim, dtype=dtype)
+        qkv = torch.randn(sum(row.num_tokens for row in rows), sum(heads), config.head_dim, dtype=wide)
         q, k, v = torch.split(qkv, heads, dim=1)
         calls = [partial(backend.attend, build_batch(rows, kv), q=q, k=k, v=v) for backend in backends]
         took = medians(dict(zip(WAYS, calls, strict=True)), LAYERS, rounds)
         yield [name, *(f"{us:,.0f}" for us in took.values())]
         for row in rows:
             kv.free(row.request)
+
+
+def quality(dtype: str) -> Iterator[list[str]]:
+    """A line for each model that is here: its perplexity in float32 and in this dtype."""
+    text = load_plays()["hamlet"][:4000]
+    for model in ("shakespeare", "smollm2"):
+        with suppress(FileNotFoundError):
+            yield [model, *(f"{_perplexity(LLM(model, dtype=d), text):.3f}" for d in ("float32", dtype))]
+
+
+def _perplexity(llm: LLM, text: str) -> float:
+    """Perplexity of a text, in pieces of 500 tokens."""
+    tokens = llm.tokenizer.encode(text)
+    pieces = [tokens[i : i + 500] for i in range(0, len(tokens), 500)]
+    outputs = llm.generate(pieces, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    logprobs = [
+        of[token].logprob
+        for output in outputs
+        for token, of in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+        if of is not None
+    ]
+    return math.exp(-statistics.fmean(logprobs))
 
 
 def _row(kv: BlockManager, request_id: str, num_new: int, length: int) -> Row:
@@ -118,18 +154,21 @@ def _row(kv: BlockManager, request_id: str, num_new: int, length: int) -> Row:
 
 @torch.inference_mode()
 def main(what: str = "", dtype: str = "float32", threads: str = "2") -> None:
-    measures = {
+    measures: dict[str, tuple[Any, list[str]]] = {
         "products": (products, ["matrix, rows", "F.linear", "packed", "ratio", "GB/s", "GFLOP/s"]),
         "attention": (attention, ["step", *WAYS]),
+        "quality": (quality, ["model", "float32", dtype]),
     }
-    if what not in measures or dtype not in DTYPES or not threads.isdigit():
+    known = DTYPES if what == "attention" else (*DTYPES, "q4")
+    if what not in measures or dtype not in known or not threads.isdigit():
         raise SystemExit(__doc__)
-    if what == "attention" and kernels.load(DTYPES[dtype]) is None:
+    if (what == "attention" or dtype == "q4") and kernels.load(DTYPES.get(dtype, torch.float32)) is None:
         raise SystemExit("the kernels are not built; run mini-engine kernels build")
     torch.set_num_threads(int(threads))
     measure, columns = measures[what]
-    table = Table(*columns, title=f"{dtype}, {threads} threads, microseconds", header_style="bold")
-    for line in measure(DTYPES[dtype]):
+    unit = "perplexity" if what == "quality" else "microseconds"
+    table = Table(*columns, title=f"{dtype}, {threads} threads, {unit}", header_style="bold")
+    for line in measure(dtype):
         table.add_row(*line)
     Console(width=100).print(table)
 

@@ -121,7 +121,8 @@ class Bench:
         return WORKLOADS[workload](vocab_size, **number)
 
     def everything(self, page: Path = PAGE) -> None:
-        """Run all races in both precisions, and write each into docs/benchmarks as soon as it is run.
+        """Run all races in both precisions, and a GGUF file's own. Write each into docs/benchmarks as soon as
+        it is run.
 
         Raises ValueError where there is no docs/, and for a device that not all contestants run on.
         """
@@ -135,6 +136,8 @@ class Bench:
             for dtype in ("float32", "bfloat16")
             for workload, names in AGAINST.items()
         ]
+        if self.model.suffix == ".gguf":
+            plan.append(("single", "q4", sorted(here & {"llama.cpp"})))
         about = {"model": self.model.name, "threads": self.threads, "date": date.today().isoformat()}
         done: list[Race] = []
         for race in self.races(plan, resume=True):

@@ -31,7 +31,9 @@ def bench(
     prompts: Annotated[int | None, typer.Option(min=1, max=MOST, help="How many requests.")] = None,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads of each contestant.")] = 2,
     device: Device = "auto",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, or q4: a .gguf file's own 4 bits, beside llama.cpp.")
+    ] = "float32",
     speculative: Annotated[
         str | None, typer.Option(help="How the engine drafts tokens; code and story have ngram:8.")
     ] = None,
@@ -74,6 +76,8 @@ def bench(
     names = against or plan.AGAINST[workload]
     if device != "cpu":
         names = [name for name in names if name.startswith(("transformers", "mini-engine"))]
+    if dtype == "q4":
+        names = [name for name in names if name == "llama.cpp"]
     for race in this.races([(workload, dtype, plan.installed(names, report))]):
         print_table(table(race))
 

@@ -45,7 +45,7 @@ class Linear:
         shifts = torch.arange(0, 32, self.bits, dtype=torch.int32)
         numbers = (self.words.unsqueeze(-1) >> shifts) & (2**self.bits - 1)
         scale, least = self.steps.unsqueeze(-2).unsqueeze(-1).unbind(2)  # (panels, blocks, 1, PANEL, 1)
-        rows = (1 + numbers.float() / 2**self.bits) * scale + least
+        rows: Tensor = (1 + numbers.float() / 2**self.bits) * scale + least
         rows = rows.permute(0, 3, 1, 2, 4).reshape(-1, self.in_features + self.missing)
         return rows[: self.out_features, : self.in_features]
 

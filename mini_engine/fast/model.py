@@ -67,12 +67,14 @@ class FastLM(CausalLM):
 
     def __init__(self, model: CausalLM, use_kernels: bool = True) -> None:
         nn.Module.__init__(self)
-        self.config, self.inv_freq = model.config, model.inv_freq
+        self.config, self.inv_freq, self.quantized = model.config, model.inv_freq, model.quantized
         self.embed_tokens, self.norm = model.embed_tokens, model.norm
         self.kernels = _kernels(model.dtype, use_kernels)
         product = product_of(model.dtype, self.kernels) or onednn.Linear
         head = product
-        if model.quantized:  # the head, from which each token is chosen, keeps 8 bits, as in GGUF files
+        if (
+            model.quantized and self.kernels
+        ):  # the head, from which each token is chosen, keeps 8 bits, as in GGUF files
             product, head = (partial(blocks.Linear, self.kernels, bits) for bits in (4, 8))
         self.packed_layers = [_Layer(cast(DecoderLayer, layer), product) for layer in model.layers]
         self.head = head(model.lm_head.weight)

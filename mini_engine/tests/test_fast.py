@@ -20,7 +20,7 @@ from mini_engine.backends.two_pass import TwoPassBackend
 from mini_engine.bench import measure
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
-from mini_engine.fast import kernels, onednn, panels
+from mini_engine.fast import blocks, kernels, onednn, panels
 from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
 from mini_engine.fast.model import FastLM, prepare
 from mini_engine.loading import registry
@@ -29,7 +29,7 @@ from mini_engine.model import sdpa
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
 from mini_engine.tests import test_isolation as isolation
-from mini_engine.tests.helpers import dense_logits, make_request, row, tiny_model
+from mini_engine.tests.helpers import dense_logits, drain, make_request, row, tiny_model, tokens_of
 
 
 @pytest.fixture(scope="session")
@@ -200,6 +200,78 @@ def test_bfloat16_is_fast_without_instructions_for_it(library, monkeypatch):
         assert FastLM(model).not_finite() == "layers.1.mlp.down_proj.weight"
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 100])
+@pytest.mark.parametrize(("outputs", "columns"), [(16, 32), (70, 41), (1, 1), (49, 576)])
+def test_a_product_in_blocks_is_the_rounded_weights(bits, rows, outputs, columns, library, monkeypatch):
+    """Of the weight that the numbers stand for, half a step away at most; whatever stands beside a row."""
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    x, weight, bias = torch.randn(rows, columns), torch.randn(outputs, columns), torch.randn(outputs)
+    for b in (None, bias):
+        linear = blocks.Linear(kernels.load(torch.float32), bits, weight, b)
+        kept = linear.weight()
+        steps = (
+            F.pad(weight, (0, -columns % 32)).view(outputs, -1, 32).abs().amax(-1)
+            * 2
+            / (15 if bits == 4 else 254)
+        )
+        errors = F.pad(kept - weight, (0, -columns % 32)).view(outputs, -1, 32).abs().amax(-1)
+        assert kept.shape == weight.shape and (errors <= steps / 2 + 1e-5).all()
+        exact = F.linear(x.double(), kept.double(), None if b is None else b.double())
+        found = linear(x)
+        assert found.shape == (rows, outputs) and found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+        assert all(torch.equal(linear(x[i : i + 1])[0], found[i]) for i in range(min(rows, 8)))
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(4, "Q4_1"), (8, "Q8_0")])
+def test_numbers_of_a_gguf_file_are_kept_as_they_are(bits, kind, library, monkeypatch):
+    """Blocks of all equal numbers, of zeros, and of one sign among them."""
+    from gguf import GGMLQuantizationType, quants
+
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    weight = torch.randn(64, 96) * torch.rand(64, 1)
+    weight[0], weight[1], weight[2] = 0, 0.25, weight[2].abs() + 1
+    stored = GGMLQuantizationType[kind]
+    theirs = torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), stored), stored))
+    kept = blocks.Linear(kernels.load(torch.float32), bits, theirs).weight()
+    torch.testing.assert_close(kept, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_q4_says_what_float32_says_of_the_same_weights(library, monkeypatch):
+    """A model whose weights are in steps already: the same tokens through an engine, by both; one whose are
+    not is another model, a weight that is not finite has its name, and what q4 needs is said."""
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+    packed = kernels.load(torch.float32)
+
+    def said(engine):
+        for prompt in ([5, 6, 7], [9] * 20, [3, 1, 4, 1, 5]):
+            engine.add_request(prompt, SamplingParams(max_tokens=20, temperature=0))
+        return {request_id: tokens_of(deltas) for request_id, deltas in drain(engine).items()}
+
+    for kind in ("llama", "qwen2", "tied"):
+        small = tiny_model(dtype="float32", **MODELS[kind])
+        with torch.no_grad():
+            for name, weight in small.named_parameters():
+                if weight.ndim == 2:
+                    bits = 8 if name in ("lm_head.weight", "embed_tokens.weight") else 4
+                    weight.copy_(blocks.Linear(packed, bits, weight).weight())
+        expected = said(Engine(small))
+        small.quantized = True
+        engine = Engine(small)
+        assert isinstance(engine.model.packed_layers[0].down, blocks.Linear) and engine.model.head.bits == 8
+        assert said(engine) == expected
+    for fast in (False, "torch"):
+        with pytest.raises(ValueError, match=f"dtype q4 needs the CPU and fast=True, .* fast={fast!r}"):
+            Engine(small, fast=fast)
+    with torch.no_grad():
+        small.layers[1].mlp.down_proj.weight[3, 5] = float("nan")
+    assert prepare(small).not_finite() == "layers.1.mlp.down_proj.weight"
+    monkeypatch.setattr(kernels, "cache_dir", lambda: library / "none")
+    with pytest.raises(ValueError, match="dtype q4 needs the kernels; run `mini-engine kernels build`"):
+        Engine(small)
+
+
 def test_decodes_are_grouped_by_length():
     """All are there, longest first, and no group pads more than it may; few groups where few suffice."""
     for seed in range(50):
@@ -335,8 +407,9 @@ def test_the_little_measurements_run(library, monkeypatch):
     for name, value in (sizes | {"STEPS": {"two": [(1, 20), (5, 5)]}}).items():
         monkeypatch.setattr(measure, name, value)
     with torch.inference_mode():
-        assert [line[0] for line in measure.products(torch.float32, 1)] == ["small, 1", "small, 3"]
-        (line,) = measure.attention(torch.float32, 1)
+        assert [line[0] for line in measure.products("float32", 1)] == ["small, 1", "small, 3"]
+        assert len([*measure.products("q4", 1)]) == 2
+        (line,) = measure.attention("float32", 1)
     assert line[0] == "two" and all(float(us.replace(",", "")) > 0 for us in line[1:])
-    with pytest.raises(SystemExit, match="bench.measure products"):
+    with pytest.raises(SystemExit, match="bench.measure WHAT"):
         measure.main("everything")

@@ -140,8 +140,10 @@ def weight_bytes(model: CausalLM) -> int:
     config = model.config
     heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
     layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
-    values = config.num_hidden_layers * layer + config.hidden_size * config.vocab_size
-    return values * model.dtype.itemsize
+    layers, head = config.num_hidden_layers * layer, config.hidden_size * config.vocab_size
+    if model.quantized:  # each block of 32 has 64 bits beside its numbers of 4 and of 8 bits
+        return layers * 6 // 8 + head * 10 // 8
+    return (layers + head) * model.dtype.itemsize
 
 
 def read_bandwidth(device: torch.device, size: int = 2**28) -> float:
