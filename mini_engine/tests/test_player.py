@@ -955,6 +955,19 @@ def test_texts_so_far(open_player):
     assert not open_player(trace).locator(".texts-card").is_visible()
 
 
+def test_of_a_long_text_the_end_is_seen(open_player):
+    """A short one begins where its row begins."""
+    trace = ready_setup()
+    names = [name for record in trace.steps for name in record.new_tokens]
+    page = open_player(trace, texts={name: ("p", ["seven ! "] * 16) for name in names}, width=390)
+    for step, cut in ((1, False), (len(trace.steps) - 4, True)):
+        page.evaluate(f"player.go({step})")
+        row = page.locator(".texts-card .row:has(mark:not(:empty))").first
+        line, tail, mark = (row.locator(part).bounding_box() for part in (".line", ".tail", "mark"))
+        assert (line["width"] > tail["width"] + 1) == cut
+        assert tail["x"] <= mark["x"] and mark["x"] + mark["width"] <= tail["x"] + tail["width"] + 1
+
+
 def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_scheduler(tmp_path):
     """Another run's texts are not shown. Two runs of the same scheduler have the names of their files."""
     trace, other = ready_setup(), RANDOM[4]

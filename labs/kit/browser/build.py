@@ -60,7 +60,7 @@ CONCEPTS = {
 WRITTEN = 60  # letters of each of the six chats
 SETTINGS = {  # in which they do not all fit
     "max_num_batched_tokens": 24, "max_num_seqs": 5, "num_blocks": 20, "block_size": 16,
-    "long_prefill_token_threshold": 16,
+    "long_prefill_token_threshold": 16, "prefix_caching": True,
 }  # fmt: skip
 MOST = 12_000_000  # bytes, gzipped, that the first visit of a lab's page may load
 

@@ -5,10 +5,7 @@ computed beside it; so what the engine recorded (docs/images/hero.py) is what it
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from labs.kit.browser.run import forget
 from labs.kit.judge import loading
@@ -22,11 +19,11 @@ from mini_engine.show.player import payload
 
 ANSWERS = Path(__file__).with_name("answers.json")  # the build writes it: see answers in build.py
 PATIENCE = 20.0  # seconds
-PARTS: dict[str, Callable[[ModuleType], tuple[Any, dict[str, Any]]]] = {  # (a scheduler, its own parts)
-    "lab-01": lambda module: (Scheduler, {"schedule_step": module.schedule_step}),
-    "lab-02": lambda module: (Scheduler, {"clamp": module.clamp}),
-    "lab-03": lambda module: (module.Scheduler, {}),
-    "lab-06": lambda module: (Scheduler, {}),
+PARTS = {  # the learner's part, by lab
+    "lab-01": "schedule_step",
+    "lab-02": "clamp",
+    "lab-03": "Scheduler",
+    "lab-06": "BlockManager",
 }
 
 
@@ -52,18 +49,19 @@ def demo(lab_id: str, source: str) -> str:
     module = loading.namespace(lab_id, "starter")
     if isinstance(module, loading.Broken):
         return json.dumps({"problem": str(module._problem)})
-    scheduler, parts = PARTS[lab_id](module)
+    part = PARTS[lab_id]
+    own = {part: getattr(module, part)}
     answers = json.loads(ANSWERS.read_text("utf-8"))
     config = answers["scenario"]["config"]
-    manager = module.BlockManager if lab_id == "lab-06" else BlockManager
+    manager, scheduler = own.pop("BlockManager", BlockManager), own.pop("Scheduler", Scheduler)
     kv = manager(config["num_blocks"], config["block_size"], watermark=config["watermark"])
     with deadline(PATIENCE), silence(), kept_alive():
         trace = drive(
-            scheduler(kv, **{name: config[name] for name in LIMITS}, **parts),
+            scheduler(kv, **{name: config[name] for name in LIMITS}, **own),
             answers["scenario"],
             model=Recorded(answers["tokens"]),  # type: ignore[arg-type]
             raise_errors=False,
-            parts={name: lab_id for name in [*parts, lab.tasks[0].name][:1]},
+            parts={part: lab_id},
         )
     if not trace.steps:
         return json.dumps({"problem": trace.end.error if trace.end else ""})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from labs.kit.author.export import ROOT
 from labs.kit.browser.build import LABS, MOST, first_load
+from labs.kit.browser.demo import PARTS
 from labs.kit.judge import isolate
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
@@ -89,6 +91,24 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
         told = {key: (one.get(key), other.get(key)) for key in SAME}
         assert {key: pair for key, pair in told.items() if pair[0] != pair[1]} == {}, name
     count("mistakes judged in a browser", len(mistakes))
+
+
+def test_the_engine_writes_with_the_learner_s_part(course, tmp_path):
+    """All six chats get the recorded letters under each lab's part; what fails says so."""
+    texts = {lab: find_lab(lab).file("solution.py").read_text("utf-8") for lab in PARTS}
+    broken = starter_source(find_lab("lab-01"))
+    files = [*texts.items(), ("lab-01", broken), ("lab-01", "def (")]
+    written = tmp_path / "files.json"
+    written.write_text(json.dumps(files), encoding="utf-8")
+    code = NATIVE.replace("import run", "import demo").replace("run.run(lab", "demo.demo(lab")
+    *done, unwritten, unparsed = verdicts([sys.executable, "-c", code, str(written)], course)
+    for (lab, part), played in zip(PARTS.items(), done, strict=True):
+        (trace,) = played["traces"]
+        assert (trace["header"]["parts"], trace["end"]["end"]) == ({part: lab}, "drained")
+        got = Counter(name for step in trace["steps"] for name in step["new_tokens"])
+        assert got == {name: len(letters) for name, (_, letters) in trace["texts"].items()} and len(got) == 6
+    assert "schedule_step is not written yet" in unwritten["problem"]
+    assert "does not parse, line 1" in unparsed["problem"]
 
 
 def test_it_ships_the_student_edition_and_loads_little(pages):

@@ -352,9 +352,9 @@ class Pane extends Side {
   textRow(view) {
     const [prompt, output, piece] = this.textOf(view, this.record);
     const tail = `${output}${piece}`.replaceAll("\n", " / ").slice(-160);
-    return this.row(view, `${prompt} ${output}${piece}`.slice(-300), el("span", { class: "tail" },
+    return this.row(view, `${prompt} ${output}${piece}`.slice(-300), el("span", { class: "tail" }, el("span", { class: "line" },
       el("span", { class: "prompt-text" }, tail.length < 60 ? prompt.replaceAll("\n", " / ").slice(tail.length - 120) : ""),
-      el("span", {}, tail.slice(0, tail.length - piece.length)), el("mark", {}, tail.slice(tail.length - piece.length))));
+      el("span", {}, tail.slice(0, tail.length - piece.length)), el("mark", {}, tail.slice(tail.length - piece.length)))));
   }
 
   /** The whole text of the followed request. */
