@@ -11,8 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+from mini_engine.bench.start import find_browser, open_browser
 from mini_engine.show.player import ready_setup, write_player
-from mini_engine.tests.browser import find_browser, open_browser
 from mini_engine.trace import Preempted, Scheduled
 
 FOLLOWED, LAST = "r3", 17  # it is preempted, comes back, and finishes in that step

@@ -169,3 +169,17 @@ def serve(
         bench = load.Bench(resolve(model), out, dtype, threads, streams, seconds, rounds, report)
         print_table(load.table(bench.run(), f"{model}, {dtype}, {streams} streams, {seconds:g} s a turn"))
     print_table(own_cost.table(out / "logs", rounds=rounds))
+
+
+@app.command()
+def start(
+    model: Model = "smollm2",
+    rounds: Annotated[int, typer.Option(min=1, help="Timed starts of each, after one that is not.")] = 5,
+) -> None:
+    """Time what a person waits for: the first token, the demo, the tests of lab-01, a lab's page."""
+    from mini_engine.bench import start
+    from mini_engine.loading.registry import resolve
+    from mini_engine.show.tables import print_table
+
+    resolve(model)
+    print_table(start.table(start.measure(model, rounds, report)))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mini_engine
-from mini_engine.bench import environments, gpu, mask, plan, quiet, race, report
+from mini_engine.bench import environments, gpu, mask, plan, quiet, race, report, start
 from mini_engine.bench.export import export
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Usage, Watch
@@ -382,3 +382,36 @@ def test_the_weights_for_a_gpu_repeat_and_have_the_right_shape(tmp_path):
     assert sum(p.numel() for p in uninitialized(gpu.QWEN3, "meta").parameters()) == pytest.approx(
         0.596e9, rel=0.01
     )
+
+
+def test_the_wait_for_a_command_is_timed_after_a_first_start(tmp_path):
+    """Each start is a process of its own; the first one counts for nothing, and a wrong end is an error."""
+    log = tmp_path / "log"
+    code = (
+        f"import sys, time; open({str(log)!r}, 'a').write('x'); time.sleep(0.05); sys.exit(int(sys.argv[1]))"
+    )
+    timed = start._commands("it", 9, [sys.executable, "-c", code, "1"], 2, ends=(0, 1))
+    assert len(timed.seconds) == 2 and min(timed.seconds) > 0.05 and log.read_text() == "xxx"
+    with pytest.raises(ValueError, match="it: the command ended with 3: nothing was said"):
+        start._commands("it", 9, [sys.executable, "-c", code, "3"], 2)
+
+
+def test_waits_that_cannot_be_measured_are_left_out_with_a_reason(tmp_path, monkeypatch):
+    """In a wheel there are no labs; without `make docs`, a browser or playwright, no page."""
+    monkeypatch.setattr(start, "ROOT", tmp_path)
+    assert start._lab(1).left_out == "the labs are in a checkout only"
+    assert "`make docs` builds them" in start._page(1).left_out
+    (tmp_path / "docs" / "_build" / "site" / "write").mkdir(parents=True)
+    monkeypatch.setattr(start, "find_browser", lambda: None)
+    assert "no Chromium or Chrome was found" in start._page(1).left_out
+    monkeypatch.setattr(start, "find_browser", lambda: "chromium")
+    monkeypatch.setattr(start, "find_spec", lambda name: None)
+    assert "playwright is not installed" in start._page(1).left_out
+
+    waits = [start.Start("a", 1.5, [3.0, 1.0, 2.0]), start.Start("b", 3, left_out="so")]
+    columns = [list(column.cells) for column in start.table(waits).columns]
+    assert columns == [["a"], ["2.00"], ["1.00 to 3.00"], ["1.5"]]
+    reported = []
+    monkeypatch.setattr(start, "_commands", lambda name, goal, *_: start.Start(name, goal, [1.0]))
+    found = start.measure("smollm2", 1, reported.append)
+    assert [wait.goal for wait in found] == [1.5, 2, 1.0, 3] and len(reported) == 2

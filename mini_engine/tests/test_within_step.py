@@ -46,7 +46,7 @@ def serve(made, prompts):
 
 
 def test_sixteen_prompts_compute_their_common_prefix_once():
-    """Of 1,000 tokens 992 are common: 1,120 are computed in one step, or 9,056 in two without sharing."""
+    """With 992 of 1,000 tokens in common 1,120 are computed in one step; without sharing 9,056 in two."""
     prompts = [[*PREFIX, *[50 + i] * 8] for i in range(16)]
     settings = dict(num_blocks=2000, block_size=16, max_num_batched_tokens=8192, max_num_seqs=64)
     assert serve(scheduler(**settings), prompts) == [1000 + 15 * 8] == [1120]

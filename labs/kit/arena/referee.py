@@ -29,7 +29,7 @@ class Foul(Exception):
 
 @dataclass(frozen=True)
 class Score:
-    """What a policy made of a game.
+    """A policy's outcome in a game.
 
     goodput    the share of the requests that met both limits
     fairness   Jain's index (1984) of the speeds, a request's time alone by its time here: 1 if all are
