@@ -1,5 +1,6 @@
 """`python -m labs`: the learner's commands, and the author's where this edition of the course has them."""
 
+from functools import cache
 from importlib.util import find_spec
 
 from labs.kit.judge.manifest import LabError
@@ -9,6 +10,7 @@ from mini_engine.commands.common import BadOutput
 from mini_engine.commands.process import run
 
 
+@cache  # it adds to the learner's commands, once
 def every_command() -> App:
     """The learner's commands, and those of authors and instructors where this edition has them."""
     if find_spec("labs.kit.author"):  # the student edition has none

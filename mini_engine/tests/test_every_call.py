@@ -2,7 +2,8 @@
 
 A quiet run counts the calls; then the run is repeated once for each of them, which raises before it does
 anything, and once more, which raises when it has done all. Every token is delivered once, no block is lost,
-and the tokens, texts and trace are those of the quiet run. SOAK=1 plays many more workloads.
+and the tokens, texts and trace are those of the quiet run. SOAK=1 plays forty workloads in place of three, in
+which each call raises both before and after, not by turns.
 """
 
 import random
@@ -24,7 +25,7 @@ from mini_engine.trace import Recorder, VirtualClock, read_trace, replay, write_
 
 # Workloads with a stream, with drafts, and with a fork that copies, each of which makes this call.
 CHOSEN = {0: "Reader.step", 5: "Drafts.propose", 7: "Scripted.copy_block"}
-SEEDS = range(200) if SOAK else CHOSEN
+SEEDS = range(40) if SOAK else CHOSEN
 
 PARTS = {
     BlockManager: [
@@ -254,6 +255,8 @@ def test_an_error_at_every_call(seed, monkeypatch, tmp_path):
     assert CHOSEN.get(seed, "BlockManager.admit") in calls.names
     for after in (False, True):
         for at in range(1, num_calls + 1):
+            if not SOAK and at % 2 == after:  # each call fails, one before it has worked and the next after
+                continue
             try:
                 run = play(at, after)
                 assert run.outcome() == quiet

@@ -219,19 +219,21 @@ def test_add_and_abort_cost_little_however_many_wait():
     """A request is added, and aborted, among 8,000 that wait in hardly more time than among 500."""
 
     def seconds(num_waiting: int) -> float:
-        """For 500 requests that come and go, aborted in random order, beside so many that wait."""
-        scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=2)
+        """The least of five times for 500 requests that come and go, aborted in random order, beside."""
+        scheduler, times = Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=2), []
         for i in range(num_waiting):
             scheduler.add(make_request(str(i), [0]))
-        requests = [make_request(f"more {i}", [0]) for i in range(500)]
-        start = process_time()
-        for request in requests:
-            scheduler.add(request)
-        for i in random.Random(1).sample(range(500), 500):
-            assert scheduler.abort(f"more {i}")
-        return process_time() - start
+        for _ in range(5):
+            requests = [make_request(f"more {i}", [0]) for i in range(500)]
+            start = process_time()
+            for request in requests:
+                scheduler.add(request)
+            for i in random.Random(1).sample(range(500), 500):
+                assert scheduler.abort(f"more {i}")
+            times.append(process_time() - start)
+        return min(times)
 
-    assert min(seconds(8000) for _ in range(5)) < 4 * min(seconds(500) for _ in range(5))
+    assert seconds(8000) < 4 * seconds(500)
 
 
 def crowded(num_waiting: int) -> Scheduler:
@@ -245,7 +247,7 @@ def crowded(num_waiting: int) -> Scheduler:
 
 
 def test_a_step_costs_the_same_however_many_wait():
-    """With a queue of 40,000 instead of some hundred it costs a fifth more at most."""
+    """With a queue of 10,000 instead of some hundred it costs a fifth more at most."""
 
     def seconds(scheduler: Scheduler) -> float:
         """For twenty steps, in each of which a request finishes and another comes in."""
@@ -256,7 +258,7 @@ def test_a_step_costs_the_same_however_many_wait():
             scheduler.update(scheduled, sampled, {scheduler.running[0].request_id})
         return process_time() - start
 
-    few, many = crowded(400), crowded(40_000)
+    few, many = crowded(400), crowded(10_000)
     gc.collect()  # what was made above is not for the steps to pay
     ratios = [seconds(many) / seconds(few) for _ in range(19)]
     assert statistics.median(ratios) < 1.2

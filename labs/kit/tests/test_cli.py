@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from labs.__main__ import every_command
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
@@ -30,6 +31,13 @@ def labs(course, *line, stdin=""):
 def passed(board: str) -> int:
     """The number of lab-01's tests that pass, from the board."""
     return int(re.search(rf"lab-01 .* (\d+)/{TESTS} ", board)[1])
+
+
+def test_each_command_is_there_once_however_often_it_is_asked_for():
+    names = [
+        one.name or one.callback.__name__ for _ in range(2) for one in every_command().registered_commands
+    ]
+    assert len(names) == 2 * len({*names})
 
 
 def test_status_of_an_untouched_course(course):

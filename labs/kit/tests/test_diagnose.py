@@ -57,7 +57,7 @@ def test_name_and_sentence_stand_before_pytest_s_diff(course):
     "lab_id, ids",
     [
         ("lab-02", ("threshold-off-by-one", "prompt-only")),
-        ("lab-02", ("at-least-one", "every-chunk-samples")),
+        pytest.param("lab-02", ("at-least-one", "every-chunk-samples"), marks=pytest.mark.soak),
         ("lab-03", ("last-row-evicted", "first-token-only")),
     ],
 )
