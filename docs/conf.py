@@ -12,7 +12,7 @@ project, version, author = "mini-engine", __version__, "The mini-engine maintain
 copyright = "Apache-2.0"
 root_doc = "docs/index"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "book", "front", "hosting"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "book", "dial", "front", "hosting"]
 include_patterns = [
     "docs/*.md", "docs/concepts/*.md", "labs/lab-*/README.md", "labs/lab-*/AFTER.md", "notebooks/*.ipynb",
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,9 +17,12 @@ from mini_engine.commands.common import (
     errors,
     is_worker,
     loaded,
+    working,
 )
 
 if TYPE_CHECKING:  # --help loads neither torch nor the server
+    from starlette.applications import Starlette
+
     from mini_engine.engine import Engine
     from mini_engine.serve.streaming import MakeFront
 
@@ -51,11 +55,26 @@ def serve(
     trace: Annotated[bool, typer.Option(help="Keep the last 200 steps, for /trace.")] = True,
     speculative: Speculative = None,
     tensor_parallel: TensorParallel = 1,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Serve replicas of the engine on Ray, of the cluster in RAY_ADDRESS."),
+    ] = False,
+    replicas: Annotated[int, typer.Option(min=1, max=1024, help="Replicas to begin with; needs --ray.")] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="The most; Ray adds them while requests queue.")
+    ] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
     """Serve a model to OpenAI's clients. The API key, if there is to be one, is in MINI_ENGINE_API_KEY."""
     settings = engine_settings(speculative)
+    most = replicas if max_replicas is None else max_replicas
+    if not ray and most > 1:
+        raise ValueError(f"{most} replicas are served on Ray; add --ray")
+    if ray and tensor_parallel > 1:
+        raise ValueError("--ray and --tensor-parallel exclude each other here; choose one")
+    if most < replicas:
+        raise ValueError(f"--max-replicas {most} is less than --replicas {replicas}")
     from mini_engine.engine import Engine
 
     settings |= {"num_blocks": num_blocks, "max_num_seqs": max_num_seqs}
@@ -63,11 +82,16 @@ def serve(
     check_installed()
     # Before the model is loaded, which takes a while.
     listening = None if is_worker(tensor_parallel) else listen(host, port)
+    name = served_model_name or model
+    limits: dict[str, Any] = {"max_num_requests": max_num_requests, "timeout": timeout}
+    if ray:
+        assert listening is not None
+        wanted = {"dtype": dtype, "device": device, "settings": settings, "least": replicas, "most": most}
+        app = replicas_app(name, model, limits, **wanted)
+        return serve_app(app, name, listening, shutdown_timeout)
     with loaded(model, dtype, device, tensor_parallel) as (lm, tokenizer, others):
         assert listening is not None
         engine = Engine(lm, tokenizer, record=STEPS if trace else False, **settings, **others)
-        name = served_model_name or model
-        limits: dict[str, Any] = {"max_num_requests": max_num_requests, "timeout": timeout}
         serve_engine(engine, name, listening, shutdown_timeout=shutdown_timeout, **limits)
 
 
@@ -80,18 +104,45 @@ def serve_engine(
     **limits: Any,
 ) -> None:
     """Serve an engine at a listening socket until Ctrl-C; `limits` are those of serve.app.Limits."""
-    import uvicorn
-
     from mini_engine.serve.app import Limits, make_app
-    from mini_engine.serve.connection import config
 
     others = {"front": front} if front else {}
     app = make_app(engine, model, os.environ.get(KEY), Limits(**limits), **others)
+    serve_app(app, model, listening, shutdown_timeout)
+
+
+def serve_app(app: "Starlette", model: str, listening: socket.socket, shutdown_timeout: int) -> None:
+    """Serve an application at a listening socket until Ctrl-C."""
+    import uvicorn
+
+    from mini_engine.serve.connection import config
+
     host, port = listening.getsockname()[:2]
     at = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     errors.print(f"{model} is served at {at}/v1, the chat page at {at}/; Ctrl-C ends it", markup=False)
     settings = config(app, timeout_graceful_shutdown=shutdown_timeout)
     uvicorn.Server(settings).run(sockets=[listening])
+
+
+def replicas_app(name: str, model: str, limits: dict[str, Any], **wanted: Any) -> "Starlette":
+    """Start replicas on Ray, and return the application; `wanted` has what distributed.replicas.start takes.
+
+    Raises ValueError if Ray is missing, or as `load` does; RuntimeError if no replica can start.
+    """
+    from mini_engine.distributed.replica_server import make_app
+    from mini_engine.distributed.replicas import start
+    from mini_engine.loading.checkpoint import read_model
+    from mini_engine.serve.app import Limits
+
+    tokenizer, config = read_model(model)
+    path, most = Path(model).absolute(), limits["max_num_requests"]
+    with working("Ray starts the replicas ..."):
+        try:
+            replicas = start(str(path if path.exists() else model), max_num_requests=most, **wanted)
+        except ImportError as error:
+            how = 'pip install "mini-engine[serve,ray]"'
+            raise ValueError(f"{error.name} is missing; install it with: {how}") from None
+    return make_app(replicas, tokenizer, config, name, os.environ.get(KEY), Limits(**limits))
 
 
 def check_installed() -> None:

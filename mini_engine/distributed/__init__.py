@@ -1,1 +1,1 @@
-"""More than one process: tensor parallel, KV blocks from one engine to another. See docs/scaling.md."""
+"""More than one process: replicas on Ray, tensor parallel, KV blocks on their way. See docs/scaling.md."""

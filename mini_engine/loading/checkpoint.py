@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mini_engine.loading.files import ModelPath, opened
+from mini_engine.loading.files import GGUFFile, ModelPath, opened
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.loading.weights import Weights, open_folder, open_gguf
@@ -30,12 +30,30 @@ def load(
 ) -> tuple[CausalLM, Tokenizer]:
     """Return model and tokenizer of a name or path (see `resolve`), opened once. See load_model."""
     source = opened(resolve(model))
-    loaded, tokenizer = load_model(source, dtype, device, share), load_tokenizer(source)
-    if tokenizer.vocab_size > loaded.config.vocab_size:
-        size, where = loaded.config.vocab_size, source if isinstance(source, Path) else source.path
-        raise ValueError(f"{where}: {tokenizer.vocab_size} tokens, but embeddings for {size} only")
-    tokenizer.max_characters = loaded.config.max_position_embeddings * tokenizer.longest_token
-    return loaded, tokenizer
+    loaded = load_model(source, dtype, device, share)
+    return loaded, _tokenizer_for(loaded.config, source)
+
+
+def read_model(model: str | Path) -> tuple[Tokenizer, ModelConfig]:
+    """Return the tokenizer and the config of a name or path, as `load` does, without the weights."""
+    source = opened(resolve(model))
+    config = _open(source).config
+    return _tokenizer_for(config, source), config
+
+
+def _tokenizer_for(config: ModelConfig, source: Path | GGUFFile) -> Tokenizer:
+    tokenizer = load_tokenizer(source)
+    if tokenizer.vocab_size > config.vocab_size:
+        where = source if isinstance(source, Path) else source.path
+        raise ValueError(
+            f"{where}: {tokenizer.vocab_size} tokens, but embeddings for {config.vocab_size} only"
+        )
+    tokenizer.max_characters = config.max_position_embeddings * tokenizer.longest_token
+    return tokenizer
+
+
+def _open(source: Path | GGUFFile) -> Weights:
+    return open_folder(source) if isinstance(source, Path) else open_gguf(source)
 
 
 def load_model(
@@ -52,7 +70,7 @@ def load_model(
     Raises FileNotFoundError or ValueError naming the file and the key or tensor at fault.
     """
     device, source = choose_device(device), opened(path)
-    weights = open_folder(source) if isinstance(source, Path) else open_gguf(source)
+    weights = _open(source)
     if share is not None:
         weights = share(weights)
     if dtype == "q4":

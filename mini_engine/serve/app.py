@@ -28,6 +28,7 @@ from mini_engine.serve.streaming import (
     Choices,
     ClientGoneError,
     MakeFront,
+    Served,
     merged,
     unless_gone,
 )
@@ -48,17 +49,12 @@ class Limits:
 
 
 class Server:
-    """The handlers of one model. `model` is its name for clients, `front` makes what serves the engine."""
+    """The handlers of one model. `model` is its name for clients."""
 
-    def __init__(
-        self, engine: Engine, model: str, api_key: str | None, limits: Limits, front: MakeFront = AsyncEngine
-    ):
-        if engine.tokenizer is None:
-            raise ValueError("a server needs a model with a tokenizer")
-        self.engine, self.tokenizer, self.model = engine, engine.tokenizer, model
+    def __init__(self, served: Served, model: str, api_key: str | None, limits: Limits):
+        self.served, self.tokenizer, self.model = served, served.tokenizer, model
         self.api_key, self.limits = api_key, limits
-        self.async_engine = front(engine, max_num_requests=limits.max_num_requests)
-        self.metrics = ServerMetrics(engine, model)
+        self.async_engine, self.metrics = served.front, ServerMetrics(served.state, model)
         self.began = int(time.time())
 
     # ---------------------------------------------------------------------------------- the API
@@ -77,10 +73,9 @@ class Server:
         return JSONResponse(self._card())
 
     def _card(self) -> dict[str, Any]:
-        length = self.engine.config.max_model_len
         return {
             "id": self.model, "object": "model", "created": self.began, "owned_by": "mini-engine",
-            "max_model_len": length,
+            "max_model_len": self.served.max_model_len,
         }  # fmt: skip
 
     async def completions(self, request: HTTPRequest) -> Response:
@@ -169,14 +164,12 @@ class Server:
                 raise APIError("give a prompt, which is text, or messages", "prompt")
         except ValueError as error:
             raise APIError(str(error)) from None
-        return JSONResponse(
-            {"tokens": ids, "count": len(ids), "max_model_len": self.engine.config.max_model_len}
-        )
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": self.served.max_model_len})
 
     async def detokenize(self, request: HTTPRequest) -> Response:
         """Return the text of token ids. POST /detokenize"""
         ids = (await self._body(request)).get("tokens")
-        vocab = self.engine.model.config.vocab_size
+        vocab = self.served.vocab_size
         if not isinstance(ids, list) or any(type(i) is not int or not 0 <= i < vocab for i in ids):
             raise APIError(f"tokens must be a list of token ids from 0 to {vocab - 1}", "tokens")
         return JSONResponse({"prompt": self.tokenizer.decode(ids, skip_special_tokens=False)})
@@ -197,9 +190,11 @@ class Server:
 
     async def steps(self, request: HTTPRequest) -> Response:
         """Return the last steps for the player. GET /trace/steps"""
-        if self.engine.recorder is None:
+        trace = await self.async_engine.call(
+            lambda engine: engine.trace if engine.recorder is not None else None
+        )
+        if trace is None:
             raise APIError("this server keeps no trace; start it without --no-trace", status=404)
-        trace = await self.async_engine.call(lambda engine: engine.trace)
         if not trace.steps:
             return JSONResponse({"traces": []})
         return JSONResponse(payload(trace, names=["live"], step=trace.steps[-1].step))
@@ -255,10 +250,18 @@ def _closed(error: EngineClosedError) -> APIError:
 
 
 def make_app(
-    engine: Engine, model: str, api_key: str | None = None, limits: Limits = Limits(), **front: MakeFront
+    engine: Engine,
+    model: str,
+    api_key: str | None = None,
+    limits: Limits = Limits(),
+    front: MakeFront = AsyncEngine,
 ) -> Starlette:
     """Return the application, ASGI, that serves an engine under a model's name. It owns the engine."""
-    server = Server(engine, model, api_key, limits, **front)
+    return app_of(Server(Served.by(engine, front, limits.max_num_requests), model, api_key, limits))
+
+
+def app_of(server: Server) -> Starlette:
+    """Return the application of a server."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

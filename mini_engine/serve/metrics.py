@@ -2,17 +2,16 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from mini_engine.engine import Engine
-from mini_engine.llm import state_of
 from mini_engine.outputs import Delta
 from mini_engine.serve.answers import Answer
 
+State = Callable[[], tuple[dict[str, float], dict[str, float]]]  # gauges and counters, by name
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
@@ -40,9 +39,9 @@ class ServerMetrics:
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, engine: Engine, model: str):
+    def __init__(self, state: State, model: str):
         self.registry = CollectorRegistry()
-        self.engine, self.model = engine, model
+        self.state, self.model = state, model
         self.registry.register(self)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of finished requests.")
         self.num_generated = 0
@@ -82,7 +81,7 @@ class ServerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """Yield the state of the engine; prometheus_client calls this."""
-        gauges, counters = state_of(self.engine.scheduler)
+        gauges, counters = self.state()
         labels = ["model_name"]
         for name, value in gauges.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=labels)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -10,10 +12,13 @@ from starlette.types import Receive, Scope, Send
 
 from mini_engine.engine import Engine
 from mini_engine.input_processor import Prompt
+from mini_engine.llm import state_of
 from mini_engine.outputs import Delta
 from mini_engine.request import SamplingParams
 from mini_engine.serve.answers import Answer, encoded
+from mini_engine.serve.metrics import State
 from mini_engine.serve.protocol import APIError
+from mini_engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Choices = AsyncGenerator[tuple[int, Delta], None]  # the number of a choice, and its next Delta
@@ -38,6 +43,28 @@ class Front(Protocol):
 
 
 MakeFront = Callable[..., Front]  # of an engine, and max_num_requests
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server knows of the engine behind it, or of several."""
+
+    front: Front
+    tokenizer: Tokenizer
+    max_model_len: int
+    vocab_size: int
+    state: State
+
+    @classmethod
+    def by(cls, engine: Engine, front: MakeFront, max_num_requests: int) -> "Served":
+        """Return it for one engine in this process. Raises ValueError without a tokenizer."""
+        if engine.tokenizer is None:
+            raise ValueError("a server needs a model with a tokenizer")
+        length = engine.config.max_model_len
+        assert length is not None  # the engine has fitted it
+        made = front(engine, max_num_requests=max_num_requests)
+        state = partial(state_of, engine.scheduler)
+        return cls(made, engine.tokenizer, length, engine.model.config.vocab_size, state)
 
 
 class ClientGoneError(Exception):

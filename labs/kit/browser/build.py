@@ -76,7 +76,7 @@ def build(out: Path, book: str = "") -> None:
         shutil.copy(modules / "pyodide" / name, app / "pyodide" / name)
     lock = json.loads((modules / "pyodide" / "pyodide-lock.json").read_text("utf-8"))
     (app / "pyodide" / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
-    for name in ("page.js", "board.js", "home.js", "worker.js", "page.css"):
+    for name in ("page.js", "board.js", "home.js", "race.js", "worker.js", "page.css"):
         shutil.copy(HERE / "page" / name, app / name)
     bundle(modules, app / "editor.js")
     write_shell(app / "player")
@@ -151,7 +151,7 @@ def pack(course: Path, target: Path) -> None:
         ]:
             if path.suffix in (".py", ".toml", ".json"):
                 files[path.relative_to(course).as_posix()] = path
-    for name in ("__init__.py", "run.py", "demo.py"):
+    for name in ("__init__.py", "race.py", "run.py", "demo.py"):
         files[f"labs/kit/browser/{name}"] = HERE / name
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         recorded = ("labs/kit/browser/answers.json", json.dumps(answers()).encode())

@@ -24,4 +24,4 @@ def policy_of(page: str) -> str:
     """Return the policy of a page of the book, by its path in the site."""
     if page == "search.html":
         return SEARCH
-    return RUNNING if page == "docs/index.html" else TEXT
+    return RUNNING if page == "docs/index.html" or page.startswith("docs/concepts/") else TEXT

@@ -54,6 +54,7 @@ def write_headers(site: Path) -> None:
         "/_static/player/shell.html": PLAYER,
         **{f"/write/{lab_id}/*": LAB if built else TEXT for lab_id in LABS},
         "/write/app/worker.js": WORKER,
+        "/write/app/race.js": WORKER,
         "/write/app/player/shell.html": PLAYER,
     }
     rules = [f"{path}\n  Content-Security-Policy: {policy}; {FRAMED}\n" for path, policy in kinds.items()]
