@@ -41,18 +41,14 @@ class BlockManager:
         return [block for block, owner in self._owners().items() if owner == request.request_id]
 
     def num_new_blocks(self, request, num_new_tokens):
-        """Blocks are added until there is a slot for each token."""
-        held, added = len(self.block_table(request)), 0
-        while (held + added) * self.block_size < request.num_computed_tokens + num_new_tokens:
-            added += 1
-        return added
+        """A block is added for each place behind the held ones at which one begins."""
+        held = len(self.block_table(request)) * self.block_size
+        return len(range(held, request.num_computed_tokens + num_new_tokens, self.block_size))
 
     def admit(self, request):
         if self.block_table(request):
             raise ValueError(f"{request.request_id} holds blocks")
-        wanted = 0
-        while wanted * self.block_size < request.num_tokens:
-            wanted += 1
+        wanted = len(range(0, request.num_tokens, self.block_size))
         left = len(self._free()) - wanted
         if left < 0 or (self._owners() and left < self.watermark):
             return False
