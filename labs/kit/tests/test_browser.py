@@ -111,6 +111,18 @@ def test_the_engine_writes_with_the_learner_s_part(course, tmp_path):
     assert "does not parse, line 1" in unparsed["problem"]
 
 
+def test_a_run_that_no_test_shows_has_the_judge_s_sentence_too(course):
+    """Where the failed test has no run, the player shows a scenario that departs."""
+    lab = find_lab("lab-01")
+    (mistake,) = (one for one in lab.mistakes if one.id == "budget-not-decremented")
+    source = mistake.apply(lab.file("solution.py").read_text("utf-8"))
+    (course / "labs" / lab.id / "starter.py").write_text(source, encoding="utf-8")
+    played = "from labs.kit.browser import run; print(run.json.dumps(run.played(run.find_lab('lab-01'))))"
+    (shown,) = verdicts([sys.executable, "-c", played], course)
+    assert (shown["step"], len(shown["traces"])) == (0, 2)
+    assert shown["said"] == "Your step 0 admits r2; the reference does not: the budget of 10 is used up."
+
+
 def test_it_ships_the_student_edition_and_loads_little(pages):
     """No solution that can be read, no known mistakes, and a first look at any page is below the limit."""
     solutions = [find_lab(lab_id).file("solution.py").read_text("utf-8") for lab_id in LABS]
