@@ -48,6 +48,9 @@ STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.S)
 STYLED = re.compile(r'<[a-z]\w*\b[^<>]*? style="([^"]*)"[^<>]*>', re.I)
 FORBIDDEN = re.compile(r'<[a-z]\w*\b[^<>]* (on\w+="|(?:href|src)="javascript:)', re.I)
 ICON = re.compile(r'class="[^"]*\bfa-solid fa-([a-z-]+)')
+IMAGE = re.compile(r'<img\b[^>]*? src="([^":]+\.svg)"[^>]*>')
+# The rules of one media query, which have braces of their own.
+DARK = re.compile(r"@media ?\(prefers-color-scheme: ?dark\) ?\{((?:[^{}]*\{[^{}]*\})*)[^{}]*\}")
 WIDE_AS_IT_IS = '<meta name="viewport" content="width=device-width, initial-scale=1">'
 CHARSET = '<meta charset="utf-8" />'
 
@@ -138,9 +141,29 @@ def strict(text: str, name: str, static: Path) -> str:
             .replace(CHARSET, meta, 1)
             .replace("</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1)
         )
+        text = IMAGE.sub(lambda found: both(found, (static.parent / name).parent), text)
         first, image, rest = text.partition("<img ")  # pictures further down are loaded when they come near
         text = first + image + rest.replace("<img ", '<img loading="lazy" ')
     return text
+
+
+def both(found: re.Match[str], folder: Path) -> str:
+    """Return an image that has a palette for dark systems as two, for the page's own switch."""
+    path = folder / found[1].partition("?")[0]
+    svg = path.read_text("utf-8") if path.is_file() else ""
+    if not DARK.search(svg):
+        return found[0]
+    tags = ""
+    for kind, drawn in (("light", DARK.sub("", svg)), ("dark", DARK.sub(lambda one: one[1], svg))):
+        path.with_name(f"{path.stem}-{kind}.svg").write_text(drawn, encoding="utf-8")
+        tag = found[0].replace(found[1], f"{found[1].removesuffix('.svg')}-{kind}.svg")
+        tag = (
+            tag.replace("<img ", f'<img class="only-{kind}" ')
+            if ' class="' not in tag
+            else tag.replace(' class="', f' class="only-{kind} ', 1)
+        )
+        tags += tag
+    return tags
 
 
 def digest(text: str) -> str:

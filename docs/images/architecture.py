@@ -1,6 +1,6 @@
-"""Draws docs/images/architecture.png from the code: layers from pyproject.toml, words from docstrings.
+"""Draws docs/images/architecture.svg from the code: layers from pyproject.toml, words from docstrings.
 
-python docs/images/architecture.py [OUT.png]
+python docs/images/architecture.py [OUT.svg]
 """
 
 import ast
@@ -8,10 +8,11 @@ import json
 import sys
 import tomllib
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PICTURE = Path(__file__).with_suffix(".png")
+PICTURE = Path(__file__).with_suffix(".svg")
 INK, TORCH, PLAIN = "#222222", "#F7C873", "#DCEBF7"
 
 
@@ -66,8 +67,11 @@ def draw(path: Path) -> None:
     """One row a layer, one box a module or room; an import goes down only."""
     from textwrap import wrap
 
+    import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import FancyBboxPatch
+
+    from mini_engine.show.figures.svg import with_dark_palette
 
     layers = boxes()
     top = sum(0.42 if len(layer) == 1 else 0.78 for layer in layers)
@@ -103,7 +107,10 @@ def draw(path: Path) -> None:
     for x, face, words in ((0.6, TORCH, "imports torch"), (2.1, PLAIN, "does not")):
         ax.add_patch(FancyBboxPatch((x, -0.33), 0.24, 0.18, "round,pad=0", fc=face, ec=INK, lw=0.6))
         ax.text(x + 0.34, -0.24, words, fontsize=8, **text)
-    figure.savefig(path, dpi=150, metadata={"Description": json.dumps(layers)})
+    page = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "architecture"}):
+        figure.savefig(page, format="svg", metadata={"Date": None, "Description": json.dumps(layers)})
+    path.write_text(with_dark_palette(page.getvalue().decode()), "utf-8")
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ def main(*names: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     for picture in PICTURES:
         if not names or picture.__name__ in names:
-            path = FOLDER / f"{picture.__name__.replace('_', '-')}.png"
+            path = FOLDER / f"{picture.__name__.replace('_', '-')}.svg"
             figures.save(picture(), path, alt=" ".join((picture.__doc__ or "").split()), dpi=130)
             print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 

@@ -1,6 +1,6 @@
 """The cases of docs/real-bugs.md, played on the course's own code with the bug put in.
 
-python docs/images/real_bugs.py     draws docs/images/bugs/*.png, and prints where each run departs
+python docs/images/real_bugs.py     draws docs/images/bugs/*.svg, and prints where each run departs
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class Case:
         else:  # the request is refused, and nothing runs
             axes = figures.timeline(yours)
         FOLDER.mkdir(exist_ok=True)
-        figures.save(axes, FOLDER / f"{self.name}.png", dpi=130)
+        figures.save(axes, FOLDER / f"{self.name}.svg", dpi=130)
 
     def _run(self, which: Any) -> Any:
         config = self.scenario["config"]

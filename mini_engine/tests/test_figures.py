@@ -1,6 +1,7 @@
 """Figures: the plotted data, on runs of the real scheduler, and that the drawn figures are readable."""
 
 import random
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -443,6 +444,28 @@ def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
         assert image.width > 900
         assert image.getpixel((0, 0))[3] == 0  # the page shows through
     assert plt.get_fignums() == []
+
+
+def test_an_svg_has_a_dark_palette_in_which_every_contrast_is_kept(trace, tmp_path):
+    """And the same run gives the same file."""
+    from mini_engine.show.figures.svg import COLOUR, channels, counterpart, luminance
+
+    for name in ("one.svg", "two.svg"):
+        figures.save(figures.timeline(trace), tmp_path / name, alt="a timeline")
+    drawn = (tmp_path / "one.svg").read_text("utf-8")
+    assert drawn == (tmp_path / "two.svg").read_text("utf-8") and "<dc:description>a timeline<" in drawn
+    style = re.search(r"<style>@media \(prefers-color-scheme: dark\) (.*?)</style>", drawn)[1]
+    colours = {colour for _, _, colour in COLOUR.findall(drawn.replace(style, ""))}
+    assert len(colours) > 4 and all(f":{counterpart(colour)}!important" in style for colour in colours)
+
+    def contrast(one, other):
+        dim, bright = sorted(luminance(channels(colour)) + 0.05 for colour in (one, other))
+        return bright / dim
+
+    page = counterpart("#ffffff")
+    assert luminance(channels(page)) < 0.01 and luminance(channels(counterpart("#000"))) > 0.9
+    for colour in colours - {"#000000"}:
+        assert contrast(counterpart(colour), page) == pytest.approx(contrast(colour, "#ffffff"), rel=0.03)
 
 
 def test_alt_text_has_the_numbers_of_the_trace(trace):

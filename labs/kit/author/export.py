@@ -35,7 +35,7 @@ LEFT_OUT = (
     "tests", "*instructor*", "docs/examples",
     "mini_engine/loading/shakespeare/*.py", "docs/images/*.py",
     "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "docs/architecture.md",
-    "docs/images/architecture.png",
+    "docs/images/architecture.svg",
 )  # fmt: skip
 
 # Passages of the pages: runs that play in the book alone, and scripts that are left out.

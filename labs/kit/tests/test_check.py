@@ -37,8 +37,8 @@ def test_an_untouched_copy_has_no_problem(copied_lab):
 
 FAULTS = {
     "a picture that is not there": (
-        ("README.md", "images/turn.png", "images/gone.png"),
-        "README.md links images/gone.png, which is not there",
+        ("README.md", "images/turn.svg", "images/gone.svg"),
+        "README.md links images/gone.svg, which is not there",
     ),
     "a test listed twice": (
         ("lab.toml", '"test_random_scripts"', '"test_random_scripts", "test_random_scripts"'),

@@ -72,7 +72,7 @@ def test_links_lead_to_files_and_to_headings_that_are_there(name):
     for label in re.findall(r"\]\[([\w-]+)\]", text):
         assert re.search(rf"^\[{label}\]: https://", text, re.M), label
     for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text if page in OWN else ""):
-        assert len(words) > 40 or target.endswith("architecture.png"), target
+        assert len(words) > 40 or target.endswith("architecture.svg"), target
 
 
 def script(name: str):
@@ -85,8 +85,8 @@ def script(name: str):
 
 
 def test_every_picture_of_the_concepts_is_made_by_the_script_and_shown():
-    names = {f"{picture.__name__.replace('_', '-')}.png" for picture in script("images/concepts").PICTURES}
-    assert names == {path.name for path in (DOCS / "images" / "concepts").glob("*.png")}
+    names = {f"{picture.__name__.replace('_', '-')}.svg" for picture in script("images/concepts").PICTURES}
+    assert names == {path.name for path in (DOCS / "images" / "concepts").glob("*.svg")}
     shown = " ".join(page.read_text("utf-8") for page in DOCS.glob("concepts/*.md"))
     assert all(f"../images/concepts/{name}" in shown for name in names)
 
@@ -146,8 +146,8 @@ def test_a_real_bug_departs_as_its_page_shows(case):
         assert case.text() in page
     assert f"<!-- {{play}} bug-{case.name} -->" in page
     if case.picture:
-        assert f"(images/bugs/{case.name}.png)" in page
-        assert (DOCS / "images" / "bugs" / f"{case.name}.png").is_file()
+        assert f"(images/bugs/{case.name}.svg)" in page
+        assert (DOCS / "images" / "bugs" / f"{case.name}.svg").is_file()
     if case.caught_by:
         assert f"`{case.caught_by}`" in page
         assert f"def {case.caught_by}(" in (LABS_DIR / case.lab / "test_lab.py").read_text("utf-8")

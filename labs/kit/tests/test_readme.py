@@ -44,7 +44,7 @@ def test_a_lab_s_page_is_short_has_pictures_and_leads_on(lab):
     """It is read before writing: the question, two or three figures, what to write, how to be stuck."""
     text = lab.file("README.md").read_text("utf-8")
     assert len(text.split()) <= 2200
-    assert 2 <= len(re.findall(r"!\[[^\]]{20,}\]\(images/[\w-]+\.png\)", text)) <= 3
+    assert 2 <= len(re.findall(r"!\[[^\]]{20,}\]\(images/[\w-]+\.svg\)", text)) <= 3
     assert "(AFTER.md)" in text and f"python -m labs hint {lab.id}" in text
     for said in ("solution.py", "mistakes.toml", "kit/tests"):  # the student edition has none of these
         assert said not in text + lab.file("AFTER.md").read_text("utf-8")

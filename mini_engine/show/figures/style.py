@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from mini_engine.show.figures.svg import with_dark_palette
 from mini_engine.trace import Trace
 from mini_engine.trace.file import write_whole
 from mini_engine.trace.metrics import summary
@@ -107,8 +108,9 @@ def save(
 ) -> None:
     """Write the figure of `axes` (one, or the tuple that a figure function returned), and close it.
 
-    It has no background. `alt` is stored in the PNG as its Description.
+    It has no background. `alt` is stored as its Description. An SVG has a second palette, for dark pages.
     """
+    import matplotlib
     import matplotlib.pyplot as plt
 
     figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
@@ -116,12 +118,19 @@ def save(
     if isinstance(path, str | PathLike):
         options["format"] = Path(path).suffix.lstrip(".") or "png"
     picture = BytesIO()
-    figure.savefig(picture, dpi=dpi, metadata={"Description": alt} if alt else None, **options)
+    if options.get("format") == "svg":
+        options["metadata"] = {"Date": None}  # the same run, the same file
+    options["metadata"] = options.get("metadata", {}) | ({"Description": alt} if alt else {})
+    with matplotlib.rc_context({"svg.hashsalt": "mini-engine"}):
+        figure.savefig(picture, dpi=dpi, **options)
     plt.close(figure)
+    drawn = picture.getvalue()
+    if options.get("format") == "svg":
+        drawn = with_dark_palette(drawn.decode()).encode()
     if isinstance(path, str | PathLike):
-        write_whole(path, picture.getvalue())
+        write_whole(path, drawn)
     else:
-        path.write(picture.getvalue())
+        path.write(drawn)
 
 
 def alt_text(trace: Trace, figure: str) -> str:

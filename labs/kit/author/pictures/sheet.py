@@ -1,6 +1,6 @@
 """A sheet to draw on: 700 units wide, one unit is a pixel where a README shows it, y goes down.
 
-Its ground is solid, so that it can be read on a dark page too. Colours are those of mini_engine.show.figures.
+Its ground is solid. Colours are those of mini_engine.show.figures, with their counterparts for dark pages.
 """
 
 from collections.abc import Iterable
@@ -8,12 +8,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from labs.kit.judge import loading
 from mini_engine.show.figures import style
+from mini_engine.show.figures.svg import with_dark_palette
 from mini_engine.trace import RequestView, StepTrace, Trace, replay
+from mini_engine.trace.file import write_whole
 from mini_engine.trace.fold import copy_view
 
 WIDTH = 700
@@ -147,11 +150,9 @@ class Sheet:
         return float(TextPath((0, 0), words, size=SMALL).get_extents().width) * 100 / 72
 
     def save(self, path: Path) -> int:
-        """Write the PNG, in few colours; return its size in bytes."""
-        from PIL import Image
-
+        """Write the SVG, with a second palette for dark pages; return its size in bytes."""
         page = BytesIO()
-        self.figure.savefig(page, dpi=200, facecolor=PAPER)
-        image = Image.open(page).convert("RGB").quantize(96, dither=Image.Dither.NONE)
-        image.save(path, optimize=True)
+        with matplotlib.rc_context({"svg.hashsalt": path.name}):
+            self.figure.savefig(page, format="svg", facecolor=PAPER, metadata={"Date": None})
+        write_whole(path, with_dark_palette(page.getvalue().decode()).encode())
         return path.stat().st_size

@@ -1,0 +1,51 @@
+"""An SVG for light and dark pages: what its colours become where the reader's system is dark."""
+
+import colorsys
+import re
+
+COLOUR = re.compile(r"\b(fill|stroke)(: ?|=\")(#[0-9a-fA-F]{6}|#[0-9a-fA-F]{3})\b")
+LONG = re.compile(r"(?<![\w.])(-?[1-9]\d*\.\d\d)\d+")
+PAIR = 1.05 * 0.058  # a colour's luminance times that of its counterpart: white becomes nearly black
+
+
+def with_dark_palette(svg: str) -> str:
+    """Return an SVG whose colours follow the reader's: the same hues, with light and dark exchanged.
+
+    The contrast of any two colours is kept, so text on a cell stays as legible as it was. Coordinates of a
+    hundredth of a unit are enough.
+    """
+    svg = LONG.sub(r"\1", svg)
+    rules = ["svg{fill:#efefef}"]  # what has no colour is black
+    for kind, sign, colour in sorted(set(COLOUR.findall(svg))):
+        found = f'{kind}="{colour}"' if "=" in sign else f'style*="{kind}{sign}{colour}"'
+        rules.append(f"[{found}]{{{kind}:{counterpart(colour)}!important}}")
+    style = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
+    return re.sub(r"<svg\b[^>]*>", lambda found: found[0] + style, svg, count=1)
+
+
+def counterpart(colour: str) -> str:
+    """Return the colour of the same hue whose luminance is as far from black as this one's is from white."""
+    red, green, blue = channels(colour)
+    hue, _, saturation = colorsys.rgb_to_hls(red, green, blue)
+    if max(red, green, blue) - min(red, green, blue) < 0.05:
+        saturation = 0  # a shade of grey stays one
+    wanted = min(PAIR / (luminance((red, green, blue)) + 0.05) - 0.05, 1)
+    low, high = 0.0, 1.0
+    for _ in range(20):  # luminance grows with lightness
+        middle = (low + high) / 2
+        too_dark = luminance(colorsys.hls_to_rgb(hue, middle, saturation)) < wanted
+        low, high = (middle, high) if too_dark else (low, middle)
+    return "#" + "".join(f"{round(255 * one):02x}" for one in colorsys.hls_to_rgb(hue, high, saturation))
+
+
+def channels(colour: str) -> tuple[float, float, float]:
+    """Return red, green and blue, from 0 to 1, of #rgb or #rrggbb."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * one for one in colour[1:])
+    red, green, blue = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    return red, green, blue
+
+
+def luminance(rgb: tuple[float, float, float]) -> float:
+    """Return the relative luminance, as WCAG 2 defines it."""
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in rgb)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
