@@ -44,7 +44,7 @@ html_favicon = "_static/favicon.svg"
 html_context = {"default_mode": "auto"}
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
-html_js_files = ["quiz.js", "play.js"]
+html_js_files = ["quiz.js", "filter.js", "play.js"]
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
 html_domain_indices = False  # of modules: the API reference has them all

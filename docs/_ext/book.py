@@ -119,6 +119,16 @@ def write_players(app: Sphinx, error: Exception | None) -> None:
                 (static / "runs" / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
+class Filter(SphinxDirective):
+    """`<!-- {filter} LABEL -->`: a field, which filter.js makes, that leaves the sections with its words."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        return [raw(f'<div class="filter" data-label="{html.escape(self.arguments[0])}"></div>')]
+
+
 # ----------------------------------------------------------------------------------------- glossary
 
 
@@ -193,6 +203,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("build-finished", write_players)
     app.add_directive("quiz", Quiz)
     app.add_directive("play", Play)
+    app.add_directive("filter", Filter)
     made_by = [*sorted(Path(__file__).parent.glob("*.py")), DOCS / "images" / "real_bugs.py"]
     state = crc32(b"".join(path.read_bytes() for path in made_by))  # a change rebuilds every page
     return {"version": "1", "env_version": state, "parallel_read_safe": True, "parallel_write_safe": True}

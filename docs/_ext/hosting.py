@@ -48,6 +48,8 @@ STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.S)
 STYLED = re.compile(r'<[a-z]\w*\b[^<>]*? style="([^"]*)"[^<>]*>', re.I)
 FORBIDDEN = re.compile(r'<[a-z]\w*\b[^<>]* (on\w+="|(?:href|src)="javascript:)', re.I)
 ICON = re.compile(r'class="[^"]*\bfa-solid fa-([a-z-]+)')
+TABLE = re.compile(r'<table class="table">.*?</table>', re.S)
+SHORT = 24  # letters; a table of shorter cells scrolls
 IMAGE = re.compile(r'<img\b[^>]*? src="([^":]+\.svg)"[^>]*>')
 # The rules of one media query, which have braces of their own.
 DARK = re.compile(r"@media ?\(prefers-color-scheme: ?dark\) ?\{((?:[^{}]*\{[^{}]*\})*)[^{}]*\}")
@@ -141,10 +143,29 @@ def strict(text: str, name: str, static: Path) -> str:
             .replace(CHARSET, meta, 1)
             .replace("</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1)
         )
-        text = IMAGE.sub(lambda found: both(found, (static.parent / name).parent), text)
+        text = IMAGE.sub(lambda found: both(found, (static.parent / name).parent), TABLE.sub(stacked, text))
         first, image, rest = text.partition("<img ")  # pictures further down are loaded when they come near
         text = first + image + rest.replace("<img ", '<img loading="lazy" ')
     return text
+
+
+def stacked(found: re.Match[str]) -> str:
+    """Return a table whose cells know their column, if it has prose: on a phone its rows stand as cards."""
+
+    def row(cells: re.Match[str]) -> str:
+        names = iter(labels)
+        return re.sub(r"<td", lambda _: f'<td data-label="{next(names, "")}"', cells[0])
+
+    head, _, body = found[0].partition("</thead>")
+    labels = [re.sub(r"<[^>]*>", "", cell).strip() for cell in re.findall(r"<th\b.*?</th>", head, re.S)]
+    cells = re.findall(r"<td\b.*?</td>", body, re.S)
+    if all(len(re.sub(r"<[^>]*>", "", cell)) <= SHORT for cell in cells):
+        return found[0]
+    return (
+        head.replace('<table class="table', '<table class="stacks table', 1)
+        + "</thead>"
+        + re.sub(r"<tr\b.*?</tr>", row, body, flags=re.S)
+    )
 
 
 def both(found: re.Match[str], folder: Path) -> str:

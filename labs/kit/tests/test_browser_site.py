@@ -56,6 +56,24 @@ def test_a_page_has_its_title_and_its_viewport_once_and_no_mark_behind_a_button(
         assert not re.search(r'<a class="[^"]*\bwrite\b(?:(?!</a>).)*</a>(?:</\w+>)*\s*[.,:;]', text), name
 
 
+def test_a_drawing_has_a_file_for_each_ground_and_a_cell_of_prose_its_column(site):
+    pairs = 0
+    for name in site_module.pages_of_book(site):
+        text = (site / name).read_text("utf-8")
+        drawn = re.findall(r'<img\b[^>]*? src="([^":]+)\.svg"', text)
+        for source in drawn:
+            kind = source.rpartition("-")[2]
+            assert "prefers-color-scheme" not in (site / name).parent.joinpath(f"{source}.svg").read_text(
+                "utf-8"
+            )
+            if kind in ("light", "dark"):
+                assert source.removesuffix(kind) + {"light": "dark", "dark": "light"}[kind] in drawn
+                pairs += kind == "dark"
+    assert pairs > 40
+    front = (site / "docs" / "index.html").read_text("utf-8")
+    assert front.count('<td data-label="its question">') == len(list(ROOT.glob("labs/lab-*")))
+
+
 def test_every_link_of_the_site_leads_somewhere(site):
     """In the pages as they were built, to the labs' pages and back, anchors too."""
     pages = pages_of(site)
@@ -203,6 +221,34 @@ def test_the_search_finds_a_page_and_its_marks_can_be_hidden(visitor):
     visitor.page.get_by_role("button", name="Hide Search Matches").click()
     marks.first.wait_for(state="detached")
     assert (visitor.said, visitor.outside) == ([], [])
+
+
+def test_figures_are_as_dark_as_the_page_and_a_table_is_as_wide_as_a_phone(browser, address):
+    """Whatever the system prefers: the page's own switch counts."""
+    visitor = Visitor(browser, address, viewport={"width": 390, "height": 800}, color_scheme="dark")
+    visitor.go(TEXTS["concept"])
+    for mode in ("light", "dark"):
+        visitor.page.evaluate(f"document.querySelector('.theme-change-button[data-mode={mode}]').click()")
+        shown = visitor.page.locator("article img:visible").evaluate_all("them => them.map(one => one.src)")
+        assert shown and all(source.endswith(f"-{mode}.svg") for source in shown), shown
+    visitor.go("docs/index.html")
+    wide = "document.querySelector('table').scrollWidth <= document.querySelector('article').clientWidth"
+    assert visitor.page.evaluate(wide)
+    visitor.context.close()
+
+
+def test_the_error_gallery_leaves_the_sections_with_these_words(visitor):
+    visitor.go("docs/errors.html")
+    sections = visitor.page.locator("#the-error-gallery > section")
+    field = visitor.page.get_by_label("Words on your screen")
+    field.fill("nan ROWS")
+    assert [one.get_attribute("id") for one in sections.all() if one.is_visible()] == [
+        "nan-in-rows-that-matter"
+    ]
+    assert f"1 of {sections.count()}" in visitor.page.inner_text(".filter")
+    visitor.page.evaluate("location.hash = 'admitted-twice'")  # as a link of the contents does
+    visitor.page.locator("#admitted-twice").wait_for()
+    assert field.input_value() == "" and (visitor.said, visitor.outside) == ([], [])
 
 
 def test_a_lab_s_page_in_the_site_is_ready_below_its_limit(pages, site, visitor):
