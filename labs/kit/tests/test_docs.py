@@ -376,6 +376,8 @@ def test_finite_commands_that_need_no_network_run(line, desk, monkeypatch):
     """In this process, which imports torch once."""
     words = shlex.split(line)
     app, arguments = (engine_app, words[1:]) if words[0] == "mini-engine" else (every_command(), words[3:])
+    if arguments == ["simulate"]:
+        arguments += ["--requests", "20"]  # test_simulate.py has the whole load, and its table
     monkeypatch.chdir(desk)
     result = CliRunner().invoke(app, arguments, input="q\n")
     assert result.exit_code == 0, result.output
