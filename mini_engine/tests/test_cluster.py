@@ -277,6 +277,6 @@ def test_a_run_that_fails_leaves_no_file(tmp_path):
         yield Arrival(0, 10, 2)
         raise OSError("the workload's file is gone")
 
-    with pytest.raises(OSError, match="is gone"):
+    with pytest.raises(OSError, match="is gone") as failed:  # which keeps the engines alive
         simulate_cluster(failing(), 3, keep=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and failed

@@ -1,5 +1,6 @@
 // The shell: a page embeds it as a frame and feeds it by postMessage.
 //   to it    {type: "mini-engine-trace", traces, step, follow, theme, veil, said}   as mini_engine.show.player.payload makes it;
+//            with cluster the traces are engines on one clock (cluster_payload);
 //            with play it plays at once, with speed that many steps a second; brief leaves out the life cycle of the followed request
 //            {type: "mini-engine-theme", theme}
 //   from it  {type: "mini-engine-ready"}, {type: "mini-engine-moved", step, follow}, {type: "mini-engine-failed", message},
