@@ -12,14 +12,6 @@ CHUNK = 256  # tokens of one prompt in a step
 CHUNKS = 512  # tokens of all prompts together
 
 
-def by_priority(request: Request, policy: str) -> tuple[int, int]:
-    return policy_key(request, "priority")
-
-
-def shortest_first(request: Request, policy: str) -> tuple[int, int]:
-    return request.num_tokens, request.arrival
-
-
 def chunked(waiting: Queue, running: list[Request], kv: KVManager, **limits: Any) -> dict[str, int]:
     return schedule_step(waiting, running, kv, **limits | {"long_prefill_token_threshold": CHUNK})
 
@@ -58,8 +50,10 @@ NONE: Any = ()
 
 COURSE: dict[str, Any] = {
     "fcfs": SimpleNamespace(),
-    "priority": SimpleNamespace(policy_key=by_priority),
-    "shortest-first": SimpleNamespace(policy_key=shortest_first),
+    "priority": SimpleNamespace(policy_key=lambda request, policy: policy_key(request, "priority")),
+    "shortest-first": SimpleNamespace(
+        policy_key=lambda request, policy: (request.num_tokens, request.arrival)
+    ),
     "chunked": SimpleNamespace(schedule_step=chunked),
     "decode-first": SimpleNamespace(schedule_step=decode_first),
     "prefill-first": SimpleNamespace(schedule_step=prefill_first),

@@ -29,33 +29,19 @@ Decision = dict[str, Any]  # {"ops": calls that moved a request or took memory, 
 
 
 class Waiting:
-    """The waiting requests; the one with the smallest key is in front.
-
-    A key may change with time: who is in front is asked anew in each step, and after each change.
-    """
+    """The waiting requests in the order of their keys, which may change with time: each look asks anew."""
 
     def __init__(self, key: Callable[[Request], Any]):
-        self.key = key
-        self.requests: list[Request] = []
-        self.front: Request | None = None
-
-    def push(self, request: Request) -> None:
-        self.requests.append(request)
-        self.front = None
+        self.key, self.requests = key, list[Request]()
+        self.push, self.remove = self.requests.append, self.requests.remove
 
     def peek(self) -> Request:
-        if self.front is None:
-            self.front = min(self.requests, key=self.key)
-        return self.front
+        return min(self.requests, key=self.key)
 
     def pop(self) -> Request:
         request = self.peek()
         self.remove(request)
         return request
-
-    def remove(self, request: Request) -> None:
-        self.requests.remove(request)
-        self.front = None
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -91,8 +77,6 @@ class Memory:
 class PolicyScheduler(Scheduler):
     """The engine's scheduler with a policy's functions in place of its own."""
 
-    waiting: Waiting
-
     def __init__(self, policy: Any, decisions: list[Decision], num_blocks: int):
         kv = BlockManager(num_blocks, BLOCK_SIZE)
         super().__init__(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
@@ -112,7 +96,6 @@ class PolicyScheduler(Scheduler):
         if len(self.decisions) == MOST_STEPS:
             raise RuntimeError(f"no end after {MOST_STEPS:,} steps")
         self.ops.clear()
-        self.waiting.front = None
         victims = 0
         while self._is_short():
             victim = self.pick_victim(list(self.running), self.policy)
