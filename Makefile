@@ -54,7 +54,7 @@ SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
 	bench cluster every_call faults fast input_errors kv_connector machines oracle_engine oracle_model oracle_sampling \
 	player replicas serve_rough simulate speculation speculation_equality tensor_parallel) \
 	$(patsubst %,labs/kit/tests/test_%.py,\
-	browser diagnose dials edition front_page grader_attacks grader_evasions grader_gradescope grader_honest \
+	arena browser diagnose dials edition front_page grader_attacks grader_evasions grader_gradescope grader_honest \
 	grader_imports grader_known grader_later_labs grader_pool grader_shapes guard panel random_scripts sentences)
 
 soak: $(VENV)/installed

@@ -70,12 +70,13 @@ def lead_to_the_pages(app: Sphinx, doctree: nodes.document, docname: str) -> Non
         if found and found[1] in LABS:
             link["refuri"] = page(found[1])
             link["classes"].append("write")
-    lab = docname.removeprefix("labs/").removesuffix("/README")
+    lab = "arena" if docname == "docs/arena" else docname.removeprefix("labs/").removesuffix("/README")
     title = next(iter(doctree.findall(nodes.title)), None)
-    if lab in LABS and title is not None:
+    if lab in (*LABS, "arena") and title is not None:
+        what, beside = ("a policy", "others") if lab == "arena" else (lab, "the reference's")
         target = {"refuri": page(lab), "classes": ["write"], "internal": True}
-        link = nodes.reference("", f"Write {lab} in your browser", **target)
-        rest = nodes.Text(" Nothing to install, and your run beside the reference's.")
+        link = nodes.reference("", f"Write {what} in your browser", **target)
+        rest = nodes.Text(f" Nothing to install, and your run beside {beside}.")
         title.parent.insert(title.parent.index(title) + 1, nodes.paragraph("", "", link, rest))
 
 

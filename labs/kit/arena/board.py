@@ -4,19 +4,24 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labs.kit.arena.course import COURSE
-from labs.kit.arena.games import GAMES, Game
+from labs.kit.arena.games import GAMES, ITL, TTFT, Game
 from labs.kit.arena.play import decide, loaded
 from labs.kit.arena.referee import Foul, Score, judged
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, late, limited_prints
 
 SCORES = Path(__file__).with_name("scores.json")
 SECONDS = 20.0  # that a policy may compute in one game
+MEANING = (
+    f"goodput: the requests whose first token came within {TTFT / 1000:g} s (in the workload priorities 0.5 "
+    f"or 8 s) and each next one within {ITL:g} ms. fairness: 100% if all requests are slowed down alike. "
+    "front: no other is better in both."
+)
 YOURS, SHIPPED, OF_COURSE = "yours", "shipped", "course"
 
 
@@ -61,10 +66,20 @@ def play(policy: Any, game: Game, seed: int = 0) -> Score:
     return judged(game, seed, *decided)
 
 
-def row(name: str, policy: Any, seed: int = 0, kind: str = YOURS) -> Row:
-    """Play all games, until one has a Foul. Raise ValueError for a source that does not load."""
+def row(
+    name: str,
+    policy: Any,
+    seed: int = 0,
+    kind: str = YOURS,
+    said: Callable[[str], object] = lambda game: None,
+) -> Row:
+    """Play all games, until one has a Foul. Raise ValueError for a source that does not load.
+
+    `said` is called with the name of each game, before it is played.
+    """
     scores = {}
     for game in GAMES:
+        said(game.name)
         try:
             scores[game.name] = play(policy, game, seed)
         except Foul as foul:

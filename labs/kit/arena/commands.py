@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from labs.kit.arena.board import YOURS, Row, by_game, front, known, ranking, row, shipped
-from labs.kit.arena.games import GAMES, ITL, TTFT
+from labs.kit.arena.board import MEANING, YOURS, Row, by_game, front, known, ranking, row, shipped
+from labs.kit.arena.games import GAMES
 from labs.kit.judge.manifest import LabError
 from labs.kit.learner.screen import columns, pairs, say, width
 from mini_engine.commands.common import working, writable
@@ -19,11 +19,6 @@ PolicyFile = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Other requests of the same kinds.")]
 Out = Annotated[Path, typer.Option(help="The chart.")]
 CHART = Path("out/arena.png")
-MEANING = (
-    f"goodput: the requests whose first token came within {TTFT / 1000:g} s (in the workload priorities 0.5 "
-    f"or 8 s) and each next one within {ITL:g} ms. fairness: 100% if all requests are slowed down alike. "
-    "front: no other is better in both."
-)
 
 
 def arena(policy: PolicyFile = None, seed: Seed = 0, out: Out = CHART) -> None:

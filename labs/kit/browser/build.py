@@ -21,6 +21,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
+from labs.kit.arena import board
+from labs.kit.arena.page import tables
 from labs.kit.author.export import ROOT, export
 from labs.kit.browser.csp import LAB, LABS, TEXT
 from labs.kit.browser.demo import PARTS
@@ -38,6 +40,7 @@ PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.
 PACKAGES = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 COURSE = (
     "conftest.py", "pyproject.toml",
+    "labs/kit/arena/*.py", "labs/kit/arena/*.json", "labs/kit/arena/policies/*.py",
     "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
     "labs/kit/judge/sentences/*.py",
     "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py", "mini_engine/structured/*.py",
@@ -76,7 +79,7 @@ def build(out: Path, book: str = "") -> None:
         shutil.copy(modules / "pyodide" / name, app / "pyodide" / name)
     lock = json.loads((modules / "pyodide" / "pyodide-lock.json").read_text("utf-8"))
     (app / "pyodide" / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
-    for name in ("page.js", "board.js", "home.js", "race.js", "worker.js", "page.css"):
+    for name in ("page.js", "board.js", "home.js", "arena.js", "race.js", "worker.js", "page.css"):
         shutil.copy(HERE / "page" / name, app / name)
     bundle(modules, app / "editor.js")
     write_shell(app / "player")
@@ -87,10 +90,15 @@ def build(out: Path, book: str = "") -> None:
         labs = [find_lab(lab_id) for lab_id in LABS]
         for lab in labs:
             write_lab(lab, labs, course, out, book)
+        write_arena(out, book)
     rows = "".join(
         f'<li><a href="{lab.id}/" {marks(lab)}><b>{lab.id} {escape(lab.title)}</b> {escape(lab.question)} '
         f"<small>about {lab.minutes} minutes</small></a></li>"
         for lab in labs
+    )
+    rows += (
+        '<li><a href="arena/"><b>The arena</b> Which way to schedule serves most requests in time? '
+        "<small>your policy against others, on eight workloads</small></a></li>"
     )
     back = f'<p><a href="{book}/docs/index.html">The book of this course</a></p>' if book else ""
     parts = {"POLICY": TEXT, "LABS": rows, "BOOK": back}
@@ -241,6 +249,17 @@ def marks(lab: Lab) -> str:
     )
 
 
+def write_arena(out: Path, book: str) -> None:
+    """Write the arena's page, and what it shows before Python is loaded."""
+    folder = out / "arena"
+    folder.mkdir()
+    data = {"policies": board.shipped(), **tables([*board.known()])}
+    (folder / "arena.json").write_text(json.dumps(data), encoding="utf-8")
+    back = f'<a href="../{book}/docs/arena.html">The book</a>' if book else ""
+    parts = {"POLICY": LAB, "BOOK": back, "MEANING": escape(board.MEANING)}
+    (folder / "index.html").write_text(filled("arena.html", parts), encoding="utf-8")
+
+
 def first_load(out: Path, lab_id: str) -> dict[str, int]:
     """Return the files that the first visit of a lab's page loads, with their gzipped bytes."""
     page = [*(out / lab_id).rglob("*"), *(path for path in (out / "app").rglob("*"))]
@@ -263,7 +282,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     total = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {total / 1e6:.1f} MB in all")
-    for lab_id in LABS:
+    for lab_id in (*LABS, "arena"):
         loaded = sum(first_load(out, lab_id).values())
         print(
             f"{lab_id}/index.html loads {loaded / 1e6:.1f} MB at first (gzipped; the limit is {MOST / 1e6:g})"

@@ -30,10 +30,14 @@ def add_pages(site: Path) -> str:
         build(site / "write", book="..")
         return ""
     except ValueError as error:
-        for lab_id in LABS:
-            folder = site / "write" / lab_id
+        titles = {lab_id: find_lab(lab_id).title for lab_id in LABS} | {
+            "arena": "policies against each other"
+        }
+        for page, title in titles.items():
+            folder = site / "write" / page
             folder.mkdir(parents=True, exist_ok=True)
-            parts = {"POLICY": TEXT, "ID": lab_id, "TITLE": find_lab(lab_id).title, "WHY": escape(str(error))}
+            text = "docs/arena" if page == "arena" else f"labs/{page}/README"
+            parts = {"POLICY": TEXT, "ID": page, "TITLE": title, "PAGE": text, "WHY": escape(str(error))}
             (folder / "index.html").write_text(filled("missing.html", parts), encoding="utf-8")
         return str(error)
 
@@ -52,7 +56,7 @@ def write_headers(site: Path) -> None:
         "/labs/*": TEXT,
         "/notebooks/*": TEXT,
         "/_static/player/shell.html": PLAYER,
-        **{f"/write/{lab_id}/*": LAB if built else TEXT for lab_id in LABS},
+        **{f"/write/{page}/*": LAB if built else TEXT for page in (*LABS, "arena")},
         "/write/app/worker.js": WORKER,
         "/write/app/race.js": WORKER,
         "/write/app/player/shell.html": PLAYER,
@@ -91,7 +95,8 @@ def weigh(site: Path) -> tuple[list[str], list[str]]:
     total = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
     texts = {name: sum(first_load(site, name).values()) for name in pages_of_book(site)}
     labs = {
-        f"write/{lab_id}/index.html": sum(loads_of_lab(site / "write", lab_id).values()) for lab_id in LABS
+        f"write/{page}/index.html": sum(loads_of_lab(site / "write", page).values())
+        for page in (*LABS, "arena")
     }
     lines, wrong = [f"{site}: {total / 1e6:.1f} MB in all (at most {SITE_MOST / 1e6:g})"], []
     if total > SITE_MOST:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labs.__main__ import every_command
-from labs.kit.arena import board, referee
+from labs.kit.arena import board, page, referee
 from labs.kit.arena.board import Row, by_game, front, known, ranking, shipped
 from labs.kit.arena.chart import spread
 from labs.kit.arena.course import COURSE
@@ -16,6 +16,8 @@ from labs.kit.arena.games import BLOCK_SIZE, BUDGET, GAMES, SLOTS, Game, steady
 from labs.kit.arena.referee import Foul, Score, judged
 from labs.kit.grader import arena as of_class
 from labs.kit.grader.sandbox import is_root
+from labs.kit.judge.manifest import LABS_DIR
+from labs.kit.learner.screen import columns
 from labs.kit.tests import marks
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import Arrival
@@ -177,6 +179,33 @@ def test_triage_beats_fcfs_on_goodput_in_every_game_and_five_are_shipped():
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_triage_beats_fcfs_with_other_requests_too(seed):
     better_than_fcfs([board.row(name, POLICIES[name], seed) for name in ("fcfs", "triage")])
+
+
+def test_the_book_has_the_tables_that_the_command_prints():
+    text = (LABS_DIR.parent / "docs" / "arena.md").read_text("utf-8")
+    rows = [*known()]
+    mine = next(replace(row, name="triage.py", kind=board.YOURS) for row in rows if row.name == "triage")
+    for table in ranking(rows), by_game([mine, *rows], mine):
+        assert "\n".join(["```", *columns(table), "```"]) in text
+    assert all(f"**{name}**" in text for name in shipped()) and all(f"`{name}`" in text for name in COURSE)
+    assert all(f"| `{name}` |" in text for name in BY_NAME)
+
+
+def test_a_page_gets_the_same_tables_and_sentences(monkeypatch):
+    play, said = board.play, []
+    monkeypatch.setattr(board, "play", lambda policy, game, seed: play(policy, FEW, seed))
+    verdict = json.loads(page.run("arena", shipped()["steady"], said.append, 80, 1.0))
+    assert [json.loads(row) for row in said] == [{"begun": name} for name in BY_NAME]
+    (mine,) = (cells for cells in verdict["ranking"] if cells[0] == "yours")
+    assert verdict["foul"] == "" and mine[1].endswith("%") and verdict["games"][0][1:3] == ["yours", "fcfs"]
+    assert {"yours", "course", "shipped"} == {kind for _, kind, _, _ in verdict["points"]}
+    best = {name for name, _, *place in verdict["points"] if place in verdict["front"]}
+    assert best == {cells[0] for cells in verdict["ranking"] if cells[3]}
+    for source, sentence in {
+        "x = 1": "your file: it has none of",
+        step("return {}"): "chat, step 0: nothing",
+    }.items():
+        assert sentence in json.loads(page.run("arena", source, said.append, 80, 1.0))["foul"]
 
 
 def made(name: str, goodput: float, fairness: float, **kind: str) -> Row:

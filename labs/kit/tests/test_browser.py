@@ -407,3 +407,34 @@ def test_on_a_phone_one_part_is_shown_at_a_time(learner):
     learner.write("def (")
     learner.run()
     assert page.is_visible("#verdict")
+
+
+@pytest.mark.soak  # a long walk in Pyodide
+def test_a_policy_plays_in_the_arena_s_page_as_in_a_terminal(browser, pages, serving, serious):
+    """A broken rule gives its sentence, an endless one is ended, a right one has the stored score."""
+    context = browser.new_context()
+    opened = context.new_page()
+    said = []
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.goto(f"{serving(pages)}/arena/")
+
+    def verdict(policy):
+        opened.evaluate("(text) => { arenaPage.editor.text = text; verdict.className = '' }", policy)
+        opened.click("#run")
+        ends = time.monotonic() + 600
+        while not opened.evaluate("verdict.className"):
+            assert time.monotonic() < ends, opened.text_content("#status")
+            opened.wait_for_timeout(100)
+        return opened.text_content("#verdict")
+
+    assert serious(opened) == []
+    assert "chat, step 0: nothing is scheduled" in verdict("def schedule_step(*_, **limits): return {}")
+    opened.evaluate("arenaPage.scale = 0.05")
+    assert "chat, no answer within" in verdict("def policy_key(*_):\n    while True: pass")
+    opened.evaluate("arenaPage.scale = 1")
+    triage = (ROOT / "labs/kit/arena/policies/triage.py").read_text("utf-8")
+    assert verdict(triage) == "96% goodput, 84% fairness: on the front."
+    assert opened.locator("#ranking .yours").count() == 1 and opened.locator("#chart .yours").count() == 1
+    assert serious(opened) == [] and said == []
+    context.close()

@@ -120,7 +120,7 @@ def test_without_npm_the_pages_say_what_is_missing(tmp_path, monkeypatch):
 
     monkeypatch.setattr("labs.kit.browser.build.npm", npm)
     assert site_module.add_pages(tmp_path) == "npm is not installed"
-    for lab_id in LABS:
+    for lab_id in (*LABS, "arena"):
         page = (tmp_path / "write" / lab_id / "index.html").read_text("utf-8")
         assert "npm is not installed" in page and "make docs" in page and META.search(page)
 

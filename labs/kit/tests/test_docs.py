@@ -328,7 +328,7 @@ def parsed(words: list[str]) -> None:
 
 RUN = re.compile(
     r"mini-engine (simulate|models list|generate --prompt)"
-    r"|mini-engine trace (summary|timeline|export|fit)( --perfetto)? out/trace|python -m labs quiz"
+    r"|mini-engine trace (summary|timeline|export|fit)( --perfetto)? out/trace|python -m labs (quiz|arena$)"
 )
 # Why a command is not run here. What none of these fits is run.
 NOT_RUN = {

@@ -24,7 +24,7 @@ ABSENT = re.compile(
     r"|CONTRIBUTING|CHANGELOG|docs/architecture"
 )
 TEXTS = {".md", ".py", ".toml", ".ipynb", ".txt", ".ini", ".json", ".js", ".html", ".svg", ""}
-COMMANDS = ("status", "test", "watch", "hint", "reset", "solution", "demo")
+COMMANDS = ("status", "test", "watch", "hint", "reset", "solution", "demo", "arena")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ const theme = EditorView.theme({
   ".cm-foldPlaceholder": { backgroundColor: "var(--active)", color: "var(--muted)", borderColor: "var(--line)" },
 });
 
-export function makeEditor(parent, doc, { run, changed }) {
+export function makeEditor(parent, doc, { run, changed, label = "starter.py: your code" }) {
   const root = parent.attachShadow({ mode: "open" });
   const view = new EditorView({
     parent: root,
@@ -40,7 +40,7 @@ export function makeEditor(parent, doc, { run, changed }) {
         keymap.of([{ key: "Mod-Enter", run: () => (run(), true) }, indentWithTab]),
         basicSetup, python(), indentUnit.of("    "), EditorState.tabSize.of(4),
         syntaxHighlighting(style), theme, EditorView.lineWrapping,
-        EditorView.contentAttributes.of({ "aria-label": "starter.py: your code", tabindex: "0" }),
+        EditorView.contentAttributes.of({ "aria-label": label, tabindex: "0" }),
         EditorView.updateListener.of((update) => update.docChanged && changed(update.state.doc.toString())),
       ],
     }),

@@ -16,15 +16,15 @@ import os, sys
 sys.path[:0] = ["/course", "/course/site"]
 os.chdir("/course")
 `);
-  const judge = python.pyimport("labs.kit.browser.run");
-  postMessage({ ready: JSON.parse(judge.preview(lab)) });
+  const judge = python.pyimport(lab === "arena" ? "labs.kit.arena.page" : "labs.kit.browser.run");
+  postMessage({ ready: judge.preview ? JSON.parse(judge.preview(lab)) : null }); // the arena has none
   return judge;
 }
 
 let asked = false;
 const started = start();
 // Warm up in the pause before the first run; a run that waits already goes first.
-started.then((judge) => setTimeout(() => asked || judge.warm(lab), 200), () => {});
+started.then((judge) => setTimeout(() => asked || judge.warm?.(lab), 200), () => {});
 started.catch((error) => postMessage({ broken: String(error) }));
 onmessage = async ({ data: { source, columns, scale, demo } }) => {
   asked = true;
