@@ -109,9 +109,9 @@ class PolicyScheduler(Scheduler):
             self.queue() if victims else self.waiting,
             self.running,
             Memory(self.kv, self.ops),
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_seqs=self.max_num_seqs,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            max_num_batched_tokens=BUDGET,
+            max_num_seqs=SLOTS,
+            long_prefill_token_threshold=0,
             clamp=self.clamp,
         )
         if not isinstance(rows, dict):
