@@ -91,6 +91,16 @@ def test_every_picture_of_the_concepts_is_made_by_the_script_and_shown():
     assert all(f"../images/concepts/{name}" in shown for name in names)
 
 
+def test_every_picture_of_a_term_is_drawn_by_the_script_and_shown_with_its_words(tmp_path):
+    drawing, page = script("images/glossary"), (DOCS / "glossary.md").read_text("utf-8")
+    shown = re.findall(r"^!\[(.+)\]\(images/glossary/(.+)\.svg\)$", page, re.M)
+    assert sorted(shown) == sorted((drawing.words(name), name) for name in drawing.ALL)
+    assert {path.stem for path in drawing.FOLDER.iterdir()} == {*drawing.ALL}
+    for name in ("preemption", "top-p", "slot-mapping", "itl"):  # of a run, and of each kind
+        drawing.sheet_of(name).save(tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").read_bytes() == (drawing.FOLDER / f"{name}.svg").read_bytes()
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.glob("concepts/*.md")), ids=lambda page: page.stem)
 def test_a_concept_is_one_page_with_a_picture_before_the_prose(page):
     text = page.read_text("utf-8")
