@@ -162,11 +162,6 @@ def test_the_kernel_gives_nothing():
     assert lab.earned == 100, lab.problem
 
 
-NOTES = """
-import os, time
-def note(bit):
-    {way}
-"""
 WAYS = {  # of leaving a word for the next batch, and of looking for it
     "a file": ("open('/scratch/bit', 'w')", "os.path.exists('/scratch/bit')"),
     "a file in shared memory": ("open('/dev/shm/bit', 'w')", "os.path.exists('/dev/shm/bit')"),
