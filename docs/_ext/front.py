@@ -65,40 +65,32 @@ def beats(trace: Trace) -> list[tuple[int, str]]:
     return list(zip(at, CAPTIONS, strict=True))
 
 
-class Stage(SphinxDirective):
-    """`<!-- {stage} chats -->`: the stage. Without a script it shows the moment when a chat has to wait."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        trace, texts = runs.hero()
-        told, shown = frames(), beats(trace)
-        stopped = shown[3][0]
-        written = "".join(new for *_, new in told[:stopped])
-        data = {
-            "slower": SLOWER,
-            "states": STATES,
-            "letters": {name: "".join(letters) for name, (_, letters) in texts.items()},
-            "beats": [step for step, _ in shown],
-            "frames": told,
-        }
-        _, states, memory, _ = told[stopped]
-        chats = "".join(
-            _chat(name, prompt, "".join(letters[: written.count(name)]), state)
-            for (name, (prompt, letters)), state in zip(texts.items(), states, strict=True)
-        )
-        boxes = "".join(f'<i data-chat="{owner}">{owner.strip(FREE)}</i>' for owner in memory)
-        captions = "".join(f"<li>{escape(words)}</li>" for _, words in shown)
-        up = "../" * self.env.docname.count("/")
-        text = (
-            f'<link rel="stylesheet" href="{up}_static/hero.css">'
-            f'<div class="hero"><ol class="chats" aria-hidden="true">{chats}</ol>'
-            f'<div class="memory" aria-hidden="true"><b>memory</b><span class="boxes">{boxes}</span></div>'
-            f'<ol class="beats">{captions}</ol><div class="steps"></div>'
-            f'<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>'
-            f'<script defer src="{up}_static/hero.js"></script>'
-        )
-        return [nodes.raw("", text, format="html")]
+def stage() -> str:
+    """Return the stage as HTML, in the moment when a chat has to wait."""
+    trace, texts = runs.hero()
+    told, shown = frames(), beats(trace)
+    stopped = shown[3][0]
+    written = "".join(new for *_, new in told[:stopped])
+    data = {
+        "slower": SLOWER,
+        "states": STATES,
+        "letters": {name: "".join(letters) for name, (_, letters) in texts.items()},
+        "beats": [step for step, _ in shown],
+        "frames": told,
+    }
+    _, states, memory, _ = told[stopped]
+    chats = "".join(
+        _chat(name, prompt, "".join(letters[: written.count(name)]), state)
+        for (name, (prompt, letters)), state in zip(texts.items(), states, strict=True)
+    )
+    boxes = "".join(f'<i data-chat="{owner}">{owner.strip(FREE)}</i>' for owner in memory)
+    captions = "".join(f"<li>{escape(words)}</li>" for _, words in shown)
+    return (
+        f'<div class="hero"><ol class="chats" aria-hidden="true">{chats}</ol>'
+        f'<div class="memory" aria-hidden="true"><b>memory</b><span class="boxes">{boxes}</span></div>'
+        f'<ol class="beats">{captions}</ol><div class="steps"></div>'
+        f'<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>'
+    )
 
 
 def _chat(name: str, prompt: str, written: str, state: str) -> str:
@@ -108,6 +100,18 @@ def _chat(name: str, prompt: str, written: str, state: str) -> str:
         f"<small>{STATES[state]}</small></div><p>{escape(asked)}"
         f'<span class="said">{escape(written)}</span><span class="rest"></span></p></li>'
     )
+
+
+class Stage(SphinxDirective):
+    """`<!-- {stage} chats -->`: the stage. Without a script it shows the moment when a chat has to wait."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        up = "../" * self.env.docname.count("/")
+        sheet = f'<link rel="stylesheet" href="{up}_static/hero.css">'
+        text = f'{sheet}{stage()}<script defer src="{up}_static/hero.js"></script>'
+        return [nodes.raw("", text, format="html")]
 
 
 class Bench(SphinxDirective):

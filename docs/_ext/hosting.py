@@ -14,7 +14,9 @@ from urllib.parse import quote
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util.docutils import SphinxDirective
 
+from labs.kit.browser.about import site_url
 from labs.kit.browser.csp import LABS, TEXT, policy_of
 
 LAB_TEXT = re.compile(r"(lab-\d\d)/README")
@@ -245,7 +247,19 @@ def draw_icons(names: set[str], static: Path) -> None:
         licence.unlink()
 
 
+class Hosted(SphinxDirective):
+    """`<!-- {hosted} here -->`: the address at which this book is hosted, if SITE_URL says it."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        url = site_url()
+        link = nodes.reference("", url, refuri=url)
+        return [nodes.paragraph("", "", nodes.Text("This book is hosted at "), link)] if url else []
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", lead_to_the_pages)
     app.connect("build-finished", finish)
+    app.add_directive("hosted", Hosted)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

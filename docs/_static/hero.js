@@ -46,7 +46,8 @@
   let playing = false, at = 0, before = 0;
   const frame = (now) => {
     if (!playing) return;
-    at = Math.min(end, at + Math.min(now - before, 100) / slower); // a hidden tab stands still
+    // A hidden tab stands still, and the first frame may be from before the start.
+    at = Math.min(end, at + Math.max(0, Math.min(now - before, 100)) / slower);
     before = now;
     show(frames.findLastIndex(([start]) => start <= at));
     if (at < end) requestAnimationFrame(frame);

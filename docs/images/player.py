@@ -48,7 +48,9 @@ def draw(out: Path = Path(__file__).parent) -> None:
             clip = {"x": 0, "y": top, "width": 1120, "height": log["y"] + log["height"] + 4 - top}
             shots.append(Image.open(BytesIO(moving.screenshot(clip=clip))).convert("RGB"))
             durations.append(LONG if turns else SHORT)
-    save(out / "animation.gif", shots, durations)
+    # It opens on a full frame, which is all that a reader sees where pictures stand still.
+    fullest = max(n for n, duration in enumerate(durations) if duration == LONG)  # it comes back
+    save(out / "animation.gif", [shots[fullest], *shots], [SHORT, *durations])
 
 
 def save(out: Path, shots: list[Image.Image], durations: list[int]) -> None:

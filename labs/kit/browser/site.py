@@ -9,6 +9,7 @@ import sys
 from html import escape
 from pathlib import Path
 
+from labs.kit.browser.about import describe
 from labs.kit.browser.build import MOST, build, filled, zipped
 from labs.kit.browser.build import first_load as loads_of_lab
 from labs.kit.browser.csp import FRAMED, LAB, LABS, PLAYER, TEXT, WORKER, policy_of
@@ -121,6 +122,10 @@ def main() -> None:
         sys.exit("python -m labs.kit.browser.site SITE: the folder into which Sphinx has built the book")
     site = Path(sys.argv[1])
     missing = add_pages(site)
+    try:
+        describe(site)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     write_headers(site)
     lines, wrong = weigh(site)
     print("\n".join(lines))
