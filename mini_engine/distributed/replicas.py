@@ -162,14 +162,13 @@ def start(
     import ray
     from ray import serve
 
-    here: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    here: dict[str, Any] = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
         ray.init(
             log_to_driver=False, logging_level="ERROR", **({} if os.environ.get("RAY_ADDRESS") else here)
         )
-        logging.getLogger("ray.serve").setLevel(
-            logging.ERROR
-        )  # what a dying replica loses, its clients learn
+        # What a dying replica loses, its clients learn.
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         options = _options(settings, device, least, most) | {"max_ongoing_requests": max_num_requests}
         deployment = serve.deployment(Replica).options(**options)
