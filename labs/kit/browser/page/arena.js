@@ -85,7 +85,7 @@ function table(rows) {
   const whole = el("table");
   for (const [at, cells] of rows.entries()) {
     const row = el("tr", "", cells[0] === "yours" ? { class: "yours" } : {});
-    for (const [n, cell] of cells.entries()) row.append(el(at && n ? "td" : "th", cell, at ? {} : { scope: "col" }));
+    for (const [n, cell] of cells.entries()) row.append(el(cell && !(at && n) ? "th" : "td", cell));
     whole.append(row);
   }
   return whole;
