@@ -35,10 +35,7 @@ MISTAKES = [
     if not mistake.missed_by_scripts
 ]
 # What they answer is right, and how they come to it is not.
-RIGHT_BUT = (
-    "mask-on-the-cpu batch-on-the-cpu free-list-searched counted-by-the-tables "
-    "torch-at-the-top built-in-hash salt-is-every-parent function-of-the-module"
-).split()
+RIGHT_BUT = "mask-on-the-cpu free-list-searched torch-at-the-top built-in-hash".split()  # a soak has all
 HIDDEN = 30 if SOAK else 10  # what is right passes ten cases as it passes thirty
 FIRST = [*{lab_id: (lab_id, mistake) for lab_id, mistake in reversed(MISTAKES)}.values()]
 SOME = FIRST + [(lab_id, mistake) for lab_id, mistake in MISTAKES if mistake.id in RIGHT_BUT]
@@ -113,7 +110,7 @@ def test_a_mistake_that_two_tasks_make_together_costs_both(few_cases):
     assert wrong == {"Scheduler.preempt", "Scheduler.make_room"}
 
 
-@pytest.mark.parametrize("rare", [False, True])
+@pytest.mark.parametrize("rare", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_changed_helper_costs_the_tasks_that_call_it(rare, few_cases):
     """Also beside another task's mistake. The reference's methods call the helper as it was given."""
     lab = find_lab("lab-06")
