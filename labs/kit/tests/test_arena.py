@@ -128,7 +128,7 @@ def test_a_request_alone_is_served_as_fairly_and_as_well_as_can_be():
 
 
 @pytest.mark.parametrize("ttft, itl, goodput", [(0.0, 1e9, 0.0), (1e9, 0.0, 0.0), (1e9, 1e9, 1.0)])
-def test_goodput_counts_who_met_both_limits(ttft, itl, goodput, monkeypatch):
+def test_goodput_counts_the_requests_that_met_both_limits(ttft, itl, goodput, monkeypatch):
     monkeypatch.setattr(referee, "ITL", itl)
     few = replace(FEW, ttft={0: ttft})
     assert board.play(COURSE["fcfs"], few).goodput == goodput
