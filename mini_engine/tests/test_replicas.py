@@ -147,7 +147,8 @@ def test_numbers_are_added_and_shares_averaged():
 # -------------------------------------------------------------------------------------- two real ones
 
 STREAMS, TOKENS = 24, 400
-PROMPTS = [f"Enter {letter} lords. O Romeo, " for letter in "ABCDEFGH"]
+# They begin differently: those that begin alike may all go to one replica.
+PROMPTS = [f"{letter} lords enter. O Romeo, " for letter in "ABCDEFGH"]
 
 
 def processes():
