@@ -422,14 +422,14 @@ def test_a_run_and_a_quiz_are_in_their_page_and_stand_without_a_script(site):
     for page in sorted(DOCS.glob("concepts/*.md")):
         (name,) = PLAY.findall(page.read_text("utf-8"))
         text = (folder / f"{page.stem}.html").read_text("utf-8")
-        (data,) = re.findall(r'<script type="application/json">(.*?)</script>', text, re.S)
+        (data,) = re.findall(r'class="play .*?<script type="application/json">(.*?)</script>', text, re.S)
         traces = json.loads(data)["traces"]
         assert all(run["steps"] for run in traces)
         picture = site / "_static" / "runs" / f"{name}.svg"
         if traces[0]["header"]["trace"] == "mini-engine-ops":  # calls have no picture of a step
             assert not picture.exists() and '<div class="play full-width"' in text and "<img src" not in text
             continue
-        assert f'src="../../_static/runs/{name}.svg"' in text
+        assert all(f'src="../../_static/runs/{name}-{ground}.svg"' in text for ground in ("light", "dark"))
         assert picture.read_text("utf-8").startswith("<svg")
     mistakes = (site / "docs" / "real-bugs.html").read_text("utf-8")
     assert mistakes.count('<script type="application/json">') == len(BUGS.CASES)
@@ -448,7 +448,7 @@ def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.add_init_script(HEIGHTS)
     page.goto((site / "docs" / "concepts" / "08-preemption.html").as_uri())
-    assert page.locator(".play img").count() == 1
+    assert page.locator(".play img").count() == 2, "one for each ground"
     page.locator("h2").last.scroll_into_view_if_needed()
     player = page.frame_locator(".play iframe")
     assert player.locator("#readout").inner_text() == "Step 2 of 13"
