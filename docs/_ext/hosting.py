@@ -97,7 +97,8 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         path.write_text(strict(text, path.relative_to(out).as_posix(), static), encoding="utf-8")
     draw_icons(icons, static)
     mend(static)
-    for unused in (*static.rglob("*.map"), *static.glob("*-macros.html"), *static.glob("*.png")):
+    twins = [path.with_name(path.name.replace("-light.svg", ".svg")) for path in out.rglob("*-light.svg")]
+    for unused in (*twins, *static.rglob("*.map"), *static.glob("*-macros.html"), *static.glob("*.png")):
         unused.unlink(missing_ok=True)
     for folder in ("locales", "vendor", "images"):
         shutil.rmtree(static / folder, ignore_errors=True)
