@@ -5,6 +5,9 @@ import re
 
 COLOUR = re.compile(r"\b(fill|stroke)(: ?|=\")(#[0-9a-fA-F]{6}|#[0-9a-fA-F]{3})\b")
 LONG = re.compile(r"(?<![\w.])(-?[1-9]\d*\.\d\d)\d+")
+# Of points of a path in one column or one row, those between the first and the last.
+BETWEEN = re.compile(r"(L (?P<x>\S+) \S+ \n)(?:L (?P=x) \S+ \n)+(?=L (?P=x) \S+ \n)")
+AMONG = re.compile(r"(L \S+ (?P<y>\S+) \n)(?:L \S+ (?P=y) \n)+(?=L \S+ (?P=y) \n)")
 PAIR = 1.05 * 0.058  # a colour's luminance times that of its counterpart: white becomes nearly black
 
 
@@ -12,9 +15,9 @@ def with_dark_palette(svg: str) -> str:
     """Return an SVG whose colours follow the reader's: the same hues, with light and dark exchanged.
 
     The contrast of any two colours is kept, so text on a cell stays as legible as it was. Coordinates of a
-    hundredth of a unit are enough.
+    hundredth of a unit are enough, and of a straight line its two ends.
     """
-    svg = LONG.sub(r"\1", svg)
+    svg = AMONG.sub(r"\1", BETWEEN.sub(r"\1", LONG.sub(r"\1", svg)))
     rules = ["svg{fill:#efefef}"]  # what has no colour is black
     for kind, sign, colour in sorted(set(COLOUR.findall(svg))):
         found = f'{kind}="{colour}"' if "=" in sign else f'style*="{kind}{sign}{colour}"'
