@@ -31,7 +31,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # which a prompt is com
 
 
 class Moved(NamedTuple):
-    """What a prompt's hand-over was: the tokens that need not be computed here, and its bytes."""
+    """The outcome of a prompt's hand-over: the tokens that need not be computed here, and its bytes."""
 
     num_tokens: int
     num_bytes: int

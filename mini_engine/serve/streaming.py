@@ -47,7 +47,7 @@ MakeFront = Callable[..., Front]  # of an engine, and max_num_requests
 
 @dataclass(frozen=True)
 class Served:
-    """What a server knows of the engine behind it, or of several."""
+    """The state of the engine behind a server, or of several."""
 
     front: Front
     tokenizer: Tokenizer

@@ -155,7 +155,7 @@ def test_a_race_under_other_conditions_starts_anew(tmp_path):
 
 
 def test_a_race_of_other_settings_of_a_peer_starts_anew(tmp_path, monkeypatch):
-    """Of the benchmark's own files, only what sets a contestant's settings counts."""
+    """Only those of the benchmark's own files count that set a contestant's settings."""
     root = tmp_path / "mini_engine"
     shutil.copytree(Path(plan.mini_engine.__file__).parent / "bench", root / "bench")
     monkeypatch.setattr(plan.mini_engine, "__file__", str(root / "__init__.py"))

@@ -204,7 +204,7 @@ def test_bfloat16_is_fast_without_instructions_for_it(library, monkeypatch):
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 100])
 @pytest.mark.parametrize(("outputs", "columns"), [(16, 32), (70, 41), (1, 1), (49, 576)])
 def test_a_product_in_blocks_is_the_rounded_weights(bits, rows, outputs, columns, library, monkeypatch):
-    """Of the weight that the numbers stand for, half a step away at most; whatever stands beside a row."""
+    """The product is that of weights half a step away at most, whatever stands beside a row."""
     monkeypatch.setattr(kernels, "cache_dir", lambda: library)
     x, weight, bias = torch.randn(rows, columns), torch.randn(outputs, columns), torch.randn(outputs)
     for b in (None, bias):

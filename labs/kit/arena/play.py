@@ -51,7 +51,7 @@ class Waiting:
 
 
 class Memory:
-    """What a policy sees of the KV manager. It can claim room, and gives none back: preemption does."""
+    """The KV manager as a policy sees it. It can claim room, and gives none back: preemption does."""
 
     def __init__(self, kv: KVManager, ops: list[list[Any]]):
         self._kv, self._ops = kv, ops
