@@ -350,7 +350,7 @@ NOT_RUN = {
     "packages, sources and weights of others": r"python -m mini_engine\.tests\.outside",
     "minutes": r"mini-engine (bench|kernels)|make|python (docs/images|-m (labs\.kit|mini_engine\.bench))",
     "runs before the others, in `desk`": r"mini-engine demo",
-    "a name in a sentence": r"mini-engine trace$|mini-engine trace fit RUN",
+    "a name in a sentence": r"mini-engine (trace|generate)$|mini-engine trace fit RUN",
     "the reader's own lab; test_cli has a copy": r"pytest"
     r"|python -m labs (test|hint|reset|solution|status|demo|check)",
     "test_grader_* and test_edition run them": r"python -m labs (grade|gradescope|replay|export|generate)",

@@ -225,7 +225,7 @@ def test_a_busy_machine_costs_no_points(spinning, few_cases, monkeypatch):
     finally:
         os.sched_setaffinity(0, processors)
         own["lab-01"].stop()
-    assert time.monotonic() - began > 4 * 0.8  # or the machine was not busy
+    assert time.monotonic() - began > 0.8  # or the machine was not busy
 
 
 def test_an_instructors_own_scripts_are_cases(tmp_path):
