@@ -180,9 +180,7 @@ def both(found: re.Match[str], folder: Path) -> str:
         return found[0]
     tags = ""
     for kind, drawn in (("light", DARK.sub("", svg)), ("dark", DARK.sub(lambda one: one[1], svg))):
-        path.with_name(f"{path.stem}-{kind}.svg").write_text(
-            re.sub(r"\s*\n\s*", " ", drawn), encoding="utf-8"
-        )
+        path.with_name(f"{path.stem}-{kind}.svg").write_text(drawn, encoding="utf-8")
         tag = found[0].replace(found[1], f"{found[1].removesuffix('.svg')}-{kind}.svg")
         tag = (
             tag.replace("<img ", f'<img class="only-{kind}" ')

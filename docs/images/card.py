@@ -9,6 +9,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1]
 sys.path.append(str(DOCS / "_ext"))
 
+# E402: these lie in docs/_ext, which is on the path only now.
 from front import stage  # noqa: E402
 
 from mini_engine.tests.browser import find_browser, open_browser  # noqa: E402

@@ -22,7 +22,7 @@ from mini_engine.loading.checkpoint import load
 from mini_engine.outputs import Delta
 from mini_engine.request import SamplingParams
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Ray is imported where a server is started with it
     from ray.serve.handle import DeploymentHandle
 
 T = TypeVar("T")

@@ -58,7 +58,7 @@ def connect(model: CausalLM, ranks: Ranks) -> CausalLM:
                 product.register_forward_hook(lambda module, args, part: ranks.sum(part))
     if ranks.rank == 0:  # a prompt's log probabilities are computed beside the backend, one text at a time
         told = ranks.everywhere("forward", model.forward, lambda ids, positions, attend: (ids, positions))
-        model.forward = told  # type: ignore[method-assign]
+        model.forward = told  # type: ignore[method-assign]  # each call goes to the ranks first
     return model
 
 

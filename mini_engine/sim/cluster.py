@@ -88,7 +88,7 @@ class SimulatedEngine:
 
     @property
     def pool(self) -> ReceivingPool:
-        return self.recorder.scheduler.kv  # type: ignore[return-value]
+        return self.recorder.scheduler.kv  # type: ignore[return-value]  # the simulator makes no other
 
     def add(self, request: Request, t: float) -> None:
         """Let a request join the queue at time `t`, even if a step that began before is still running."""

@@ -59,7 +59,7 @@ def demo(lab_id: str, source: str) -> str:
         trace = drive(
             scheduler(kv, **{name: config[name] for name in LIMITS}, **own),
             answers["scenario"],
-            model=Recorded(answers["tokens"]),  # type: ignore[arg-type]
+            model=Recorded(answers["tokens"]),  # type: ignore[arg-type]  # only its tokens are asked for
             raise_errors=False,
             parts={part: lab_id},
         )

@@ -171,7 +171,7 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
         opening = [*([diagnose.filled(sentence.text), ""] if sentence else []), claim(item)]
         report.longrepr = short_traceback(opening, lab, call.excinfo, whole=REPORTING)
         report.hint = sentence.hint if sentence else ""  # type: ignore[attr-defined]
-        report.opening = opening  # type: ignore[attr-defined]
+        report.opening = opening  # type: ignore[attr-defined]  # pytest has no place for our own words
         report.sections = [*sections, *printed]
         return report
     report.sections = []

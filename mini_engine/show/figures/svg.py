@@ -15,7 +15,7 @@ def with_dark_palette(svg: str) -> str:
     """Return an SVG whose colours follow the reader's: the same hues, with light and dark exchanged.
 
     The contrast of any two colours is kept, so text on a cell stays as legible as it was. Coordinates of a
-    hundredth of a unit are enough, and of a straight line its two ends.
+    hundredth of a unit are enough, of a straight line its two ends, and no line break is needed.
     """
     svg = AMONG.sub(r"\1", BETWEEN.sub(r"\1", LONG.sub(r"\1", svg)))
     rules = ["svg{fill:#efefef}"]  # what has no colour is black
@@ -23,7 +23,8 @@ def with_dark_palette(svg: str) -> str:
         found = f'{kind}="{colour}"' if "=" in sign else f'style*="{kind}{sign}{colour}"'
         rules.append(f"[{found}]{{{kind}:{counterpart(colour)}!important}}")
     style = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
-    return re.sub(r"<svg\b[^>]*>", lambda found: found[0] + style, svg, count=1)
+    svg = re.sub(r"<svg\b[^>]*>", lambda found: found[0] + style, svg, count=1)
+    return re.sub(r"\s*\n\s*", " ", svg).strip() + "\n"
 
 
 def counterpart(colour: str) -> str:
