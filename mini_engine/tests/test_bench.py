@@ -300,6 +300,17 @@ def test_all_contestants_get_the_same_weights(tmp_path, dtype):
             assert torch.equal(ours, theirs), f"{written}: {name}"
 
 
+def test_q4_is_the_file_itself_for_llama_cpp_and_its_float32_for_us(tmp_path):
+    """Only of a GGUF file; llama.cpp's part of the bench knows each dtype that it is given."""
+    file = export(resolve("shakespeare"), "float32", tmp_path)[1]
+    folder, gguf = export(file, "q4", tmp_path)
+    assert gguf == file and load_model(folder, "float32", "cpu").dtype == torch.float32
+    source = Path(plan.__file__).with_name("peers").joinpath("llama_cpp.py").read_text("utf-8")
+    assert all(f'"{dtype}": c.GGML_TYPE_' in source for dtype in ("float32", "bfloat16", "q4"))
+    with pytest.raises(ValueError, match="or q4 for a .gguf file, but is 'q4'"):
+        export(resolve("shakespeare"), "q4", tmp_path)
+
+
 def test_a_dtype_that_may_differ_between_contestants_is_refused(tmp_path):
     with pytest.raises(ValueError, match="dtype must be float32 or bfloat16, .* but is 'auto'"):
         export(resolve("shakespeare"), "auto", tmp_path)

@@ -11,7 +11,8 @@ import llama_cpp as c
 import numpy as np
 
 BATCH = 512  # tokens in a call, as in llama.cpp's own programs (n_ubatch)
-KV_TYPES = {"float32": c.GGML_TYPE_F32, "bfloat16": c.GGML_TYPE_F16}  # bytes alike; F16 is its quickest
+# Bytes alike; F16 is its quickest, which its own programs have beside weights of 4 bits.
+KV_TYPES = {"float32": c.GGML_TYPE_F32, "bfloat16": c.GGML_TYPE_F16, "q4": c.GGML_TYPE_F16}
 
 
 class Peer:
