@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mini_engine.batch import Batch, build_batch
-from mini_engine.interfaces import KVManager, Row
+from mini_engine.interfaces import Attend, KVManager, Row
 from mini_engine.model import CausalLM, ModelConfig, sdpa
 from mini_engine.request import Request
 from mini_engine.schedule_step import Chunk, next_chunk
@@ -175,8 +175,12 @@ class PagedBackend:
 
     def compute(self, batch: Batch) -> Tensor:
         """Run the model over a batch. Return the last hidden states (N, hidden_size)."""
-        hidden: Tensor = self.model(batch.token_ids, batch.positions, partial(self.attend, batch))
+        hidden: Tensor = self.model(batch.token_ids, batch.positions, self.attention_of(batch))
         return hidden
+
+    def attention_of(self, batch: Batch) -> Attend:
+        """Return what the layers call for the batch's attention."""
+        return partial(self.attend, batch)
 
     def compute_alone(self, request: Request) -> Tensor:
         """Return the logits (vocab_size,) after the request's last token, computed in a batch of its own.

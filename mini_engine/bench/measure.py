@@ -114,7 +114,7 @@ def attention(dtype: str, rounds: int = 10) -> Iterator[list[str]]:
         heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
         qkv = torch.randn(sum(row.num_tokens for row in rows), sum(heads), config.head_dim, dtype=wide)
         q, k, v = torch.split(qkv, heads, dim=1)
-        calls = [partial(backend.attend, build_batch(rows, kv), q=q, k=k, v=v) for backend in backends]
+        calls = [partial(b.attention_of(build_batch(rows, kv)), q=q, k=k, v=v) for b in backends]
         took = medians(dict(zip(WAYS, calls, strict=True)), LAYERS, rounds)
         yield [name, *(f"{us:,.0f}" for us in took.values())]
         for row in rows:

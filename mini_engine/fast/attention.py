@@ -15,8 +15,9 @@ from torch import Tensor
 
 from mini_engine.attention import AttentionPlan, NextChunk, PagedBackend
 from mini_engine.batch import Batch
+from mini_engine.fast.kernels import PagedAttend
 from mini_engine.fast.model import FastLM
-from mini_engine.interfaces import KVManager
+from mini_engine.interfaces import Attend, KVManager
 from mini_engine.model import CausalLM
 from mini_engine.schedule_step import next_chunk
 
@@ -41,13 +42,14 @@ class FastBackend(PagedBackend):
         self.kernels = model.kernels
         self.room: list[Tensor] = []  # for gathered keys and values; the layers take turns
 
+    def attention_of(self, batch: Batch) -> Attend:
+        if not self.kernels:
+            return super().attention_of(batch)
+        heads, eps = self.model.config.num_attention_heads, self.model.config.rms_norm_eps
+        return PagedAttend(self.kernels, batch, tiles(batch), self.pool, heads, eps)
+
     def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k_cache, v_cache = self.pool.k[layer], self.pool.v[layer]
-        if self.kernels:
-            self.kernels.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
-            if batch.plan is None:
-                batch.plan = tiles(batch)
-            return self.kernels.attend(q, k_cache, v_cache, batch, cast(Tensor, batch.plan))
         self.write_kv(k_cache, v_cache, batch.slot_mapping, k, v)
         if batch.plan is None:
             batch.plan = AttentionPlan(batch, groups_of_similar_length, q.dtype)

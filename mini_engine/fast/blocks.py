@@ -1,8 +1,9 @@
 """Products with weights of 4 or 8 bits, by kernels.cpp: fewer bytes to read for each token.
 
 A weight is cut into blocks of 32 columns, each with a scale and a least value of its own, as llama.cpp's
-Q4_1 (and Q8_0, whose least value follows from the scale). A file of these types is kept as it is: its
-numbers, and so its tokens, are those of float32. Other weights are rounded to the nearest step.
+Q4_1 (and Q8_0, whose least value follows from the scale). A file of these types is kept as it is. Other
+weights are rounded to the nearest step. x is rounded to 16 bits, each block of 32 by its largest number, so
+that integers are multiplied.
 """
 
 import torch
@@ -20,34 +21,48 @@ class Linear:
     4 or 8, and 64 bits a block. A row's result does not depend on the other rows."""
 
     def __init__(self, kernels: Kernels, bits: int, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.kernels, self.bits, self.bias = kernels, bits, bias
+        self.bits, self.bias = bits, bias
         self.out_features, self.in_features = weight.shape
         self.missing = -self.in_features % BLOCK  # columns of zeros are added
         padded = F.pad(weight.float(), (0, self.missing, 0, -self.out_features % PANEL))
         rows = padded.view(-1, PANEL, padded.shape[1] // BLOCK, BLOCK)
         least, scale = _steps(rows, bits)
         numbers = torch.where(scale > 0, (rows - least) / scale, 0).round().clamp_(0, 2**bits - 1)
-        # The kernel reads n as 1 + n / 2**bits.
-        self.steps = torch.stack((scale * 2**bits, least - scale * 2**bits)).squeeze(-1)
+        self.steps = torch.stack((scale, least)).squeeze(-1)
         self.steps = self.steps.permute(1, 3, 0, 2).contiguous()  # (panels, blocks, 2, PANEL)
         columns = numbers.to(torch.int32).view(*rows.shape[:3], bits, 32 // bits)
-        words = (columns << torch.arange(0, 32, bits, dtype=torch.int32)).sum(-1, dtype=torch.int32)
+        words = (columns << self._shifts()).sum(-1, dtype=torch.int32)
         self.words = words.permute(0, 2, 3, 1).contiguous()  # (panels, blocks, bits, PANEL)
+        self.product = kernels.linear_blocks[bits]
+        self.pointers = (
+            self.words.data_ptr(),
+            self.steps.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         padded = F.pad(x, (0, self.missing)) if self.missing else x
-        return self.kernels.linear_blocks(
-            self.bits, padded, self.words, self.steps, self.bias, self.out_features
-        )
+        out = x.new_empty(x.shape[0], self.out_features)
+        self.product(padded.data_ptr(), *self.pointers, out.data_ptr(), *padded.shape, self.out_features)
+        return out
 
     def weight(self) -> Tensor:
         """Return the weight (out_features, in_features) that these numbers stand for."""
-        shifts = torch.arange(0, 32, self.bits, dtype=torch.int32)
-        numbers = (self.words.unsqueeze(-1) >> shifts) & (2**self.bits - 1)
+        numbers = (self.words.unsqueeze(-1) >> self._shifts()) & (2**self.bits - 1)
         scale, least = self.steps.unsqueeze(-2).unsqueeze(-1).unbind(2)  # (panels, blocks, 1, PANEL, 1)
-        rows: Tensor = (1 + numbers.float() / 2**self.bits) * scale + least
+        rows: Tensor = numbers * scale + least
         rows = rows.permute(0, 3, 1, 2, 4).reshape(-1, self.in_features + self.missing)
         return rows[: self.out_features, : self.in_features]
+
+    def _shifts(self) -> Tensor:
+        """Return the place of each column in its word (32 / bits,): two columns in the halves, the next two
+        above them."""
+        return (
+            torch.arange(0, 16, self.bits, dtype=torch.int32)
+            .unsqueeze(1)
+            .add(torch.tensor([0, 16]))
+            .flatten()
+        )
 
     def sums(self) -> Tensor:
         """Return the sum of each row of the weight, plus the bias: NaN where one of them is NaN."""

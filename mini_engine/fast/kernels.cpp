@@ -9,6 +9,9 @@
 #include <cstring>
 #include <type_traits>
 #include <vector>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 // bfloat16 is the upper half of a float. Sums are kept in float, those of doubles in double.
 struct bfloat16 {
@@ -52,17 +55,23 @@ static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to
 
 // ------------------------------------------------------------------------------------------ attention
 
-// What attention is given; kernels.py has the same fields in the same order. A stride counts elements,
-// from one row to the next.
-struct Attention {
-    const void *q;  // (rows, heads, head_dim)
-    int64_t q_stride;
-    const void *k_cache, *v_cache;  // (blocks, block_size, kv_heads, head_dim), this step's keys written
-    void *out;  // (rows, heads, head_dim)
+// What is the same in every layer of a step; kernels.py has the same fields in the same order.
+struct Step {
     const int64_t *tiles;  // (num_tiles, 3): a request, and its rows from here to there
-    const int64_t *positions;  // (rows)
+    const int64_t *positions, *slots;  // (rows)
     const int64_t *tables;  // (requests, table_stride) block ids
-    int64_t num_tiles, table_stride, heads, kv_heads, head_dim, block_size;
+    int64_t rows, num_tiles, table_stride, heads, kv_heads, head_dim, block_size;
+    double eps;
+};
+
+// What attention of one layer is given. A stride counts elements, from one row to the next.
+template <typename T> struct Attention : Step {
+    T *q, *k, *v;  // (rows, heads or kv_heads, head_dim)
+    int64_t stride;
+    const T *q_norm, *k_norm;  // (head_dim) weights, or null
+    const Sum<T> *cos, *sin;  // (rows, head_dim / 2), or null where q and k are rotated already
+    T *k_cache, *v_cache;  // (blocks, block_size, kv_heads, head_dim)
+    T *out;  // (rows, heads, head_dim)
 };
 
 // So many vectors or rows of sums stay in registers: enough that none waits for the one before.
@@ -73,13 +82,13 @@ static const float LOWEST = -1e30f;  // for minus infinity, which fast math does
 // take: in place where that goes, else widened and padded with zeros.
 template <typename T> struct Pages {
     using S = Sum<T>;
-    const Attention &a;
+    const Attention<T> &a;
     const int64_t *table;
     int64_t kv_head, last, dim, keys;  // `last` is the last position that is seen
     std::vector<const S *> k, v;
     std::vector<S> k_room, v_room;
 
-    Pages(const Attention &a, const int64_t *tile, int64_t kv_head)
+    Pages(const Attention<T> &a, const int64_t *tile, int64_t kv_head)
         : a(a), table(a.tables + tile[0] * a.table_stride), kv_head(kv_head), last(a.positions[tile[2] - 1]),
           dim(round_up(a.head_dim, 4 * LANES<S>)), keys(round_up(a.block_size, SUMS)), k(keys), v(keys),
           k_room(keys * dim), v_room(keys * dim) {
@@ -92,12 +101,12 @@ template <typename T> struct Pages {
         const int64_t page = offset(start), next = offset(std::min(start + size, last));
         for (int64_t j = 0; j < filled; j++) {
             const int64_t row = j * a.kv_heads * a.head_dim;
-            take((const T *)a.k_cache + page + row, k[j], &k_room[j * dim]);
-            take((const T *)a.v_cache + page + row, v[j], &v_room[j * dim]);
+            take(a.k_cache + page + row, k[j], &k_room[j * dim]);
+            take(a.v_cache + page + row, v[j], &v_room[j * dim]);
             // The next page lies anywhere: asked for now, it is there when its turn comes.
             for (int64_t d = 0; d < a.head_dim; d += 64 / sizeof(T)) {
-                __builtin_prefetch((const T *)a.k_cache + next + row + d);
-                __builtin_prefetch((const T *)a.v_cache + next + row + d);
+                __builtin_prefetch(a.k_cache + next + row + d);
+                __builtin_prefetch(a.v_cache + next + row + d);
             }
         }
         return filled;
@@ -127,21 +136,21 @@ template <typename T> struct Pages {
 
 // One head of one row: load it as the sums need it, scaled, each number `step` apart; and store it.
 template <typename T>
-static void load_query(const Attention &a, int64_t row, int64_t head, Sum<T> *to, int64_t step) {
-    const T *from = (const T *)a.q + row * a.q_stride + head * a.head_dim;
+static void load_query(const Attention<T> &a, int64_t row, int64_t head, Sum<T> *to, int64_t step) {
+    const T *from = a.q + row * a.stride + head * a.head_dim;
     const Sum<T> scale = 1 / std::sqrt(Sum<T>(a.head_dim));
     for (int64_t d = 0; d < a.head_dim; d++) to[d * step] = load(from[d]) * scale;
 }
 
 template <typename T>
-static void store_out(const Attention &a, int64_t row, int64_t head, const Sum<T> *from, int64_t step, Sum<T> total) {
-    T *to = (T *)a.out + (row * a.heads + head) * a.head_dim;
+static void store_out(const Attention<T> &a, int64_t row, int64_t head, const Sum<T> *from, int64_t step, Sum<T> total) {
+    T *to = a.out + (row * a.heads + head) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; d++) store(to[d], from[d * step] / total);
 }
 
 // One row, a decode. The head's numbers lie in the lanes: a page is read as it comes from memory, and
 // that is what the time goes into.
-template <typename T> static void attend_row(const Attention &a, const int64_t *tile, int64_t kv_head) {
+template <typename T> static void attend_row(const Attention<T> &a, const int64_t *tile, int64_t kv_head) {
     using S = Sum<T>;
     Pages<T> pages(a, tile, kv_head);
     const int64_t dim = pages.dim, vecs = dim / LANES<S>, group = a.heads / a.kv_heads;
@@ -182,7 +191,7 @@ template <typename T> static void attend_row(const Attention &a, const int64_t *
 
 // Several rows of a chunk, and of each the query heads that share a key head: so many that each has a
 // lane to itself, as on a GPU it has a thread. No sum crosses lanes, and a key serves a vector of queries.
-template <typename T> static void attend_chunk(const Attention &a, const int64_t *tile, int64_t kv_head) {
+template <typename T> static void attend_chunk(const Attention<T> &a, const int64_t *tile, int64_t kv_head) {
     using S = Sum<T>;
     Pages<T> pages(a, tile, kv_head);
     const int64_t lanes = LANES<S>, dim = pages.dim, group = a.heads / a.kv_heads;
@@ -233,14 +242,6 @@ template <typename T> static void attend_chunk(const Attention &a, const int64_t
         store_out<T>(a, first + i / group, kv_head * group + i % group, &out[lane(i)], lanes, total[i]);
 }
 
-template <typename T> static void attend(const Attention &a) {
-#pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < a.num_tiles * a.kv_heads; i++) {
-        const int64_t *tile = a.tiles + i / a.kv_heads * 3;
-        (tile[2] - tile[1] == 1 ? attend_row<T> : attend_chunk<T>)(a, tile, i % a.kv_heads);
-    }
-}
-
 // ------------------------------------------------------------------------------- the small steps
 // One pass over memory each, where torch takes several. So few elements are left to one thread:
 static const int64_t SMALL = 1 << 14;
@@ -263,22 +264,17 @@ static void add_rms_norm(T *x, const T *delta, const T *weight, T *out, int64_t 
     }
 }
 
-// Turn each head's pairs (x[i], x[i + half]) by the angles of its row, in place; cos and sin (rows, half).
-template <typename T>
-static void rope(T *x, int64_t stride, const Sum<T> *cos, const Sum<T> *sin, int64_t rows, int64_t heads,
-                 int64_t half) {
-#pragma omp parallel for if (rows * heads * half > SMALL)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t head = 0; head < heads; head++) {
-            T *low = x + row * stride + head * 2 * half, *high = low + half;
-            const Sum<T> *c = cos + row * half, *s = sin + row * half;
+// Turn one row's heads (heads, 2 * half), pair (x[i], x[i + half]) by pair, by the angles of the row; in place.
+template <typename T> static void rope(T *x, const Sum<T> *cos, const Sum<T> *sin, int64_t heads, int64_t half) {
+    for (int64_t head = 0; head < heads; head++) {
+        T *low = x + head * 2 * half, *high = low + half;
 #pragma omp simd
-            for (int64_t i = 0; i < half; i++) {
-                const Sum<T> a = load(low[i]), b = load(high[i]);
-                store(low[i], a * c[i] - b * s[i]);
-                store(high[i], b * c[i] + a * s[i]);
-            }
+        for (int64_t i = 0; i < half; i++) {
+            const Sum<T> a = load(low[i]), b = load(high[i]);
+            store(low[i], a * cos[i] - b * sin[i]);
+            store(high[i], b * cos[i] + a * sin[i]);
         }
+    }
 }
 
 // out = silu(gate) * up; gate_up is (rows, 2 * size).
@@ -294,13 +290,28 @@ template <typename T> static void silu_mul(const T *gate_up, T *out, int64_t row
     }
 }
 
-// Rows of keys and values to their slots of one layer's cache; size is kv_heads * head_dim.
-template <typename T>
-static void write_kv(const T *k, const T *v, int64_t stride, T *k_cache, T *v_cache, const int64_t *slots,
-                     int64_t rows, int64_t size) {
-    for (int64_t row = 0; row < rows; row++) {
-        std::copy_n(k + row * stride, size, k_cache + slots[row] * size);
-        std::copy_n(v + row * stride, size, v_cache + slots[row] * size);
+// One layer's attention, from the product of q, k and v: norms of the heads where the model has them, RoPE, keys
+// and values to their slots, and then each tile.
+template <typename T> static void attend(const Attention<T> &a) {
+    const int64_t size = a.kv_heads * a.head_dim, half = a.head_dim / 2;
+#pragma omp parallel for if (a.rows * (a.heads + a.kv_heads) * half > SMALL)
+    for (int64_t row = 0; row < a.rows; row++) {
+        const int64_t at = row * a.stride;
+        if (a.q_norm) {
+            add_rms_norm<T>(a.q + at, nullptr, a.q_norm, a.q + at, a.heads, a.head_dim, a.eps);
+            add_rms_norm<T>(a.k + at, nullptr, a.k_norm, a.k + at, a.kv_heads, a.head_dim, a.eps);
+        }
+        if (a.cos) {
+            rope(a.q + at, a.cos + row * half, a.sin + row * half, a.heads, half);
+            rope(a.k + at, a.cos + row * half, a.sin + row * half, a.kv_heads, half);
+        }
+        std::copy_n(a.k + at, size, a.k_cache + a.slots[row] * size);
+        std::copy_n(a.v + at, size, a.v_cache + a.slots[row] * size);
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < a.num_tiles * a.kv_heads; i++) {
+        const int64_t *tile = a.tiles + i / a.kv_heads * 3;
+        (tile[2] - tile[1] == 1 ? attend_row<T> : attend_chunk<T>)(a, tile, i % a.kv_heads);
     }
 }
 
@@ -353,69 +364,100 @@ extern "C" void linear_bfloat16(const float *x, const EightWords *weight, const 
     }
 }
 
-// For weights of 4 or 8 bits in blocks of 32 columns, each block with a scale and a least value of its own: a
-// number n of BITS bits, put behind the exponent of 1, is the float 1 + n / 2^BITS. So three instructions
-// widen eight of them, and what they are too large by is taken from the block's sum. They lie in panels of
-// 16 outputs, in words of one output's columns.
+// For weights of 4 or 8 bits in blocks of 32 columns: a block has a scale and a least value of its own, and its
+// numbers are multiplied as integers by a row of x that is rounded to 16 bits, each block to a scale of its own.
+// So one instruction multiplies sixteen pairs, where float32 takes eight, and a sum of integers is exact. The
+// weights lie in panels of 16 outputs, in words of one output's columns: two columns in a word's halves, the
+// next two BITS above them.
 static const int64_t BLOCK = 32;
+typedef int32_t EightSums __attribute__((vector_size(32)));
 
-template <int BITS, int COLUMN> static inline Eight widened(EightWords words) {
-    const int up = 23 - BITS - COLUMN * BITS;  // from its place in the word to the top of a float's fraction
-    const EightWords moved = up >= 0 ? words << (up >= 0 ? up : 0) : words >> (up >= 0 ? 0 : -up);
-    return (Eight)((moved & ((1u << 23) - (1u << (23 - BITS)))) | 0x3F800000u);
+// Add the products of two columns for each of eight outputs. `pairs` has them in the halves of a word, not
+// negative; `xs` has the row's two.
+static inline void add_pair(EightSums &sums, EightWords pairs, int32_t xs) {
+#if defined(__AVX2__)
+    sums += (EightSums)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(xs));
+    __asm__("" : "+x"(sums));  // or g++ adds up the products first, in more registers than there are
+#else
+    sums += (EightSums)(pairs & 0xFFFF) * int16_t(xs) + (EightSums)(pairs >> 16) * (xs >> 16);
+#endif
 }
 
-// Add the columns of one word, from COLUMN on, to NUM rows' sums of 16 outputs.
-template <int BITS, int64_t NUM, int COLUMN = 0>
-static inline void times_word(const float *x, int64_t columns, const EightWords *words, Eight (&sums)[NUM][2]) {
-    if constexpr (COLUMN < 32 / BITS) {
-        for (int64_t half = 0; half < 2; half++) {
-            const Eight weight = widened<BITS, COLUMN>(words[half]);
-            for (int64_t row = 0; row < NUM; row++) sums[row][half] += x[row * columns + COLUMN] * weight;
+static inline bool finite(float x) {  // std::isfinite is always true in fast math
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return (bits >> 23 & 0xFF) < 0xFF;
+}
+
+// Rows of x as the products take them: integers, and for each block its step and the sum of what they stand for.
+// A sum that is not finite stays as it is, and makes the products so.
+struct Rounded {
+    int64_t blocks;
+    std::vector<int32_t> pairs;  // (rows, blocks, BLOCK / 2)
+    std::vector<float> steps, sums;  // (rows, blocks)
+
+    Rounded(const float *x, int64_t rows, int64_t columns)
+        : blocks(columns / BLOCK), pairs(rows * columns / 2), steps(rows * blocks), sums(rows * blocks) {
+        int16_t *numbers = (int16_t *)pairs.data();
+        for (int64_t block = 0; block < rows * blocks; block++, x += BLOCK, numbers += BLOCK) {
+            float most = 0, sum = 0;
+#pragma omp simd reduction(max : most) reduction(+ : sum)
+            for (int64_t i = 0; i < BLOCK; i++) most = std::max(most, std::abs(x[i])), sum += x[i];
+            const float up = most > 0 ? 32767 / most : 0;
+            int32_t total = 0;
+            for (int64_t i = 0; i < BLOCK; i++) {
+                const int32_t number = int32_t(std::nearbyint(x[i] * up));
+                numbers[i] = int16_t(number), total += number;
+            }
+            steps[block] = most / 32767, sums[block] = finite(sum) ? total * steps[block] : sum;
         }
-        times_word<BITS, NUM, COLUMN + 1>(x, columns, words, sums);
     }
-}
+};
 
-// NUM rows of x times one panel. `steps` has for each block 16 scales and 16 least values; x_sums the sum of
-// each block of x.
+// NUM rows, from `row` on, times one panel. `steps` has for each block 16 scales and 16 least values.
 template <int BITS, int64_t NUM>
-static void times_blocks(const float *x, const float *x_sums, int64_t columns, const EightWords *words,
-                         const Eight *steps, float *out) {
+static void times_blocks(const Rounded &x, int64_t row, const EightWords *words, const Eight *steps, float *out) {
+    const uint32_t mask = ((1u << BITS) - 1) * 0x10001u;
     Eight totals[NUM][2] = {};
-    for (int64_t k = 0; k < columns; k += BLOCK, steps += 4) {
-        Eight sums[NUM][2] = {};
+    for (int64_t block = 0; block < x.blocks; block++, steps += 4) {
+        const int32_t *pairs = &x.pairs[(row * x.blocks + block) * (BLOCK / 2)];
+        EightSums sums[NUM][2] = {};
         for (int64_t word = 0; word < BITS; word++, words += 2)
-            times_word<BITS>(x + k + word * (32 / BITS), columns, words, sums);
-        for (int64_t row = 0; row < NUM; row++)
-            for (int64_t half = 0; half < 2; half++)
-                totals[row][half] += sums[row][half] * steps[half] +
-                                     x_sums[(row * columns + k) / BLOCK] * steps[2 + half];
+            for (int up = 0; up < 16; up += BITS, pairs++)
+                for (int64_t half = 0; half < 2; half++) {
+                    const EightWords weight = words[half] >> up & mask;
+                    for (int64_t i = 0; i < NUM; i++)
+                        add_pair(sums[i][half], weight, pairs[i * x.blocks * (BLOCK / 2)]);
+                }
+        for (int64_t i = 0; i < NUM; i++)
+            for (int64_t half = 0; half < 2; half++) {
+                const int64_t of_x = (row + i) * x.blocks + block;
+                totals[i][half] += __builtin_convertvector(sums[i][half], Eight) * (x.steps[of_x] * steps[half]) +
+                                   x.sums[of_x] * steps[2 + half];
+            }
     }
     std::memcpy(out, totals, sizeof totals);
 }
 
 template <int BITS, int64_t NUM = ROWS>
-static void times_blocks(int64_t num, const float *x, const float *x_sums, int64_t columns, const EightWords *words,
-                         const Eight *steps, float *out) {
-    if (num >= NUM) return times_blocks<BITS, NUM>(x, x_sums, columns, words, steps, out);
-    if constexpr (NUM > 1) times_blocks<BITS, NUM - 1>(num, x, x_sums, columns, words, steps, out);
+static void times_blocks(int64_t num, const Rounded &x, int64_t row, const EightWords *words, const Eight *steps,
+                         float *out) {
+    if (num >= NUM) return times_blocks<BITS, NUM>(x, row, words, steps, out);
+    if constexpr (NUM > 1) times_blocks<BITS, NUM - 1>(num, x, row, words, steps, out);
 }
 
 // out (rows, outputs) = x (rows, columns) @ weight.T + bias, where there is one. `columns` is a multiple of 32.
 template <int BITS>
 static void linear_blocks(const float *x, const EightWords *weight, const Eight *steps, const float *bias, float *out,
                           int64_t rows, int64_t columns, int64_t outputs) {
-    std::vector<float> x_sums(rows * columns / BLOCK);
-    for (int64_t i = 0; i < rows * columns; i++) x_sums[i / BLOCK] += x[i];
+    const Rounded rounded(x, rows, columns);
 #pragma omp parallel for
     for (int64_t first = 0; first < outputs; first += PANEL) {
-        const int64_t blocks = first / PANEL * (columns / BLOCK);
+        const int64_t blocks = first / PANEL * rounded.blocks;
         for (int64_t row = 0; row < rows; row += ROWS) {
             alignas(32) float sums[ROWS * PANEL];
             const int64_t num = std::min(ROWS, rows - row);
-            times_blocks<BITS>(num, x + row * columns, &x_sums[row * columns / BLOCK], columns,
-                               weight + blocks * BITS * 2, steps + blocks * 4, sums);
+            times_blocks<BITS>(num, rounded, row, weight + blocks * BITS * 2, steps + blocks * 4, sums);
             for (int64_t i = 0; i < num; i++)
                 for (int64_t j = 0; j < std::min(PANEL, outputs - first); j++)
                     out[(row + i) * outputs + first + j] = sums[i * PANEL + j] + (bias ? bias[first + j] : 0);
@@ -436,21 +478,17 @@ FOR_BITS(8)
 // ---------------------------------------------------------------------- what Python calls, by type
 
 #define FOR_TYPE(T, NAME) \
-    extern "C" void attend_##NAME(const Attention *a) { attend<T>(*a); } \
+    extern "C" void attend_##NAME(const Step *step, T *q, T *k, T *v, int64_t stride, const T *q_norm, \
+                                  const T *k_norm, const Sum<T> *cos, const Sum<T> *sin, T *k_cache, \
+                                  T *v_cache, T *out) { \
+        attend<T>({*step, q, k, v, stride, q_norm, k_norm, cos, sin, k_cache, v_cache, out}); \
+    } \
     extern "C" void add_rms_norm_##NAME(T *x, const T *delta, const T *weight, T *out, int64_t rows, \
                                         int64_t size, double eps) { \
         add_rms_norm(x, delta, weight, out, rows, size, eps); \
     } \
-    extern "C" void rope_##NAME(T *x, int64_t stride, const Sum<T> *cos, const Sum<T> *sin, int64_t rows, \
-                                int64_t heads, int64_t half) { \
-        rope(x, stride, cos, sin, rows, heads, half); \
-    } \
     extern "C" void silu_mul_##NAME(const T *gate_up, T *out, int64_t rows, int64_t size) { \
         silu_mul(gate_up, out, rows, size); \
-    } \
-    extern "C" void write_kv_##NAME(const T *k, const T *v, int64_t stride, T *k_cache, T *v_cache, \
-                                    const int64_t *slots, int64_t rows, int64_t size) { \
-        write_kv(k, v, stride, k_cache, v_cache, slots, rows, size); \
     }
 
 FOR_TYPE(float, float32)

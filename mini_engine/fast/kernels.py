@@ -19,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mini_engine.attention import KVPool
 from mini_engine.batch import Batch
 from mini_engine.loading.registry import cache_dir
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# Fast math only while compiling: the linker would make the whole process round tiny numbers to zero.
-COMPILE = ["-c", "-std=c++17", "-O3", "-ffast-math", "-fPIC", "-fopenmp"]
+# Fast math only while compiling: the linker would make the whole process round tiny numbers to zero. The
+# order of sums is the code's, so that a row's result does not depend on the rows beside it.
+COMPILE = ["-c", "-std=c++17", "-O3", "-ffast-math", "-fno-associative-math", "-fPIC", "-fopenmp"]
 LINK = ["-shared", "-fopenmp"]
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 
@@ -81,17 +83,16 @@ def load(dtype: torch.dtype) -> "Kernels | None":
         return None
 
 
-class _Attention(ctypes.Structure):
-    """kernels.cpp's Attention, field by field."""
+class _Step(ctypes.Structure):
+    """kernels.cpp's Step, field by field."""
 
     _fields_ = [
-        ("q", ctypes.c_void_p),
-        ("q_stride", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache", "out", "tiles", "positions", "tables")),
+        *((name, ctypes.c_void_p) for name in ("tiles", "positions", "slots", "tables")),
         *(
             (name, ctypes.c_int64)
-            for name in ("num_tiles", "table_stride", "heads", "kv_heads", "head_dim", "block_size")
+            for name in ("rows", "num_tiles", "table_stride", "heads", "kv_heads", "head_dim", "block_size")
         ),
+        ("eps", ctypes.c_double),
     ]
 
 
@@ -108,13 +109,13 @@ class Kernels:
             found.argtypes, found.restype = types, None
             return found
 
-        self._attend = function("attend", ctypes.POINTER(_Attention))
+        self.attend = function("attend", ctypes.POINTER(_Step), p, p, p, n, *[p] * 7)
         self._add_rms_norm = function("add_rms_norm", p, p, p, p, n, n, ctypes.c_double)
-        self._rope = function("rope", p, n, p, p, n, n, n)
         self._silu_mul = function("silu_mul", p, p, n, n)
-        self._write_kv = function("write_kv", p, p, n, p, p, p, n, n)
         self._linear = function("linear", p, p, p, p, n, n, n) if dtype == torch.bfloat16 else None
-        self._linear_blocks = {
+        # Of x (N, columns), words (P, columns / 32, bits, 16), steps (P, columns / 32, 2, 16), bias or None,
+        # and out (N, outputs): see blocks.py.
+        self.linear_blocks = {
             bits: function("linear", p, p, p, p, p, n, n, n, name=f"{bits}bit") for bits in (4, 8)
         }
 
@@ -135,21 +136,6 @@ class Kernels:
         self._linear(wide.data_ptr(), panels.data_ptr(), added, out.data_ptr(), *wide.shape, outputs)
         return out
 
-    def linear_blocks(
-        self, bits: int, x: Tensor, words: Tensor, steps: Tensor, bias: Tensor | None, outputs: int
-    ) -> Tensor:
-        """Return x @ weight.T + bias (N, outputs) in float32, of x (N, columns) and a weight of `bits` bits
-        in blocks of 32: words (P, columns / 32, bits, 16) and steps (P, columns / 32, 2, 16)."""
-        out = x.new_empty(len(x), outputs)
-        weight = words.data_ptr(), steps.data_ptr(), None if bias is None else bias.data_ptr()
-        self._linear_blocks[bits](x.data_ptr(), *weight, out.data_ptr(), *x.shape, outputs)
-        return out
-
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        """Rotate x (N, heads, head_dim) in place; cos and sin are (N, head_dim / 2)."""
-        rows, heads, dim = x.shape
-        self._rope(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim // 2)
-
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up (N, size) of gate and up in one tensor (N, 2 * size)."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
@@ -157,34 +143,48 @@ class Kernels:
         self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
         return out
 
-    def write_kv(self, k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Do what attention.py's `write_kv` does."""
-        rows, kv_heads, dim = k.shape
-        caches = k_cache.data_ptr(), v_cache.data_ptr()
-        self._write_kv(
-            k.data_ptr(), v.data_ptr(), k.stride(0), *caches, slots.data_ptr(), rows, kv_heads * dim
-        )
 
-    def attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, tiles: Tensor) -> Tensor:
-        """Do what attention.py's `paged_attention` does. `tiles` (T, 3) are the pieces of work: a request,
-        its first row and its end row."""
-        out = torch.empty(q.shape, dtype=q.dtype)
-        rows, heads, dim = q.shape
-        work = _Attention(
-            q.data_ptr(),
-            q.stride(0),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            out.data_ptr(),
-            tiles.data_ptr(),
-            batch.positions.data_ptr(),
-            batch.block_tables.data_ptr(),
+class PagedAttend:
+    """Attention of one step over the pool, an interfaces.Attend. `tiles` (T, 3) are the pieces of work: a
+    request, its first row and its end row. The result of a layer is overwritten by the next."""
+
+    def __init__(
+        self, kernels: Kernels, batch: Batch, tiles: Tensor, pool: KVPool, heads: int, eps: float
+    ) -> None:
+        self.kernels, self.kept = kernels, (batch, tiles)
+        (rows,), (kv_heads, self.dim) = batch.positions.shape, pool.k.shape[3:]
+        self.k, self.v = pool.k.data_ptr(), pool.v.data_ptr()
+        self.layer_bytes = pool.k.stride(0) * pool.k.itemsize
+        self.offsets = heads * self.dim * pool.k.itemsize, (heads + kv_heads) * self.dim * pool.k.itemsize
+        self.out = pool.k.new_empty(rows, heads, self.dim)
+        given = (tiles, batch.positions, batch.slot_mapping, batch.block_tables)
+        self.step = _Step(
+            *(tensor.data_ptr() for tensor in given),
+            rows,
             len(tiles),
             batch.block_tables.stride(0),
             heads,
-            k_cache.shape[2],
-            dim,
+            kv_heads,
+            self.dim,
             batch.block_size,
+            eps,
         )
-        self._attend(work)
-        return out
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._attend(layer, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), None, None, None, None)
+        return self.out
+
+    def of_qkv(
+        self, layer: int, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """Return attention (N, heads * head_dim) of q, k and v in a row, qkv: with the norms of the heads
+        where there are any, and RoPE by cos and sin (N, head_dim / 2). Changes qkv."""
+        q = qkv.data_ptr()
+        norms = (None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm))
+        k, v = (q + offset for offset in self.offsets)
+        self._attend(layer, q, k, v, qkv.stride(0), *norms, cos.data_ptr(), sin.data_ptr())
+        return self.out.flatten(1)
+
+    def _attend(self, layer: int, *given: int | None) -> None:
+        caches = (cache + layer * self.layer_bytes for cache in (self.k, self.v))
+        self.kernels.attend(self.step, *given, *caches, self.out.data_ptr())

@@ -83,24 +83,31 @@ class FastLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         x = F.embedding(token_ids.flatten(), self.embed_tokens.weight)
         cos, sin = self._angles(positions.flatten())
-        shape, num_rows, eps = token_ids.shape, len(x), self.config.rms_norm_eps
-        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        dim = self.config.head_dim
+        shape, eps = token_ids.shape, self.config.rms_norm_eps
         delta: Tensor | None = None  # the last product; added to x by the next norm
         for i, layer in enumerate(self.packed_layers):
             qkv = layer.qkv(self.steps.add_rms_norm(x, delta, layer.input_norm, eps))
-            qkv = qkv.view(num_rows, -1, dim)
-            if layer.q_norm is not None:
-                qkv[:, :heads] = layer.q_norm(qkv[:, :heads])
-                qkv[:, heads : heads + kv_heads] = layer.k_norm(qkv[:, heads : heads + kv_heads])
-            self.steps.rope(qkv[:, : heads + kv_heads], cos, sin)
-            q, k, v = torch.split(qkv.view(*shape, -1, dim), [heads, kv_heads, kv_heads], dim=-2)
-            delta = layer.o(attend(i, q, k, v).reshape(num_rows, -1))
+            if isinstance(attend, kernels.PagedAttend):
+                mixed = attend.of_qkv(i, qkv, layer.q_norm, layer.k_norm, cos, sin)
+            else:
+                mixed = self._attend(attend, i, qkv.view(*shape, -1, self.config.head_dim), cos, sin)
+            delta = layer.o(mixed)
             gate_up = layer.gate_up(self.steps.add_rms_norm(x, delta, layer.post_attention_norm, eps))
             delta = layer.down(self.steps.silu_mul(gate_up))
         if delta is not None:
             x += delta
         return x.view(*shape, x.shape[1])
+
+    def _attend(self, attend: Attend, i: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return attention (N, heads * head_dim) of q, k and v (*S, heads of all, head_dim), step by step."""
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=-2)
+        layer, eps = self.packed_layers[i], self.config.rms_norm_eps
+        for x, norm in ((q, layer.q_norm), (k, layer.k_norm)):
+            if norm is not None:
+                x.copy_(F.rms_norm(x, norm.shape, norm, eps))
+        steps.rope(qkv[..., : heads + kv_heads, :].flatten(0, -3), cos, sin)
+        return attend(i, q, k, v).reshape(len(cos), -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         rows = self.norm(hidden).reshape(-1, hidden.shape[-1])
@@ -131,8 +138,10 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self.input_norm = layer.input_layernorm.weight
         self.post_attention_norm = layer.post_attention_layernorm.weight
-        self.q_norm = attention.q_norm if isinstance(attention.q_norm, RMSNorm) else None
-        self.k_norm = attention.k_norm
+        self.q_norm, self.k_norm = (
+            norm.weight if isinstance(norm, RMSNorm) else None
+            for norm in (attention.q_norm, attention.k_norm)
+        )
         self.qkv, self.o, self.gate_up, self.down = (
             product(linear.weight, linear.bias)
             for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
@@ -145,8 +154,8 @@ class _Layer:
             "post_attention_layernorm": self.post_attention_norm,
         }
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
-            if isinstance(norm, RMSNorm):
-                named[f"self_attn.{name}"] = norm.weight
+            if norm is not None:
+                named[f"self_attn.{name}"] = norm
         for name in ("qkv", "o"):
             named[f"self_attn.{name}_proj"] = getattr(self, name).sums()
         for name in ("gate_up", "down"):
