@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 # order of sums is the code's, so that a row's result does not depend on the rows beside it.
 COMPILE = ["-c", "-std=c++17", "-O3", "-ffast-math", "-fno-associative-math", "-fPIC", "-fopenmp"]
 LINK = ["-shared", "-fopenmp"]
+Norms = tuple[Tensor | None, Tensor | None]  # weights (head_dim,) of a layer's norms of q's and k's heads
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 
 
@@ -151,11 +153,15 @@ class PagedAttend:
     def __init__(
         self, kernels: Kernels, batch: Batch, tiles: Tensor, pool: KVPool, heads: int, eps: float
     ) -> None:
-        self.kernels, self.kept = kernels, (batch, tiles)
-        (rows,), (kv_heads, self.dim) = batch.positions.shape, pool.k.shape[3:]
-        self.k, self.v = pool.k.data_ptr(), pool.v.data_ptr()
-        self.layer_bytes = pool.k.stride(0) * pool.k.itemsize
-        self.offsets = heads * self.dim * pool.k.itemsize, (heads + kv_heads) * self.dim * pool.k.itemsize
+        self.kept = batch, tiles, pool  # what the addresses below point into
+        self.attend, self.heads = kernels.attend, heads
+        (rows,), (self.kv_heads, self.dim) = batch.positions.shape, pool.k.shape[3:]
+        self.bytes = pool.k.itemsize
+        self.k, self.v, self.layer_bytes = (
+            pool.k.data_ptr(),
+            pool.v.data_ptr(),
+            pool.k[0].numel() * self.bytes,
+        )
         self.out = pool.k.new_empty(rows, heads, self.dim)
         given = (tiles, batch.positions, batch.slot_mapping, batch.block_tables)
         self.step = _Step(
@@ -164,27 +170,33 @@ class PagedAttend:
             len(tiles),
             batch.block_tables.stride(0),
             heads,
-            kv_heads,
+            self.kv_heads,
             self.dim,
             batch.block_size,
             eps,
         )
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._attend(layer, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), None, None, None, None)
+        at, apart = layer * self.layer_bytes, (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0))
+        self.attend(self.step, *apart, *[None] * 4, self.k + at, self.v + at, self.out.data_ptr())
         return self.out
 
-    def of_qkv(
-        self, layer: int, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, cos: Tensor, sin: Tensor
-    ) -> Tensor:
-        """Return attention (N, heads * head_dim) of q, k and v in a row, qkv: with the norms of the heads
-        where there are any, and RoPE by cos and sin (N, head_dim / 2). Changes qkv."""
-        q = qkv.data_ptr()
-        norms = (None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm))
-        k, v = (q + offset for offset in self.offsets)
-        self._attend(layer, q, k, v, qkv.stride(0), *norms, cos.data_ptr(), sin.data_ptr())
-        return self.out.flatten(1)
+    def of_qkv(self, norms: Sequence[Norms], cos: Tensor, sin: Tensor) -> Callable[[int, Tensor], Tensor]:
+        """Return a function of a layer and its q, k and v in a row, qkv (N, heads of all * head_dim), that
+        returns attention (N, heads * head_dim), and changes qkv: it does the norms of the heads, where a
+        layer has them, and RoPE by cos and sin (N, head_dim / 2)."""
+        # The function is called in every layer, so whatever it can find ready is here.
+        attend, step, out = self.attend, self.step, self.out.flatten(1)
+        k_cache, v_cache, layer_bytes, result = self.k, self.v, self.layer_bytes, out.data_ptr()
+        width = (self.heads + 2 * self.kv_heads) * self.dim
+        to_k, to_v = (n * self.dim * self.bytes for n in (self.heads, self.heads + self.kv_heads))
+        angles = cos.data_ptr(), sin.data_ptr()
+        weights = [tuple(None if w is None else w.data_ptr() for w in pair) for pair in norms]
 
-    def _attend(self, layer: int, *given: int | None) -> None:
-        caches = (cache + layer * self.layer_bytes for cache in (self.k, self.v))
-        self.kernels.attend(self.step, *given, *caches, self.out.data_ptr())
+        def attention(layer: int, qkv: Tensor) -> Tensor:
+            q, at = qkv.data_ptr(), layer * layer_bytes
+            given = q, q + to_k, q + to_v, width, *weights[layer], *angles
+            attend(step, *given, k_cache + at, v_cache + at, result)
+            return out
+
+        return attention

@@ -84,30 +84,34 @@ class FastLM(CausalLM):
         x = F.embedding(token_ids.flatten(), self.embed_tokens.weight)
         cos, sin = self._angles(positions.flatten())
         shape, eps = token_ids.shape, self.config.rms_norm_eps
+        mix = (
+            attend.of_qkv([layer.norms for layer in self.packed_layers], cos, sin)
+            if isinstance(attend, kernels.PagedAttend)
+            else partial(self._attend, attend, shape, cos, sin)
+        )
         delta: Tensor | None = None  # the last product; added to x by the next norm
         for i, layer in enumerate(self.packed_layers):
             qkv = layer.qkv(self.steps.add_rms_norm(x, delta, layer.input_norm, eps))
-            if isinstance(attend, kernels.PagedAttend):
-                mixed = attend.of_qkv(i, qkv, layer.q_norm, layer.k_norm, cos, sin)
-            else:
-                mixed = self._attend(attend, i, qkv.view(*shape, -1, self.config.head_dim), cos, sin)
-            delta = layer.o(mixed)
+            delta = layer.o(mix(i, qkv))
             gate_up = layer.gate_up(self.steps.add_rms_norm(x, delta, layer.post_attention_norm, eps))
             delta = layer.down(self.steps.silu_mul(gate_up))
         if delta is not None:
             x += delta
         return x.view(*shape, x.shape[1])
 
-    def _attend(self, attend: Attend, i: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return attention (N, heads * head_dim) of q, k and v (*S, heads of all, head_dim), step by step."""
+    def _attend(
+        self, attend: Attend, shape: torch.Size, cos: Tensor, sin: Tensor, i: int, qkv: Tensor
+    ) -> Tensor:
+        """Do what PagedAttend.of_qkv does in one pass, with any `attend`."""
         heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=-2)
-        layer, eps = self.packed_layers[i], self.config.rms_norm_eps
-        for x, norm in ((q, layer.q_norm), (k, layer.k_norm)):
+        qkv = qkv.view(len(qkv), -1, self.config.head_dim)
+        q, k, _ = parts = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+        for x, norm in zip((q, k), self.packed_layers[i].norms, strict=True):
             if norm is not None:
-                x.copy_(F.rms_norm(x, norm.shape, norm, eps))
-        steps.rope(qkv[..., : heads + kv_heads, :].flatten(0, -3), cos, sin)
-        return attend(i, q, k, v).reshape(len(cos), -1)
+                x.copy_(F.rms_norm(x, norm.shape, norm, self.config.rms_norm_eps))
+        steps.rope(qkv[:, : heads + kv_heads], cos, sin)
+        q, k, v = (part.view(*shape, *part.shape[1:]) for part in parts)
+        return attend(i, q, k, v).reshape(len(qkv), -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         rows = self.norm(hidden).reshape(-1, hidden.shape[-1])
@@ -138,9 +142,10 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self.input_norm = layer.input_layernorm.weight
         self.post_attention_norm = layer.post_attention_layernorm.weight
-        self.q_norm, self.k_norm = (
-            norm.weight if isinstance(norm, RMSNorm) else None
-            for norm in (attention.q_norm, attention.k_norm)
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        self.norms: kernels.Norms = (
+            q_norm.weight if isinstance(q_norm, RMSNorm) else None,
+            k_norm.weight if isinstance(k_norm, RMSNorm) else None,
         )
         self.qkv, self.o, self.gate_up, self.down = (
             product(linear.weight, linear.bias)
@@ -153,7 +158,7 @@ class _Layer:
             "input_layernorm": self.input_norm,
             "post_attention_layernorm": self.post_attention_norm,
         }
-        for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):
+        for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=True):
             if norm is not None:
                 named[f"self_attn.{name}"] = norm
         for name in ("qkv", "o"):

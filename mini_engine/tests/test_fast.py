@@ -84,7 +84,7 @@ def test_the_model_gives_the_same_logits_of_a_padded_batch(kind, way):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-@pytest.mark.parametrize("kind", ["llama", "one key head, dim 64", "no groups"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "one key head, dim 64", "no groups"])
 def test_the_backend_gives_the_same_logits(kind, block_size, way):
     """Steps that mix first chunks, later chunks and decodes of all lengths; every logit, in float64."""
     model, rng = tiny_model(**MODELS[kind]), random.Random(1)
