@@ -24,7 +24,8 @@ from mini_engine.schedule_step import next_chunk
 # A decode joins a longer one's group while the group's padding stays below so many keys: gathering
 # and masking those costs about as much as another call.
 PADDING = 512
-TILE = 16  # rows of a chunk that a thread takes at a time
+TILE = 16  # rows of a chunk that a thread takes at a time; of decodes that share keys, half as many
+SHARED = 64  # keys that decodes must share for these to be read once for several
 
 
 def paged_backend(model: CausalLM, kv: KVManager, next_chunk: NextChunk = next_chunk) -> PagedBackend:
@@ -108,11 +109,38 @@ def groups_of_similar_length(seq_lens: list[int]) -> list[list[int]]:
     return groups
 
 
-def tiles(batch: Batch) -> Tensor:
-    """Return (request, first row, end row) of each piece of work for the kernel, the longest first."""
-    found, end = [], 0
+def tiles(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the pieces of work for the kernel, the longest first, and the members that they refer to.
+
+    A piece is (request, first row, end row, 0); or, for decodes whose tables begin with the same blocks,
+    (a request that has them, first member, end member, keys that they share). A member is (request, row).
+    """
+    found, members, end = [], [(0, 0)], 0
+    decodes: dict[int, list[tuple[int, int]]] = {}  # by their first block
+    first_blocks = batch.block_tables[:, 0].tolist()
     for i, (num, length) in enumerate(zip(batch.query_lens, batch.seq_lens, strict=True)):
         start, end = end, end + num
+        if num == 1 and length > SHARED:
+            decodes.setdefault(first_blocks[i], []).append((i, start))
+            continue
         for row in range(start, end, TILE):
-            found.append((-length * min(TILE, end - row), i, row, min(row + TILE, end)))
-    return torch.tensor([tile[1:] for tile in sorted(found)])
+            found.append((-length * min(TILE, end - row), i, row, min(row + TILE, end), 0))
+    for group in decodes.values():
+        shared = _shared_keys(batch, [i for i, _ in group]) if len(group) > 1 else 0
+        if shared < SHARED:
+            found += [(-batch.seq_lens[i], i, row, row + 1, 0) for i, row in group]
+            continue
+        for at in range(0, len(group), TILE // 2):
+            part = group[at : at + TILE // 2]
+            cost = shared + sum(batch.seq_lens[i] - shared for i, _ in part)
+            found.append((-cost, part[0][0], len(members), len(members) + len(part), shared))
+            members += part
+    return torch.tensor([tile[1:] for tile in sorted(found)]), torch.tensor(members)
+
+
+def _shared_keys(batch: Batch, requests: list[int]) -> int:
+    """Return with how many keys, in whole blocks, the tables of all these requests begin alike."""
+    tables = batch.block_tables[requests]
+    alike = int((tables == tables[0]).all(0).int().cumprod(0).sum())
+    seen = min(batch.seq_lens[i] for i in requests) - 1  # the last key is a row's own
+    return min(alike, seen // batch.block_size) * batch.block_size

@@ -57,7 +57,10 @@ static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to
 
 // What is the same in every layer of a step; kernels.py has the same fields in the same order.
 struct Step {
-    const int64_t *tiles;  // (num_tiles, 3): a request, and its rows from here to there
+    // (num_tiles, 4): a request, its rows from here to there, 0; or, for decodes that share blocks, a request that
+    // has these blocks, members from here to there, and the number of keys that they share.
+    const int64_t *tiles;
+    const int64_t *members;  // (members, 2): a request and its row
     const int64_t *positions, *slots;  // (rows)
     const int64_t *tables;  // (requests, table_stride) block ids
     int64_t rows, num_tiles, table_stride, heads, kv_heads, head_dim, block_size;
@@ -78,7 +81,7 @@ template <typename T> struct Attention : Step {
 static const int64_t SUMS = 8;
 static const float LOWEST = -1e30f;  // for minus infinity, which fast math does not know
 
-// A tile's keys and values of one key head, a page at a time, each row `dim` numbers that vectors can
+// A request's keys and values of one key head, a page at a time, each row `dim` numbers that vectors can
 // take: in place where that goes, else widened and padded with zeros.
 template <typename T> struct Pages {
     using S = Sum<T>;
@@ -88,8 +91,8 @@ template <typename T> struct Pages {
     std::vector<const S *> k, v;
     std::vector<S> k_room, v_room;
 
-    Pages(const Attention<T> &a, const int64_t *tile, int64_t kv_head)
-        : a(a), table(a.tables + tile[0] * a.table_stride), kv_head(kv_head), last(a.positions[tile[2] - 1]),
+    Pages(const Attention<T> &a, int64_t request, int64_t last, int64_t kv_head)
+        : a(a), table(a.tables + request * a.table_stride), kv_head(kv_head), last(last),
           dim(round_up(a.head_dim, 4 * LANES<S>)), keys(round_up(a.block_size, SUMS)), k(keys), v(keys),
           k_room(keys * dim), v_room(keys * dim) {
         for (int64_t j = 0; j < keys; j++) k[j] = &k_room[j * dim], v[j] = &v_room[j * dim];
@@ -148,19 +151,30 @@ static void store_out(const Attention<T> &a, int64_t row, int64_t head, const Su
     for (int64_t d = 0; d < a.head_dim; d++) store(to[d], from[d * step] / total);
 }
 
-// One row, a decode. The head's numbers lie in the lanes: a page is read as it comes from memory, and
-// that is what the time goes into.
-template <typename T> static void attend_row(const Attention<T> &a, const int64_t *tile, int64_t kv_head) {
+// What attention has summed over the keys so far, of each query head that shares a key head: the weighted values,
+// the highest score, and the sum of the weights.
+template <typename T> struct Running {
     using S = Sum<T>;
-    Pages<T> pages(a, tile, kv_head);
+    std::vector<S> out, best, total;
+
+    Running(int64_t group, int64_t dim) : out(group * dim), best(group, LOWEST), total(group) {}
+};
+
+// One row, a decode, from the key `start` on, the first of a page. The head's numbers lie in the lanes: a page is
+// read as it comes from memory, and that is what the time goes into.
+template <typename T>
+static void attend_row(const Attention<T> &a, int64_t request, int64_t row, int64_t kv_head, int64_t start,
+                       Running<T> &sums) {
+    using S = Sum<T>;
+    Pages<T> pages(a, request, a.positions[row], kv_head);
     const int64_t dim = pages.dim, vecs = dim / LANES<S>, group = a.heads / a.kv_heads;
-    std::vector<S> q(group * dim), out(group * dim), best(group, LOWEST), total(group), weight(pages.keys);
-    for (int64_t i = 0; i < group; i++) load_query<T>(a, tile[1], kv_head * group + i, &q[i * dim], 1);
-    for (int64_t start = 0; start <= pages.last; start += a.block_size) {
+    std::vector<S> q(group * dim), weight(pages.keys);
+    for (int64_t i = 0; i < group; i++) load_query<T>(a, row, kv_head * group + i, &q[i * dim], 1);
+    for (; start <= pages.last; start += a.block_size) {
         const int64_t filled = pages.load_page(start);
         for (int64_t i = 0; i < group; i++) {
             const S *query = &q[i * dim];
-            S *mixed = &out[i * dim], highest = best[i];
+            S *mixed = &sums.out[i * dim], highest = sums.best[i];
             for (int64_t j = 0; j < filled; j++) {
                 Vec<S> products = {};
                 for (int64_t n = 0; n < vecs; n++) products += vec(query, n) * vec(pages.k[j], n);
@@ -170,12 +184,12 @@ template <typename T> static void attend_row(const Attention<T> &a, const int64_
                 highest = std::max(highest, score);
             }
             // The softmax runs along: what was summed so far shrinks when a higher score comes.
-            const S shrink = std::exp(best[i] - highest);
+            const S shrink = std::exp(sums.best[i] - highest);
             S added = 0;
 #pragma omp simd reduction(+ : added)
             for (int64_t j = 0; j < filled; j++) added += weight[j] = std::exp(weight[j] - highest);
-            best[i] = highest;
-            total[i] = total[i] * shrink + added;
+            sums.best[i] = highest;
+            sums.total[i] = sums.total[i] * shrink + added;
             for (int64_t n = 0; n < vecs; n += 4) {
                 Vec<S> mix[4];
                 for (int64_t b = 0; b < 4; b++) mix[b] = vec(mixed, n + b) * shrink;
@@ -186,22 +200,27 @@ template <typename T> static void attend_row(const Attention<T> &a, const int64_
         }
     }
     for (int64_t i = 0; i < group; i++)
-        store_out<T>(a, tile[1], kv_head * group + i, &out[i * dim], 1, total[i]);
+        store_out<T>(a, row, kv_head * group + i, &sums.out[i * dim], 1, sums.total[i]);
 }
 
 // Several rows of a chunk, and of each the query heads that share a key head: so many that each has a
-// lane to itself, as on a GPU it has a thread. No sum crosses lanes, and a key serves a vector of queries.
+// lane to itself, as on a GPU it has a thread. No sum crosses lanes, and a key serves a vector of queries. So it
+// does for the decodes that share their first keys, and each goes on with its own keys (cascade attention: Ye et
+// al., FlashInfer, 2025).
 template <typename T> static void attend_chunk(const Attention<T> &a, const int64_t *tile, int64_t kv_head) {
     using S = Sum<T>;
-    Pages<T> pages(a, tile, kv_head);
+    const int64_t shared = tile[3];
+    const int64_t *members = shared ? a.members + tile[1] * 2 : nullptr;
+    Pages<T> pages(a, tile[0], shared ? shared - 1 : a.positions[tile[2] - 1], kv_head);
     const int64_t lanes = LANES<S>, dim = pages.dim, group = a.heads / a.kv_heads;
-    const int64_t first = tile[1], num = (tile[2] - first) * group, room = round_up(num, lanes);
+    const int64_t num = (tile[2] - tile[1]) * group, room = round_up(num, lanes);
     std::vector<S> q(room * dim), out(room * dim), best(room, LOWEST), total(room), limit(room);
     std::vector<S> weight(pages.keys * lanes);
+    auto row = [&](int64_t i) { return members ? members[i / group * 2 + 1] : tile[1] + i / group; };  // of query i
     auto lane = [&](int64_t i) { return i / lanes * dim * lanes + i % lanes; };  // of query i, in q and out
     for (int64_t i = 0; i < num; i++) {
-        load_query<T>(a, first + i / group, kv_head * group + i % group, &q[lane(i)], lanes);
-        limit[i] = a.positions[first + i / group];
+        load_query<T>(a, row(i), kv_head * group + i % group, &q[lane(i)], lanes);
+        limit[i] = std::min(a.positions[row(i)], pages.last);
     }
     for (int64_t start = 0; start <= pages.last; start += a.block_size) {
         const int64_t filled = pages.load_page(start);
@@ -238,8 +257,18 @@ template <typename T> static void attend_chunk(const Attention<T> &a, const int6
             }
         }
     }
-    for (int64_t i = 0; i < num; i++)
-        store_out<T>(a, first + i / group, kv_head * group + i % group, &out[lane(i)], lanes, total[i]);
+    if (!members)
+        for (int64_t i = 0; i < num; i++)
+            store_out<T>(a, row(i), kv_head * group + i % group, &out[lane(i)], lanes, total[i]);
+    else
+        for (int64_t first = 0; first < num; first += group) {
+            Running<T> sums(group, dim);
+            for (int64_t i = 0; i < group; i++) {
+                for (int64_t d = 0; d < dim; d++) sums.out[i * dim + d] = out[lane(first + i) + d * lanes];
+                sums.best[i] = best[first + i], sums.total[i] = total[first + i];
+            }
+            attend_row<T>(a, members[first / group * 2], row(first), kv_head, shared, sums);
+        }
 }
 
 // ------------------------------------------------------------------------------- the small steps
@@ -310,8 +339,13 @@ template <typename T> static void attend(const Attention<T> &a) {
     }
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < a.num_tiles * a.kv_heads; i++) {
-        const int64_t *tile = a.tiles + i / a.kv_heads * 3;
-        (tile[2] - tile[1] == 1 ? attend_row<T> : attend_chunk<T>)(a, tile, i % a.kv_heads);
+        const int64_t *tile = a.tiles + i / a.kv_heads * 4, kv_head = i % a.kv_heads;
+        if (tile[3] == 0 && tile[2] - tile[1] == 1) {
+            Running<T> sums(a.heads / a.kv_heads, round_up(a.head_dim, 4 * LANES<Sum<T>>));
+            attend_row<T>(a, tile[0], tile[1], kv_head, 0, sums);
+        } else {
+            attend_chunk<T>(a, tile, kv_head);
+        }
     }
 }
 

@@ -89,7 +89,7 @@ class _Step(ctypes.Structure):
     """kernels.cpp's Step, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("tiles", "positions", "slots", "tables")),
+        *((name, ctypes.c_void_p) for name in ("tiles", "members", "positions", "slots", "tables")),
         *(
             (name, ctypes.c_int64)
             for name in ("rows", "num_tiles", "table_stride", "heads", "kv_heads", "head_dim", "block_size")
@@ -147,13 +147,20 @@ class Kernels:
 
 
 class PagedAttend:
-    """Attention of one step over the pool, an interfaces.Attend. `tiles` (T, 3) are the pieces of work: a
-    request, its first row and its end row. The result of a layer is overwritten by the next."""
+    """Attention of one step over the pool, an interfaces.Attend. `tiles` (T, 4) are the pieces of work, and
+    `members` (M, 2) the rows of those that share blocks: see attention.py's `tiles`. The result of a layer is
+    overwritten by the next."""
 
     def __init__(
-        self, kernels: Kernels, batch: Batch, tiles: Tensor, pool: KVPool, heads: int, eps: float
+        self,
+        kernels: Kernels,
+        batch: Batch,
+        work: tuple[Tensor, Tensor],
+        pool: KVPool,
+        heads: int,
+        eps: float,
     ) -> None:
-        self.kept = batch, tiles, pool  # what the addresses below point into
+        self.kept = batch, work, pool  # what the addresses below point into
         self.attend, self.heads = kernels.attend, heads
         (rows,), (self.kv_heads, self.dim) = batch.positions.shape, pool.k.shape[3:]
         self.bytes = pool.k.itemsize
@@ -163,11 +170,11 @@ class PagedAttend:
             pool.k[0].numel() * self.bytes,
         )
         self.out = pool.k.new_empty(rows, heads, self.dim)
-        given = (tiles, batch.positions, batch.slot_mapping, batch.block_tables)
+        given = (*work, batch.positions, batch.slot_mapping, batch.block_tables)
         self.step = _Step(
             *(tensor.data_ptr() for tensor in given),
             rows,
-            len(tiles),
+            len(work[0]),
             batch.block_tables.stride(0),
             heads,
             self.kv_heads,
