@@ -17,11 +17,12 @@ import torch.nn.functional as F
 
 from mini_engine.attention import PagedBackend, paged_attention, write_kv
 from mini_engine.backends.two_pass import TwoPassBackend
+from mini_engine.batch import build_batch
 from mini_engine.bench import measure
 from mini_engine.block_manager import BlockManager
 from mini_engine.engine import Engine
 from mini_engine.fast import blocks, kernels, onednn, panels
-from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length
+from mini_engine.fast.attention import PADDING, FastBackend, groups_of_similar_length, tiles
 from mini_engine.fast.model import FastLM, prepare
 from mini_engine.loading import registry
 from mini_engine.loading.checkpoint import load_model
@@ -106,6 +107,41 @@ def test_the_backend_gives_the_same_logits(kind, block_size, way):
                 request.output_token_ids.append(rng.randrange(64))
                 assert backend.kv.allocate(request, 1)
     assert num_chunks
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("kind", ["llama", "no groups"])
+def test_decodes_that_share_blocks_give_the_same_logits(kind, block_size, way):
+    """Two groups among each other and among others, with a chunk, a member that ends where its blocks do and
+    one that is long; then members leave."""
+    model, rng = tiny_model(**MODELS[kind]), random.Random(2)
+    backend = FastBackend(FastLM(model, way), BlockManager(2000, block_size))
+    starts = [[rng.randrange(64) for _ in range(n)] for n in (96, 150)]
+    own = [5, 1, 16, 90, 2, 0, 33, 8, 4, 3, 48, 7]
+    requests = []
+    for i, num_own in enumerate(own):
+        prompt = starts[i % 2] + [rng.randrange(64) for _ in range(num_own)] if i != 6 else [i] * 70
+        requests.append(make_request(str(i), prompt))
+        assert backend.kv.admit(requests[i])
+        if ahead := requests[i].num_new_tokens - 1:
+            backend.forward([row(requests[i], ahead)])
+            requests[i].num_computed_tokens += ahead
+        backend.kv.cache_blocks(requests[i])
+    chunk = make_request("chunk", [rng.randrange(64) for _ in range(40)])
+    assert backend.kv.admit(chunk)
+    for present, shared, num_members in (
+        (requests, (96, 149), 11),
+        (requests[1:9], (96, 149), 7),
+        (requests[:3], (96,), 2),
+    ):
+        rows = [row(r, 1) for r in present]
+        rows.insert(2, row(chunk, chunk.num_new_tokens))
+        pieces, members = tiles(build_batch(rows, backend.kv))
+        assert {*pieces[:, 3].tolist()} == {0, *(n // block_size * block_size for n in shared)}
+        assert len(members) - 1 == num_members
+        logits = backend.forward(rows)
+        for found, (request, _, _) in zip(logits, rows, strict=True):
+            assert same(found, dense_logits(model, request.token_ids())[-1])
 
 
 @pytest.mark.parametrize("block_size", [3, 16])
