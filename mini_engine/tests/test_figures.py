@@ -14,6 +14,7 @@ from matplotlib.text import Text
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
+from mini_engine.schedule_step import schedule_step
 from mini_engine.scheduler import Scheduler
 from mini_engine.show import figures
 from mini_engine.show.figures import style
@@ -95,6 +96,21 @@ def test_timeline_of_two_requests_cell_by_cell():
     assert data["finished"] == {"a": (3, "length"), "b": (2, "length"), "c": (3, "length")}
     assert (data["decode_tokens"], data["prefill_tokens"]) == ([0, 1, 1], [4, 2, 1])
     assert (data["used_blocks"], data["num_blocks"], data["budget"]) == ([4, 4, 4], 5, 4)
+
+
+def test_a_request_that_runs_without_a_token_is_idle_in_the_timeline():
+    """In whatever phase; not prefill or decode, of which nothing is computed."""
+
+    def only_the_first(waiting, running, kv, **limits):
+        rows = schedule_step(waiting, running, kv, **limits)
+        return dict([*rows.items()][:1])
+
+    requests = [(0, make_request("a", [1, 2], 2)), (0, make_request("b", [3], 1))]
+    trace = record(requests, schedule_step=only_the_first)
+    states = {"a": ["prefill", "decode", "finished"], "b": ["idle", "idle", "prefill"]}
+    assert dict(zip(states, figures.timeline_data(trace)["states"], strict=True)) == states
+    rows, _, _ = figures.timeline(trace)
+    assert "idle" in [text.get_text() for text in rows.get_legend().get_texts()]
 
 
 def test_timeline_agrees_with_the_metrics(trace):

@@ -79,8 +79,8 @@ def build(out: Path, book: str = "") -> None:
         shutil.copy(modules / "pyodide" / name, app / "pyodide" / name)
     lock = json.loads((modules / "pyodide" / "pyodide-lock.json").read_text("utf-8"))
     (app / "pyodide" / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
-    for name in ("page.js", "board.js", "home.js", "arena.js", "race.js", "worker.js", "page.css"):
-        shutil.copy(HERE / "page" / name, app / name)
+    for path in (*(HERE / "page").glob("*.js"), HERE / "page" / "page.css"):
+        shutil.copy(path, app)
     bundle(modules, app / "editor.js")
     write_shell(app / "player")
     with tempfile.TemporaryDirectory(prefix="labs-") as folder:
@@ -118,9 +118,7 @@ def npm() -> Path:
     if kept.exists():
         return kept / "node_modules"
     kept.parent.mkdir(exist_ok=True)
-    folder = Path(
-        tempfile.mkdtemp(prefix="npm-", dir=kept.parent)
-    )  # two processes may do this at the same time
+    folder = Path(tempfile.mkdtemp(prefix="npm-", dir=kept.parent))  # two processes may do this at once
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, folder / name)
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
@@ -163,11 +161,8 @@ def pack(course: Path, target: Path) -> None:
         files[f"labs/kit/browser/{name}"] = HERE / name
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         recorded = ("labs/kit/browser/answers.json", json.dumps(answers()).encode())
-        for name, data in [
-            *packages(),
-            recorded,
-            *((name, path.read_bytes()) for name, path in files.items()),
-        ]:
+        ours = ((name, path.read_bytes()) for name, path in files.items())
+        for name, data in [*packages(), recorded, *ours]:
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
 
 
@@ -180,16 +175,11 @@ def answers() -> dict[str, Any]:
             tokens[name] += new[: WRITTEN - len(tokens[name])]
     requests, texts = [], {}
     for name, (prompt, _, _, at) in zip(tokens, hero["CHATS"], strict=True):
-        requests.append(
-            {"id": name, "prompt": tokenizer.encode(prompt), "max_tokens": len(tokens[name]), "at": at}
-        )
+        asked = tokenizer.encode(prompt)
+        requests.append({"id": name, "prompt": asked, "max_tokens": len(tokens[name]), "at": at})
         texts[name] = [prompt, [tokenizer.decode([token]) for token in tokens[name]]]
-    config = {**DEFAULTS, **SETTINGS}
-    return {
-        "scenario": {"name": "six chats", "config": config, "requests": requests},
-        "texts": texts,
-        "tokens": tokens,
-    }
+    scenario = {"name": "six chats", "config": {**DEFAULTS, **SETTINGS}, "requests": requests}
+    return {"scenario": scenario, "texts": texts, "tokens": tokens}
 
 
 def packages() -> Iterator[tuple[str, bytes]]:
@@ -228,6 +218,7 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         "TITLE": escape(lab.title),
         "QUESTION": escape(lab.question),
         "OTHERS": other,
+        "DEMO": demonstration(lab),
         "README": texts["README.md"],
         "AFTER": texts["AFTER.md"],
     }
@@ -235,11 +226,19 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
     data = {
         "id": lab.id,
         "starter": starter_source(lab),
-        "tests": len(lab.without_torch.tests),
-        "plays": lab.id in PARTS,
         "tasks": [{"name": task.name, "hints": list(task.hints)} for task in lab.without_torch.tasks],
     }
     (folder / "lab.json").write_text(json.dumps(data), encoding="utf-8")
+
+
+def demonstration(lab: Lab) -> str:
+    """Return the learner's part at work, as a button, or as the command that shows it where a page cannot."""
+    if lab.id in PARTS:
+        return '<button id="own">Watch the engine write with your code</button>'
+    left = [f"<code>{task.name}</code>" for task in lab.tasks if task not in lab.without_torch.tasks]
+    rest = f"write {' and '.join(left)}, which need tensors; then " if left else ""
+    command = f"<code>python -m labs demo {lab.id}</code> runs the engine with it"
+    return f"<span>On your laptop, {rest}{command}.</span>"
 
 
 def marks(lab: Lab) -> str:

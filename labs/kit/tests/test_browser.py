@@ -420,7 +420,7 @@ def test_a_policy_plays_in_the_arena_s_page_as_in_a_terminal(browser, pages, ser
     opened.goto(f"{serving(pages)}/arena/")
 
     def verdict(policy):
-        opened.evaluate("(text) => { arenaPage.editor.text = text; verdict.className = '' }", policy)
+        opened.evaluate("(text) => { labPage.editor.text = text; verdict.className = '' }", policy)
         opened.click("#run")
         ends = time.monotonic() + 600
         while not opened.evaluate("verdict.className"):
@@ -430,9 +430,9 @@ def test_a_policy_plays_in_the_arena_s_page_as_in_a_terminal(browser, pages, ser
 
     assert serious(opened) == []
     assert "chat, step 0: nothing is scheduled" in verdict("def schedule_step(*_, **limits): return {}")
-    opened.evaluate("arenaPage.scale = 0.05")
+    opened.evaluate("labPage.scale = 0.05")
     assert "chat, no answer within" in verdict("def policy_key(*_):\n    while True: pass")
-    opened.evaluate("arenaPage.scale = 1")
+    opened.evaluate("labPage.scale = 1")
     triage = (ROOT / "labs/kit/arena/policies/triage.py").read_text("utf-8")
     assert verdict(triage) == "96% goodput, 84% fairness: on the front."
     assert opened.locator("#ranking .yours").count() == 1 and opened.locator("#chart .yours").count() == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mini_engine.show.figures.svg import with_dark_palette
-from mini_engine.trace import Trace
+from mini_engine.trace import RequestView, Trace
 from mini_engine.trace.file import write_whole
 from mini_engine.trace.metrics import summary
 
@@ -23,6 +23,7 @@ else:
 Data = dict[str, Any]  # plotted data, by name
 
 WAITING, PREFILL, DECODE, PREEMPTED, FINISHED = "waiting", "prefill", "decode", "preempted", "finished"
+IDLE = "idle"
 
 BLUE, GREEN, VERMILLION, PURPLE, YELLOW = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#F0E442"
 LIGHT_ORANGE, LIGHT_BLUE, LIGHT_GREEN = "#F7C873", "#8CC6EC", "#8CCFBB"
@@ -38,6 +39,11 @@ def panels(rows: int, columns: int, height: float, width: float = WIDTH, **optio
 
     size: Data = {"figsize": (width, height), "layout": "constrained"}
     return list(plt.subplots(rows, columns, squeeze=False, **size, **options)[1].flat)
+
+
+def drawn_state(view: RequestView) -> str:
+    """Return a request's state as it is drawn: one that runs without a token in a step is idle."""
+    return IDLE if view.running and not view.num_scheduled else view.state
 
 
 def plural(unit: str) -> str:

@@ -8,13 +8,14 @@ from mini_engine.show.figures.budget import draw_budget
 from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Finished, Scheduled, Trace, replay
 
-# state: (face, hatch, hatch colour, share of the row's height). Waiting is a thin line, distinct from
-# decoding without colour.
+# state: (face, hatch, hatch colour, share of the row's height, width of its frame). Waiting is a thin line,
+# and idle an empty frame, distinct from decoding without colour.
 STYLES = {
-    style.WAITING: (style.GREY, "", style.GREY, 0.10),
-    style.PREFILL: (style.BLUE, "", style.BLUE, 0.6),
-    style.DECODE: (style.LIGHT_ORANGE, "", style.LIGHT_ORANGE, 0.6),
-    style.PREEMPTED: (style.VERMILLION, "xxxxxx", "#3A1500", 0.6),
+    style.WAITING: (style.GREY, "", style.GREY, 0.10, 0),
+    style.PREFILL: (style.BLUE, "", style.BLUE, 0.6, 0),
+    style.DECODE: (style.LIGHT_ORANGE, "", style.LIGHT_ORANGE, 0.6, 0),
+    style.IDLE: ("none", "", style.GREY, 0.6, 0.8),
+    style.PREEMPTED: (style.VERMILLION, "xxxxxx", "#3A1500", 0.6, 0),
 }
 MAX_ROWS, MAX_STEPS = 60, 600
 HIT = "\N{BLACK DOWN-POINTING TRIANGLE}"
@@ -42,7 +43,7 @@ def timeline_data(trace: Trace, steps: tuple[int, int] | None = None) -> style.D
             continue
         for rid, view in views.items():
             if view.state != style.FINISHED or rid in cells:
-                cells.setdefault(rid, {})[column] = (view.state, view.num_scheduled)
+                cells.setdefault(rid, {})[column] = (style.drawn_state(view), view.num_scheduled)
                 priorities[rid] = view.priority
         for event in record.events:
             if isinstance(event, Finished):
@@ -117,12 +118,12 @@ def draw_rows(ax: Axes, data: style.Data, *, ylabel: str = "", columns: int = 0)
     cell_pt = ax.bbox.width / figure.dpi * 72 / columns
     gap = 0.6 / cell_pt if cell_pt > 3 else 0  # between cells
     for row, states in enumerate(data["states"]):
-        for state, (face, hatch, edge, height) in STYLES.items():
+        for state, (face, hatch, edge, height, line) in STYLES.items():
             runs: list[tuple[float, float]] = [(first + a - 0.5, b - a) for a, b in _runs(states, state)]
             if gap and state != style.WAITING:
                 runs = [(start + i, 1 - gap) for start, length in runs for i in range(int(length))]
             y = (row + BAR - height / 2, height)
-            look: style.Data = {"facecolor": face, "hatch": hatch, "edgecolor": edge, "linewidth": 0}
+            look: style.Data = {"facecolor": face, "hatch": hatch, "edgecolor": edge, "linewidth": line}
             ax.broken_barh(runs, y, snap=False, **look)  # snapping would make narrow gaps uneven
         _label_chunks(ax, row, data, cell_pt)
     for rid, (column, reason) in data["finished"].items():
@@ -184,8 +185,8 @@ def legend_rows(ax: Axes, drawn: list[style.Data], *more: Any) -> None:
     handles: list[Any] = [
         Line2D([], [], color=face, linewidth=2.5, label=state)
         if state == style.WAITING
-        else Patch(facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0, label=names.get(state, state))
-        for state, (face, hatch, edge, _) in STYLES.items()
+        else Patch(facecolor=face, hatch=hatch, edgecolor=edge, linewidth=line, label=names.get(state, state))
+        for state, (face, hatch, edge, _, line) in STYLES.items()
         if state in seen
     ]
     look: style.Data = {"color": style.INK, "linestyle": ""}

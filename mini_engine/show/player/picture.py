@@ -11,6 +11,7 @@ from itertools import groupby
 from textwrap import shorten, wrap
 
 from mini_engine.show.figures.block_map import OWNERS
+from mini_engine.show.figures.style import drawn_state
 from mini_engine.trace import Finished, Preempted, RequestView, Scheduled, StepTrace, Trace, replay
 
 WIDTH, ROW, MOST = 760, 17, 24  # pixels; the most rows of a picture
@@ -65,9 +66,7 @@ def _folded(trace: Trace, step: int) -> tuple[StepTrace | None, Views, list[str]
     """Return the step's record, its views (or the last ones), its sentences, and the states of every step."""
     found, views, words, states = None, Views(), [f"Step {step}: the run is over."], []
     for record, now in replay(trace):
-        # A request that runs without a token in a step is idle, in whatever phase.
-        idle = {name for name, view in now.items() if view.running and not view.num_scheduled}
-        states.append({name: "idle" if name in idle else view.state for name, view in now.items()})
+        states.append({name: drawn_state(view) for name, view in now.items()})
         if record.step <= step:
             views = {name: RequestView.from_json(view.to_json()) for name, view in now.items()}
         if record.step == step:

@@ -515,7 +515,7 @@ function happening({ id, type, reason, num_cached_tokens: found, needs, ...event
   const happened = { QUEUED: "queued", SCHEDULED: "admitted", PREEMPTED: "preempted", FINISHED: "finished" };
   const more = [
     reason, found && `${found} tokens found computed`, event.for && `for ${event.for}`, needs !== undefined && `needs ${count(needs, "block")}, ${are(event.free)} free`,
-    type === "QUEUED" && `priority ${event.priority}, arrival ${event.arrival}`,
+    type === "QUEUED" && `priority ${event.priority}${event.arrival < 0 ? "" : `, arrival ${event.arrival}`}`,
   ].filter(Boolean);
   return `${id} ${happened[type]}${more.length ? ` (${more.join(", ")})` : ""}`;
 }

@@ -1,73 +1,21 @@
-// The arena's page: the editor, the worker that plays its policy, the tables and the chart.
+// The arena's page: the editor, the policy that plays, the tables and the chart.
 
+import { download, el, keep, kept } from "./board.js";
 import { makeEditor } from "./editor.js";
+import { $, makePython, page, say } from "./python.js";
 
-// For tests: quiet and scale as in page.js.
-window.arenaPage = { quiet: 60_000, scale: 1, get editor() { return editor; } };
-const $ = (id) => document.getElementById(id);
 const { policies, ...known } = await (await fetch("arena.json")).json();
-const say = (text) => { $("status").textContent = text; };
-
-function el(tag, text = "", attributes = {}, space = "http://www.w3.org/1999/xhtml") {
-  const element = document.createElementNS(space, tag);
-  element.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-}
-
-// ------------------------------------------------------------------------------------------- Python in its worker
-
-let worker, ready = false, running = false, waiting = false, watch;
-
-function start() {
-  ready = false;
-  worker = new Worker(new URL("worker.js?lab=arena", import.meta.url), { type: "module" });
-  worker.onerror = (event) => ended(`Python could not start: ${event.message ?? "see the console"}.`, false);
-  worker.onmessage = ({ data: { row, verdict, broken } }) => {
-    if (row) {
-      listen();
-      say(`Your policy plays ${row.begun}.`);
-    } else if (verdict) {
-      runs(false);
-      show(verdict);
-    } else if (broken) {
-      ended(`Python ended: ${broken.trim().split("\n").pop().slice(0, 200)}.`, ready);
-    } else {
-      ready = true;
-      say("Python is ready.");
-      if (waiting) run();
-    }
-  };
-}
-
-function run() {
-  if (running) return ended("Stopped. Python starts again.");
-  waiting = !ready;
-  if (waiting) return say("Python is loading. Your policy plays when it is ready.");
-  runs(true);
-  worker.postMessage({ source: editor.text, columns: 80, scale: arenaPage.scale });
-  listen();
-}
-
-function listen() {
-  clearTimeout(watch);
-  watch = setTimeout(() => ended("Your policy does not end. Python was stopped and starts again."), arenaPage.quiet);
-}
-
-function ended(why, again = true) {
-  worker.terminate();
-  runs(waiting = false);
-  say(why);
-  if (again) start();
-}
-
-function runs(now) {
-  clearTimeout(watch);
-  running = now;
-  $("run").textContent = now ? "Stop" : "Run";
-  $("run").classList.toggle("stop", now);
-  $("results").setAttribute("aria-busy", now);
-}
+const python = makePython("arena", {
+  run() {
+    Object.assign($("verdict"), { textContent: "Your policy plays.", className: "" });
+    python.ask({ source: editor.text, columns: 80, scale: page.scale });
+  },
+  receive({ row, verdict }) {
+    if (row) say(`Your policy plays ${row.begun}.`);
+    else if (verdict) show(verdict);
+  },
+  hangs: () => "Your policy does not end",
+});
 
 // ----------------------------------------------------------------------------------------------------- the results
 
@@ -117,25 +65,15 @@ function draw({ ranking, games, points, front }) {
 
 // ------------------------------------------------------------------------------------------------------- the file
 
-const key = "mini-engine/arena/policy.py";
-let text = policies.steady;
-try { text = localStorage.getItem(key) ?? text; } catch { /* this browser stores nothing */ }
-const keep = (now) => { try { localStorage.setItem(key, now); } catch { say("This browser stores nothing: download your policy."); } };
-const editor = makeEditor($("editor"), text, { run, changed: keep, label: "policy.py: your policy" });
+const stored = (text) => keep("arena", "policy.py", text) || say("This browser stores nothing: download your policy.");
+const editor = makeEditor($("editor"), kept("arena", "policy.py", policies.steady), { run: python.toggle, changed: stored, label: "policy.py: your policy" });
+Object.assign(page, { editor });
 $("begin").append(el("option", "a shipped policy", { value: "" }), ...Object.keys(policies).map((name) => el("option", name)));
 $("begin").onchange = () => {
   if (policies[$("begin").value]) editor.text = policies[$("begin").value];
   $("begin").value = "";
   say("Undo (Ctrl+Z in the editor) brings your policy back.");
 };
-$("run").onclick = run;
-addEventListener("keydown", (event) => {
-  if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && !event.defaultPrevented) run();
-});
-$("download").onclick = () => {
-  const address = URL.createObjectURL(new Blob([editor.text], { type: "text/x-python" }));
-  el("a", "", { href: address, download: "policy.py" }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
-};
+$("download").onclick = () => download("policy.py", editor.text, "text/x-python");
 draw(known);
-start();
+python.start();

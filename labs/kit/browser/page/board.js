@@ -15,8 +15,8 @@ export function keep(id, name, text) {
   try { localStorage.setItem(`mini-engine/${id}/${name}`, text); return true; } catch { return false; }
 }
 
-export function el(tag, text = "", attributes = {}) {
-  const element = Object.assign(document.createElement(tag), { textContent: text });
+export function el(tag, text = "", attributes = {}, space = "http://www.w3.org/1999/xhtml") {
+  const element = Object.assign(document.createElementNS(space, tag), { textContent: text });
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
 }

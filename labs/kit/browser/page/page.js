@@ -1,103 +1,51 @@
-// A lab's page: the editor, the worker that runs Python, its watchdog, and the results of a run.
+// A lab's page: the editor, the results of a run, the player, tabs and hints.
 
 import { download, drawBoard, drawLaptop, el, keep as keepOf, kept as keptOf, next } from "./board.js";
 import { makeEditor } from "./editor.js";
+import { $, makePython, page, say } from "./python.js";
 
-// For tests. quiet: ms without a message, after which Python hangs in a call that nothing interrupts.
-// scale: factor of the time limit of each test. verdict: the last one.
-window.labPage = { quiet: 60_000, scale: 1, verdict: null, get editor() { return editor; }, get rows() { return rows; } };
-const $ = (id) => document.getElementById(id);
 const lab = await (await fetch("lab.json")).json();
 const kept = (name, otherwise) => keptOf(lab.id, name, otherwise);
 function keep(name, value) {
   if (!keepOf(lab.id, name, value)) say("This browser stores nothing: download your code before you leave.");
 }
 const narrow = matchMedia("(max-width: 899px)");
-const say = (text) => { $("status").textContent = text; };
-
-// ---------------------------------------------------------------------------------- Python and its watchdog
-
-let worker, ready = false, running = false, waiting = false, watch, begun = "";
-
-function start() {
-  ready = false;
-  worker = new Worker(new URL(`worker.js?lab=${lab.id}`, import.meta.url), { type: "module" });
-  worker.onmessage = ({ data }) => receive(data);
-  worker.onerror = (event) => ended(`Python could not start: ${event.message ?? "see the console"}.`, false);
-}
+let begun = "";
+const python = makePython(lab.id, { run, receive, hangs: () => `${begun || "The file"} does not end` });
 
 function receive(message) {
-  if ("ready" in message) {
-    ready = true;
-    if (!waiting && !running) say("Python is ready.");
-    if (!played) play(message.ready, "This is the reference's run. Run the tests to see your own.");
-    if (waiting) run();
-  } else if ("row" in message) {
-    listen();
+  if ("row" in message) {
     if (message.row.begun) begun = message.row.begun;
     else showTest(message.row);
   } else if ("verdict" in message) {
-    clearTimeout(watch);
-    runs(false);
-    show(labPage.verdict = message.verdict);
+    show(page.verdict = message.verdict);
   } else if ("played" in message) {
-    clearTimeout(watch);
-    runs(false);
     const { problem } = message.played;
     if (problem !== undefined) return say(`Your part could not serve the chats: ${problem}`);
     say("Your part has served six chats.");
     own = true;
     play({ ...message.played, play: true, speed: 5 }, "Your part in the engine: it decides who computes, and the embedded model's letters come in that order.");
     go("play");
-  } else {
-    ended(`Python ended: ${message.broken.trim().split("\n").pop().slice(0, 200)}.`, ready);
+  } else if (!played) {
+    play(message.ready, "This is the reference's run. Run the tests to see your own.");
   }
 }
 
 function run() {
-  if (running) return ended("Stopped. Python starts again.");
-  waiting = !ready;
-  if (waiting) return say("Python is loading. The tests run when it is ready.");
-  runs(true);
   if (narrow.matches) go("results");
   begun = "";
   clear();
   say("The tests are running.");
   const columns = Math.max(40, Math.min(100, Math.floor(($("results").clientWidth - 40) / 7.5)));
-  worker.postMessage({ source: editor.text, columns, scale: labPage.scale });
-  listen();
+  python.ask({ source: editor.text, columns, scale: page.scale });
 }
 
 /** Let the engine write with the reader's own part. */
 function demonstrate() {
-  if (running || !ready) return;
-  runs(true);
+  if (!python.free) return;
   begun = "Your part";
   say("Your part serves six chats.");
-  worker.postMessage({ demo: editor.text });
-  listen();
-}
-
-function listen() {
-  clearTimeout(watch);
-  const words = () => `${begun || "The file"} does not end, and nothing interrupts it. Python was stopped and starts again.`;
-  watch = setTimeout(() => { ended(words()); $("verdict").textContent = words(); }, labPage.quiet);
-}
-
-function ended(why, again = true) {
-  clearTimeout(watch);
-  worker.terminate();
-  runs(false);
-  waiting = false;
-  say(why);
-  if (again) start();
-}
-
-function runs(now) {
-  running = now;
-  $("run").textContent = now ? "Stop" : "Run the tests";
-  $("run").classList.toggle("stop", now);
-  $("results").setAttribute("aria-busy", now);
+  python.ask({ demo: editor.text });
 }
 
 // -------------------------------------------------------------------------------------------- the results
@@ -173,7 +121,6 @@ function onward() {
   $("verdict").append(" ", el("a", "Read on under Afterwards.", { href: "#after" }));
   $("next").hidden = !following;
   if (following) Object.assign($("next"), { href: following.href, textContent: `Next: ${following.id} ${following.title}` });
-  $("own").hidden = !lab.plays;
   $("board").open = true;
   $("onward").hidden = false;
 }
@@ -319,12 +266,9 @@ for (const task of lab.tasks) {
 
 // ------------------------------------------------------------------------------------------- the file, and a start
 
-const editor = makeEditor($("editor"), kept("starter.py", lab.starter), { run, changed: (text) => keep("starter.py", text) });
-$("run").onclick = run;
-$("own").onclick = demonstrate;
-addEventListener("keydown", (event) => {
-  if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && !event.defaultPrevented) run();
-});
+const editor = makeEditor($("editor"), kept("starter.py", lab.starter), { run: python.toggle, changed: (text) => keep("starter.py", text) });
+Object.assign(page, { editor });
+if ($("own")) $("own").onclick = demonstrate;
 $("download").onclick = () => download(`${lab.id}-starter.py`, editor.text, "text/x-python");
 $("upload").onclick = () => $("file").click();
 $("file").onchange = async () => {
@@ -356,4 +300,4 @@ document.body.classList.add("awake");
 go(editor.text === lab.starter ? "read" : "write");
 choose("read");
 $("player").src = new URL("player/shell.html", import.meta.url); // now that the listener is set
-start();
+python.start();

@@ -13,6 +13,7 @@ MARKS = {
     style.WAITING: ".",
     style.PREFILL: "P",
     style.DECODE: "d",
+    style.IDLE: "i",
     style.PREEMPTED: "x",
     style.FINISHED: " ",
     None: " ",
