@@ -61,7 +61,7 @@
     const there = (text) => text.replace(/line (\d+)/g, (_, line) => `line ${line - above}`);
     const sentence = verdict.problem ? there(verdict.problem.replace(/^lab-\d+: /, "")) : verdict.done
       ? `The two runs agree, in every test of lab-01 (${verdict.tasks[0].status}).`
-      : (verdict.report ?? "").split("\n")[0];
+      : (verdict.report ?? "").split("\n\n")[0].replaceAll("\n", " ");
     answer.replaceChildren(el("p", sentence, verdict.done ? "good" : "bad"));
     if (verdict.name) answer.append(el("p", `This looks like: ${verdict.name.title}. ${verdict.name.hint}`));
     const player = verdict.done ? mended() : verdict.player;

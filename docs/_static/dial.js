@@ -19,7 +19,7 @@
         cell(name).classList.toggle("over", now[name] > limits[name]);
       }
       cell("goodput").firstChild.textContent = `${now.goodput.toFixed(1)}/s`;
-      cell("goodput").lastChild.style.width = `${(100 * now.goodput) / best}%`;
+      cell("goodput").lastChild.style.width = `calc(${now.goodput / best} * (100% - 4rem))`;
       cell("preempted").textContent = now.preempted + (now.refused ? `, ${now.refused} refused` : "");
       row.classList.toggle("chosen", row.querySelector(":checked") !== null);
       row.classList.toggle("old", waiting.includes(way) || asked?.way === way);

@@ -432,6 +432,9 @@ def test_the_request_that_parts_is_followed(open_player):
     def more(record):
         record.scheduled[names[2]] += 1
 
+    def left_out(record):  # and the first gets its token
+        record.scheduled[names[0]] += record.scheduled.pop(names[1])
+
     def other_token(record):
         record.new_tokens[names[1]] = [7]
 
@@ -441,7 +444,8 @@ def test_the_request_that_parts_is_followed(open_player):
     def turned(record):
         record.scheduled = {name: record.scheduled[name] for name in (names[0], names[2], names[1])}
 
-    for change, name in ((more, names[2]), (other_token, names[1]), (arrives, "new"), (turned, names[1])):
+    cases = (more, names[2]), (left_out, names[1]), (other_token, names[1]), (arrives, "new")
+    for change, name in (*cases, (turned, names[1])):
         other = ready_setup()
         change(other.steps[at])
         assert open_player(base, other, fragment=f"#step={at}").evaluate("player.followed") == name, change

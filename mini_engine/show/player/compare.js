@@ -85,7 +85,8 @@ function partedOn(ours, theirs) {
   ];
   const both = parts(theirs);
   for (const [i, mine] of parts(ours).entries()) {
-    const id = [...mine.keys(), ...both[i].keys()].find((id) => mine.get(id) !== both[i].get(id));
+    const ids = [...mine.keys(), ...both[i].keys()].filter((id) => mine.get(id) !== both[i].get(id));
+    const id = ids.find((one) => mine.has(one) !== both[i].has(one)) ?? ids[0]; // first of all what one run leaves out
     if (id !== undefined) return id;
   }
   return ours?.scheduled.find(([id], row) => id !== theirs?.scheduled[row]?.[0])?.[0]; // only the order differs

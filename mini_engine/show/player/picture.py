@@ -161,7 +161,7 @@ def _pool(views: Views, total: int, ids: list[str], y: int) -> tuple[str, int]:
 def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
     for event in record.events:
         if isinstance(event, Preempted):
-            yield f"{event.id} is preempted: {event.needs} more blocks were needed, {event.free} free."
+            yield f"{event.id} is preempted: {_blocks(event.needs, 'more ')} needed, {event.free} free."
         elif isinstance(event, Scheduled):
             where = "found in another answer to its prompt" if event.num_forked_tokens else "cached"
             where = "moved here from another engine" if event.num_external_computed_tokens else where
@@ -188,11 +188,15 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
         "preempted": "memory was short, so none is admitted",
         "slots": "all slots are taken",
         "budget": "the budget is spent",
-        "memory": f"needs {why.needs} blocks, {why.free} free",
+        "memory": f"{_blocks(why.needs or 0)} needed, {why.free} free",
         "none": "this scheduler does not admit it",
     }
     if why.reason in reasons:
         yield f"{why.id} waits: {reasons[why.reason]}."
+
+
+def _blocks(count: int, more: str = "") -> str:
+    return f"{count} {more}block{'' if count == 1 else 's'}"
 
 
 def _left(count: int) -> str:

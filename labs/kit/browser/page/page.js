@@ -149,8 +149,9 @@ function toLine(line) {
 function report({ test, report: text, line, next }) {
   const [head, ...sections] = text.split(/^--- (.*) ---$/m);
   const title = el("h3", "The most informative failure");
-  const [claim, ...traceback] = head.trim().split("\n");
-  $("report").append(title, el("p", claim), el("p", test, { class: "test" }), lines(traceback.join("\n")));
+  const parts = head.trim().split(/\n\n+/), at = parts.findIndex((part) => /^\S+\.py:\d+: in /.test(part)), said = at < 0 ? 1 : at;
+  $("report").append(title, ...parts.slice(0, said).map((words) => el("p", words.replaceAll("\n", " "))),
+    el("p", test, { class: "test" }), lines(parts.slice(said).join("\n\n")));
   for (let n = 0; n + 1 < sections.length; n += 2) {
     if (sections[n] === "step through it") {
       const open = el("button", "Step through it in the player");
