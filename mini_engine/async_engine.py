@@ -49,7 +49,7 @@ class _Job:
     error: str | None = None  # of an engine that cannot go on
     # Read and written in the event loop only:
     inbox: list[Delta] = field(default_factory=list)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    filled: asyncio.Future[None] | None = None  # while the reader waits for an empty inbox to be filled
 
 
 class _Inbox(deque[Delta]):
@@ -120,8 +120,9 @@ class AsyncEngine:
             self._commands.put(partial(self._add, job))
             await job.added
             while left:
-                await job.filled.wait()
-                job.filled.clear()
+                if not job.inbox:
+                    job.filled = loop.create_future()
+                    await job.filled
                 deltas, job.inbox = job.inbox, []
                 for delta in deltas:
                     left -= delta.finish_reason is not None
@@ -288,7 +289,9 @@ class AsyncEngine:
 def _fill(made: list[tuple[_Job, Delta]]) -> None:
     for job, delta in made:
         job.inbox.append(delta)
-        job.filled.set()
+        if job.filled is not None:
+            _settle(job.filled, None, None)
+            job.filled = None
 
 
 def _settle(future: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:

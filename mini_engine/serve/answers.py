@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from mini_engine.outputs import Delta, Logprob, Logprobs
@@ -25,6 +26,7 @@ class _Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    offset: int = 0  # characters of the tokens whose log probabilities were sent; the text may lag behind
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
@@ -38,52 +40,63 @@ class _Choice:
 class Answer:
     """The response to one request. Choice p * n + i is answer i to prompt p.
 
+    `prompts` are its prompts' token ids, and `echoes` the texts that come before the answers to them.
     `token_bytes` has the bytes of each token id; a token may be half a character.
     """
 
-    def __init__(self, asked: Asked, num_prompt_tokens: Sequence[int], token_bytes: Sequence[bytes]):
-        self.asked, self.num_prompt_tokens, self.token_bytes = asked, num_prompt_tokens, token_bytes
+    def __init__(
+        self,
+        asked: Asked,
+        prompts: Sequence[Sequence[int]],
+        echoes: Sequence[str],
+        token_bytes: Sequence[bytes],
+    ):
+        self.asked, self.prompts, self.echoes, self.token_bytes = asked, prompts, echoes, token_bytes
         self.id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.choices = [_Choice() for _ in range(len(asked.prompts) * asked.params.n)]
         self.head = encoded(self._object("chunk"))[:-1]  # of every chunk
 
-    def event(self, number: int, delta: Delta, echo: str = "") -> bytes:
-        """Take a Delta of a choice, and return the event that a stream sends for it: a chunk as JSON."""
-        choice = encoded(self.take(number, delta, echo))
-        usage = f',"usage":{encoded(self._usage_of(number))}' if self.asked.continuous_usage else ""
-        return f'data: {self.head},"choices":[{choice}]{usage}}}\n\n'.encode()
+    def event(self, number: int, delta: Delta) -> bytes:
+        """Take a Delta of a choice, and return the event that a stream sends for it: a chunk as JSON.
 
-    def take(self, number: int, delta: Delta, echo: str = "") -> JSON:
-        """Take a Delta of a choice, and return the choice of a chunk. Raises RuntimeError for one that
-        could not go on."""
+        It is written for every token: a template, of which only text and what is not null are encoded anew.
+        Raises RuntimeError for a choice that could not go on.
+        """
+        choice = self.choices[number]
+        first = not choice.token_ids
+        self.take(number, delta)
+        text = encoded(self._echo(number) + delta.text if first else delta.text)
+        if self.asked.is_chat:
+            role = '"role":"assistant",' if first else ""
+            said = f'"delta":{{{role}"content":{text}}}'
+        else:
+            said = f'"text":{text}'
+        logprobs = _or_null(self._logprobs(number, delta.token_ids, delta.logprobs, first))
+        end = f'"finish_reason":{_or_null(choice.finish_reason)},"stop_reason":{_or_null(choice.stop_reason)}'
+        usage = f',"usage":{encoded(self._usage_of(number))}' if self.asked.continuous_usage else ""
+        chunk = f'"choices":[{{"index":{number},{said},"logprobs":{logprobs},{end}}}]{usage}'
+        return f"data: {self.head},{chunk}}}\n\n".encode()
+
+    def take(self, number: int, delta: Delta) -> None:
+        """Take a Delta of a choice. Raises RuntimeError for a choice that could not go on."""
         if delta.finish_reason == "error":
             raise RuntimeError(delta.error)
-        choice, first = self.choices[number], not self.choices[number].token_ids
-        length = len(choice.text)
-        choice.take(delta)
-        text = (echo if first else "") + delta.text
-        logprobs = self._logprobs(delta.token_ids, delta.logprobs, length)
-        if self.asked.is_chat:
-            said = {"role": "assistant", "content": text} if first else {"content": text}
-            body: JSON = {"delta": said}
-        else:
-            body = {"text": text}
-        return {"index": number, **body, "logprobs": logprobs, **self._end(choice)}
+        self.choices[number].take(delta)
 
     def usage_chunk(self) -> JSON:
         """Return the last chunk of a stream that asked for its usage."""
         return self._object("chunk") | {"choices": [], "usage": self.usage()}
 
-    def whole(self, echoes: Sequence[str]) -> JSON:
+    def whole(self) -> JSON:
         """Return the response in one piece."""
         choices = []
         for number, choice in enumerate(self.choices):
-            text = echoes[number // self.asked.params.n] + choice.text
+            text = self._echo(number) + choice.text
             body: JSON = {"message": {"role": "assistant", "content": text, "refusal": None}}
             if not self.asked.is_chat:
                 body = {"text": text}
-            logprobs = self._logprobs(choice.token_ids, choice.logprobs, 0)
+            logprobs = self._logprobs(number, choice.token_ids, choice.logprobs, first=True)
             more = {} if self.asked.is_chat else {"prompt_logprobs": _plain(choice.prompt_logprobs)}
             choices.append({"index": number, **body, "logprobs": logprobs, **more, **self._end(choice)})
         whole = self._object() | {"choices": choices, "usage": self.usage()}
@@ -93,7 +106,7 @@ class Answer:
 
     def usage(self) -> JSON:
         """Return the tokens that were read and written; the answers to one prompt read it once."""
-        prompt, written = sum(self.num_prompt_tokens), sum(len(one.token_ids) for one in self.choices)
+        prompt, written = sum(map(len, self.prompts)), sum(len(one.token_ids) for one in self.choices)
         cached = sum(one.num_cached_tokens for one in self.choices[:: self.asked.params.n])
         return {
             "prompt_tokens": prompt,
@@ -103,7 +116,7 @@ class Answer:
         }
 
     def _usage_of(self, number: int) -> JSON:
-        prompt = self.num_prompt_tokens[number // self.asked.params.n]
+        prompt = len(self.prompts[number // self.asked.params.n])
         written = len(self.choices[number].token_ids)
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
@@ -115,18 +128,30 @@ class Answer:
     def _end(choice: _Choice) -> JSON:
         return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
-    def _logprobs(self, token_ids: Sequence[int], found: Logprobs | None, offset: int) -> JSON | None:
+    def _echo(self, number: int) -> str:
+        return self.echoes[number // self.asked.params.n]
+
+    def _logprobs(
+        self, number: int, token_ids: Sequence[int], found: Logprobs | None, first: bool
+    ) -> JSON | None:
+        """Return what is asked for of tokens of a choice; with echo, before the first those of its prompt."""
         if self.asked.params.logprobs is None or found is None:
             return None
         if self.asked.is_chat:
             pairs = zip(token_ids, found, strict=False)
             return {"content": [self._token(i, of[i]) | {"top_logprobs": self._top(of)} for i, of in pairs]}
+        choice, of_each = self.choices[number], list[dict[int, Logprob] | None](found)
+        if first and self.asked.echo and (of_prompt := choice.prompt_logprobs):
+            prompt = self.prompts[number // self.asked.params.n]
+            token_ids = [*prompt[-len(of_prompt) :], *token_ids]  # what was truncated was not read
+            of_each = of_prompt + of_each
+        pairs = list(zip(token_ids, of_each, strict=False))
         lengths = [len(self.token_bytes[i].decode("utf-8", errors="replace")) for i in token_ids]
-        offsets = [offset + sum(lengths[:i]) for i in range(len(lengths))]
+        *offsets, choice.offset = accumulate(lengths, initial=choice.offset)
         return {
             "tokens": [self._text(token_id) for token_id in token_ids],
-            "token_logprobs": [of[i].logprob for i, of in zip(token_ids, found, strict=False)],
-            "top_logprobs": [{self._text(i): one.logprob for i, one in of.items()} for of in found],
+            "token_logprobs": [of and of[i].logprob for i, of in pairs],
+            "top_logprobs": [of and {self._text(i): one.logprob for i, one in of.items()} for _, of in pairs],
             "text_offset": offsets,
         }
 
@@ -146,6 +171,10 @@ class Answer:
         most = self.asked.params.logprobs or 0
         best = sorted((one.rank, token_id) for token_id, one in found.items() if one.rank <= most)
         return [self._token(token_id, found[token_id]) for _, token_id in best]
+
+
+def _or_null(value: Any) -> str:
+    return "null" if value is None else encoded(value)
 
 
 def _plain(prompt_logprobs: Any) -> list[Any] | None:

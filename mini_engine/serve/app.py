@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,7 +16,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mini_engine.async_engine import AsyncEngine, EngineClosedError, EngineFullError
+from mini_engine.async_engine import LONG, AsyncEngine, EngineClosedError, EngineFullError
 from mini_engine.engine import Engine
 from mini_engine.serve import pages
 from mini_engine.serve.answers import Answer
@@ -96,18 +97,20 @@ class Server:
         if number * n > self.limits.max_answers:
             most = f"one request may have {self.limits.max_answers} answers"
             raise APIError(f"{most}, but asks for {number} times {n}", "n" if number == 1 else "prompt")
-        encoded = [await asyncio.to_thread(self._encode, prompt) for prompt in asked.prompts]
+        encode = partial(map, self._encode, asked.prompts)
+        is_short = sum(map(len, asked.prompts)) < LONG
+        encoded = [*encode()] if is_short else await asyncio.to_thread(lambda: [*encode()])
         echoes = ["" for _ in encoded]
         if asked.echo:
             decode = self.tokenizer.decode
             pairs = zip(asked.prompts, encoded, strict=True)
             echoes = [prompt if isinstance(prompt, str) else decode(ids) for prompt, ids in pairs]
-        answer = Answer(asked, [len(ids) for ids in encoded], self.tokenizer.token_bytes)
+        answer = Answer(asked, encoded, echoes, self.tokenizer.token_bytes)
         deltas = self._deltas(asked, encoded)
         # The first Delta shows that the request is accepted: until then the status is open.
         first = await unless_gone(request.receive, anext(deltas))
         ends = request.state.ends
-        return Answering(answer, echoes, first, deltas, ends, self.refuse, self.metrics.count)
+        return Answering(answer, first, deltas, ends, self.refuse, self.metrics.count)
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):

@@ -71,7 +71,7 @@ class ServerMetrics:
 
     def count(self, answer: Answer) -> None:
         """Count a request that has ended, or that its client has left."""
-        self.prompt_tokens.inc(sum(answer.num_prompt_tokens))
+        self.prompt_tokens.inc(sum(map(len, answer.prompts)))
         for choice in answer.choices:
             self.success.labels(self.model, choice.finish_reason or "abort").inc()
 

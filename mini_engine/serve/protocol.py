@@ -4,7 +4,7 @@ Source: OpenAI's API reference, and for the fields beyond it vLLM's server.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from json import loads
 from typing import Any
 
@@ -85,10 +85,8 @@ def read_completion(body: dict[str, Any], model: str) -> Asked:
     asked = _common(given, model, is_chat=False)
     asked.prompts = _prompts(body.get("prompt"))
     asked.echo = _flag(given, "echo")
-    if asked.echo and asked.params.logprobs is not None:
-        raise APIError(
-            "echo with logprobs is not supported here; ask for prompt_logprobs", "echo", "unsupported"
-        )
+    if asked.echo and asked.params.prompt_logprobs is None:  # OpenAI has one number for both
+        asked.params = replace(asked.params, prompt_logprobs=asked.params.logprobs)
     return asked
 
 

@@ -130,14 +130,13 @@ class Answering(Response):
     def __init__(
         self,
         answer: Answer,
-        echoes: list[str],
         first: tuple[int, Delta],
         others: Choices,
         ends: float,
         refuse: Callable[[APIError], Response],
         done: Callable[[Answer], None],
     ):
-        self.answer, self.echoes, self.first, self.others = answer, echoes, first, others
+        self.answer, self.first, self.others = answer, first, others
         self.ends, self.refuse, self.done = ends, refuse, done
         self.background = None
 
@@ -154,9 +153,6 @@ class Answering(Response):
             await self.others.aclose()
             self.done(self.answer)
 
-    def _echo(self, number: int) -> str:
-        return self.echoes[number // self.answer.asked.params.n]
-
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with asyncio.timeout_at(self.ends):
@@ -164,7 +160,7 @@ class Answering(Response):
                 async for number, delta in self.others:
                     self.answer.take(number, delta)
             headers = {"x-request-id": self.first[1].request_id}
-            response: Response = JSONResponse(self.answer.whole(self.echoes), headers=headers)
+            response: Response = JSONResponse(self.answer.whole(), headers=headers)
         except (TimeoutError, RuntimeError, APIError) as error:
             response = self.refuse(self._as_api_error(error))
         async with asyncio.timeout(LAST_WORDS):
@@ -179,10 +175,9 @@ class Answering(Response):
         last = None
         try:
             async with asyncio.timeout_at(self.ends):
-                number, delta = self.first
-                await _event(send, self.answer.event(number, delta, self._echo(number)))
+                await _event(send, self.answer.event(*self.first))
                 async for number, delta in self.others:
-                    await _event(send, self.answer.event(number, delta, self._echo(number)))
+                    await _event(send, self.answer.event(number, delta))
             if self.answer.asked.include_usage:
                 last = self.answer.usage_chunk()
         except (TimeoutError, RuntimeError, APIError) as error:  # the status was sent: it is an event

