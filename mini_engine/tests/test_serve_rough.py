@@ -171,11 +171,12 @@ def test_no_request_is_answered_with_a_fault(alone):
 
 
 @pytest.mark.soak
-def test_requests_drawn_from_openais_own_description_are_answered_or_refused_in_shape(alone):
+@pytest.mark.parametrize("path", fuzzer.PATHS)
+def test_requests_drawn_from_openais_own_description_are_answered_or_refused_in_shape(path, alone):
     if environments.python("fuzzer") is None:
         pytest.skip(f"schemathesis is not installed; run: {environments.install_command('fuzzer')}")
     with serving(make_engine()) as address, among_others(address, alone):
-        drawn, wrong = fuzzer.run(address, 10_000)
+        drawn, wrong = fuzzer.run(address, path, 5_000)
     assert drawn and not wrong, wrong
     count("requests drawn from OpenAI's description", drawn)
 
