@@ -1,8 +1,8 @@
 """OpenAI's responses, written: one object in the end, or a chunk for each Delta."""
 
 import json
+import random
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,6 +13,7 @@ from mini_engine.serve.protocol import Asked
 
 JSON = dict[str, Any]
 encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_names = random.Random()  # a name need not be secret: os.urandom, as in uuid4, gives up the GIL
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Answer:
         token_bytes: Sequence[bytes],
     ):
         self.asked, self.prompts, self.echoes, self.token_bytes = asked, prompts, echoes, token_bytes
-        self.id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{_names.getrandbits(128):032x}"
         self.created = int(time.time())
         self.choices = [_Choice() for _ in range(len(asked.prompts) * asked.params.n)]
         self.head = encoded(self._object("chunk"))[:-1]  # of every chunk
@@ -138,8 +139,11 @@ class Answer:
         if self.asked.params.logprobs is None or found is None:
             return None
         if self.asked.is_chat:
-            pairs = zip(token_ids, found, strict=False)
-            return {"content": [self._token(i, of[i]) | {"top_logprobs": self._top(of)} for i, of in pairs]}
+            content = [
+                self._token(i, of[i]) | {"top_logprobs": self._top(of)}
+                for i, of in zip(token_ids, found, strict=False)
+            ]
+            return {"content": content}
         choice, of_each = self.choices[number], list[dict[int, Logprob] | None](found)
         if first and self.asked.echo and (of_prompt := choice.prompt_logprobs):
             prompt = self.prompts[number // self.asked.params.n]

@@ -24,7 +24,7 @@ def config(app: Any, **options: Any) -> uvicorn.Config:
     """Return the settings with which uvicorn serves an application of ours."""
     ours: dict[str, Any] = {
         "http": Connection, "ws": "none", "log_level": "warning", "server_header": False,
-        "timeout_keep_alive": 30, "timeout_graceful_shutdown": 30,
+        "timeout_keep_alive": 30, "timeout_graceful_shutdown": 30, "proxy_headers": False,
     }  # fmt: skip
     return uvicorn.Config(app, **ours | options)
 
