@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labs.kit.grader.files import write
 from labs.kit.grader.results import typed
 from labs.kit.grader.rules import Files
 from labs.kit.grader.submission import Settings
@@ -14,6 +13,7 @@ from labs.kit.judge import loading, random_scripts
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids
 from labs.kit.toys.scripts import Script
 from labs.kit.toys.words import brief, describe
+from mini_engine.trace.file import write_whole
 
 SETTINGS = "settings.json"
 
@@ -77,7 +77,7 @@ def record(report: Path, submissions: Path, files: Files, settings: Settings) ->
     paths = {key: one.resolve() if isinstance(one, Path) else one for key, one in vars(files).items()}
     known = asdict(settings) | {"submissions": submissions.resolve(), "files": paths}
     text = json.dumps(known, indent=1, sort_keys=True, default=str)
-    write(report / SETTINGS, text + "\n")
+    write_whole(report / SETTINGS, text + "\n")
 
 
 def earlier(report: Path) -> dict[str, Any]:

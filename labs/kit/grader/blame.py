@@ -168,9 +168,8 @@ class Blame:
         """Return the known mistake of a task that was played by itself, from its run in the public cases."""
         if answer.ended or answer.broken or not self.played_as_drawn:
             return None
-        scripts = self.failing[: len(answer.logs)]
-        rest = [script for script in self.scripts if not (script.hidden or script in scripts)]
-        return self.names_of(logs(scripts, answer) | logs(rest, self.play([task], rest))).get(task.name)
+        public = [script for script in self.scripts if not script.hidden]  # alone: the name is shown
+        return self.names_of(logs(public, self.play([task], public))).get(task.name)
 
     def names_of(self, logs: Mapping[str, list[random_scripts.Step]]) -> dict[str, Name]:
         """Return, by task, the known mistake with the same run in all public cases. `logs` are by case."""

@@ -6,7 +6,7 @@ Expected runs come from the lab's oracle, outside of any sandbox. Answers are on
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from labs.kit.grader.results import Case
 from labs.kit.grader.sandbox import Answer, Sandbox, step
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import loading, random_scripts
-from labs.kit.judge.manifest import Lab
+from labs.kit.judge.manifest import Lab, find_lab
+from mini_engine.trace.file import write_whole
+
+shared: Path | None = None  # in a worker of several: where they leave each other what oracles say
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,19 @@ class CaseScript:
 
 def cases(lab: Lab, settings: Settings) -> list[CaseScript]:
     """Return the public cases of `labs test`, the hidden ones of the seed, and the instructor's own."""
-    graded = getattr(loading.load(lab.id, "random_scripts"), "graded", lambda script: script)
+    scripts = drawn(lab.id, random_scripts.count(lab.id), settings.seed, settings.hidden)
+    return [*scripts, *own_cases(lab.id, settings.own)]
 
-    def drawn(name: str, seed: object, hidden: bool) -> CaseScript:
-        return CaseScript(name, hidden, json.dumps(graded(random_scripts.drawn(lab.id, seed))))
 
-    public = [drawn(f"public {n + 1}", n, False) for n in range(random_scripts.count(lab.id))]
-    hidden = [drawn(f"hidden {n + 1}", f"{settings.seed} {n}", True) for n in range(settings.hidden)]
-    return [*public, *hidden, *own_cases(lab.id, settings.own)]
+@lru_cache(64)  # all labs: of one seed they are drawn once
+def drawn(lab_id: str, public: int, seed: str, hidden: int) -> list[CaseScript]:
+    graded = getattr(loading.load(lab_id, "random_scripts"), "graded", lambda script: script)
+    each = [(f"public {n + 1}", False, n) for n in range(public)]
+    each += [(f"hidden {n + 1}", True, f"{seed} {n}") for n in range(hidden)]
+    return [
+        CaseScript(name, is_hidden, json.dumps(graded(random_scripts.drawn(lab_id, one))))
+        for name, is_hidden, one in each
+    ]
 
 
 def own_cases(lab_id: str, folder: Path | None) -> list[CaseScript]:
@@ -50,15 +58,30 @@ def own_cases(lab_id: str, folder: Path | None) -> list[CaseScript]:
 class Expected:
     """The run that a script should give, and its steps by the line in which a sandbox reports them."""
 
+    lines: list[str]
     steps: list[random_scripts.Step]
     by_line: dict[str, random_scripts.Step]
 
 
-@cache
+@lru_cache(4096)  # with --own-seeds each student has others
 def expected(lab_id: str, script: str) -> Expected:
-    lines = player.log(lab_id, None, json.loads(script))
+    lines = left(lab_id).get(script) or player.log(lab_id, None, json.loads(script))
     by_line = {line: step(line) for line in lines}
-    return Expected([by_line[line] for line in lines], by_line)
+    return Expected(lines, [by_line[line] for line in lines], by_line)
+
+
+def share(lab_id: str, settings: Settings) -> None:
+    """Leave the expected runs of a lab's cases for the other workers, which need not compute them anew."""
+    assert shared
+    scripts = [case.script for case in cases(find_lab(lab_id), settings)]
+    runs = {script: expected(lab_id, script).lines for script in scripts}
+    write_whole(shared / f"{lab_id}.json", json.dumps(runs))
+
+
+@cache
+def left(lab_id: str) -> dict[str, list[str]]:
+    file = shared and shared / f"{lab_id}.json"
+    return json.loads(file.read_text("utf-8")) if file and file.exists() else {}
 
 
 def digest(lab_id: str, case: CaseScript, log: list[random_scripts.Step]) -> str:

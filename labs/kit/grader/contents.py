@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from labs.kit.grader.names import shown
 
-FILE, UNPACKED, LIST = 1 << 20, 50 << 20, 4 << 20  # bytes of a file, of a zip's files, of its list of files
+FILE, UNPACKED, LIST = 8 << 20, 50 << 20, 4 << 20  # bytes of a file, of a zip's files, of its list of files
 ENTRIES, DEPTH = 10_000, 12  # files in a submission, folders in one another
 SKIPPED = ("__MACOSX", "__pycache__")  # folders; those that begin with a dot are skipped, too
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # Python cannot limit the output of others

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import grading, late
-from labs.kit.grader.files import write
 from labs.kit.grader.names import safe
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
 from labs.kit.learner.screen import complain
+from mini_engine.trace.file import write_whole
 
 ROOT = LABS_DIR.parent
 COURSE = ("labs", "mini_engine", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
@@ -58,7 +58,7 @@ def build(
             entry.create_system = 3  # Unix, so that permissions count
             entry.external_attr = (0o100755 if name in SCRIPTS else 0o100644) << 16
             archive.writestr(entry, data)
-    write(out, packed.getvalue())
+    write_whole(out, packed.getvalue())
 
 
 def course() -> Iterator[tuple[str, bytes]]:
@@ -96,7 +96,7 @@ def grade(root: Path) -> int:
         if code or len(found) != 1:
             complain("the submission was NOT GRADED")
             return code or 1
-        write(results, found[0].read_bytes())
+        write_whole(results, found[0].read_bytes())
     return 0
 
 

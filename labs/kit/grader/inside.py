@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from labs.kit.grader import frames, seccomp
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 1, 2, 4, 0x4000, 0x40000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 0x4000, 0x40000
+MS_REMOUNT_BIND = 0x1020
 ANSWERS = ("llguidance", "transformers", "vllm", "sglang", "xgrammar", "outlines_core")  # packages
 SCRATCH = "/scratch"  # the only place to write to; not /tmp, which may contain the interpreter
 WAIT, CLOCK = 4, 30  # times its seconds that a batch may wait without computing, and take in all
@@ -243,6 +244,9 @@ def namespaces() -> None:
         options = MS_NOSUID | MS_NODEV | more, b"size=16m,nr_inodes=256"
         if libc.mount(b"tmpfs", folder.encode(), b"tmpfs", *options):
             raise OSError(ctypes.get_errno(), "mount")
+    # Or a batch could leave a word in a file of the server's (oom_score_adj), whose forks inherit it.
+    if libc.mount(None, b"/proc", None, MS_REMOUNT_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, None):
+        raise OSError(ctypes.get_errno(), "remount")
     os.chdir(SCRATCH)
 
 

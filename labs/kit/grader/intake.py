@@ -24,6 +24,7 @@ from labs.kit.judge.manifest import LabError, find_lab
 from labs.kit.judge.pristine import pristine_source
 
 LISTED = 200  # names in `ignored`
+CODE = 256 << 10  # letters; a notebook's file, with its pictures, may be larger
 LAB = r"lab[-_ ]?([0-9]{1,3})"
 FILE = r"(?:-[0-9]{1,2}| ?\([0-9]{1,2}\))?\.(?:py|ipynb)"  # Canvas and browsers number what comes again
 NESTED = re.compile(rf"(?:.*/)?{LAB}/starter{FILE}", re.IGNORECASE)
@@ -186,6 +187,8 @@ def source(lab_id: str, name: str, data: bytes) -> bytes:
     lab, text = find_lab(lab_id), text_of(name, data)
     if is_notebook := name.lower().endswith(".ipynb"):
         text = cells(lab, name, text)
+    if len(text) > CODE:
+        raise Refused(f"{shown(name)} has more than {CODE >> 10} kB of code")
     if why := known.refusal(lab, text):
         raise Refused(f"{shown(name)} is not graded: {why}")
     return (f"{pristine_source(lab)}\n\n{text}" if is_notebook else text).encode()

@@ -80,11 +80,12 @@ def grade_class(
 ) -> Iterator[Outcome]:
     """Grade each submission and store `finish` of its grade; yield outcomes as they come."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".*.part"):
+    for left in folder.glob("*.part"):
         left.unlink()
     coming = iter(submissions)
     running: dict[Future[str], Work] = {}
     suspects: list[Work] = []  # were running when a worker was lost
+    is_shared = False
     while True:
         alone = bool(suspects)
         while len(running) < (1 if alone else pool.width()):
@@ -97,6 +98,9 @@ def grade_class(
                 if work.is_stored():
                     yield Outcome(submission.student, KEPT, attempt=submission.attempt)
                     continue
+            if not is_shared:
+                pool.share(settings)
+                is_shared = True
             running[pool.submit(graded, grading, work.submission, settings)] = work
         if not running:
             return

@@ -74,13 +74,15 @@ def course_for(lab: Lab, folder: Path) -> Path:
     for module, names in twins(lab).items():
         path = folder / f"{module.replace('.', '/')}.py"
         path.write_text(without(path.read_text(encoding="utf-8"), tuple(names)), encoding="utf-8")
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            compiled.unlink()  # of the whole text
     return folder
 
 
 def copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__", "tests", "train.py")
+        ignored = shutil.ignore_patterns("tests", "train.py")  # what Python has compiled saves a second
         shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
     else:
         shutil.copy(source, target)
@@ -126,19 +128,29 @@ def probe() -> bool:
     return known and done.stdout.split() == ["0", str(errno.EFAULT)]  # no filter, but it was looked for
 
 
+def bound() -> list[str]:
+    """Return the folders of this machine that are seen inside."""
+    paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
+    return [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
+
+
+def own() -> list[Path]:
+    """Return the course's folders that lie in one of those, as in a virtual environment made around them."""
+    folders = [LABS_DIR, ROOT / "mini_engine"]
+    return [folder for folder in folders if any(folder.is_relative_to(Path(path)) for path in bound())]
+
+
 def surroundings() -> list[str]:
     """Return bubblewrap's command line, without the course: namespaces, the interpreter, nothing writable.
 
     Root's sandbox stays in root's user namespace, where its server becomes nobody: in a new one it would
     still be the owner of /proc/sys.
     """
-    paths = {sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")}
-    binds = [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
     return [
         bubblewrap(), *(AS_ROOT if is_root() else ["--unshare-all"]),
         "--die-with-parent", "--new-session", "--clearenv",
         *itertools.chain.from_iterable(("--setenv", *pair) for pair in ENVIRONMENT.items()),
-        *itertools.chain.from_iterable(("--ro-bind", path, path) for path in binds),
+        *itertools.chain.from_iterable(("--ro-bind", path, path) for path in bound()),
         "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev", "--remount-ro", "/dev",
         "--size", str(16 << 20), "--tmpfs", SCRATCH,
     ]  # fmt: skip
@@ -168,7 +180,8 @@ class Sandbox:
         if self.weak:
             line = [*server, str(self.course)]
         else:
-            course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
+            course = [word for folder in own() for word in ("--tmpfs", str(folder))]
+            course += ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
             line = [*surroundings(), *course, "--", *server, "/course", *(["nobody"] if is_root() else [])]
         self.process = subprocess.Popen(
             line,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from labs.kit.grader.files import write
 from labs.kit.grader.results import Grade
+from mini_engine.trace.file import write_whole
 
 
 def path(folder: Path, student: str, attempt: int = 0) -> Path:
@@ -12,7 +12,7 @@ def path(folder: Path, student: str, attempt: int = 0) -> Path:
 
 
 def save(folder: Path, grade: Grade) -> None:
-    write(path(folder, grade.student, grade.attempt), grade.to_json())
+    write_whole(path(folder, grade.student, grade.attempt), grade.to_json())
 
 
 def load(folder: Path, student: str, attempt: int = 0) -> Grade | None:

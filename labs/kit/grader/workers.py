@@ -10,10 +10,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import active_children, connection, get_context, parent_process
+from pathlib import Path
 from typing import Any
 
-from labs.kit.grader.grading import digest
+from labs.kit.grader import cases
+from labs.kit.grader.grading import digest, isolation
 from labs.kit.grader.results import Grade
 from labs.kit.grader.sandbox import is_root
 from labs.kit.grader.submission import Settings, Submission
@@ -65,7 +68,14 @@ class Local:
         # Spawned, not forked: a worker inherits nothing of this process but what it is sent.
         return ProcessPoolExecutor(self.jobs, get_context("spawn"), begin, (self.scratch,))
 
-    def submit(self, *call: Any) -> Future[str]:
+    def share(self, settings: Settings) -> None:
+        """Have the expected runs of each lab computed by one worker for all."""
+        if self.jobs > 1 and isolation() == "namespaces":  # else a submission could read their folder
+            same = replace(settings, hidden=0) if settings.own_seeds else settings
+            for lab_id in settings.labs:
+                self.submit(cases.share, lab_id, same)
+
+    def submit(self, *call: Any) -> Future[Any]:
         try:
             return self.executor.submit(*call)
         except self.lost:
@@ -89,6 +99,7 @@ class Local:
 def begin(scratch: str) -> None:
     """Make a worker ignore interrupts, and end when the grader ends for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cases.shared = Path(scratch)
     with suppress(OSError):
         tempfile.tempdir = tempfile.mkdtemp(dir=scratch)
     threading.Thread(target=_end_with_parent, args=(scratch,), daemon=True).start()
@@ -132,7 +143,10 @@ class Cluster:
             raise LabError(f"the cluster {address} cannot be reached, or has no workers: {why}") from None
         self.executor: Executor = self.client.get_executor(pure=False)
 
-    def submit(self, *call: Any) -> Future[str]:
+    def share(self, settings: Settings) -> None:
+        """Do nothing: its workers have no folder in common."""
+
+    def submit(self, *call: Any) -> Future[Any]:
         if self.client.status != "running":
             raise LabError(GONE)
         self.retire_others()

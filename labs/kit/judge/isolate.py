@@ -182,17 +182,17 @@ def defined_in(module: ModuleType) -> list[FunctionType]:
 
 
 def unwritten(lab: Lab, source: str) -> list[str]:
-    """Return the names of the tasks that are unchanged in a file; none if it does not parse."""
-    try:
-        yours, pristine = functions(source), functions(pristine_source(lab))
-    except SyntaxError:
-        return []
+    """Return the names of the tasks that are unchanged in a file; none if it is no Python, or too deep."""
 
     def untouched(name: str) -> bool:
         parts = [part for part in pristine if f"{part}.".startswith(f"{name}.")]
         return all(part in yours and _body(yours[part]) == _body(pristine[part]) for part in parts)
 
-    return [task.name for task in lab.tasks if untouched(task.name)]
+    try:
+        yours, pristine = functions(source), functions(pristine_source(lab))
+        return [task.name for task in lab.tasks if untouched(task.name)]
+    except (SyntaxError, RecursionError):
+        return []
 
 
 def _body(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

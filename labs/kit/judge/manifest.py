@@ -191,7 +191,7 @@ def parsed(source: str) -> ast.Module:
     with _parsing:
         try:
             return ast.parse(source)
-        except ValueError as error:  # a null byte, before Python 3.11.4
+        except (ValueError, RecursionError, MemoryError) as error:  # a null byte, before 3.11.4; or too deep
             raise SyntaxError(str(error)) from None
 
 

@@ -150,6 +150,8 @@ def text(value: Any) -> str:
 def departure(yours: list[Step], oracle: list[Step]) -> int | None:
     """The number of the first step in which something else was seen."""
     for number, (a, b) in enumerate(zip_longest(yours, oracle)):
+        if a is b:  # a line that is the oracle's own
+            continue
         if a is None or b is None or a.call != b.call:
             return number
         if not (a.text == b.text != "" or same(a.seen, b.seen)):
@@ -273,7 +275,7 @@ def count(lab_id: str) -> int:
 def digest(steps: list[Step], oracle: list[Step]) -> str:
     """Floats differ by platform: of what holds them it counts only which of its rows are the oracle's."""
     pairs = zip_longest(steps, oracle, fillvalue=Step([], {}))
-    rows = [b.row if a.text == b.text != "" and a.call == b.call else row(a, b) for a, b in pairs]
+    rows = [b.row if a is b or (a.text == b.text != "" and a.call == b.call) else row(a, b) for a, b in pairs]
     return hashlib.sha256(f"[{', '.join(rows)}]".encode()).hexdigest()[:12]
 
 

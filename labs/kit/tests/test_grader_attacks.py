@@ -90,6 +90,7 @@ DISHONEST = {
 
 # Beside honest code, which must earn all its points, and affect no other submission.
 BESIDE = {
+    "hooks of errors": "import atexit, sys, threading, time\natexit.register(time.sleep, 1000)\nsys.excepthook = sys.unraisablehook = threading.excepthook = lambda *_: print('x')",
     "monkeypatches time and random": "import time, random\ntime.monotonic = lambda: 0.0\ntime.time = lambda: 0.0\nrandom.random = lambda: 0.5",
     "prints at import": "print('x' * 1000)",
     "a thread that goes on": "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()",
@@ -142,7 +143,7 @@ def opened(few_cases):
 
 @pytest.fixture(autouse=True)
 def unharmed():
-    """Check after each attack that the next submission earns all points, and no process is left."""
+    """Check after some attacks that the next submission earns all points, and no process is left."""
     yield
     honest = graded(SOLUTION)
     assert honest.earned == 100, [case.said for case in honest.cases if not case.passed][:1]
@@ -167,24 +168,37 @@ def sandboxed() -> list[str]:
     return [str(pid) for pid in children.get(server, ())]
 
 
-@pytest.mark.parametrize("attack", DISHONEST)
-def test_an_attack_in_place_of_honest_code_earns_nothing(attack):
-    lab = graded(dishonest(DISHONEST[attack]))
-    assert lab.earned == 0 and lab.tasks[0].state == WRONG
+def some(attacks: dict[str, str], number: int = 7) -> pytest.MarkDecorator:
+    """Give a test some attacks at a time, by name: the honest submission after them is graded once."""
+    names = [*attacks]
+    parts = [names[at : at + number] for at in range(0, len(names), number)]
+    return pytest.mark.parametrize("attacks", parts, ids=lambda part: f"{part[0]} to {part[-1]}")
+
+
+def earns_nothing(lab, attack):
+    assert lab.earned == 0 and lab.tasks[0].state == WRONG, attack
     # In some cases it is right to schedule nothing, or to raise an error.
-    assert sum(case.passed for case in lab.cases) < len(lab.cases) / 4
+    assert sum(case.passed for case in lab.cases) < len(lab.cases) / 4, attack
 
 
-@pytest.mark.parametrize("attack", BESIDE)
-def test_an_attack_beside_honest_code_changes_nothing(attack):
-    lab = graded(SOLUTION + "\n" + BESIDE[attack] + "\n")
-    assert lab.earned == 100 and lab.tasks[0].state == RIGHT, lab.problem
+@some(DISHONEST)
+def test_an_attack_in_place_of_honest_code_earns_nothing(attacks):
+    for attack in attacks:
+        earns_nothing(graded(dishonest(DISHONEST[attack])), attack)
 
 
-@pytest.mark.parametrize("attack", AT_IMPORT)
-def test_an_attack_at_import_earns_nothing(attack):
-    lab = graded(AT_IMPORT[attack] + "\n" + SOLUTION)
-    assert lab.earned == 0 and lab.problem
+@some(BESIDE)
+def test_an_attack_beside_honest_code_changes_nothing(attacks):
+    for attack in attacks:
+        lab = graded(SOLUTION + "\n" + BESIDE[attack] + "\n")
+        assert lab.earned == 100 and lab.tasks[0].state == RIGHT, (attack, lab.problem)
+
+
+@some(AT_IMPORT)
+def test_an_attack_at_import_earns_nothing(attacks):
+    for attack in attacks:
+        lab = graded(AT_IMPORT[attack] + "\n" + SOLUTION)
+        assert lab.earned == 0 and lab.problem, attack
 
 
 def test_code_that_is_right_in_the_public_cases_alone_earns_nothing():
@@ -234,12 +248,12 @@ def test_no_hidden_case_gets_into_what_a_student_is_shown():
     assert lab.problem == "after all public cases, in the hidden ones: its process ended"
 
 
-PARSED = sandbox.PARSED if SOAK else 1 << 20
+PARSED = sandbox.PARSED if SOAK else 1 << 18
 
 
 @pytest.mark.parametrize("line", ["[]," * (PARSED // 6) + "[]", "0"], ids=["few lines", "many lines"])
 def test_an_answer_is_parsed_up_to_a_limit(line, monkeypatch):
-    """1 MB of what no right answer has, in a soak the grader's own 4, take a moment and little memory."""
+    """256 kB of what no right answer has, in a soak the grader's own 4, take a moment and little memory."""
     monkeypatch.setattr(sandbox, "PARSED", PARSED)
     step = f'{{"call": ["a"], "seen": {{"returned": [{line}]}}}}\n'
     text = step * (2 * PARSED // len(step))
@@ -263,13 +277,15 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("fact", INSIDE)
-def test_inside_there_is(fact):
-    lab = graded(f"import os\nassert {INSIDE[fact]}\n" + SOLUTION)
+def test_what_there_is_inside():
+    facts = "".join(f"assert {fact}, {name!r}\n" for name, fact in INSIDE.items())
+    lab = graded(f"import os\n{facts}{SOLUTION}")
     assert lab.earned == 100, lab.problem
 
 
+@pytest.mark.soak
 def test_the_engines_answers_are_stubs_inside(tmp_path):
+    """A quick test, in which each lab is graded, looks for them in memory: see test_grader_honest."""
     for lab in map(find_lab, lab_ids()):
         course = sandbox.course_for(lab, tmp_path / lab.id)
         for module, names in sandbox.twins(lab).items():
@@ -298,21 +314,23 @@ def test_a_loopback_server_outside_is_not_reached():
     assert lab.earned == 0 and "does not load" in lab.problem
 
 
-@pytest.mark.parametrize(
-    ("data", "state"),
-    [
-        (b"", WRONG),
-        (b"\xef\xbb\xbf" + SOLUTION.encode(), RIGHT),
-        (b"def clamp(): pass\n", WRONG),
-        (b"def schedule_step(): return {}\n", WRONG),
-        (LAB.file("starter.py").read_bytes(), NOT_WRITTEN),
-    ],
-    ids=["empty", "a byte order mark", "no function", "another signature", "the starter"],
-)
-def test_odd_files(data, state):
-    lab = graded(data)
-    assert lab.tasks[0].state == state
-    assert lab.earned == (100 if state == RIGHT else 0)
+ODD = {
+    b"": WRONG,
+    b"\xef\xbb\xbf" + SOLUTION.encode(): RIGHT,
+    b"def clamp(): pass\n": WRONG,
+    b"def schedule_step(): return {}\n": WRONG,
+    LAB.file("starter.py").read_bytes(): NOT_WRITTEN,
+    # Deeper than Python reads, and than a tool goes that is written in it.
+    f"{SOLUTION}\nx = lambda: a{'.b' * 5000}\n".encode(): WRONG,
+    SOLUTION.replace("    budget = ", f"    y = lambda: a{'.b' * 1500}\n    budget = ").encode(): RIGHT,
+}
+
+
+def test_odd_files():
+    for data, state in ODD.items():
+        lab = graded(data)
+        assert lab.tasks[0].state == state, data
+        assert lab.earned == (100 if state == RIGHT else 0)
 
 
 def test_without_namespaces_nothing_is_graded(monkeypatch):

@@ -18,12 +18,21 @@ from labs.kit.grader.grading import box, grade
 from labs.kit.grader.report import Around, write_reports
 from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.markdown import feedback
-from labs.kit.grader.results import RIGHT, WRONG, Case, Grade, LabGrade, TaskGrade
+from labs.kit.grader.results import WRONG, Case, Grade, LabGrade, TaskGrade
 from labs.kit.grader.sandbox import Answer, allowance
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
-from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, dishonest, opened, unharmed  # noqa: F401
+from labs.kit.tests.test_grader_attacks import (  # noqa: F401
+    LAB,
+    SETTINGS,
+    SOLUTION,
+    dishonest,
+    earns_nothing,
+    opened,
+    some,
+    unharmed,
+)
 
 pytestmark = marks.namespaces
 
@@ -125,31 +134,19 @@ def graded(source: str, settings: Settings = SETTINGS) -> LabGrade:
     return lab
 
 
-def earns_nothing(body: str) -> None:
-    lab = graded(dishonest(body))
-    assert lab.earned == 0 and lab.tasks[0].state != RIGHT
-    assert sum(case.passed for case in lab.cases) < len(lab.cases) / 4
+QUICK = INTERPRETER | ANSWERS | PATCHES
 
 
-@pytest.mark.parametrize("attack", INTERPRETER)
-def test_an_attack_on_the_interpreter_earns_nothing(attack):
-    earns_nothing(INTERPRETER[attack])
-
-
-@pytest.mark.parametrize("attack", ANSWERS)
-def test_an_answer_that_lies_earns_nothing(attack):
-    earns_nothing(ANSWERS[attack])
-
-
-@pytest.mark.parametrize("attack", PATCHES)
-def test_a_patch_of_what_it_shares_earns_nothing(attack):
-    earns_nothing(PATCHES[attack])
+@some(QUICK)
+def test_an_attack_on_the_interpreter_an_answer_or_what_is_shared_earns_nothing(attacks):
+    for attack in attacks:
+        earns_nothing(graded(dishonest(QUICK[attack])), attack)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("attack", SLOW)
-def test_a_slow_attack_earns_nothing(attack):
-    earns_nothing(SLOW[attack])
+@some(SLOW, 1)
+def test_a_slow_attack_earns_nothing(attacks):
+    earns_nothing(graded(dishonest(SLOW[attacks[0]])), attacks[0])
 
 
 def test_the_kernel_gives_nothing():
@@ -170,19 +167,26 @@ WAYS = {  # of leaving a word for the next batch, and of looking for it
     "a process": ("os.fork() or time.sleep(100)", "len([p for p in os.listdir('/proc') if p.isdigit()]) > 4"),
     "a module": ("setattr(os, 'bit', 1)", "hasattr(os, 'bit')"),
     "a priority": ("os.nice(19)", "os.nice(0) == 19"),
+    "a wish of who is to end without memory": (
+        "for p in filter(str.isdigit, os.listdir('/proc')):\n        try: open(f'/proc/{p}/oom_score_adj', 'w').write('777')\n        except OSError: pass",
+        "open('/proc/self/oom_score_adj').read() == '777\\n'",
+    ),
     "a name": ("open('/proc/sys/kernel/domainname', 'w').write('bit')", "'bit' in os.uname().nodename"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_word_goes_from_one_batch_to_the_next(way):
-    """Honest code that is right only where an earlier batch left a word."""
-    leave, look = WAYS[way]
-    head = "import os, socket, time\ntry:\n    there = bool({})\nexcept Exception:\n    there = False\n"
-    leaving = f"{head.format(look)}try:\n    {leave}\nexcept OSError:\n    pass\n"
-    wrong = f"{SOLUTION}\nif not there:\n    def schedule_step(*_, **__): return {{}}\n"
-    assert graded(leaving + wrong).earned == 0
-    assert graded(head.format(look) + wrong).earned == 0
+def test_no_word_goes_from_one_batch_to_the_next():
+    """Each batch leaves a word in all ways, and the next would be right only where it finds one."""
+    head = "import os, socket, time\nthere = []\n"
+    looks = "".join(
+        f"try:\n    there += [{name!r}] * bool({look})\nexcept Exception: pass\n"
+        for name, (_, look) in WAYS.items()
+    )
+    leaves = "".join(f"try:\n    {leave}\nexcept OSError: pass\n" for leave, _ in WAYS.values())
+    wrong = f"if there:\n    raise ValueError(there)\n{leaves}\ndef schedule_step(*_, **__): return {{}}\n"
+    for _ in range(2):  # the public cases, the hidden ones, and the next submission's
+        lab = graded(head + looks + wrong)
+        assert lab.earned == 0 and not lab.problem, lab.problem
 
 
 def test_the_reference_is_not_read_by_a_count_of_passed_cases():

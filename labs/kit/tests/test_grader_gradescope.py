@@ -16,6 +16,7 @@ import yaml
 
 from labs.kit.author import export
 from labs.kit.grader import gradescope
+from labs.kit.grader.commands import gradescope as gradescope_command
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab, lab_ids
 from labs.kit.judge.pristine import starter_source
 from labs.kit.tests import marks
@@ -62,16 +63,18 @@ def unpacked(upload, folder):
 
 
 class Autograder:
-    """/autograder, as Gradescope lays it out, in another place."""
+    """/autograder, as Gradescope lays it out, in another place, with the course of the upload."""
 
-    def __init__(self, root: Path, **wishes):
+    def __init__(self, root: Path, course: Path, **wishes):
         self.root = root / "autograder"
         for name in ("source", "submission", "results"):
             (self.root / name).mkdir(parents=True)
-        upload = root / "autograder.zip"
         wished = {"labs": ("lab-01", "lab-02"), "seed": "spring", "deadlines": None, "hidden": None}
-        gradescope.build(upload, **wished | {"reveal": False} | wishes)
-        unpacked(upload, self.root / "source")
+        with pytest.MonkeyPatch.context() as patch:  # packing the course takes seconds
+            patch.setattr(gradescope, "course", lambda: ())
+            gradescope.build(root / "asked.zip", **wished | {"reveal": False} | wishes)
+        unpacked(root / "asked.zip", self.root / "source")
+        (self.root / "source" / "course").symlink_to(course)
         shutil.copy(self.root / "source" / "run_autograder", self.root)
         program(self.root / "venv" / "bin" / "python", f'exec {shlex.quote(sys.executable)} "$@"')
 
@@ -97,6 +100,14 @@ def upload(tmp_path_factory):
         yield archive
 
 
+@pytest.fixture(scope="module")
+def course(upload, tmp_path_factory):
+    """The upload's course. What one test has compiled, the next ones find."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    unpacked(Path(upload.filename), folder)
+    return folder / "course"
+
+
 def test_the_upload_has_what_grading_needs_and_nothing_else(upload):
     names = set(upload.namelist())
     assert {"setup.sh", "run_autograder", "course/pyproject.toml", "course/constraints.txt"} <= names
@@ -111,23 +122,15 @@ def test_the_upload_has_what_grading_needs_and_nothing_else(upload):
         assert b"\r" not in upload.read(name)
 
 
-def test_the_same_wishes_give_the_same_upload(upload, tmp_path):
-    gradescope.build(tmp_path / "again.zip", tuple(lab_ids()), "spring", None, None, False)
+def test_the_command_builds_it_and_the_same_wishes_give_the_same_upload(upload, tmp_path, capsys):
+    gradescope_command(tmp_path / "again.zip", labs="", seed="spring")
+    assert "again.zip, " in (said := capsys.readouterr().out) and "seed spring" in said
     assert (tmp_path / "again.zip").read_bytes() == Path(upload.filename).read_bytes()
 
 
-def test_the_command_builds_it_and_names_the_seed(tmp_path):
-    line = [sys.executable, "-m", "labs", "gradescope", "--labs", "2", "--out", str(tmp_path / "up.zip")]
-    told = run(line, tmp_path, PYTHONPATH=str(ROOT))
-    with zipfile.ZipFile(tmp_path / "up.zip") as archive:
-        asked = json.loads(archive.read("grade.json"))
-    assert asked["labs"] == ["lab-02"] and len(asked["seed"]) == 16
-    assert f"seed {asked['seed']}" in told.stdout
-
-
-def test_setup_installs_the_pinned_course_and_bubblewrap(tmp_path):
+def test_setup_installs_the_pinned_course_and_bubblewrap(course, tmp_path):
     """With programs in place of apt-get and Python that write down how they are called."""
-    there, stubs, log = Autograder(tmp_path), tmp_path / "stubs", tmp_path / "log"
+    there, stubs, log = Autograder(tmp_path, course), tmp_path / "stubs", tmp_path / "log"
     shutil.rmtree(there.root / "venv")
     said = f'echo "$(basename "$0") $*" >> {log}'
     program(stubs / "apt-get", said)
@@ -144,13 +147,13 @@ def test_setup_installs_the_pinned_course_and_bubblewrap(tmp_path):
     lines = log.read_text("utf-8").splitlines()
     assert any(line.startswith("apt-get install") and "bubblewrap" in line for line in lines)
     (pip,) = (line.split() for line in lines if line.startswith("python -m pip install"))
-    course, constraints = pip[pip.index("--editable") + 1], pip[pip.index("--constraint") + 1]
-    assert course == f"{there.root}/source/course[grade]" and Path(constraints).is_file()
+    installed, constraints = pip[pip.index("--editable") + 1], pip[pip.index("--constraint") + 1]
+    assert installed == f"{there.root}/source/course[grade]" and Path(constraints).is_file()
     assert (there.root / "venv" / "bin" / "python").exists()
 
 
-def test_a_submission_is_graded_as_by_the_command(tmp_path):
-    there = Autograder(tmp_path, deadlines=deadlines(tmp_path), hidden=EXAMPLES / "hidden")
+def test_a_submission_is_graded_as_by_the_command(course, tmp_path):
+    there = Autograder(tmp_path, course, deadlines=deadlines(tmp_path), hidden=EXAMPLES / "hidden")
     there.hand_in("student-02", "2026-10-14T08:00:00-07:00")
     os.mkfifo(there.root / "submission" / "pipe")
     (there.root / "submission" / "link").symlink_to("/etc/passwd")
@@ -199,8 +202,8 @@ def deadlines(folder, text=DEADLINES):
     return folder / "deadlines.toml"
 
 
-def test_lateness_and_extensions_come_from_the_metadata(tmp_path):
-    there = Autograder(tmp_path, labs=("lab-01",), deadlines=deadlines(tmp_path))
+def test_lateness_and_extensions_come_from_the_metadata(course, tmp_path):
+    there = Autograder(tmp_path, course, labs=("lab-01",), deadlines=deadlines(tmp_path))
     there.hand_in("student-01", "2026-10-15T12:00:00+02:00")
     result = there.grade()
     assert result["score"] == 80 and result["extra_data"]["withheld"] == 20
@@ -210,24 +213,26 @@ def test_lateness_and_extensions_come_from_the_metadata(tmp_path):
             gradescope.checked(deadlines(tmp_path, wrong))
 
 
-def test_a_file_alone_without_namespaces_and_a_grader_that_fails(tmp_path):
+def test_a_file_alone_without_namespaces_and_a_grader_that_fails(course, tmp_path):
     """A result says first what isolation it had; a grader that fails leaves none, not even an old one."""
-    there, stubs = Autograder(tmp_path, labs=("lab-02",)), tmp_path / "stubs"
+    there, stubs = Autograder(tmp_path, course, labs=("lab-02",)), tmp_path / "stubs"
     program(stubs / "bwrap", "echo refused >&2; exit 1")
     shutil.copy(EXAMPLES / "submissions/student-01/lab-02/starter.py", there.root / "submission")
     result = there.grade(stubs)
     assert result, there.told.stderr
     assert result["output"].startswith("Weak isolation") and result["extra_data"]["isolation"] == "limits"
     assert result["score"] == 100 and "student" not in there.told.stderr  # there was no metadata
-    (there.root / "source/course/labs/lab-02/author/random_scripts.py").unlink()
+    scripts = there.root / "source/course/labs/lab-02/author/random_scripts.py"
+    away = scripts.rename(tmp_path / "away.py")
     assert there.grade() is None
+    away.rename(scripts)
     assert there.told.returncode != 0 and "NOT GRADED" in there.told.stderr
 
 
 # ------------------------------------------------------------------------------------------- GitHub Classroom
 
 
-def test_the_classroom_workflow_grades_what_it_clones(tmp_path):
+def test_the_classroom_workflow_grades_what_it_clones(course, tmp_path):
     text = (EXAMPLES / "classroom.yml").read_text("utf-8")
     workflow = yaml.safe_load(text)
     assert f"```yaml\n{text}```" in GUIDE
@@ -237,9 +242,7 @@ def test_the_classroom_workflow_grades_what_it_clones(tmp_path):
     }  # YAML reads on as True
     (job,) = workflow["jobs"].values()
     checkout, repository = tmp_path / "course", tmp_path / "repository"
-    for name, data in gradescope.course():
-        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / name).write_bytes(data)
+    checkout.symlink_to(course)
     for student in (EXAMPLES / "submissions").iterdir():  # as repositories of the student edition are
         shutil.copytree(student, repository / f"labs-{student.name}" / "labs")
     stubs, log = tmp_path / "stubs", tmp_path / "log"

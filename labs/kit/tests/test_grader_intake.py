@@ -123,7 +123,8 @@ def test_a_zip_with_one_name_twice_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "data, why",
     [(b"", "empty"), (b"\xef\xbb\xbf \n", "empty"), (b"x = '\xe9'", "not UTF-8 text (at byte 5)"),
-     ("x = 1".encode("utf-16"), "not UTF-8"), (b"#" * (contents.FILE + 1), "larger than 1 MB")],
+     ("x = 1".encode("utf-16"), "not UTF-8"), (b"#" * (contents.FILE + 1), "larger than 8 MB"),
+     (b"#" * (intake.CODE + 1), "has more than 256 kB of code")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_judged_is_a_problem_of_its_lab_alone(read, data, why):
     found = read({"lab-01.py": data, "lab-02.py": b"\xef\xbb\xbfx = 2"})
@@ -134,7 +135,7 @@ def test_a_file_that_cannot_be_judged_is_a_problem_of_its_lab_alone(read, data, 
 def test_a_sparse_file_of_10_gb_is_not_read(read, tmp_path):
     read({"lab-01.py": b""})
     os.truncate(tmp_path / "ann" / "lab-01.py", 10 << 30)
-    assert "larger than 1 MB" in read({}).problems["lab-01"]
+    assert "larger than 8 MB" in read({}).problems["lab-01"]
 
 
 def test_symbolic_links_are_not_followed(read, tmp_path):

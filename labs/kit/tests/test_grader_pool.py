@@ -15,9 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
-from labs.kit.grader import arguments, grading, pool, regrade, similarity, store, workers
+from labs.kit.grader import arguments, cases, grading, pool, regrade, similarity, store, workers
 from labs.kit.grader import run as commands
+from labs.kit.grader.commands import grade as grade_command
 from labs.kit.grader.pool import FAILED, GRADED, KEPT
 from labs.kit.grader.results import Grade, LabGrade, TaskGrade
 from labs.kit.grader.rules import Files
@@ -82,6 +84,9 @@ class Here:
 
     def __init__(self, width=3):
         self.most, self.out = width, 0
+
+    def share(self, settings):
+        self.shared = settings.seed
 
     def submit(self, function, grade, submission, settings):
         future = Future()
@@ -164,7 +169,7 @@ def test_what_is_there_is_not_graded_again(tmp_path):
 def test_half_a_grade_is_none(tmp_path, text):
     (tmp_path / "grades").mkdir()
     (tmp_path / "grades" / "s0.json").write_text(text)
-    (tmp_path / "grades" / ".s0.part").write_text("left by a run that was killed")
+    (tmp_path / "grades" / "s0.json.7.0.part").write_text("left by a run that was killed")
     assert states(run(tmp_path, [submission("s0")], Here())) == {"s0": GRADED}
     assert list(stored(tmp_path)) == ["s0.json"]
 
@@ -181,9 +186,11 @@ def test_lateness_is_counted_anew_for_what_is_kept(tmp_path):
 # --------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_what_ends_its_worker_each_time_is_not_graded_and_costs_no_other(tmp_path, local):
+def test_what_ends_its_worker_each_time_is_not_graded_and_costs_no_other(tmp_path):
     run(tmp_path, klass(), Here())
-    outcomes = run(tmp_path, klass(b"2"), local, ends_always)
+    one = workers.Local(1)
+    outcomes = run(tmp_path, klass(b"2"), one, ends_always)
+    one.stop()
     assert states(outcomes) == dict.fromkeys(NAMES, GRADED) | {"s3": FAILED}
     assert "3 times, the last time: BrokenProcessPool" in outcomes["s3"].why
     assert "s3.json" not in stored(tmp_path)  # nor the one of another submission, from before
@@ -324,7 +331,8 @@ def labs(*line):
 
 
 @marks.namespaces
-def test_the_command_grades_goes_on_and_replays(tmp_path):
+def test_the_command_grades_goes_on_and_replays(tmp_path, capsys):
+    """Two workers share what oracles say, one computes it by itself; the grades are the same."""
     lab = find_lab("lab-01")
     right = lab.file("solution.py").read_text("utf-8")
     other = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
@@ -335,16 +343,41 @@ def test_the_command_grades_goes_on_and_replays(tmp_path):
     first = labs(*line, tmp_path / "a", "--jobs", "2")
     assert first.returncode == 0, first.stderr
     assert "3 graded; mean 33.3 of 100 points; isolation: namespaces; seed s" in first.stdout
-    again = labs(*line[:4], *line[6:], tmp_path / "a", "--regrade", tmp_path / "a")
-    assert "3 graded (3 of them before)" in again.stdout and "0 changed, 3 the same" in again.stdout
-    assert labs(*line, tmp_path / "b", "--jobs", "1").returncode == 0
+    again = {"regrade": tmp_path / "a", "labs": "1", "as_root": True}
+    with pytest.raises(typer.Exit) as end:  # of the report it has the seed
+        grade_command(tmp_path / "class", tmp_path / "a", **again)
+    said = capsys.readouterr().out
+    assert not end.value.exit_code
+    assert "3 graded (3 of them before)" in said and "0 changed, 3 the same" in said
+    with pytest.raises(typer.Exit):
+        grade_command(tmp_path / "class", tmp_path / "b", seed="s", jobs=1, **again)
     assert stored(tmp_path / "a") == stored(tmp_path / "b")
-    cases = {one.student: one.labs[0].cases for one in grades(tmp_path / "a", "ann", "bob")}
-    wrong = next(case for case in cases["bob"] if not case.passed and case.hidden)
-    replayed = labs("replay", tmp_path / "a", "bob", "1", wrong.name)
-    assert replayed.returncode == 1 and "but should be" in replayed.stdout, replayed.stderr
-    right = labs("replay", tmp_path / "a", "ann", "1", wrong.name)
-    assert f"ann, lab-01, {wrong.name}: passes" in right.stdout
+    played = {one.student: one.labs[0].cases for one in grades(tmp_path / "a", "ann", "bob")}
+    wrong = next(case for case in played["bob"] if not case.passed and case.hidden)
+    assert not commands.replay(tmp_path / "a", "bob", "1", wrong.name).passed
+    assert "but should be" in capsys.readouterr().out
+    assert commands.replay(tmp_path / "a", "ann", "1", wrong.name).passed
+    assert f"ann, lab-01, {wrong.name}: passes" in capsys.readouterr().out
+
+
+def test_what_oracles_say_is_computed_once_for_all_workers(tmp_path, monkeypatch):
+    """And not again by a worker that finds it; another seed's is another."""
+    monkeypatch.setattr(cases, "shared", tmp_path)
+    settings = Settings(LABS, "shared", hidden=2)
+    cases.share("lab-01", settings)
+    script = cases.cases(find_lab("lab-01"), settings)[-1].script
+    known = cases.expected("lab-01", script)
+    cases.expected.cache_clear()
+    cases.left.cache_clear()
+    asked = []
+    monkeypatch.setattr(
+        cases.player, "log", lambda *call: asked.append(call) or ['{"call": ["a"], "seen": {}}']
+    )
+    assert cases.expected("lab-01", script) == known and not asked
+    cases.expected("lab-01", script.replace("{", "{ ", 1))
+    assert len(asked) == 1
+    cases.expected.cache_clear()
+    cases.left.cache_clear()
 
 
 def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
@@ -384,38 +417,31 @@ def test_submissions_that_were_not_graded_are_printed_and_written_down(tmp_path,
 
 
 def test_similar_files_are_reported_and_never_imported(tmp_path):
-    """Not even one of a student whose name is that of a module."""
-    source = f"open({str(tmp_path / 'imported')!r}, 'w')\nx = [{', '.join(map(str, range(300)))}]\n".encode()
-    alike = [Submission(name, {"lab-01": source}) for name in ("json", "copydetect")]
-    lines, pairs = similarity.compare(alike, ["lab-01", "lab-02"], tmp_path / "report")
-    assert lines == [
-        "lab-01: similarity/lab-01.html",
-        "lab-02: no files, so there is nothing to compare",
-    ]
-    html = (tmp_path / "report/similarity/lab-01.html").read_text("utf-8")
-    assert "json.py" in html and "copydetect.py" in html and not (tmp_path / "imported").exists()
-    assert "lab-01: copydetect and json, 100%" in pairs
+    """Like each other, or like the reference, a known mistake or the engine's part, but not like a starter.
 
-
-def test_a_file_is_also_compared_with_the_courses_own(tmp_path):
-    """The reference with other names, and a known mistake, whose nearest file is named; not a starter."""
+    The names of two students are those of modules.
+    """
     lab = find_lab("lab-02")
     solution = lab.file("solution.py").read_text("utf-8")
     mistake = max(lab.mistakes, key=lambda one: len(one.apply(solution)))
-    files = {
-        "ann": solution.replace("budget", "left"),
+    source = f"open({str(tmp_path / 'imported')!r}, 'w')\nx = [{', '.join(map(str, range(300)))}]\n"
+    engine = (LABS_DIR.parent / "mini_engine/scheduler.py").read_text("utf-8")
+    files = {"json": source, "copydetect": source, "ann": solution.replace("budget", "left")}
+    files |= {
         "bob": mistake.apply(solution),
         "cy": starter_source(lab),
+        "dee": engine.replace("request", "job"),
     }
-    engine = (LABS_DIR.parent / "mini_engine/block_manager.py").read_text("utf-8")
-    submissions = [Submission(name, {"lab-02": text.encode()}) for name, text in files.items()]
-    submissions.append(Submission("dee", {"lab-06": engine.replace("block", "page").encode()}))
-    said, lines = similarity.compare(submissions, ["lab-02", "lab-06"], tmp_path)
-    assert len(said) == 2
-    assert any(line.startswith("lab-02: ann and the reference, ") for line in lines), lines
-    assert any(line.startswith("lab-06: dee and the engine's block_manager, ") for line in lines)
-    assert sum(line.startswith("lab-02: bob and the ") for line in lines) == 1
-    assert not any(" cy" in line for line in lines)
+    handed_in = [Submission(name, {"lab-02": text.encode()}) for name, text in files.items()]
+    lines, pairs = similarity.compare(handed_in, ["lab-01", "lab-02"], tmp_path / "report")
+    assert lines == ["lab-01: no files, so there is nothing to compare", "lab-02: similarity/lab-02.html"]
+    html = (tmp_path / "report/similarity/lab-02.html").read_text("utf-8")
+    assert "json.py" in html and "copydetect.py" in html and not (tmp_path / "imported").exists()
+    assert "lab-02: copydetect and json, 100%" in pairs
+    for pair in ("ann and the reference", "dee and the engine's scheduler"):
+        assert any(line.startswith(f"lab-02: {pair}, ") for line in pairs), pairs
+    assert sum(line.startswith("lab-02: bob and the ") for line in pairs) == 1
+    assert not any(" cy" in line for line in pairs)
 
 
 # --------------------------------------------------------------------------------------------- a cluster

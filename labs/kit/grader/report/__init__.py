@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labs.kit.grader.files import write
 from labs.kit.grader.names import printable
-from labs.kit.grader.report import figure, gradebook, gradescope, markdown, pages, table
+from labs.kit.grader.report import gradebook, gradescope, markdown, pages, table
 from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.summary import Summary
 from labs.kit.grader.results import Grade
 from labs.kit.grader.submission import Settings
+from mini_engine.trace.file import write_whole
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Around:
 def write_reports(
     report: Path, grades: Iterable[Grade], settings: Settings, around: Around | None = None
 ) -> None:
-    """Write grades.csv, gradebook/, feedback/, gradescope/, report.md, report.png and index.html in `report`.
+    """Write grades.csv, gradebook/, feedback/, gradescope/, report.md and index.html in `report`.
 
     Each file is complete or not there. Raise ValueError if two grades are of one student.
     """
@@ -46,18 +46,17 @@ def write_reports(
     for grade in grades:
         student = disclose(grade, settings)
         summary.add(student)
-        write(report / "feedback" / f"{student.stem}.md", markdown.feedback(student))
-        write(report / "feedback" / f"{student.stem}.html", pages.student(student))
-        write(report / "gradescope" / f"{student.stem}.json", gradescope.results(student))
+        write_whole(report / "feedback" / f"{student.stem}.md", markdown.feedback(student))
+        write_whole(report / "feedback" / f"{student.stem}.html", pages.student(student))
+        write_whole(report / "gradescope" / f"{student.stem}.json", gradescope.results(student))
         packs |= pages.packs(student)
     stems = {row.stem for row in summary.rows}
     for old in [*(report / "feedback").glob("*"), *(report / "gradescope").glob("*.json")]:
         if old.stem not in stems:  # its submission is gone, or could not be graded
             old.unlink()
     summary.close()
-    write(report / "grades.csv", table.grades(summary))
+    write_whole(report / "grades.csv", table.grades(summary))
     for name, text in gradebook.files(summary).items():
-        write(report / "gradebook" / name, text)
-    write(report / "report.png", figure.png(summary))
-    write(report / "report.md", markdown.instructor(summary))
-    write(report / "index.html", pages.index(summary, packs))
+        write_whole(report / "gradebook" / name, text)
+    write_whole(report / "report.md", markdown.instructor(summary))
+    write_whole(report / "index.html", pages.index(summary, packs))

@@ -7,7 +7,6 @@ from jinja2 import Environment
 
 from labs.kit.grader.report import templates
 from labs.kit.grader.report.disclosure import Disclosed
-from labs.kit.grader.report.figure import alt
 from labs.kit.grader.report.summary import Summary
 
 
@@ -53,4 +52,4 @@ def feedback(student: Disclosed) -> str:
 
 
 def instructor(summary: Summary) -> str:
-    return environment().get_template("report.md").render(summary=summary, alt=Raw(alt(summary)))
+    return environment().get_template("report.md").render(summary=summary)
