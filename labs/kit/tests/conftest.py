@@ -140,13 +140,19 @@ def copied_lab(course, monkeypatch):
     return lambda: manifest.find_lab("lab-01")
 
 
-@pytest.fixture
-def few_cases():
+@contextmanager
+def fewer_cases():
     """Give each lab 16 of its public cases, for tests that grade many right files; a soak has them all."""
     every = random_scripts.count
     with pytest.MonkeyPatch.context() as patch:
         if not SOAK:
             patch.setattr(random_scripts, "count", lambda lab_id: min(16, every(lab_id)))
+        yield
+
+
+@pytest.fixture
+def few_cases():
+    with fewer_cases():
         yield
 
 
