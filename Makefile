@@ -87,7 +87,7 @@ promises: $(VENV)/installed
 	$(call stage,labs check: starters fail and mistakes are caught,$(BIN)/python -m labs check $(STRICT) $(QUICK) --keep $(KEPT))
 
 notebooks: $(VENV)/installed
-	$(call stage,notebooks: every cell gives what is saved,$(PYTEST) --dist loadfile --nbval notebooks)
+	$(call stage,notebooks: every cell gives what is saved,$(BIN)/pytest -n 2 --dist loadfile --nbval notebooks)
 
 docs: $(VENV)/installed
 	$(call stage,book: every page and link,$(SPHINX) docs/_build/site)
