@@ -39,7 +39,7 @@ def cases(lab: Lab, settings: Settings) -> list[CaseScript]:
 @lru_cache(64)  # all labs: of one seed they are drawn once
 def drawn(lab_id: str, public: int, seed: str, hidden: int) -> list[CaseScript]:
     graded = getattr(loading.load(lab_id, "random_scripts"), "graded", lambda script: script)
-    each = [(f"public {n + 1}", False, n) for n in range(public)]
+    each: list[tuple[str, bool, object]] = [(f"public {n + 1}", False, n) for n in range(public)]
     each += [(f"hidden {n + 1}", True, f"{seed} {n}") for n in range(hidden)]
     return [
         CaseScript(name, is_hidden, json.dumps(graded(random_scripts.drawn(lab_id, one))))
