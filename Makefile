@@ -51,8 +51,9 @@ test-fast: $(VENV)/installed
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
-	bench cluster every_call faults fast input_errors kv_connector machines oracle_engine oracle_model oracle_sampling \
-	player replicas serve_rough simulate speculation speculation_equality tensor_parallel) \
+	baselines bench cli cluster conformance draft_model every_call faults fast fork input_errors isolation \
+	kv_connector machines oracle_engine oracle_model oracle_sampling player replicas serve serve_rough simulate \
+	speculation speculation_equality structured tensor_parallel) \
 	$(patsubst %,labs/kit/tests/test_%.py,\
 	arena browser diagnose dials edition front_page grader_attacks grader_evasions grader_gradescope grader_honest \
 	grader_imports grader_known grader_later_labs grader_pool grader_shapes guard panel random_scripts sentences)

@@ -6,6 +6,7 @@ import time
 from contextlib import contextmanager
 from types import ModuleType
 
+import httpx
 import pytest
 import uvicorn
 
@@ -17,6 +18,8 @@ from mini_engine.tests.helpers import byte_tokenizer, tiny_model
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 LIMITS = Limits(max_num_requests=8, max_body_bytes=20_000, timeout=20)
+# One for all: a client takes long to make. It keeps no connection, for the servers end.
+http = httpx.Client(timeout=60, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def openai() -> ModuleType:

@@ -4,7 +4,6 @@ import ast
 import importlib.util
 import json
 import re
-import tomllib
 from graphlib import CycleError, TopologicalSorter
 from html import unescape
 from pathlib import Path
@@ -14,19 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8") if (ROOT / "docs").is_dir() else ""
 CHANGES = re.findall(r"^\| [^|]+ \| `([\w/.-]+)`(?: \(`(\w+)`\))? \|$", PAGE, re.MULTILINE)
-
-
-def test_every_module_and_room_has_its_layer():
-    """import-linter's contract knows each module at the top of the engine, and no other."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    layers = next(c["layers"] for c in settings["contracts"] if c["containers"] == ["mini_engine"])
-    named = [name.strip() for layer in layers for name in layer.replace("|", ":").split(":")]
-    there = {
-        path.stem
-        for path in (ROOT / "mini_engine").iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert sorted(named) == sorted(there - {"__init__", "__main__", "tests"})
 
 
 def imports(folder):
@@ -53,36 +39,13 @@ def imports(folder):
 
 @pytest.mark.parametrize("folder", ["mini_engine", "labs/kit"])
 def test_no_circle_of_files(folder):
-    """No file imports itself through others, not even for annotations: a reader follows these, too."""
+    """No file imports itself through others, not even for annotations: a reader follows these, too. That none
+    imports from a higher layer is `make lint`'s to see."""
     graph = imports(folder)
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
-
-
-def test_no_import_goes_up():
-    """Each import between two modules or rooms goes to a lower layer, or stays in one that allows it."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
-    assert settings["exclude_type_checking_imports"] is False
-    layers = next(c["layers"] for c in settings["contracts"] if c["containers"] == ["mini_engine"])
-    height = {
-        name.strip(): -i for i, layer in enumerate(layers) for name in layer.replace("|", ":").split(":")
-    }
-    assert "mini_engine.engine" in imports("mini_engine")["mini_engine"], "under TYPE_CHECKING, and seen"
-    up = [
-        (module, other)
-        for module, others in imports("mini_engine").items()
-        for other in others
-        if (here := room(module)) != (there := room(other))
-        and {here, there} <= set(height)
-        and height[here] < height[there]
-    ]
-    assert not up
-
-
-def room(module):
-    return module.split(".")[1] if "." in module else ""
 
 
 def test_the_rooms_are_described():

@@ -12,6 +12,7 @@ from mini_engine.request import Request, SamplingParams
 from mini_engine.sim.baselines import BASELINES, OverCommit
 from mini_engine.sim.cost_model import CostModel, LoadMeter, StepLoad, step_loads
 from mini_engine.tests.helpers import record_run
+from mini_engine.tests.soak import SOAK
 from mini_engine.trace import replay
 
 
@@ -44,7 +45,7 @@ def slot_utilisation(trace, max_num_seqs: int) -> float:
 # ------------------------------------------------------------------------------------- all of them
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(9 if SOAK else 1))
 def test_same_tokens_as_the_engine(model, seed):
     """Random prompts and lengths, arriving while others run, in a pool that is too small for all."""
 
@@ -75,7 +76,7 @@ def test_same_tokens_as_the_engine(model, seed):
 @pytest.mark.parametrize("caching", [False, True])
 def test_invariants_over_random_workloads(name, policy, caching):
     """Everything finishes, budget and slots hold in every step, and at the end all blocks are free."""
-    for seed in range(15):
+    for seed in range(50 if SOAK else 6):
         rng = random.Random(seed)
         requests = [
             request(f"r{i}", rng.randint(1, 20), rng.randint(1, 20), rng.randint(0, 2)) for i in range(12)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mini_engine
-from mini_engine.bench import environments, gpu, mask, plan, quiet, race, report, start
+from mini_engine.bench import environments, gpu, mask, plan, process, quiet, race, report, start
 from mini_engine.bench.export import export
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Usage, Watch
@@ -344,7 +344,9 @@ def test_an_error_in_a_process_is_reported_in_a_line(tmp_path):
             processes.serve(OURS, LOAD)
 
 
-def test_a_process_that_has_died_has_failed(tmp_path):
+def test_a_process_that_has_died_has_failed(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text('print(\'{"versions": {"x": "1"}}\', flush=True)\ninput(), input()\n')
+    monkeypatch.setattr(process, "WORKER", tmp_path / "worker.py")
     with Processes(tmp_path) as processes:
         processes.start([OURS], JOB)
         processes.processes[OURS].popen.kill()

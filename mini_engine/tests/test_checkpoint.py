@@ -19,18 +19,10 @@ from mini_engine.model import sdpa
 from mini_engine.tests.helpers import byte_tokenizer
 
 CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1000.0,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 1000.0, "tie_word_embeddings": False,
+}  # fmt: skip
 FAMILIES = {
     "llama": {},
     "llama-tied-biases": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},

@@ -727,8 +727,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-@pytest.mark.parametrize("way", WAYS)
+@isolation.every_other("way", WAYS, "block_size", [1, 3, 4, 16])
 def test_32_every_way_gives_the_same(model, way, block_size):
     """32. Each way of computing gives the tokens of the request alone, and its logits to 1e-9."""
     settings = {"max_num_seqs": 6, "num_tokens": 600, "enable_prefix_caching": False} | WAYS[way]
@@ -748,7 +747,7 @@ from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import play, random_workload, tiny_model, drain, tokens_of
 from mini_engine.trace import decisions
 told = []
-for seed in range(12):
+for seed in range(6):
     engine = play(*random_workload(seed))
     told += [[decisions(r), r.blocks, r.blocked.to_json()] for r in engine.trace.steps]
 settings = {"num_blocks": 14, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 9}
@@ -770,7 +769,7 @@ def test_33_nothing_depends_on_hash_seeds(capsys):
     exec(RERUN, {})
     second = capsys.readouterr().out
     told, tokens = json.loads(first)
-    assert len(told) > 200 and all(len(ids) == 9 for ids in tokens.values())
+    assert len(told) > 100 and all(len(ids) == 9 for ids in tokens.values())
     assert first == second
 
 

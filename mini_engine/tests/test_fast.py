@@ -4,6 +4,7 @@ Each test runs with torch alone and with kernels.cpp, which is built here where 
 """
 
 import gc
+import os
 import random
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from filelock import FileLock
 
 from mini_engine.attention import PagedBackend, paged_attention, write_kv
 from mini_engine.backends.two_pass import TwoPassBackend
@@ -34,24 +36,31 @@ from mini_engine.tests.helpers import dense_logits, drain, make_request, row, ti
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    """A folder with the kernels in it, built for this run."""
+def built(tmp_path_factory):
+    """A folder with the kernels in it, built once for all processes of this run."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("no C++ compiler is here to build the kernels with")
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels"
+    with pytest.MonkeyPatch.context() as patch, FileLock(f"{folder}.lock"):
         patch.setattr(kernels, "cache_dir", lambda: folder)
         kernels.build()
     return folder
 
 
+@pytest.fixture
+def library(built, monkeypatch):
+    """The kernels are found, in this folder."""
+    monkeypatch.setattr(kernels, "cache_dir", lambda: built)
+    return built
+
+
 @pytest.fixture(params=["torch", "kernels"])
-def way(request, monkeypatch):
+def way(request):
     """The way to compute: FastLM's `use_kernels`, True only with kernels that are really there."""
     if request.param == "torch":
         return False
-    folder = request.getfixturevalue("library")
-    monkeypatch.setattr(kernels, "cache_dir", lambda: folder)
+    request.getfixturevalue("library")
     assert kernels.load(torch.float64) is not None
     return True
 
@@ -144,7 +153,7 @@ def test_decodes_that_share_blocks_give_the_same_logits(kind, block_size, way):
             assert same(found, dense_logits(model, request.token_ids())[-1])
 
 
-@pytest.mark.parametrize("block_size", [3, 16])
+@pytest.mark.parametrize("block_size", [3, pytest.param(16, marks=pytest.mark.soak)])
 def test_requests_are_isolated(model, monkeypatch, block_size, way):
     """test_isolation's tight pools, preemptions and poisoned slots, with FastBackend in place."""
 
@@ -170,6 +179,7 @@ def test_a_packed_product_is_the_product(dtype, rows):
         torch.testing.assert_close(linear(x), F.linear(x, weight, b), **close)
 
 
+@pytest.mark.soak
 def test_products_of_all_sizes_take_little_memory():
     """Little more is kept after 300 sizes of step than after 20: without a bound it is 300 MB."""
     code = """if True:
@@ -193,8 +203,7 @@ def test_products_of_all_sizes_take_little_memory():
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 300])
 @pytest.mark.parametrize(("outputs", "columns"), [(16, 2), (70, 41), (1, 1), (49, 576)])
-def test_a_product_in_panels_is_the_product_rounded_once(rows, outputs, columns, library, monkeypatch):
-    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
+def test_a_product_in_panels_is_the_product_rounded_once(rows, outputs, columns, library):
     x, weight, bias = (
         torch.randn(*shape).bfloat16() for shape in ((rows, columns), (outputs, columns), (outputs,))
     )
@@ -213,7 +222,6 @@ def test_a_product_in_panels_is_the_product_rounded_once(rows, outputs, columns,
 def test_bfloat16_is_fast_without_instructions_for_it(library, monkeypatch):
     """SmolLM2's and Qwen's kinds of layer in panels: within rounding of the plain model, one after another
     as in a batch, and a weight that is not finite has its name."""
-    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
     monkeypatch.setattr(onednn, "can_pack", lambda dtype: False)
     assert prepare(tiny_model().float()).__class__ is not FastLM  # nothing would be faster
     for kind in ("llama", "qwen2", "tied"):
@@ -239,10 +247,9 @@ def test_bfloat16_is_fast_without_instructions_for_it(library, monkeypatch):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 100])
 @pytest.mark.parametrize(("outputs", "columns"), [(16, 32), (70, 41), (1, 1), (49, 576)])
-def test_a_product_in_blocks_is_the_rounded_weights(bits, rows, outputs, columns, library, monkeypatch):
+def test_a_product_in_blocks_is_the_rounded_weights(bits, rows, outputs, columns, library):
     """The product is that of weights half a step away at most and of x in 16 bits, whatever stands beside a
     row."""
-    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
     x, weight, bias = torch.randn(rows, columns), torch.randn(outputs, columns), torch.randn(outputs)
     for b in (None, bias):
         linear = blocks.Linear(kernels.load(torch.float32), bits, weight, b)
@@ -267,11 +274,10 @@ def test_a_product_in_blocks_is_the_rounded_weights(bits, rows, outputs, columns
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(4, "Q4_1"), (8, "Q8_0")])
-def test_numbers_of_a_gguf_file_are_kept_as_they_are(bits, kind, library, monkeypatch):
+def test_numbers_of_a_gguf_file_are_kept_as_they_are(bits, kind, library):
     """Blocks of all equal numbers, of zeros, and of one sign among them."""
     from gguf import GGMLQuantizationType, quants
 
-    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
     weight = torch.randn(64, 96) * torch.rand(64, 1)
     weight[0], weight[1], weight[2] = 0, 0.25, weight[2].abs() + 1
     stored = GGMLQuantizationType[kind]
@@ -283,7 +289,6 @@ def test_numbers_of_a_gguf_file_are_kept_as_they_are(bits, kind, library, monkey
 def test_q4_says_what_float32_says_of_the_same_weights(library, monkeypatch):
     """A model whose weights are in steps already: the same tokens through an engine, by both; one whose are
     not is another model, a weight that is not finite has its name, and what q4 needs is said."""
-    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
     packed = kernels.load(torch.float32)
 
     def said(engine):
@@ -444,7 +449,6 @@ def test_tokens_on_a_real_model(name, dtype, way):
 
 def test_the_little_measurements_run(library, monkeypatch):
     """At tiny sizes: a line for each product and number of rows, and for each kind of step."""
-    monkeypatch.setattr(kernels, "cache_dir", lambda: library)
     sizes = {"LAYERS": 1, "CACHE": 1, "ROWS": (1, 3), "PRODUCTS": {"small": (32, 48)}}
     for name, value in (sizes | {"STEPS": {"two": [(1, 20), (5, 5)]}}).items():
         monkeypatch.setattr(measure, name, value)

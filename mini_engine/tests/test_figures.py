@@ -2,8 +2,6 @@
 
 import random
 import re
-import subprocess
-import sys
 from itertools import combinations
 from types import MappingProxyType
 
@@ -392,8 +390,6 @@ def test_every_figure_is_readable(name, trace, monkeypatch):
     axes = DRAW[name](trace)
     figure = (axes[0] if isinstance(axes, tuple) else axes).figure
     assert figure.get_figwidth() <= 8
-    figure.canvas.draw()
-
     drawn, draw = [], Text.draw  # what is really drawn: matplotlib keeps texts that it never shows
     monkeypatch.setattr(Text, "draw", lambda text, renderer: (drawn.append(text), draw(text, renderer)))
     figure.canvas.draw()
@@ -496,10 +492,3 @@ def test_alt_text_has_the_numbers_of_the_trace(trace):
     counted = [figures.counted(n, "step") for n in (0, 1, 1.0, 2, 2.5)]
     assert counted == ["0 steps", "1 step", "1 step", "2 steps", "2.5 steps"]
     assert [figures.counted(1.25, unit) for unit in ("ms", "s")] == ["1.25 ms", "1.25 s"]
-
-
-def test_importing_figures_is_cheap():
-    """matplotlib comes with the first drawing, torch never."""
-    code = "import mini_engine.show.figures, sys; print({'matplotlib', 'torch', 'numpy'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"

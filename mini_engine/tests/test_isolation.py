@@ -66,16 +66,8 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
     def own(n):
         return [rng.randrange(64) for _ in range(n)]
 
-    prompts = [
-        own(3),
-        SHARED + own(1),
-        own(17),
-        SHARED,
-        SHARED[:20] + own(4),
-        own(1),
-        SHARED + own(6),
-        own(9),
-    ]
+    prompts = [own(3), SHARED + own(1), own(17), SHARED]
+    prompts += [SHARED[:20] + own(4), own(1), SHARED + own(6), own(9)]
     limits = [15, 6, 8, 7, 10, 6, 8, 12]  # some grow past a multiple of 16
     return [
         (prompt, SamplingParams(max_tokens=limit, seed=i, **(RANDOM if i % 3 == 2 else GREEDY)))
@@ -125,12 +117,21 @@ def num_preemptions(requests):
     return sum(request.num_preemptions for request in requests.values())
 
 
+def every_other(one, values, other, others):
+    """Parametrize two arguments; every other pair of values is left to the soak."""
+    rows = [
+        pytest.param(a, b, marks=pytest.mark.soak if (i + j) % 2 else ())
+        for i, a in enumerate(values)
+        for j, b in enumerate(others)
+    ]
+    return pytest.mark.parametrize((one, other), rows)
+
+
 # budget, threshold, slots, policy
 BUDGETS = [(4, 0, 4, "fcfs"), (9, 3, 6, "priority"), (16, 0, 8, "fcfs"), (100, 5, 8, "priority")]
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@every_other("block_size", [1, 3, 4, 16], "caching", [True, False])
 def test_tight_pools(model, block_size, caching):
     """Over policies, budgets, thresholds and arrival times, with a pool that forces preemptions."""
     preempting = hits = 0
@@ -154,8 +155,7 @@ def test_tight_pools(model, block_size, caching):
     assert (hits > 0) == caching
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@every_other("block_size", [1, 3, 4, 16], "caching", [True, False])
 def test_aborts_in_mid_run(model, block_size, caching):
     """Requests that vanish in any phase leave the others as they were, and no block behind."""
     phases = set()

@@ -173,7 +173,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
 
 def test_block_manager():
     """Whatever comes and goes, each slot that a request reads holds its own text, and nothing is lost."""
-    draw(BlockManagerMachine, 80, 3000)
+    draw(BlockManagerMachine, 40, 3000)
 
 
 # ------------------------------------------------------------------------------- the scheduler
@@ -289,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 def test_scheduler():
     """It decides as the slow model does in every step, and breaks no rule."""
-    draw(SchedulerMachine, 40, 1500)
+    draw(SchedulerMachine, 20, 1500)
 
 
 @pytest.mark.parametrize(

@@ -137,30 +137,45 @@ PLAYER = """Object.defineProperty(window, "player", {
 });"""
 
 
+@pytest.fixture(scope="module")
+def free_pages(browser):
+    """Pages that no test uses, by the options of their context: a new one takes longer than most tests."""
+    return {}
+
+
 @pytest.fixture
-def open_player(browser, tmp_path):
+def open_player(browser, free_pages, tmp_path):
     """A function that opens a player. At the end no page may have an error or have requested anything."""
-    troubles, contexts = [], []
+    troubles, opened = [], []
+
+    def a_page(options):
+        context = browser.new_context(**options)
+        context.add_init_script(PLAYER)
+        page = context.new_page()
+        page.on("console", lambda message: page.troubles.append(message.text))
+        page.on("pageerror", lambda error: page.troubles.append(str(error)))
+        page.on(
+            "request", lambda asked: asked.url.split("#")[0] == page.at or page.troubles.append(asked.url)
+        )
+        return page
 
     def open_(trace, other=None, *, fragment="", names=(), texts=None, width=1280, height=900, **options):
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.add_init_script(PLAYER)
-        contexts.append(context)
-        page = context.new_page()
-        listen(page, troubles)
-        path = tmp_path / f"{len(contexts)}.html"
+        free = free_pages.setdefault(tuple(options.items()), [])
+        page = free.pop() if free else a_page(options)
+        opened.append((free, page))
+        path = tmp_path / f"{len(opened)}.html"
         if isinstance(trace, dict):
-            address = write_cluster(path, trace).as_uri()
+            page.at = write_cluster(path, trace).as_uri()
         else:
-            address = write_player(path, trace, other, names=names, texts=texts).as_uri()
-        page.on("request", lambda asked: asked.url.split("#")[0] == address or troubles.append(asked.url))
-        page.goto(address + fragment)
+            page.at = write_player(path, trace, other, names=names, texts=texts).as_uri()
         page.troubles = troubles
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto(page.at + fragment)
         return page
 
     yield open_
-    for context in contexts:
-        context.close()
+    for free, page in opened:
+        free.append(page)
     assert not troubles
 
 

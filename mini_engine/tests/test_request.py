@@ -7,23 +7,13 @@ import pytest
 
 from mini_engine.request import Request, RequestStatus, SamplingParams
 
+LIMITS = [
+    ("temperature", 0), ("temperature", 2), ("top_k", 0), ("top_p", 1), ("min_p", 0), ("min_p", 1),
+    ("max_tokens", None), ("max_tokens", 1), ("logprobs", 0), ("seed", 0), ("seed", 2**70),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", 0),
-        ("temperature", 2),
-        ("top_k", 0),
-        ("top_p", 1),
-        ("min_p", 0),
-        ("min_p", 1),
-        ("max_tokens", None),
-        ("max_tokens", 1),
-        ("logprobs", 0),
-        ("seed", 0),
-        ("seed", 2**70),
-    ],
-)
+
+@pytest.mark.parametrize(("name", "value"), LIMITS)
 def test_the_limits_themselves_are_allowed(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
 

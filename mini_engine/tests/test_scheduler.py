@@ -19,20 +19,9 @@ from mini_engine.tests.helpers import SlotEngine, make_request
 
 @pytest.mark.parametrize(
     ("num_new", "budget", "threshold", "expected"),
-    [
-        (10, 20, 0, 10),
-        (10, 4, 0, 4),
-        (10, 20, 3, 3),
-        (10, 2, 3, 2),
-        (3, 20, 3, 3),
-        (2, 20, 3, 2),
-        (10, 0, 0, 0),
-        (10, -2, 0, 0),
-        (0, 5, 2, 0),
-        (1, 1, 1, 1),
-        (5, 20, 1, 1),
-    ],
-)
+    [(10, 20, 0, 10), (10, 4, 0, 4), (10, 20, 3, 3), (10, 2, 3, 2), (3, 20, 3, 3), (2, 20, 3, 2),
+     (10, 0, 0, 0), (10, -2, 0, 0), (0, 5, 2, 0), (1, 1, 1, 1), (5, 20, 1, 1)],
+)  # fmt: skip
 def test_clamp(num_new, budget, threshold, expected):
     """At most the threshold (0: none), at most the budget, never negative."""
     assert clamp(num_new, budget, threshold) == expected

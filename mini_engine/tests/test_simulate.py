@@ -1,7 +1,7 @@
 """The simulator against arithmetic, against the engine, and against a recording of a real run."""
 
 import json
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -110,7 +110,6 @@ def test_requests_that_can_never_fit_are_refused_and_counted():
 WAYS = ["one-at-a-time", "padded", "static", "two-pass", "prefill-first", "over-commit", "mixed"]
 
 
-@cache
 def default_run(name, seed):
     """Run one baseline as `mini-engine simulate` does; return the columns of its table."""
     result = simulate(workload("poisson", 500, seed=seed), name, keep=False)
@@ -129,14 +128,20 @@ def test_the_default_load_is_the_table_of_the_docs():
         name: [float(n.replace(",", "")) for n in numbers] for name, *numbers in rows if name in BASELINES
     }
     assert list(table) == WAYS and set(WAYS) == set(BASELINES)
+    found = {name: default_run(name, 0) for name in WAYS}
     for name in WAYS:
-        assert default_run(name, 0) == pytest.approx(table[name], rel=0.02, abs=0.2), name
+        assert found[name] == pytest.approx(table[name], rel=0.02, abs=0.2), name
+    mixed_steps_win({name: found[name] for name in WAYS[2:]})
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_default_load_teaches_why_mixed_steps_win(seed):
     """The statements of docs/simulate.md hold for other arrivals of the same kind."""
-    result = {name: default_run(name, seed) for name in WAYS[2:]}
+    mixed_steps_win({name: default_run(name, seed) for name in WAYS[2:]})
+
+
+def mixed_steps_win(result):
     speed, ttft, _, tpot, _, preemptions, good = (
         dict(zip(result, column, strict=True)) for column in zip(*result.values(), strict=True)
     )

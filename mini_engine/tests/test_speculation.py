@@ -101,12 +101,15 @@ def compare(seed, path, **parts):
     return Counter(proposed=proposed, accepted=accepted, returned=given, preempted=preempted, fewer=fewer)
 
 
-@pytest.mark.parametrize("part", range(2))
+PARTS, SEEDS = (2, 1000) if SOAK else (1, 16)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
 def test_drafts_change_nothing_but_the_steps(part, tmp_path):
     """Over random workloads with preemption, chunking, prefix cache, seeds, penalties and stop strings:
     tokens, text, log probabilities, finish reasons; every rule holds, and the trace is folded right."""
     total = Counter()
-    for seed in range(part, 1000 if SOAK else 24, 2):
+    for seed in range(part, SEEDS, PARTS):
         try:
             total += compare(seed, tmp_path / "run.jsonl")
         except Exception as error:
@@ -117,7 +120,7 @@ def test_drafts_change_nothing_but_the_steps(part, tmp_path):
     assert total["accepted"] < total["proposed"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(20 if SOAK else 3))
 def test_drafts_in_the_padded_batch(seed, tmp_path):
     compare(seed, tmp_path / "run.jsonl", attend_backend=PaddedBackend)
 
