@@ -223,7 +223,7 @@ class AsyncEngine:
         self._made.clear()
         for loop, made in by_loop.items():
             self._tell(loop, partial(_fill, made))
-            for job in {id(job): job for job, _ in made}.values():
+            for job, _ in made:
                 self._start_others(job)
 
     def _start_others(self, job: _Job) -> None:

@@ -159,6 +159,8 @@ def start(
     ConnectionError if Ray or a replica does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
+    # Half of this is too short on a busy machine, and Ray waits no longer for the whole of its start.
+    os.environ.setdefault("RAY_agent_register_timeout_ms", "30000")
     import ray
     from ray import serve
 

@@ -25,6 +25,7 @@ def config(app: Any, **options: Any) -> uvicorn.Config:
     ours: dict[str, Any] = {
         "http": Connection, "ws": "none", "log_level": "warning", "server_header": False,
         "timeout_keep_alive": 30, "timeout_graceful_shutdown": 30, "proxy_headers": False,
+        "access_log": False,
     }  # fmt: skip
     return uvicorn.Config(app, **ours | options)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mini_engine.engine import Engine
 from mini_engine.input_processor import Prompt
@@ -175,16 +175,16 @@ class Answering(Response):
         last = None
         try:
             async with asyncio.timeout_at(self.ends):
-                await _event(send, self.answer.event(*self.first))
+                await send(_part(self.answer.event(*self.first)))
                 async for number, delta in self.others:
-                    await _event(send, self.answer.event(number, delta))
+                    await send(_part(self.answer.event(number, delta)))
             if self.answer.asked.include_usage:
                 last = self.answer.usage_chunk()
         except (TimeoutError, RuntimeError, APIError) as error:  # the status was sent: it is an event
             last = self._as_api_error(error).to_json()
         async with asyncio.timeout(LAST_WORDS):
             if last is not None:
-                await _event(send, f"data: {encoded(last)}\n\n".encode())
+                await send(_part(f"data: {encoded(last)}\n\n".encode()))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     @staticmethod
@@ -196,5 +196,5 @@ class Answering(Response):
         return APIError(str(error), code="engine_error", status=500)
 
 
-async def _event(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+def _part(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}
