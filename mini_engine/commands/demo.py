@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from mini_engine.commands.common import (
@@ -29,8 +30,14 @@ def demo(
     check_folder(out)
     settings = engine_settings(speculative)
     with working(f"loading {model}"):
+        from mini_engine.fast import kernels
         from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo
 
         loaded, tokenizer = load(model, dtype, device)
+        on_cpu, built = loaded.device.type == "cpu", kernels.load(loaded.dtype)
     run_demo(loaded, tokenizer, Console(), out, temperature, **settings)
+    if on_cpu and built:
+        typer.echo("\nComputed with the C++ kernels.")
+    elif on_cpu:
+        typer.echo("\nComputed with torch alone; the command `mini-engine kernels build` makes it faster.")

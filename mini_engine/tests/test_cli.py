@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mini_engine.commands import app
+from mini_engine.fast import kernels
 from mini_engine.loading.registry import resolve
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.show import demo, demo_report
@@ -73,6 +74,10 @@ def test_demo_says_how_to_look_closer_and_those_commands_work(demo_run, tmp_path
     for heading in ("queue", "prefill", "TTFT", "TPOT", "cached", "preemp-"):
         assert heading in summary
     assert f"\n  {out / 'timeline.png'}\n" in printed
+    way = (
+        "the C++ kernels." if kernels.library().is_file() else "torch alone; the command `mini-engine kernels"
+    )
+    assert f"\nComputed with {way}" in printed
     assert (out / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
