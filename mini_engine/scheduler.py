@@ -169,27 +169,27 @@ class Scheduler:
         try:
             for request in self.running:
                 request_id = request.request_id
-                if request_id not in scheduled:
+                if (num_tokens := scheduled.get(request_id)) is None:
                     continue
                 before = request.num_computed_tokens
-                computed = before + scheduled[request_id]
+                computed = before + num_tokens
                 token_ids, reason = (), None
-                if request_id in sampled:
+                if (given := sampled.get(request_id)) is not None:
                     if len(request.prompt_token_ids) + len(request.output_token_ids) > computed:
                         raise ValueError(
                             f"request {request_id!r} got a token with {request.num_tokens - computed} tokens "
                             "still to compute; only a chunk that ends the sequence is sampled"
                         )
-                    token_ids = sampled[request_id]
+                    token_ids = given
                     if most > 1:
                         token_ids, reason = request.until_stop(token_ids)
                     elif token_ids:
                         reason = request.check_stop(token_ids)
-                    if request_id in stopped:
+                    if stopped and request_id in stopped:
                         reason = "stop"
                 if request.spec_token_ids:  # those that were rejected count for nothing
                     computed -= len(request.spec_token_ids) - request.num_accepted(token_ids)
-                rows += [(request, before, token_ids, reason)]
+                rows.append((request, before, token_ids, reason))
                 request.num_computed_tokens = computed
                 cache_blocks(request)
         except BaseException:
