@@ -14,6 +14,7 @@ from mini_engine.request import Request, SamplingParams
 from mini_engine.sampler import (
     NotFiniteError,
     Sampler,
+    apply_top_p,
     draw,
     probabilities,
     random_number,
@@ -168,3 +169,18 @@ def test_logits_that_nothing_can_be_chosen_by(worst):
             sampler(rows, requests)
         assert sampler._numbers == {}
     assert Sampler()(torch.tensor([[-math.inf, 0.0]]), [Request("a", [0])]) == [1]
+
+
+@pytest.mark.parametrize("scale", [0, 0.2, 1, 4])
+def test_top_p_keeps_what_sorting_keeps(scale):
+    """Of 5,000 tokens with many equals: few are kept, more than are looked at first, or all."""
+    logits = (scale * torch.randn(40, 5000, generator=torch.Generator().manual_seed(3))).bfloat16().float()
+    limits = [(0.05, 0.5, 0.9, 0.999, 1)[i % 5] for i in range(40)]
+    for row, limit, found in zip(logits, limits, apply_top_p(logits, limits), strict=True):
+        order = sorted(range(5000), key=lambda i: (-row[i].item(), i))
+        ahead = row[order].softmax(-1).double().cumsum(-1).roll(1)
+        ahead[0] = 0
+        kept = {i for i, p in zip(order, ahead.tolist(), strict=True) if p < limit - 1e-6 or limit == 1}
+        perhaps = {i for i, p in zip(order, ahead.tolist(), strict=True) if p < limit + 1e-6 or limit == 1}
+        assert kept <= {*found.isfinite().nonzero().flatten().tolist()} <= perhaps
+        assert torch.equal(found[sorted(kept)], row[sorted(kept)])
