@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import player
-from labs.kit.grader.results import Case
+from labs.kit.grader.results import STORY, Case
 from labs.kit.grader.sandbox import Answer, Sandbox, step
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import loading, random_scripts
@@ -121,7 +121,7 @@ def judged(lab: Lab, case: CaseScript, number: int, answer: Answer) -> Case:
     if random_scripts.departure(yours, oracle) is None:
         return Case(case.name, case.hidden, True)
     text = random_scripts.story(f"{case.name} departs:", json.loads(case.script), yours, oracle)
-    return Case(case.name, case.hidden, False, text)
+    return Case(case.name, case.hidden, False, text[:STORY])
 
 
 def num_passed(lab: Lab, cases: Sequence[CaseScript], answer: Answer) -> int:

@@ -124,16 +124,21 @@ def text_of(lab: Lab, submission: Submission) -> tuple[str, str]:
 def keep_first_departure(
     lab: Lab, found: LabGrade, scripts: Sequence[CaseScript], answer: Answer, reveal: bool
 ) -> None:
-    """Keep the first departing run that a student may see, up to the step in which it departs."""
+    """Keep the first departing run that a student may see, up to the step in which it departs.
+
+    One that is larger than a page can show is not kept: reading it would take the reports minutes.
+    """
     for case, script, yours in zip(found.cases, scripts, answer.logs, strict=False):
         if not case.passed and (reveal or not case.hidden):
             oracle = expected(lab.id, script.script).steps
-            found.departs = random_scripts.departure(yours, oracle) or 0
+            departs = random_scripts.departure(yours, oracle) or 0
             config = json.loads(script.script)["config"]
-            found.yours, found.expected = (
+            runs = [
                 {"config": config, "steps": [{"call": s.call, "seen": s.seen} for s in run]}
-                for run in (yours[: found.departs + 1], oracle[: found.departs + 1])
-            )
+                for run in (yours[: departs + 1], oracle[: departs + 1])
+            ]
+            if len(json.dumps(runs)) < results.RUN:
+                (found.yours, found.expected), found.departs = runs, departs
             return
 
 

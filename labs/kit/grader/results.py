@@ -9,6 +9,8 @@ from labs.kit.judge.manifest import fits
 Made = TypeVar("Made")
 NO_TIME = "no time of submission is known, so it is not late"
 ALL_PUBLIC = "all public cases, in the hidden ones"  # where in them would tell of them
+RUN = 400_000  # characters of a run that is kept with its expected one, as JSON
+STORY = 200_000  # of what is said on a case
 RIGHT, WRONG, NOT_WRITTEN, WAITS, MISSING = "right", "wrong", "not written", "waits", "missing"
 
 

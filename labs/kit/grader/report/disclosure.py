@@ -28,7 +28,6 @@ STATES = {
 }
 NOT_JUDGED = "not judged, because the file does not load"
 LINES, LETTERS = 120, 400  # of a case's story
-RUN = 400_000  # characters of a run in the player
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ def play_of(lab: LabGrade) -> Play | None:
         yours, expected = (json.dumps(trace, **form) for trace in traces)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return Play(yours, expected, lab.departs or 0) if len(yours) + len(expected) < RUN else None
+    return Play(yours, expected, lab.departs or 0) if len(yours) + len(expected) < results.RUN else None
 
 
 def playable(run: dict[str, Any]) -> dict[str, Any]:
