@@ -134,10 +134,14 @@ def bound() -> list[str]:
     return [path for path in (*SYSTEM, *sorted(paths)) if path and os.path.exists(path)]
 
 
-def own() -> list[Path]:
-    """Return the course's folders that lie in one of those, as in a virtual environment made around them."""
+def emptied() -> list[str]:
+    """Return bubblewrap's words that empty the course's folders, if they lie in one of those.
+
+    In a virtual environment made around them, for example.
+    """
     folders = [LABS_DIR, ROOT / "mini_engine"]
-    return [folder for folder in folders if any(folder.is_relative_to(Path(path)) for path in bound())]
+    seen = [folder for folder in folders if any(folder.is_relative_to(path) for path in bound())]
+    return [word for folder in seen for word in ("--tmpfs", str(folder))]
 
 
 def surroundings() -> list[str]:
@@ -180,9 +184,16 @@ class Sandbox:
         if self.weak:
             line = [*server, str(self.course)]
         else:
-            course = [word for folder in own() for word in ("--tmpfs", str(folder))]
-            course += ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
-            line = [*surroundings(), *course, "--", *server, "/course", *(["nobody"] if is_root() else [])]
+            course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
+            line = [
+                *surroundings(),
+                *emptied(),
+                *course,
+                "--",
+                *server,
+                "/course",
+                *(["nobody"] if is_root() else []),
+            ]
         self.process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,

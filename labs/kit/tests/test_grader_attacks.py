@@ -5,6 +5,7 @@
 import ast
 import json
 import os
+import subprocess
 import textwrap
 import time
 import tracemalloc
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import grading, sandbox
-from labs.kit.grader.cases import cases
+from labs.kit.grader import grading, results, sandbox
+from labs.kit.grader.cases import cases, expected, judged
 from labs.kit.grader.grading import box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
 from labs.kit.grader.submission import Settings, Submission
@@ -265,6 +266,18 @@ def test_an_answer_is_parsed_up_to_a_limit(line, monkeypatch):
     assert most < 48 * PARSED, most
 
 
+def test_a_run_that_no_page_shows_is_not_kept():
+    """Four megabytes of one would take the reports half a minute. The case's story is there, up to a limit."""
+    case = cases(LAB, SETTINGS)[0]
+    first = next(step for step in expected("lab-01", case.script).steps if step.seen.get("returned"))
+    for size, is_kept in ((10, True), (results.RUN, False)):
+        returned = {f"{number:07}": 1 for number in range(size // 10)}
+        answer = sandbox.Answer([[random_scripts.Step(first.call, {"returned": returned})]])
+        lab = results.LabGrade("lab-01", [], cases=[judged(LAB, case, 0, answer)])
+        grading.keep_first_departure(LAB, lab, [case], answer, False)
+        assert (lab.yours is not None) == is_kept and 0 < len(lab.cases[0].said) <= results.STORY
+
+
 INSIDE = {
     "no process but its own": "all(int(p) <= 3 for p in os.listdir('/proc') if p.isdigit()) or not os.path.exists('/proc/1/root/etc')",
     "no passwords": "not os.path.exists('/etc/passwd') and not os.path.exists('/etc/shadow')",
@@ -303,6 +316,15 @@ def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):
     seen = [Path(line[at + 2]) for at, word in enumerate(line) if word == "--ro-bind"]
     assert tmp_path in seen and len(empty) == 1
     assert not any(path.is_relative_to(empty[0]) for path in seen)
+
+
+def test_a_course_in_a_folder_that_is_seen_inside_is_empty_there(monkeypatch):
+    """As in a virtual environment that was made around it."""
+    monkeypatch.setattr(sandbox.sys, "prefix", str(sandbox.ROOT))
+    for words, there in (([], "solution.py"), (sandbox.emptied(), "")):
+        line = [*sandbox.surroundings(), *words, "/bin/ls", "-R", str(sandbox.LABS_DIR)]
+        told = subprocess.run(line, capture_output=True, text=True)
+        assert not told.returncode and there in told.stdout and bool(there) == ("lab-01" in told.stdout)
 
 
 def test_a_loopback_server_outside_is_not_reached():

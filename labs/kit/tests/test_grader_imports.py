@@ -41,6 +41,10 @@ LOOKS = {  # an expression, and the word of the error
         "functools.reduce(getattr, ['__traceback__', 'tb_frame'], caught())",
         "tb_frame",
     ),
+    "frames, by code that says it is the grader's": (
+        "types.FunctionType(frame_of.__code__.replace(co_filename='/course/labs/kit/x.py'), {})(caught())",
+        "may not look at code.__new__",
+    ),
     "a generator's frame": ("(x for x in ()).gi_frame", "may not look at gi_frame"),
     "a generator's code": ("(x for x in ()).gi_code", "may not look at gi_code"),
     "the library's sys": ("dataclasses.sys", "no attribute 'sys'"),
@@ -65,8 +69,11 @@ LOOKS = {  # an expression, and the word of the error
     ),
 }
 TOOLS = """
-import collections, copy, dataclasses, functools, operator, random
+import collections, copy, dataclasses, functools, operator, random, types
 import mini_engine.request
+
+def frame_of(error):
+    return error.__traceback__.tb_frame
 
 class Reduced:
     def __init__(self, *call):
