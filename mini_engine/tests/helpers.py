@@ -292,6 +292,16 @@ def table(rows):
     return pytest.mark.parametrize("row", rows, ids=[ascii_id(i, row[0]) for i, row in enumerate(rows)])
 
 
+def every_other(one, values, other, others):
+    """Parametrize two arguments; every other pair of values is left to the soak."""
+    rows = [
+        pytest.param(a, b, marks=pytest.mark.soak if (i + j) % 2 else ())
+        for i, a in enumerate(values)
+        for j, b in enumerate(others)
+    ]
+    return pytest.mark.parametrize((one, other), rows)
+
+
 def ascii_id(number, name):
     return f"{number}-{name}"[:70].encode("ascii", "replace").decode()
 

@@ -16,6 +16,7 @@ import torch
 import mini_engine
 from mini_engine.bench import environments, gpu, mask, plan, process, quiet, race, report, start
 from mini_engine.bench.export import export
+from mini_engine.bench.peers import worker
 from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
 from mini_engine.bench.quiet import Meanwhile, Usage, Watch
 from mini_engine.bench.race import Race, TimedRun
@@ -82,12 +83,12 @@ def test_texts_are_asked_for_through_the_chat_template_where_there_is_one(tmp_pa
     assert tokenizer.decode(Workload.story(tokenizer).prompts[0]) == f"<{text}>"
 
 
-def test_the_engine_drafts_as_it_is_told_and_plain_does_not(tmp_path):
-    load, job = Workload([[5, 6, 7] * 4], [40]), JOB | {"speculative": "ngram:3"}
-    with Processes(tmp_path) as processes:
-        processes.start([OURS], job)
-        drafting, floor = (processes.serve(name, load) for name in (OURS, FLOOR))
-        plain = processes.serve("mini-engine/plain", load)
+def test_the_engine_drafts_as_it_is_told_and_plain_does_not():
+    threads = torch.get_num_threads()
+    peer = worker.load("mini_engine")(**JOB, speculative="ngram:3")
+    variants = ("", "floor", "plain")
+    drafting, floor, plain = (worker.answer(peer, name, [[5, 6, 7] * 4], [40]) for name in variants)
+    torch.set_num_threads(threads)
     assert drafting["tokens"] == plain["tokens"] and floor["num_steps"] < 40
     assert drafting["settings"] == plain["settings"] + ", drafts by ngram:3"
 

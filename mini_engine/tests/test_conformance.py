@@ -32,6 +32,7 @@ from mini_engine.tests.helpers import (
     dense_logits,
     drafted,
     drain,
+    every_other,
     expected_tokens,
     make_request,
     outcome,
@@ -727,7 +728,7 @@ WAYS = {
 }
 
 
-@isolation.every_other("way", WAYS, "block_size", [1, 3, 4, 16])
+@every_other("way", WAYS, "block_size", [1, 3, 4, 16])
 def test_32_every_way_gives_the_same(model, way, block_size):
     """32. Each way of computing gives the tokens of the request alone, and its logits to 1e-9."""
     settings = {"max_num_seqs": 6, "num_tokens": 600, "enable_prefix_caching": False} | WAYS[way]

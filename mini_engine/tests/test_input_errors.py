@@ -793,28 +793,38 @@ COMMANDS = [
 ]
 
 
+def fill(folder):
+    """Write what commands read."""
+    (folder / "FOLDER").mkdir()
+    (folder / "MIXED").mkdir()
+    for name, unit in (("t", "step"), ("t2", "step"), ("MIXED/steps", "steps"), ("MIXED/ms", "ms")):
+        trace = ready_setup()
+        write_trace(folder / f"{name}.jsonl", replace(trace, header=replace(trace.header, unit=unit)))
+    if PIPES:
+        os.mkfifo(folder / "pipe")
+        os.mkfifo(folder / "pipe.png")
+    (folder / "bad.gguf").write_bytes(b"not a model")
+    (folder / "w.jsonl").write_text(json.dumps(ARRIVAL))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A folder for tests that leave its files as they are."""
+    return fill(tmp_path_factory.mktemp("files"))
+
+
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("t.jsonl", "t2.jsonl"):
-        write_trace(name, ready_setup())
-    Path("FOLDER").mkdir()
-    Path("MIXED").mkdir()
-    for name in ("steps", "ms"):
-        trace = ready_setup()
-        write_trace(f"MIXED/{name}.jsonl", replace(trace, header=replace(trace.header, unit=name)))
-    if PIPES:
-        os.mkfifo("pipe")
-        os.mkfifo("pipe.png")
-    Path("bad.gguf").write_bytes(b"not a model")
-    Path("w.jsonl").write_text(json.dumps(ARRIVAL))
+    monkeypatch.chdir(fill(tmp_path))
 
 
 PIPES = hasattr(os, "mkfifo")  # Windows has none
 
 
 @table([row for row in COMMANDS if PIPES or "pipe" not in row[0]])
-def test_commands(row, files):
+def test_commands(row, filled, monkeypatch):
+    monkeypatch.chdir(filled)
     line, words = row
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     ended = command(*line.split(" "))

@@ -13,7 +13,7 @@ from mini_engine.attention import PagedBackend
 from mini_engine.engine import Engine
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import alone, dense_logits, tiny_model
+from mini_engine.tests.helpers import alone, dense_logits, every_other, tiny_model
 
 POISON = 1e4  # not NaN: a masked NaN still poisons the sum, since 0 times NaN is NaN
 TOLERANCE = 1e-9
@@ -115,16 +115,6 @@ def run(model, *, arrivals=None, aborts=(), backend=Watched, **settings):
 
 def num_preemptions(requests):
     return sum(request.num_preemptions for request in requests.values())
-
-
-def every_other(one, values, other, others):
-    """Parametrize two arguments; every other pair of values is left to the soak."""
-    rows = [
-        pytest.param(a, b, marks=pytest.mark.soak if (i + j) % 2 else ())
-        for i, a in enumerate(values)
-        for j, b in enumerate(others)
-    ]
-    return pytest.mark.parametrize((one, other), rows)
 
 
 # budget, threshold, slots, policy

@@ -453,4 +453,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 def test_engine():
     """Whatever is added, read, dropped and aborted: each request has the tokens that it has alone."""
-    draw(EngineMachine, 15, 500, steps=25)
+    draw(EngineMachine, 10, 500, steps=25)

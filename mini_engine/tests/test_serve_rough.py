@@ -46,7 +46,7 @@ def among_others(address, alone):
     end, texts = threading.Event(), []
 
     def stream():
-        while not end.wait(0.02) or not texts:
+        while not end.wait(0.1) or not texts:
             answer = http.post(f"{address}/v1/completions", json={"prompt": "go", **ALONE})
             texts.append(answer.json()["choices"][0]["text"])
 

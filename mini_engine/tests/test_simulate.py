@@ -15,6 +15,7 @@ from mini_engine.sim.cost_model import CostModel, backend_of, fit, step_loads
 from mini_engine.sim.resimulate import resimulate
 from mini_engine.sim.simulate import compare, simulate
 from mini_engine.sim.workloads import WORKLOADS, Arrival, arrivals, read_arrivals, workload
+from mini_engine.tests.soak import SOAK
 from mini_engine.trace import Header, Trace, first_difference, read_trace
 from mini_engine.trace.metrics import summary
 
@@ -121,15 +122,15 @@ def default_run(name, seed):
 
 
 def test_the_default_load_is_the_table_of_the_docs():
-    """docs/simulate.md, number by number, and its order."""
+    """docs/simulate.md, number by number, and its order; the two slowest ways in the soak only."""
     page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text("utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     table = {
         name: [float(n.replace(",", "")) for n in numbers] for name, *numbers in rows if name in BASELINES
     }
     assert list(table) == WAYS and set(WAYS) == set(BASELINES)
-    found = {name: default_run(name, 0) for name in WAYS}
-    for name in WAYS:
+    found = {name: default_run(name, 0) for name in (WAYS if SOAK else WAYS[2:])}
+    for name in found:
         assert found[name] == pytest.approx(table[name], rel=0.02, abs=0.2), name
     mixed_steps_win({name: found[name] for name in WAYS[2:]})
 
