@@ -97,14 +97,16 @@ $("key").addEventListener("submit", (event) => {
 // One bar a request: a pixel stands for so many tokens that the longest fits. Many requests have thin bars without
 // words, and those that wait are counted only, so that all fit on a screen.
 const FEW = 24;
-function draw({ requests, free, blocks }) {
+function draw({ requests, free, blocks, replicas }) {
   const used = blocks - free;
-  $("memory").textContent = `Memory: ${used} of ${blocks} blocks hold keys and values`;
+  document.querySelector("nav").hidden = Boolean(replicas); // they keep no steps
+  $("memory").textContent = `Memory${replicas ? ` of ${replicas} replicas` : ""}: ${used} of ${blocks} blocks hold keys and values`;
   $("used").style.width = `${(100 * used) / blocks}%`;
   $("idle").hidden = requests.length > 0;
   const running = requests.filter((one) => one.place === "running");
   const many = requests.length > FEW, waiting = requests.length - running.length;
-  $("counts").textContent = `${running.length} running, ${waiting} waiting`;
+  const thick = many && running.some((one) => one.id === own) ? "; the thick bar is yours" : "";
+  $("counts").textContent = `${running.length} running, ${waiting} waiting${thick}`;
   $("counts").hidden = !requests.length;
   $("rows").parentElement.classList.toggle("many", many);
   const longest = Math.max(60, ...requests.map((one) => one.prompt + one.outputs));
@@ -112,7 +114,8 @@ function draw({ requests, free, blocks }) {
     const row = document.createElement("tr");
     row.className = one.id === own ? `${one.place} own` : one.place;
     const name = row.insertCell(), bar = row.insertCell(), held = row.insertCell();
-    name.textContent = one.id === own ? `${one.id}, yours` : one.id;
+    const short = one.id.replace(/^.*(?=.{3}-)/, ""); // of a replica's long name, the end
+    name.textContent = one.id === own ? "yours" : short;
     held.textContent = one.place === "waiting" ? "waits" : one.blocks;
     const computed = Math.min(one.computed, one.prompt);
     for (const [kind, size] of [["computed", computed], ["left", one.prompt - computed], ["output", one.outputs]]) {
