@@ -1,9 +1,9 @@
 """Measures fast/ part by part: python -m mini_engine.bench.measure WHAT [DTYPE [THREADS]]
 
-`products` and `attention` are microseconds a call, at the sizes of SmolLM2-135M. The ways alternate, each
-on weights or pages that the caches have forgotten, and medians are shown. `quality` is the perplexity of
-the first 4,000 characters of Hamlet. docs/performance.md says what came of it; the whole engine is
-measured by `mini-engine bench`.
+`products`, `attention` and `sampling` are microseconds a call, at the sizes of SmolLM2-135M. The ways
+alternate, each on weights or pages that the caches have forgotten, and medians are shown. `quality` is the
+perplexity of the first 4,000 characters of Hamlet. docs/performance.md says what came of it; the whole engine
+is measured by `mini-engine bench`.
 """
 
 import math
@@ -36,6 +36,7 @@ from mini_engine.loading.checkpoint import DTYPES
 from mini_engine.loading.shakespeare.plays import load_plays
 from mini_engine.model import CausalLM, ModelConfig
 from mini_engine.request import Request, SamplingParams
+from mini_engine.sampler import Sampler
 
 SMOLLM2 = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 2048, tie_word_embeddings=True)
 PRODUCTS = {"gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}  # columns in, columns out
@@ -47,9 +48,15 @@ WAYS = ("attention.py", "torch", "kernel")
 STEPS = {
     "1 decode at 100": [(1, 100)],
     "32 decodes at 60 to 320": [(1, random.Random(i).randint(60, 320)) for i in range(32)],
+    "32 decodes at 560, 512 shared": [(1, 560)] * 32,
     "4 decodes at 2,000": [(1, 2000)] * 4,
     "4 first chunks of 130": [(130, 130)] * 4,
     "a chunk, 1,488 to 2,000": [(512, 2000)],
+}
+SAMPLING = {
+    "greedy": SamplingParams(max_tokens=1, temperature=0),
+    "temperature 1": SamplingParams(max_tokens=1),
+    "temperature 1, top_p 0.9": SamplingParams(max_tokens=1, top_p=0.9),
 }
 
 
@@ -114,11 +121,32 @@ def attention(dtype: str, rounds: int = 10) -> Iterator[list[str]]:
         heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
         qkv = torch.randn(sum(row.num_tokens for row in rows), sum(heads), config.head_dim, dtype=wide)
         q, k, v = torch.split(qkv, heads, dim=1)
-        calls = [partial(b.attention_of(build_batch(rows, kv)), q=q, k=k, v=v) for b in backends]
+        batches = [build_batch(rows, kv) for _ in backends]
+        if "shared" in name:
+            for batch in batches:
+                batch.block_tables[:, :32] = batch.block_tables[0, :32]
+        calls = [
+            partial(backend.attention_of(batch), q=q, k=k, v=v)
+            for backend, batch in zip(backends, batches, strict=True)
+        ]
         took = medians(dict(zip(WAYS, calls, strict=True)), LAYERS, rounds)
         yield [name, *(f"{us:,.0f}" for us in took.values())]
         for row in rows:
             kv.free(row.request)
+
+
+def sampling(dtype: str) -> Iterator[list[str]]:
+    """A line for each kind of sampling: microseconds of the Sampler for 1 and 32 rows."""
+    logits = 3 * torch.randn(32, SMOLLM2.vocab_size, dtype=DTYPES[dtype])
+    for name, params in SAMPLING.items():
+        requests = [Request(str(i), [0], params) for i in range(32)]
+
+        took = medians({str(n): partial(_sample, logits[:n], requests[:n]) for n in (1, 32)}, 1, 10)
+        yield [name, *(f"{us:,.0f}" for us in took.values())]
+
+
+def _sample(logits: Tensor, requests: list[Request], copy: int) -> list[int]:
+    return Sampler()(logits, requests)
 
 
 def quality(dtype: str) -> Iterator[list[str]]:
@@ -157,9 +185,10 @@ def main(what: str = "", dtype: str = "float32", threads: str = "2") -> None:
     measures: dict[str, tuple[Any, list[str]]] = {
         "products": (products, ["matrix, rows", "F.linear", "packed", "ratio", "GB/s", "GFLOP/s"]),
         "attention": (attention, ["step", *WAYS]),
+        "sampling": (sampling, ["tokens are", "1 row", "32 rows"]),
         "quality": (quality, ["model", "float32", dtype]),
     }
-    known = DTYPES if what == "attention" else (*DTYPES, "q4")
+    known = DTYPES if what in ("attention", "sampling") else (*DTYPES, "q4")
     if what not in measures or dtype not in known or not threads.isdigit():
         raise SystemExit(__doc__)
     if (what == "attention" or dtype == "q4") and kernels.load(DTYPES.get(dtype, torch.float32)) is None:

@@ -456,6 +456,7 @@ def test_the_little_measurements_run(library, monkeypatch):
         assert [line[0] for line in measure.products("float32", 1)] == ["small, 1", "small, 3"]
         assert len([*measure.products("q4", 1)]) == 2
         (line,) = measure.attention("float32", 1)
+        assert [line[0] for line in measure.sampling("float32")] == [*measure.SAMPLING]
     assert line[0] == "two" and all(float(us.replace(",", "")) > 0 for us in line[1:])
     with pytest.raises(SystemExit, match="bench.measure WHAT"):
         measure.main("everything")
