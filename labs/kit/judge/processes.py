@@ -72,9 +72,11 @@ def run_in_process(
     with tempfile.TemporaryDirectory(prefix="labs-") as folder, open(Path(folder, "said"), "w+b") as said:
         out = out or Path(folder, "matrix.jsonl")
         line = [sys.executable, "-m", module, lab.id, str(out.absolute()), *arguments]
-        wide = environment(COLUMNS=str(shutil.get_terminal_size().columns))  # for its report
+        columns = str(shutil.get_terminal_size().columns)  # for its report
+        # Plugins that happen to be installed take a tenth of a second, and have no say here.
+        own = environment(COLUMNS=columns, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
         with subprocess.Popen(
-            line, cwd=LABS_DIR.parent, env=wide, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            line, cwd=LABS_DIR.parent, env=own, stdin=subprocess.DEVNULL, stdout=said, stderr=said
         ) as process:
             _running.add(process)
             try:

@@ -5,11 +5,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import BytesIO, StringIO, TextIOWrapper
 from math import prod
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.console import Console
 from labs.__main__ import main
 from labs.kit.judge import loading, manifest, pristine, processes, random_scripts
 from labs.kit.learner import commands, progress
+from labs.kit.tests import forked
 from mini_engine.tests.browser import browser  # noqa: F401
 from mini_engine.tests.soak import SOAK
 
@@ -104,6 +107,8 @@ class Course:
             for module in (manifest, processes, pristine, commands, progress):
                 patch.setattr(module, "LABS_DIR", self.labs)
             patch.setattr(progress, "STATE", self.labs / ".state")
+            forking = SimpleNamespace(Popen=forked.Popen, DEVNULL=subprocess.DEVNULL)
+            patch.setattr(processes, "subprocess", forking)
             patch.setattr(commands, "console", Console(highlight=False))
             patch.chdir(self.root)
             patch.setattr(sys, "argv", ["labs", *line])
@@ -121,16 +126,30 @@ class Course:
         """`python -m LINE` in the course's folder, as text."""
         environment = self.environment() | ({"LAB_IMPL": impl} if impl else {})
         command = [sys.executable, "-m", *line]
-        told = {"input": stdin, "capture_output": True, "encoding": "utf-8", **kwargs}
-        return subprocess.run(command, cwd=self.root, env=environment, **told)
+        return forked.run(command, cwd=self.root, env=environment, input=stdin, **kwargs)
 
     def pytest(self, *line: str, impl: str | None = "starter") -> subprocess.CompletedProcess:
         return self.run("pytest", "-p", "no:cacheprovider", *(line or ("labs",)), impl=impl)
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory) -> tuple[Path, dict[Path, bytes]]:
+    """The folder of each test's course, one after the other, and what pytest has compiled there."""
+    return tmp_path_factory.mktemp("courses") / "course", {}
+
+
 @pytest.fixture
-def course(tmp_path) -> Course:
-    return Course(tmp_path)
+def course(compiled) -> Iterator[Course]:
+    folder, files = compiled
+    folder.mkdir()
+    course = Course(folder)
+    for path, code in files.items():
+        if path.parents[1].exists():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(code)
+    yield course
+    files |= {path: path.read_bytes() for path in folder.glob("**/__pycache__/*-pytest-*.pyc")}
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
