@@ -5,10 +5,7 @@ import re
 from itertools import combinations
 from types import MappingProxyType
 
-import matplotlib
 import pytest
-from matplotlib import pyplot as plt
-from matplotlib.text import Text
 
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import Request, SamplingParams
@@ -20,8 +17,6 @@ from mini_engine.show.figures.timeline import HIT
 from mini_engine.tests.helpers import make_request, record_run
 from mini_engine.trace import Header, Trace, VirtualClock
 from mini_engine.trace.metrics import request_metrics, summary
-
-plt.switch_backend("Agg")
 
 
 def record(requests, *, num_blocks=36, block_size=4, cost=None, aborts=MappingProxyType({}), **settings):
@@ -70,9 +65,13 @@ def trace():
 
 
 @pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
+def pyplot():
+    """matplotlib, which takes seconds to load: only processes that run these tests load it."""
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("Agg")
+    yield pyplot
+    pyplot.close("all")
 
 
 # ------------------------------------------------------------------------------------ timeline
@@ -337,6 +336,8 @@ def test_ladder_is_in_tokens_a_second_and_draws_the_longest_gap():
 
 
 def test_compare_marks_the_first_differing_step(trace):
+    from matplotlib.colors import to_rgba
+
     other = mixed(long_prefill_token_threshold=12)
     data = figures.compare_data(trace, other)
     index = data["first_difference"]
@@ -344,7 +345,7 @@ def test_compare_marks_the_first_differing_step(trace):
     ours, theirs = data["fields"]["scheduled"]
     assert (dict(ours)["r2"], dict(theirs)["r2"]) == (16, 12)
     # Both counts are in framed cells of that step, and in words below.
-    axes, yellow = figures.compare(trace, other), matplotlib.colors.to_rgba(style.YELLOW, 0.45)
+    axes, yellow = figures.compare(trace, other), to_rgba(style.YELLOW, 0.45)
     for ax, count in zip(axes, ("16", "12"), strict=True):
         (band,) = [patch for patch in ax.patches if patch.get_facecolor() == yellow]
         assert (band.get_x(), band.get_width()) == (8.5, 1)
@@ -387,6 +388,9 @@ DRAW = {
 def test_every_figure_is_readable(name, trace, monkeypatch):
     """At the width of a notebook no text is below 8 points, none covers another, none is cut off. Text
     beside the cells contrasts with white and dark pages; no area is as bright or as dark as one of them."""
+    from matplotlib.colors import to_rgb, to_rgba_array
+    from matplotlib.text import Text
+
     axes = DRAW[name](trace)
     figure = (axes[0] if isinstance(axes, tuple) else axes).figure
     assert figure.get_figwidth() <= 8
@@ -404,23 +408,24 @@ def test_every_figure_is_readable(name, trace, monkeypatch):
         assert page.contains(box.x0, box.y0) and page.contains(box.x1, box.y1), f"{text!r} is cut off"
 
     for text in figure.findobj(Text):
-        colour = matplotlib.colors.to_rgb(text.get_color())
-        in_a_cell = colour in map(matplotlib.colors.to_rgb, ("white", style.DARK))
+        colour = to_rgb(text.get_color())
+        in_a_cell = colour in map(to_rgb, ("white", style.DARK))
         if text.get_text().strip() and not in_a_cell:
             assert min(contrast(colour, page) for page in ("white", "#111111")) >= 4, text
     for part in (part for ax in figure.axes for part in [*ax.patches, *ax.collections]):
-        for *face, alpha in matplotlib.colors.to_rgba_array(part.get_facecolor()):
+        for *face, alpha in to_rgba_array(part.get_facecolor()):
             assert not alpha or contrast(face, "white") > 1.2 < contrast(face, "black")
 
 
 def contrast(one, other):
     """Return the contrast of two colours by WCAG 2."""
+    from matplotlib.colors import to_rgb
 
     def luminance(colour):
         rgb = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
         return 0.2126 * rgb[0] + 0.7152 * rgb[1] + 0.0722 * rgb[2] + 0.05
 
-    dark, light = sorted(luminance(matplotlib.colors.to_rgb(colour)) for colour in (one, other))
+    dark, light = sorted(luminance(to_rgb(colour)) for colour in (one, other))
     return light / dark
 
 
@@ -446,7 +451,7 @@ def test_every_figure_is_covered_above():
     assert {name for name in dir(figures) if f"{name}_data" in dir(figures)} <= DRAW.keys()
 
 
-def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
+def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path, pyplot):
     from PIL import Image
 
     alt = figures.alt_text(trace, "timeline")
@@ -455,7 +460,7 @@ def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path):
         assert image.info["Description"] == alt
         assert image.width > 900
         assert image.getpixel((0, 0))[3] == 0  # the page shows through
-    assert plt.get_fignums() == []
+    assert pyplot.get_fignums() == []
 
 
 def test_an_svg_has_a_dark_palette_in_which_every_contrast_is_kept(trace, tmp_path):

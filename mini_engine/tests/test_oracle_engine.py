@@ -15,9 +15,7 @@ from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import drain, tokens_of
 from mini_engine.tests.soak import SOAK, count
-from mini_engine.tests.test_oracle_model import LLAMA3, make, their_greedy
-
-transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+from mini_engine.tests.test_oracle_model import LLAMA3, make, their_greedy, transformers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,7 +108,7 @@ PLAYS = ["O Romeo, ", "KING LEAR.\n", "To be", "Enter two", "The ", "My lord, I 
 def test_shakespeare():
     """The embedded model, eight openings through one engine with a tight pool."""
     path = models.resolve("shakespeare")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    theirs = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     ours, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
     prompts = [tokenizer.encode(text) for text in PLAYS]
     answers = generate(theirs, prompts, 40)

@@ -13,7 +13,11 @@ from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.tokenizer import load_tokenizer
 from mini_engine.model import sdpa
 
-transformers = pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+
+def transformers():
+    """Return the oracle, which takes seconds to load, so files that import this one do not."""
+    return pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
+
 
 SIZES = dict(
     vocab_size=96,
@@ -51,8 +55,8 @@ TOKENS = torch.randint(SIZES["vocab_size"], (2, 80), generator=torch.Generator()
 def make(family: str, changes: dict):
     """A random transformers model, float32."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval().requires_grad_(False)
+    config = getattr(transformers(), f"{family}Config")(**{**SIZES, **changes})
+    model = getattr(transformers(), f"{family}ForCausalLM")(config).eval().requires_grad_(False)
     model.generation_config.eos_token_id = None  # run to the end
     for name, parameter in model.named_parameters():
         parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
@@ -123,7 +127,7 @@ def test_bfloat16_checkpoint_equals_transformers(case, tmp_path):
     """A bfloat16 checkpoint computes in float32 on the CPU; asked for bfloat16, it errs no more
     than transformers does."""
     make(*CASES[case]).bfloat16().save_pretrained(tmp_path)
-    read = transformers.AutoModelForCausalLM.from_pretrained
+    read = transformers().AutoModelForCausalLM.from_pretrained
     exact, rounded = (
         read(tmp_path, dtype=dtype)(TOKENS).logits.detach() for dtype in (torch.float32, torch.bfloat16)
     )
