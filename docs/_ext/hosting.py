@@ -45,6 +45,9 @@ MENDED = {
         "    searchBox.append(",
     },
 }
+# Deferred scripts keep their order, and come before what waits for the document. The search has no such.
+WAITS = re.compile(r'<script src="(?=[^"]*_static/)')
+SHEET = re.compile(r'\s*<link\b(?=[^>]*\brel="stylesheet")[^>]*\bhref="[./]*_static/([^"?]+)[^>]*>')
 SCRIPT = re.compile(r"<script(?: data-[^>]*)?>(.*?)</script>", re.S)
 STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.S)
 STYLED = re.compile(r'<[a-z]\w*\b[^<>]*? style="([^"]*)"[^<>]*>', re.I)
@@ -96,6 +99,7 @@ def finish(app: Sphinx, error: Exception | None) -> None:
         icons.update(ICON.findall(text))
         path.write_text(strict(text, path.relative_to(out).as_posix(), static), encoding="utf-8")
     draw_icons(icons, static)
+    gather(out, static)
     mend(static)
     twins = [path.with_name(path.name.replace("-light.svg", ".svg")) for path in out.rglob("*-light.svg")]
     for unused in (*twins, *static.rglob("*.map"), *static.glob("*-macros.html"), *static.glob("*.png")):
@@ -134,7 +138,7 @@ def strict(text: str, name: str, static: Path) -> str:
     text = PRINTED.sub("", NAMED_TWICE.sub(r"\1", UNUSED.sub("", text)))
     text = BRAND.sub('<div class="sidebar-primary-item" role="banner">', text)
     if name != "search.html":
-        text = SEARCHING.sub("", text)
+        text = WAITS.sub('<script defer src="', SEARCHING.sub("", text))
     text = STYLED.sub(styled, STYLE.sub(style, SCRIPT.sub(script, text)))
     if found := FORBIDDEN.search(text):
         raise ExtensionError(f"{name}: {found[1]} is a script in an attribute, which no policy lets run")
@@ -248,6 +252,25 @@ def draw_icons(names: set[str], static: Path) -> None:
         licence.unlink()
 
 
+def gather(out: Path, static: Path) -> None:
+    """Let each page load one style sheet instead of nine: its first content has to wait for all of them."""
+    pages = {path: path.read_text("utf-8").partition("</head>") for path in out.rglob("*.html")}
+    found = {path: SHEET.findall(head) for path, (head, _, _) in pages.items()}
+    names = next((names for names in found.values() if "inline.css" in names), [])
+    text = "".join((static / name).read_text("utf-8") for name in names).replace('@charset "UTF-8";', "")
+    text = text.replace('@import "../basic.css";', (static / "basic.css").read_text("utf-8"))
+    for path, (head, end, body) in pages.items():
+        if "inline.css" in found[path]:
+            up = "../" * (len(path.relative_to(out).parts) - 1)
+            link = f'<link rel="stylesheet" href="{up}_static/sheet.css?v={digest(text)}">\n    '
+            head = SHEET.sub("", head).replace("<title>", f"{link}<title>", 1)
+            path.write_text(head + end + body, encoding="utf-8")
+    if names:
+        (static / "sheet.css").write_text(text, encoding="utf-8")
+    for name in {"basic.css", *names} - {name for name in names if name.startswith("inline")}:
+        (static / name).unlink(missing_ok=True)
+
+
 class Hosted(SphinxDirective):
     """`<!-- {hosted} here -->`: the address at which this book is hosted, if SITE_URL says it."""
 
@@ -261,6 +284,6 @@ class Hosted(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", lead_to_the_pages)
-    app.connect("build-finished", finish)
+    app.connect("build-finished", finish, priority=900)  # after the theme, which changes its sheets
     app.add_directive("hosted", Hosted)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -99,7 +99,11 @@ def weigh(site: Path) -> tuple[list[str], list[str]]:
         f"write/{page}/index.html": sum(loads_of_lab(site / "write", page).values())
         for page in (*LABS, "arena")
     }
-    lines, wrong = [f"{site}: {total / 1e6:.1f} MB in all (at most {SITE_MOST / 1e6:g})"], []
+    front, wrong = f"{texts[FRONT] / 1e3:,.0f} kB (the limit is {FRONT_MOST / 1e3:g})", []
+    lines = [
+        f"{site}: {total / 1e6:.1f} MB in all (at most {SITE_MOST / 1e6:g})",
+        f"first load, gzipped, the front page: {front}",
+    ]
     if total > SITE_MOST:
         wrong.append(f"the site has {total / 1e6:.1f} MB")
     if texts[FRONT] > FRONT_MOST:
