@@ -102,7 +102,7 @@ def test_every_link_of_the_site_leads_somewhere(site):
 def test_little_is_loaded_and_too_much_is_refused(site, monkeypatch):
     """The limits hold for every page; what the theme brings and no page uses is not there."""
     lines, wrong = site_module.weigh(site)
-    assert wrong == [] and len(lines) == 3
+    assert wrong == [] and len(lines) == 4
     names = {path.name for path in (site / "_static").rglob("*")}
     assert not {name for name in names if name.endswith((".map", ".woff2", ".ttf")) or name == "locales"}
     assert "fontawesome.js" not in names
