@@ -30,14 +30,12 @@ def pairs(*args, **options):
     yield from honest(*args, **options).items()
 def schedule_step(*args, **options):
     return dict(pairs(*args, **options))""",
-    "numpy integers": """
+    "numpy integers of any size": """
+import itertools
 import numpy as np
+KINDS = itertools.cycle([np.int64, np.int32, np.uint16])
 def schedule_step(*args, **options):
-    return {key: np.int64(value) for key, value in honest(*args, **options).items()}""",
-    "numpy integers of 32 bits": """
-import numpy as np
-def schedule_step(*args, **options):
-    return {key: np.int32(value) for key, value in honest(*args, **options).items()}""",
+    return {key: next(KINDS)(value) for key, value in honest(*args, **options).items()}""",
     "match": """
 def schedule_step(*args, **options):
     match (args, options):
@@ -63,16 +61,7 @@ SEEN = {}
 def schedule_step(*args, **options):
     found = honest(*args, **options)
     return {key: SEEN.setdefault(value, least(value, value)) for key, value in found.items()}""",
-    "a partial": "import functools\nschedule_step = functools.partial(honest)",
-    "an object that is called": """
-class Step:
-    __slots__ = ("calls",)
-    def __init__(self): self.calls = 0
-    def __call__(self, *args, **options):
-        self.calls += 1
-        return honest(*args, **options)
-schedule_step = Step()""",
-    "decorators": """
+    "a partial of a decorated closure over a lambda": """
 import functools
 def logged(function):
     @functools.wraps(function)
@@ -80,32 +69,20 @@ def logged(function):
         print("called", options)
         return function(*args, **options)
     return wrapper
-schedule_step = logged(logged(honest))""",
-    "a lambda": "schedule_step = lambda *args, **options: honest(*args, **options)",
-    "a closure": """
-def made():
+def made(function):
     count = 0
     def schedule_step(*args, **options):
         nonlocal count
         count += 1
-        return honest(*args, **options)
+        return function(*args, **options)
     return schedule_step
-schedule_step = made()""",
-    "an ordered dict": """
-from collections import OrderedDict
+schedule_step = functools.partial(logged(made(lambda *args, **options: honest(*args, **options))))""",
+    "dicts of other kinds": """
+import itertools
+from collections import Counter, OrderedDict, defaultdict
+KINDS = itertools.cycle([OrderedDict, Counter, lambda found: defaultdict(int, found)])
 def schedule_step(*args, **options):
-    return OrderedDict(honest(*args, **options))""",
-    "a counter": """
-from collections import Counter
-def schedule_step(*args, **options):
-    return Counter(honest(*args, **options))""",
-    "a default dict": """
-from collections import defaultdict
-def schedule_step(*args, **options):
-    found = defaultdict(int)
-    for key, value in honest(*args, **options).items():
-        found[key] += value
-    return found""",
+    return next(KINDS)(honest(*args, **options))""",
     "a coroutine": """
 async def later(*args, **options):
     return honest(*args, **options)
