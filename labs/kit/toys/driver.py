@@ -89,6 +89,9 @@ class Referee:
         if both := [name for name in ids(self.scheduler.waiting) if name in running]:
             raise ScheduleError(f"{', '.join(both)} is in waiting and in running at once")
         for request_id, num_tokens in scheduled.items():
+            if not isinstance(request_id, str):
+                where = "is a key of the schedule, where a request_id should be"
+                raise ScheduleError(f"{brief(request_id)} {where}")
             request = running.get(request_id)
             if request is None:
                 raise ScheduleError(f"{brief(request_id)} is scheduled but not in running")
