@@ -28,7 +28,7 @@ class RemoteOpenAIServer:
         self.url_root = f"http://127.0.0.1:{port}"
         command = [JOB["python"], "-m", "mini_engine", "serve", "--model", JOB["models"][model]]
         command += ["--served-model-name", model, "--port", str(port), *taken(args)]
-        command += ["--timeout", "3600"]  # an answer without a limit has 8,000 tokens
+        command += ["--num-blocks", "100"]  # an answer without a limit has 1,600 tokens, and not 8,000
         self.proc = subprocess.Popen(command, cwd=JOB["root"])
 
     def __enter__(self):
