@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from itertools import count
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -138,15 +139,16 @@ PLAYER = """Object.defineProperty(window, "player", {
 
 
 @pytest.fixture(scope="module")
-def free_pages(browser):
-    """Pages that no test uses, by the options of their context: a new one takes longer than most tests."""
+def pages(browser):
+    """A page for each context's options, used again and again: a window takes longer than a test."""
     return {}
 
 
 @pytest.fixture
-def open_player(browser, free_pages, tmp_path):
-    """A function that opens a player. At the end no page may have an error or have requested anything."""
-    troubles, opened = [], []
+def open_player(browser, pages, tmp_path):
+    """A function that opens a player, in place of the one before. No page may have an error or have requested
+    anything."""
+    troubles, numbers = [], count(1)
 
     def a_page(options):
         context = browser.new_context(**options)
@@ -154,16 +156,13 @@ def open_player(browser, free_pages, tmp_path):
         page = context.new_page()
         page.on("console", lambda message: page.troubles.append(message.text))
         page.on("pageerror", lambda error: page.troubles.append(str(error)))
-        page.on(
-            "request", lambda asked: asked.url.split("#")[0] == page.at or page.troubles.append(asked.url)
-        )
+        page.on("request", lambda one: one.url.split("#")[0] == page.at or page.troubles.append(one.url))
         return page
 
     def open_(trace, other=None, *, fragment="", names=(), texts=None, width=1280, height=900, **options):
-        free = free_pages.setdefault(tuple(options.items()), [])
-        page = free.pop() if free else a_page(options)
-        opened.append((free, page))
-        path = tmp_path / f"{len(opened)}.html"
+        key = tuple(options.items())
+        page = pages[key] = pages.get(key) or a_page(options)
+        path = tmp_path / f"{next(numbers)}.html"
         if isinstance(trace, dict):
             page.at = write_cluster(path, trace).as_uri()
         else:
@@ -174,8 +173,6 @@ def open_player(browser, free_pages, tmp_path):
         return page
 
     yield open_
-    for free, page in opened:
-        free.append(page)
     assert not troubles
 
 
@@ -514,11 +511,12 @@ def test_text_stands_out_in_both_themes(open_player, scheme):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
     trace, other = run(crowd(1)), run(crowd(1), policy="priority")
     texts = {i: ("a prompt", ["out"] * 40) for i in ("r0", "r1", "r2", "r3", "r4", "r5")}
-    for page in (
-        open_player(ready_setup(), color_scheme=scheme, fragment="#step=11&follow=r3", texts=texts),
-        open_player(trace, other, color_scheme=scheme, fragment="#step=13"),
-        open_player(log_of(*OPERATIONS[:3]), log_of(*OPERATIONS), color_scheme=scheme, fragment="#step=2"),
+    for traces, at, shown in (
+        ([ready_setup()], "11&follow=r3", texts),
+        ([trace, other], "13", None),
+        ([log_of(*OPERATIONS[:3]), log_of(*OPERATIONS)], "2", None),
     ):
+        page = open_player(*traces, color_scheme=scheme, fragment=f"#step={at}", texts=shown)
         assert page.evaluate("player.host.dataset.theme") == scheme
         # The colours are read when their transitions have ended.
         page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
@@ -648,9 +646,9 @@ def test_hostile_ids_stay_text(open_player):
     assert page.locator(".who").text_content() == evil
     assert page.locator(".life-card .text").text_content() == evil * 2 and evil in page.title()
     log = log_of(("admit", [evil, evil], evil, {evil: 2}), error=evil)
-    for opened in (page, open_player(log, log, names=(evil, evil))):
-        assert opened.locator("img").count() == 0
-        assert evil in opened.locator(".log").first.text_content()
+    for opened in (lambda: page, lambda: open_player(log, log, names=(evil, evil))):
+        assert opened().locator("img").count() == 0
+        assert evil in page.locator(".log").first.text_content()
 
 
 def test_a_broken_trace_is_reported_on_the_page(open_player):
