@@ -49,7 +49,7 @@ function draw({ ranking, games, points, front }) {
   const steps = front.map(([fairness, goodput], n) => `${n ? "H" : `M${x(fairness)} 230 H`}${x(fairness)} V${y(goodput)}`);
   const parts = [svg("path", "", { class: "front", d: `${steps.join(" ")} H40` })];
   for (const share of [0, 0.5, 1]) {
-    parts.push(svg("path", "", { class: "grid", d: `M40 ${y(share)} H480` }), svg("text", `${100 * share}%`, { x: 34, y: y(share) + 4, "text-anchor": "end" }));
+    parts.push(svg("path", "", { class: "grid", d: `M40 ${y(share)} H480` }), svg("text", `${100 * share}%`, { x: 38, y: y(share) + 4, "text-anchor": "end" }));
   }
   parts.push(svg("text", "fairness →", { x: 480, y: 250, "text-anchor": "end" }), svg("text", "goodput ↑", { x: 4, y: 14 }));
   for (const [name, kind, fairness, goodput] of points) {
