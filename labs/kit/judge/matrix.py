@@ -94,7 +94,7 @@ class Matrix:
         self.lab, self.out = lab, out
         self.variants = [variant for variant in variants if variant not in (WHOLE, QUICK)]
         self.quick = QUICK in variants
-        random_scripts.quick = True
+        random_scripts.quick, random_scripts.brief = True, self.quick
         mistakes = [] if WHOLE in variants else [one for one in variants if one.startswith("mistake:")]
         self.tests = {variant: self.tests_for(variant.partition(":")[2]) for variant in mistakes}
 

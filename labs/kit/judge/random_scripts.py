@@ -7,7 +7,7 @@ code with solution.py. A script that fails is cut to the fewest calls that still
 import hashlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from functools import cached_property, lru_cache
 from itertools import zip_longest
@@ -25,7 +25,7 @@ from labs.kit.toys.words import describe, kind
 from mini_engine.trace import End
 
 TRIALS, PATIENCE = 400, 1.0  # of cutting a script: runs, and seconds
-quick = False  # the story is not read, so no script need be cut
+quick = brief = False  # the story is not read, so no script need be cut; nor where one departs
 only: list[int] | None = None  # the scripts to play, where all others are known to pass
 passed = 0  # scripts, from the first on, that the part passed which was judged last
 WIDTH = 100  # of a line that shows a call
@@ -70,7 +70,11 @@ def judge(lab_id: str, part: Any) -> None:
     random_scripts, passed = loading.load(lab_id, "random_scripts"), 0
     for number in range(random_scripts.SCRIPTS) if only is None else only:
         script = drawn(lab_id, number)
-        if departure(run(lab_id, part, script), expected(lab_id, number)) is not None:
+        play = steps if brief else run  # a step after the other, or the whole script
+        if departure(play(lab_id, part, script), expected(lab_id, number)) is not None:
+            of_all = f"script {number + 1} of {random_scripts.SCRIPTS} departs"
+            if brief:
+                raise AssertionError(of_all)
             script = script if quick else cut(lab_id, part, script)
             yours, oracle = run(lab_id, part, script), run(lab_id, None, script)
             if departure(yours, oracle) is None:
@@ -78,8 +82,7 @@ def judge(lab_id: str, part: Any) -> None:
                 raise AssertionError(f"script {number + 1} departs, but not when it is played again: {again}")
             RUNS[:] = [({"config": script["config"]}, as_log(script, yours))]
             EXPECTED.append(({"config": script["config"]}, as_log(script, oracle)))
-            of_all = f"script {number + 1} of {random_scripts.SCRIPTS}"
-            opening = f"{of_all} departs; cut to the calls that it needs, it is"
+            opening = f"{of_all}; cut to the calls that it needs, it is"
             raise AssertionError(story(opening, script, yours, oracle))
         passed += 1
 
@@ -147,7 +150,7 @@ def text(value: Any) -> str:
     return ENCODER.encode(value)
 
 
-def departure(yours: list[Step], oracle: list[Step]) -> int | None:
+def departure(yours: Iterable[Step], oracle: Iterable[Step]) -> int | None:
     """The number of the first step in which something else was seen."""
     for number, (a, b) in enumerate(zip_longest(yours, oracle)):
         if a is b:  # a line that is the oracle's own
@@ -185,15 +188,11 @@ def cut(lab_id: str, part: Any, script: Script) -> Script:
 
 def story(opening: str, script: Script, yours: list[Step], oracle: list[Step]) -> str:
     """The calls of a failing script, and what the last one should have let be seen."""
-    at = departure(yours, oracle)
-    assert at is not None
-    lines = [opening]
+    at, lines = departure(yours, oracle) or 0, [opening]
     lines += [f"    {key} = {value}" for key, value in script["config"].items()]
-    for step in yours[: at + 1]:
-        lines.append(f"    {shorten(said(step), WIDTH, placeholder=' ...')}")
+    lines += [f"    {shorten(said(step), WIDTH, placeholder=' ...')}" for step in yours[: at + 1]]
     if at >= len(yours) or at >= len(oracle):
-        lines.append("and here one of the two has ended")
-        return "\n".join(lines)
+        return "\n".join([*lines, "and here one of the two has ended"])
     a, b = yours[at], oracle[at]
     for key in dict.fromkeys([*b.seen, *a.seen]):
         for where, left, right in differing(key, a.seen.get(key, "nothing"), b.seen.get(key, "nothing")):
@@ -297,6 +296,5 @@ def canonical(value: Any, oracle: Any) -> Any:
 
 
 def has_floats(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(has_floats, value.values()))
-    return isinstance(value, float) or (isinstance(value, list) and any(map(has_floats, value)))
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, float) or any(map(has_floats, parts))
