@@ -193,6 +193,7 @@ def events(run, kind: str) -> list:
     return [(event, record.step) for record in run.steps for event in record.events if event.type == kind]
 
 
+@pytest.mark.soak  # eight seconds of a large model
 def test_the_readme_asks_a_model_and_gets_the_answer_that_is_shown():
     if not models.MODELS["smollm2"].is_present:
         pytest.skip("THE README'S PYTHON IS NOT TESTED: mini-engine models fetch smollm2")

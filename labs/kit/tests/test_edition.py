@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import json
 import operator
 import os
 import re
@@ -41,6 +42,15 @@ def python(folder, *line, **variables):
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, encoding="utf-8")
 
 
+def invoked(folder, *lines: list[str]) -> list[str]:
+    """What `python -m labs LINE` says of each line, all in one process of the edition."""
+    code = (
+        "import json; from typer.testing import CliRunner; from labs.__main__ import every_command as app\n"
+    )
+    code += f"print(json.dumps([CliRunner().invoke(app(), line).output for line in {lines!r}]))"
+    return json.loads(python(folder, "-c", code).stdout.splitlines()[-1])
+
+
 def texts(edition):
     """The files that a learner may read, with what is in them."""
     for path in edition.rglob("*"):
@@ -70,13 +80,10 @@ def test_every_path_that_a_text_names_is_there(edition):
 
 
 def test_no_help_and_no_message_names_what_is_not_there(edition):
-    said = [python(edition, "labs", "--help").stdout]
+    lines = [["--help"], *([name, "--help"] for name in COMMANDS), ["status"], ["test"], ["hint", "1"]]
+    said = invoked(edition, *lines)
     assert "status" in said[0] and "solution" not in said[0]
-    code = "from typer.testing import CliRunner; from labs.__main__ import every_command as app\n"
-    code += f"for name in {COMMANDS}: print(CliRunner().invoke(app(), [name, '--help']).output)"
-    said.append(python(edition, "-c", code).stdout)
-    assert said[-1].count("usage: ") == len(COMMANDS)
-    said += [python(edition, "labs", *line).stdout for line in (["status"], ["test"], ["hint", "1"])]
+    assert "".join(said[1:]).count("usage: ") == len(COMMANDS)
     pytest_line = ("pytest", "labs/lab-01", "-p", "no:cacheprovider")
     said.append(python(edition, *pytest_line).stdout)
     assert "testing starter.py, your own" in said[-1]
@@ -179,10 +186,9 @@ def test_its_commands_run(edition):
     code = "import mini_engine.scheduler as s; print(s.clamp(9, 4, 0), s.__file__)"
     engine = python(edition, "-c", code).stdout
     assert engine.startswith("4 ") and str(edition) in engine
-    assert "No such command 'check'" in python(edition, "labs", "check").stderr
-    refused = python(edition, "labs", "solution", "lab-01", "--spoil")
-    assert "comes without solutions" in refused.stderr
-    *_, last = (python(edition, "labs", "hint", "lab-01").stdout for _ in range(3))
+    assert "comes without solutions" in python(edition, "labs", "solution", "lab-01", "--spoil").stderr
+    none, *_, last = invoked(edition, ["check"], *[["hint", "lab-01"]] * 3)
+    assert "No such command 'check'" in none
     assert "that was the last hint" in last and "solution" not in last.splitlines()[-1]
 
 

@@ -79,7 +79,9 @@ def test_computing_now_and_then_buys_no_time(monkeypatch):
     assert time.process_time() - began < 0.15
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["linux", "elsewhere"])
+@pytest.mark.parametrize(
+    "counted", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["linux", "elsewhere"]
+)
 def test_a_busy_machine_costs_a_block_nothing(counted, spinning):
     """A block that computes in time is in time, even if it gets no processor for longer than it may wait."""
     code = (

@@ -238,6 +238,7 @@ def test_show_gives_the_picture_its_words(monkeypatch):
 # ------------------------------------------------------------------------------------- the files
 
 
+@pytest.mark.soak  # below, all that are committed are looked at
 def test_saved_notebooks_hold_text_and_no_ids(tmp_path, monkeypatch):
     """A panel and LAB_IMPL=starter: what is saved is the reference's, without widget or machine."""
     import nbformat
