@@ -76,19 +76,21 @@ def compared(
     temperature: float | None = None,
 ) -> tuple[bool, list[str]]:
     """Return whether the answers of a learner's parts are right, and the lines that say so."""
-    departure = first_departure(answers, answered(None, model, tokenizer, temperature))
+    expected = answered(None, model, tokenizer, temperature)
+    departure = first_departure(answers, expected)
     if departure is None:
         return True, ["All answers are those of the engine's own parts."]
     lines = departure.lines()
     if sum(weight.numel() for weight in model.parameters()) <= EXACT:
         exact = copy.deepcopy(model).double()
-        if not departs(learner, exact, tokenizer, temperature):
+        expected = answered(None, exact, tokenizer, temperature)
+        if not departs(learner, exact, tokenizer, temperature, expected):
             return True, [
                 *lines,
                 f"In float64 all answers are the same: the difference is rounding in {model.dtype}.",
             ]
         model = exact
-    return False, [*lines, *_culprit(learner, model, tokenizer, temperature)]
+    return False, [*lines, *_culprit(learner, model, tokenizer, temperature, expected)]
 
 
 def answered(
@@ -101,9 +103,14 @@ def answered(
     return answers
 
 
-def departs(learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None) -> bool:
-    """Return whether an answer on these parts differs from the engine's own, or the run ends in an error."""
-    expected = answered(None, model, tokenizer, temperature)
+def departs(
+    learner: LearnerParts,
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    temperature: float | None,
+    expected: Answers,
+) -> bool:
+    """Return whether an answer on these parts is not the expected one, or the run ends in an error."""
     try:
         return first_departure(answered(learner, model, tokenizer, temperature), expected) is not None
     except KeyboardInterrupt:
@@ -113,11 +120,16 @@ def departs(learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temper
 
 
 def _culprit(
-    learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None
+    learner: LearnerParts,
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    temperature: float | None,
+    expected: Answers,
 ) -> list[str]:
     """Name the lab whose parts alone cause the departure, if there is one."""
     labs = sorted(set(learner.names.values()))
-    causes = (lab_id for lab_id in labs if departs(learner.only(lab_id), model, tokenizer, temperature))
+    asked = model, tokenizer, temperature, expected
+    causes = (lab_id for lab_id in labs if departs(learner.only(lab_id), *asked))
     lab_id = labs[0] if len(labs) == 1 else next(causes, None)
     if lab_id is None:
         return [f"No lab's parts cause it alone, only those of {', '.join(labs)} together."]
