@@ -81,7 +81,9 @@ def run(line, *, cwd, env, input="", timeout=None) -> subprocess.CompletedProces
         asked.seek(0)
         with Popen(line, cwd=cwd, env=env, stdin=asked, stdout=out, stderr=err) as process:
             process.wait(timeout)
-        said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, err)]
+        for file in (out, err):
+            file.seek(0)
+        said = [file.read().decode().replace("\r\n", "\n") for file in (out, err)]
     return subprocess.CompletedProcess(line, process.returncode, *said)
 
 
