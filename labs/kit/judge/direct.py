@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from fractions import Fraction
 from functools import wraps
 from types import FunctionType
 from typing import Any
@@ -144,6 +145,8 @@ def plain(thing: Any) -> Any:
         return thing.request_id
     if hasattr(thing, "numel"):
         return thing.tolist() if thing.numel() <= MOST else unknown(thing)
+    if isinstance(thing, Fraction):
+        return float(thing)
     return thing.value if isinstance(thing, Enum) else unknown(thing)
 
 

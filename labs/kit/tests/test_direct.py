@@ -1,6 +1,7 @@
 """A test that records no run has a sentence too, on the first call that gives something else."""
 
 from contextlib import suppress
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,14 @@ def test_what_is_long_is_shown_at_the_first_place_that_differs():
 
     wrong = {"apply_top_p": lambda logits, top_p: [*logits[:30], 7.0, *logits[31:]]}
     assert said("lab-08", wrong, test).endswith(" returns 7 at place 30; the reference returns 0.")
+
+
+def test_fractions_are_shown_as_numbers():
+    half = Fraction(1, 2)
+    wrong = {"residual": lambda p, q: [1, 0]}
+    assert said("lab-10", wrong, lambda lab: lab.residual([half, half], [half, half])) == (
+        "Your residual([0.5, 0.5], [0.5, 0.5]) returns [1, 0]; the reference returns [0.5, 0.5]."
+    )
 
 
 def test_settings_are_shown_by_what_is_set():
