@@ -173,7 +173,7 @@ def test_logits_that_nothing_can_be_chosen_by(worst):
 
 @pytest.mark.parametrize("scale", [0, 0.2, 1, 4])
 def test_top_p_keeps_what_sorting_keeps(scale):
-    """Of 5,000 tokens with many equals: few are kept, more than are looked at first, or all."""
+    """Among 5,000 tokens with many equals: few are kept, more than are looked at first, or all."""
     logits = (scale * torch.randn(40, 5000, generator=torch.Generator().manual_seed(3))).bfloat16().float()
     limits = [(0.05, 0.5, 0.9, 0.999, 1)[i % 5] for i in range(40)]
     for row, limit, found in zip(logits, limits, apply_top_p(logits, limits), strict=True):
