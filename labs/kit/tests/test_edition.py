@@ -43,7 +43,7 @@ def python(folder, *line, **variables):
 
 
 def invoked(folder, *lines: list[str]) -> list[str]:
-    """What `python -m labs LINE` says of each line, all in one process of the edition."""
+    """Return what `python -m labs LINE` says of each line, all in one process of the edition."""
     code = (
         "import json; from typer.testing import CliRunner; from labs.__main__ import every_command as app\n"
     )

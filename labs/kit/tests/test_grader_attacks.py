@@ -319,7 +319,7 @@ def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):
 
 
 def test_a_course_in_a_folder_that_is_seen_inside_is_empty_there(monkeypatch):
-    """As in a virtual environment that was made around it."""
+    """The course lies in a virtual environment that was made around it."""
     monkeypatch.setattr(sandbox.sys, "prefix", str(sandbox.ROOT))
     for words, there in (([], "solution.py"), (sandbox.emptied(), "")):
         line = [*sandbox.surroundings(), *words, "/bin/ls", "-R", str(sandbox.LABS_DIR)]
