@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 
+from labs.kit.grader.answers import Answer
 from labs.kit.grader.cases import CaseScript, digest, expected, num_passed, play
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Case, TaskGrade
-from labs.kit.grader.sandbox import Answer, Sandbox, without
+from labs.kit.grader.sandbox import Sandbox, without
 from labs.kit.judge import isolate, loading, random_scripts, suspects
 from labs.kit.judge.manifest import Lab, Task
 from labs.kit.judge.task_status import Name, known, scripts_fingerprint

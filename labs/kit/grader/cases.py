@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import player
+from labs.kit.grader.answers import Answer, step
 from labs.kit.grader.results import STORY, Case
-from labs.kit.grader.sandbox import Answer, Sandbox, step
+from labs.kit.grader.sandbox import Sandbox
 from labs.kit.grader.submission import Settings
 from labs.kit.judge import loading, random_scripts
 from labs.kit.judge.manifest import Lab, find_lab

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import results
+from labs.kit.grader.answers import Answer
 from labs.kit.grader.blame import Blame
 from labs.kit.grader.cases import CaseScript, cases, expected, judged, own_cases, play, play_apart
 from labs.kit.grader.results import Case, Grade, LabGrade, TaskGrade
-from labs.kit.grader.sandbox import Answer, Sandbox, WeakIsolation, allowance, probe
+from labs.kit.grader.sandbox import Sandbox, WeakIsolation, allowance, probe
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import Lab, find_lab

@@ -16,20 +16,18 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from labs.kit.grader import frames, imports, seccomp
+from labs.kit.grader.answers import Answer, believed
 from labs.kit.grader.inside import ALL, NOBODY, SCRATCH, TOGETHER
 from labs.kit.judge.manifest import LABS_DIR, Lab, functions, replace_body
 from labs.kit.judge.random_scripts import Step
 
 ROOT = LABS_DIR.parent
 LIMIT, MEMORY, START = 8 << 20, 4 << 30, 600.0  # bytes of a reply; of memory; seconds to start
-PARSED, REASON = 4 << 20, 4096  # bytes of a reply that are in no right one, and so are parsed
 COPIED = "labs/__init__.py labs/kit/__init__.py labs/kit/toys labs/kit/tensor_toys labs/kit/judge".split()
 INSIDE = ("__init__.py", "frames.py", "imports.py", "inside.py", "player.py", "seccomp.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": SCRATCH, "TMPDIR": SCRATCH}
@@ -82,10 +80,22 @@ def course_for(lab: Lab, folder: Path) -> Path:
 def copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        ignored = shutil.ignore_patterns("tests", "train.py")  # what Python has compiled saves a second
-        shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+        shutil.copytree(source, target, ignore=left_out, dirs_exist_ok=True)
     else:
         shutil.copy(source, target)
+
+
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """Return which names of a folder are not copied.
+
+    What Python has compiled is copied, for it saves a second; but not that of a module which is not there: it
+    may be an older version of an answer.
+    """
+    found = {"tests", "train.py"}.intersection(names)
+    if Path(folder).name == "__pycache__":
+        modules = {path.stem for path in Path(folder).parent.glob("*.py")} - {"train"}
+        found |= {name for name in names if name.partition(".")[0] not in modules}
+    return found
 
 
 def twins(lab: Lab) -> dict[str, list[str]]:
@@ -185,15 +195,8 @@ class Sandbox:
             line = [*server, str(self.course)]
         else:
             course = ["--ro-bind", str(self.course), "/course", "--chdir", "/course", "--remount-ro", "/"]
-            line = [
-                *surroundings(),
-                *emptied(),
-                *course,
-                "--",
-                *server,
-                "/course",
-                *(["nobody"] if is_root() else []),
-            ]
+            inside = [*server, "/course", *(["nobody"] if is_root() else [])]
+            line = [*surroundings(), *emptied(), *course, "--", *inside]
         self.process = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
@@ -212,7 +215,7 @@ class Sandbox:
 
     def run(
         self, source: str, scripts: Sequence[str], known: Sequence[Mapping[str, Step]], **isolated: Any
-    ) -> "Answer":
+    ) -> Answer:
         """Play scripts, each as JSON, on a submission, or on some of its tasks by `isolated` (player.py).
 
         `known` has, for each script, the steps of lines that need not be parsed.
@@ -258,57 +261,3 @@ def allowance(labs: int, seconds: float) -> list[float]:
 
 
 BOOT = "import sys; sys.path.insert(0, sys.argv[3]); from labs.kit.grader.inside import main; main()"
-
-
-@dataclass
-class Answer:
-    """A submission's claim: the logs of the scripts that came to their end, and why others did not."""
-
-    logs: list[list[Step]]
-    broken: str = ""  # the file does not load
-    ended: str = ""
-    in_hidden: bool = False  # it ended in the batch of hidden cases
-
-
-def believed(text: str, ended: str, known: Sequence[Mapping[str, Step]]) -> Answer:
-    """Return an answer whose form is checked; its content is only ever compared. `known` as in `run`."""
-    *logs, rest = text.split("\n\n", len(known) + 1)
-    left, answer = PARSED, Answer([], ended=ended)
-    if logs and logs[0].startswith('{"broken"'):
-        return Answer([], broken=broken(logs[0]))
-    if len(logs) > len(known) or rest:
-        return Answer([], ended="more was answered than was asked for" if not rest else "half an answer")
-    for log, steps in zip(logs, known, strict=False):
-        run = []
-        try:
-            for line in map(str.rstrip, StringIO(log)):
-                if (found := steps.get(line)) is None:
-                    left -= len(line)
-                    if left < 0:
-                        raise frames.BadFrame(f"more than {PARSED:,} bytes of it are wrong")
-                    found = step(line)
-                run.append(found)
-            answer.logs.append(run)
-        except frames.BadFrame as error:
-            return Answer(answer.logs, ended=f"an answer that cannot be read: {error}"[:200])
-    if len(logs) < len(known) and not ended:
-        answer.ended = "it ended before all scripts were played"
-    return answer
-
-
-def broken(line: str) -> str:
-    """Return the submission's claim why it does not load, which need not be true."""
-    try:
-        return str(frames.parsed(line[:REASON].encode())["broken"])[:300] or "without a reason"
-    except frames.BadFrame as error:
-        return f"why cannot be read: {error}"[:200]
-
-
-def step(line: str) -> Step:
-    """Return the step of a line. Raise BadFrame if it is none."""
-    value = frames.parsed(line.encode())
-    if isinstance(value, dict) and value.keys() == {"call", "seen"}:
-        call, seen = value["call"], value["seen"]
-        if isinstance(call, list) and call and isinstance(seen, dict):
-            return Step(call, seen)
-    raise frames.BadFrame("another form than a step has")

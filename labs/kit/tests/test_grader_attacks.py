@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import grading, results, sandbox
+from labs.kit.grader import answers, grading, results, sandbox
 from labs.kit.grader.cases import cases, expected, judged
 from labs.kit.grader.grading import box, grade
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
@@ -249,17 +249,17 @@ def test_no_hidden_case_gets_into_what_a_student_is_shown():
     assert lab.problem == "after all public cases, in the hidden ones: its process ended"
 
 
-PARSED = sandbox.PARSED if SOAK else 1 << 18
+PARSED = answers.PARSED if SOAK else 1 << 18
 
 
 @pytest.mark.parametrize("line", ["[]," * (PARSED // 6) + "[]", "0"], ids=["few lines", "many lines"])
 def test_an_answer_is_parsed_up_to_a_limit(line, monkeypatch):
     """256 kB of what no right answer has, in a soak the grader's own 4, take a moment and little memory."""
-    monkeypatch.setattr(sandbox, "PARSED", PARSED)
+    monkeypatch.setattr(answers, "PARSED", PARSED)
     step = f'{{"call": ["a"], "seen": {{"returned": [{line}]}}}}\n'
     text = step * (2 * PARSED // len(step))
     tracemalloc.start()
-    answer = sandbox.believed(text + "\n", "", [{}])
+    answer = answers.believed(text + "\n", "", [{}])
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert f"more than {PARSED:,} bytes of it are wrong" in answer.ended and not answer.logs
@@ -272,7 +272,7 @@ def test_a_run_that_no_page_shows_is_not_kept():
     first = next(step for step in expected("lab-01", case.script).steps if step.seen.get("returned"))
     for size, is_kept in ((10, True), (results.RUN, False)):
         returned = {f"{number:07}": 1 for number in range(size // 10)}
-        answer = sandbox.Answer([[random_scripts.Step(first.call, {"returned": returned})]])
+        answer = answers.Answer([[random_scripts.Step(first.call, {"returned": returned})]])
         lab = results.LabGrade("lab-01", [], cases=[judged(LAB, case, 0, answer)])
         grading.keep_first_departure(LAB, lab, [case], answer, False)
         assert (lab.yours is not None) == is_kept and 0 < len(lab.cases[0].said) <= results.STORY
@@ -306,6 +306,21 @@ def test_the_engines_answers_are_stubs_inside(tmp_path):
             for name in names:
                 parts = [ast.unparse(node) for key, node in found.items() if f"{key}.".startswith(f"{name}.")]
                 assert parts and all("not available here" in part for part in parts), name
+
+
+def test_a_module_that_is_gone_leaves_nothing_compiled_inside(tmp_path):
+    """An older version's answers stay in __pycache__ of a checkout that was updated."""
+    compiled = tmp_path / "course" / "__pycache__"
+    compiled.mkdir(parents=True)
+    for name in ("here.py", "train.py"):
+        (tmp_path / "course" / name).touch()
+    for name in ("here", "gone", "train"):
+        (compiled / f"{name}.cpython-311.pyc").touch()
+    sandbox.copy(tmp_path / "course", tmp_path / "inside")
+    assert [*(tmp_path / "inside").rglob("*.py*")] == [
+        tmp_path / "inside" / "here.py",
+        tmp_path / "inside" / "__pycache__" / "here.cpython-311.pyc",
+    ]
 
 
 def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):

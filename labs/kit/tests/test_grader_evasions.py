@@ -12,6 +12,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from labs.kit.grader import intake
+from labs.kit.grader.answers import Answer
 from labs.kit.grader.blame import Blame
 from labs.kit.grader.cases import cases
 from labs.kit.grader.grading import box, grade
@@ -19,7 +20,7 @@ from labs.kit.grader.report import Around, write_reports
 from labs.kit.grader.report.disclosure import disclose
 from labs.kit.grader.report.markdown import feedback
 from labs.kit.grader.results import WRONG, Case, Grade, LabGrade, TaskGrade
-from labs.kit.grader.sandbox import Answer, allowance
+from labs.kit.grader.sandbox import allowance
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
