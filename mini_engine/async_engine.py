@@ -146,10 +146,8 @@ class AsyncEngine:
         tokenizer, given = self.engine.tokenizer, take_apart("prompt", prompt)
         if tokenizer is None or given.text is None or given.token_ids is not None:
             return prompt
-        if len(given.text) < LONG:
-            token_ids = tokenizer.encode(given.text)
-        else:
-            token_ids = await asyncio.to_thread(tokenizer.encode, given.text)
+        text, encode = given.text, tokenizer.encode
+        token_ids = encode(text) if len(text) < LONG else await asyncio.to_thread(encode, text)
         return {"prompt_token_ids": token_ids, "cache_salt": given.cache_salt}
 
     def close(self) -> None:
@@ -289,9 +287,8 @@ class AsyncEngine:
 def _fill(made: list[tuple[_Job, Delta]]) -> None:
     for job, delta in made:
         job.inbox.append(delta)
-        if job.filled is not None:
-            _settle(job.filled, None, None)
-            job.filled = None
+        if job.filled is not None and not job.filled.done():
+            job.filled.set_result(None)
 
 
 def _settle(future: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:

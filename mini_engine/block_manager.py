@@ -213,12 +213,8 @@ class BlockManager:
 
     def cache_blocks(self, request: Request) -> None:
         """After a step: let the full blocks whose keys and values are computed be found."""
-        # Called for every row of every step, and seldom is a block full: nothing may be asked twice.
-        num_full = request.num_computed_tokens // self.block_size
-        if num_full > self._num_cached_block.get(request.request_id, 0):
-            self._cache_first(request, request.num_computed_tokens)
-        if self._num_scheduled_block:
-            self._num_scheduled_block.pop(request.request_id, None)
+        self._cache_first(request, request.num_computed_tokens)
+        self._num_scheduled_block.pop(request.request_id, None)
 
     def cache_scheduled_blocks(self, request: Request, num_new_tokens: int) -> None:
         """While a step is decided, if `caches_scheduled`: let requests admitted behind this one find the full

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from mini_engine import SamplingParams
+from mini_engine import SamplingParams, async_engine
 from mini_engine.async_engine import AsyncEngine, EngineClosedError
 from mini_engine.engine import Engine
 from mini_engine.llm import LLM
@@ -53,6 +53,26 @@ def test_many_at_once_lose_nothing():
     assert [text_of(deltas) for deltas in said] == [*TEXTS.values()]
     assert [deltas[-1].finish_reason for deltas in said] == ["length"] * 4
     everything_is_back(engine)
+
+
+def test_a_prompt_is_tokenised_outside_the_engines_thread(monkeypatch):
+    """A short one in the event loop, a long one beside it: no step waits for either."""
+    engine, threads = scripted_engine(TEXTS), []
+    encode = engine.tokenizer.encode
+
+    def noted(text):
+        threads.append(threading.current_thread())
+        return encode(text)
+
+    async def scenario(front):
+        for length in (100, 1):
+            monkeypatch.setattr(async_engine, "LONG", length)
+            await read(front, "a", greedy(2))
+        return front._thread
+
+    monkeypatch.setattr(engine.tokenizer, "encode", noted)
+    owner = run(engine, scenario)
+    assert threads[0] is threading.main_thread() and len({owner, *threads}) == 3
 
 
 def test_n_answers_fork_and_are_those_of_generate():

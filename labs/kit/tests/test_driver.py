@@ -103,7 +103,7 @@ def test_errors_are_raised_for_a_test_and_kept_for_a_grader():
     [
         (None, "must be a dict"),
         ({"ghost": 1}, "'ghost' is scheduled but not in running"),
-        ({7: 1}, "7 is a key of the schedule, where a request_id should be"),
+        ({7: 1}, "7 is a key of the schedule: it needs a request_id"),
         ({"a": 0}, "a is scheduled for 0 tokens"),
         ({"a": -2}, "a is scheduled for -2 tokens"),
         ({"a": 13}, "a is scheduled for 13 tokens, and has 12 left"),

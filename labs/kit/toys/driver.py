@@ -90,10 +90,8 @@ class Referee:
             raise ScheduleError(f"{', '.join(both)} is in waiting and in running at once")
         for request_id, num_tokens in scheduled.items():
             if not isinstance(request_id, str):
-                where = "is a key of the schedule, where a request_id should be"
-                raise ScheduleError(f"{brief(request_id)} {where}")
-            request = running.get(request_id)
-            if request is None:
+                raise ScheduleError(f"{brief(request_id)} is a key of the schedule: it needs a request_id")
+            if (request := running.get(request_id)) is None:
                 raise ScheduleError(f"{brief(request_id)} is scheduled but not in running")
             if not isinstance(num_tokens, int) or not 1 <= num_tokens <= request.num_new_tokens:
                 left = f"and has {request.num_new_tokens} left to compute"
