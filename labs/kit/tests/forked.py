@@ -119,7 +119,7 @@ def forking() -> tuple[str, list[str], str]:
 
 if __name__ == "__main__":
     import labs.__main__
-    import labs.kit.judge.examine  # noqa: F401
+    import labs.kit.judge.examine  # noqa: F401  # for the libraries that they load
 
     for name in [name for name in sys.modules if name.partition(".")[0] == "labs"]:
         del sys.modules[name]

@@ -24,6 +24,8 @@ from labs.kit.grader.sandbox import allowance
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
+
+# `opened` is a fixture, which only its name asks for: hence F401.
 from labs.kit.tests.test_grader_attacks import (  # noqa: F401
     LAB,
     SETTINGS,

@@ -12,6 +12,8 @@ import pytest
 from labs.kit.grader import inside, seccomp
 from labs.kit.grader.grading import box
 from labs.kit.tests import marks
+
+# `opened` is a fixture, which only its name asks for: hence F401.
 from labs.kit.tests.test_grader_attacks import LAB, SETTINGS, SOLUTION, graded, opened  # noqa: F401
 
 NEWUSER, THREAD, SIGCHLD = 0x10000000, 0x3D0F00, 17
