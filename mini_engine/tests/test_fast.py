@@ -271,6 +271,10 @@ def test_a_product_in_blocks_is_the_rounded_weights(bits, rows, outputs, columns
         # a weight: here by 3e-4 at most.
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=6e-4)
         assert all(torch.equal(linear(x[i : i + 1])[0], found[i]) for i in range(min(rows, 8)))
+        for wrong in (float("nan"), float("inf")) if rows > 1 else ():
+            spoilt = x.clone()
+            spoilt[1, columns // 2] = wrong
+            assert not linear(spoilt)[1].isfinite().any() and torch.equal(linear(spoilt)[0], found[0])
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(4, "Q4_1"), (8, "Q8_0")])
