@@ -4,10 +4,11 @@ A sentence states what the two runs recorded, never what the code does, so it ca
 before its semicolon is in the learner's record, what stands behind it in the reference's.
 """
 
+from typing import Any
+
 from labs.kit.judge import compare
 from labs.kit.judge.sentences import operations, steps
 from labs.kit.judge.sentences.rules import Sentence
-from labs.kit.toys.driver import OpLog
 from mini_engine.trace import Trace
 
 __all__ = ["Sentence", "of_runs", "sentence"]
@@ -20,8 +21,10 @@ def of_runs(yours: compare.Runs, reference: compare.Runs) -> Sentence | None:
 
 
 def sentence(yours: compare.Run, reference: compare.Run, found: compare.Departure) -> Sentence:
-    """Return the sentence on two runs that part at the step `found`."""
-    if isinstance(yours, Trace) and isinstance(reference, Trace):
-        return steps.sentence(yours, reference, found.index)
-    assert isinstance(yours, OpLog) and isinstance(reference, OpLog), "a test's runs are of one kind"
-    return operations.sentence(yours, reference, found.index)
+    """Return the sentence on two runs, of one kind, that part at the step `found`: the first rule's."""
+    words: Any = steps if isinstance(yours, Trace) else operations
+    index, both = found.index, (yours.steps, reference.steps)
+    if index >= min(map(len, both)):
+        return Sentence(*words.ended(yours, reference, index))
+    at = words.Parting(reference, index, *(one[index] for one in both))
+    return next(Sentence(*clauses) for rule in words.RULES for clauses in rule(at))

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from labs.kit.judge.compare import comparable
 from labs.kit.judge.sentences.rules import Clauses
-from labs.kit.judge.sentences.words import count, listing, value
-from labs.kit.toys.driver import OpStep
+from labs.kit.judge.sentences.words import count, joined, pair, place, places, value
+from labs.kit.toys.driver import OpLog, OpStep
 
 RAISED = "raised"  # the key of what a call raised, in `returned`
 NAMING = re.compile(r"(\w+Error) (naming|without) (\S+)")  # what lab-01's step makes of an error
@@ -20,10 +21,14 @@ Found = Iterator[Clauses]
 class Parting:
     """The call at which two logs part: both records, the state that both saw before it, and the config."""
 
+    log: OpLog  # the reference's
+    number: int
     yours: OpStep
     theirs: OpStep
-    before: dict[str, Any]
-    config: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.config = self.log.header.config
+        self.before = self.log.steps[self.number - 1].observed if self.number else {}
 
     @property
     def call(self) -> str:
@@ -67,15 +72,13 @@ def is_schedule(returned: Any) -> bool:
 
 def schedules(scheduled: dict[str, Any]) -> str:
     """Return "gives a 1 token and b 3 tokens"."""
-    rows = [Words(f"{value(name)} {count(tokens, 'token')}") for name, tokens in scheduled.items()]
-    return f"gives {listing(rows)}" if rows else "schedules nothing"
+    rows = [f"{value(name)} {count(tokens, 'token')}" for name, tokens in scheduled.items()]
+    return f"gives {joined(rows)}" if rows else "schedules nothing"
 
 
-class Words:
-    """A text that stands in a list as it is, without quotes."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
+def plainest(at: Any) -> Found:
+    """Report which field differs, where no other rule of logs or of traces has a word for it."""
+    for path, *both in places(comparable(at.yours), comparable(at.theirs)):
+        mine, other = pair(*both)
+        yield "field", f"In step {at.number} {place(path)} is {mine}", f"in the reference it is {other}"
+    yield "field", f"In step {at.number} your run differs", "see the reference's beside it"

@@ -71,11 +71,8 @@ def accepted(at: Parting) -> Found:
     for name in dict.fromkeys([*(other or {}), *(mine or {})]):
         a, b = (mine or {}).get(name, 0), (other or {}).get(name, 0)
         if a != b:
-            yield (
-                "accepted",
-                f"{at.after} {count(a, 'draft')} of {name} count as accepted",
-                f"in the reference {b}",
-            )
+            are = f"{at.after} {count(a, 'draft')} of {name} count as accepted"
+            yield "accepted", are, f"in the reference {b}"
 
 
 def chance(at: Parting) -> Found:
@@ -86,11 +83,8 @@ def chance(at: Parting) -> Found:
     for tokens in dict.fromkeys([*other, *mine]):
         a, b = mine.get(tokens, "0"), other.get(tokens, "0")
         if a != b:
-            yield (
-                "chance",
-                f"{at.call} yields {value(tokens)} with probability {a}",
-                f"the reference yields {value(tokens)} with probability {b}",
-            )
+            yields = f"yields {value(tokens)} with probability"
+            yield "chance", f"{at.call} {yields} {a}", f"the reference {yields} {b}"
 
 
 RULES = [proposals, drafts, rows, accepted, chance]

@@ -1,5 +1,6 @@
 """Sentences on clients of a server's front: what each has read and when, and who waits, as lab-11 has it."""
 
+from itertools import takewhile
 from typing import Any
 
 from labs.kit.judge.sentences.calls import Found, Parting
@@ -53,9 +54,7 @@ def forever(at: Parting, time: str) -> Found:
 def reading(name: str, mine: dict[str, Any], theirs: dict[str, Any], time: str) -> Found:
     """The first Delta at which what a client has read parts from what it should have."""
     a, b = mine["read"].get(name, []), theirs["read"][name]
-    place = next(
-        (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b))
-    )
+    place = len([*takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))])
     has = f"At {time} {name} {state(mine['clients'].get(name, ''))}, and has read {count(place, 'Delta')}"
     if place < len(a):
         has = f"At {time} {name} has read {a[place]}"

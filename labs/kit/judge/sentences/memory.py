@@ -65,22 +65,15 @@ def names(rows: Any) -> list[str]:
 def cached(at: Parting) -> Found:
     """Differences in the blocks that are found, the texts in the slots, and the names given to hash_block."""
     for (name, *_), mine, other in places(*at.seen("blocks found")):
-        yield (
-            "cached",
-            f"{at.after} {are(mine, 'block')} found of {name}",
-            f"in the reference {value(other)}",
-        )
+        yield "cached", f"{at.after} {are(mine, 'block')} found of {name}", f"in the reference {value(other)}"
     for path, mine, other in places(*at.seen(OTHER_TEXT)):
         positions = f"{at.after} positions {listing(mine)} of {listing(path)} hold another text"
         yield "cached", positions, f"in the reference {listing(other)}"
     mine, other = at.seen("hash_block was misused")
     if mine and other and mine[0] != other[0]:
         asked = next((call for call in mine[0] if call not in other[0]), NOTHING)
-        yield (
-            "cached",
-            f"{at.call} calls hash_block{asked}, which names no block",
-            "the reference never does so",
-        )
+        misused = f"{at.call} calls hash_block{asked}, which names no block"
+        yield "cached", misused, "the reference never does so"
     if mine and other and mine[1] != other[1]:
         wrong = f"{at.after} {count(mine[1], 'cached block')} have a name that hash_block does not give them"
         yield "cached", wrong, f"in the reference {other[1]}"
@@ -94,11 +87,8 @@ def named(at: Parting) -> Found:
     if yours[0] != theirs[0]:
         yield "returned", f"{at.call} returns a {yours[0]}", f"the reference {theirs[0]}"
     elif yours[1] < theirs[1]:
-        yield (
-            "returned",
-            f"{at.call} returns the name of another block",
-            "the reference one that no other has",
-        )
+        another = f"{at.call} returns the name of another block"
+        yield "returned", another, "the reference one that no other has"
     else:
         yield "returned", f"{at.call} returns a new name", "the reference the one it gave this block before"
 

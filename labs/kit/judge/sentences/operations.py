@@ -6,14 +6,13 @@ A call's record says what it returned or raised, and the state that could be see
 from collections.abc import Callable
 from itertools import zip_longest
 
-from labs.kit.judge.compare import comparable
 from labs.kit.judge.sentences import drafts, sampling
-from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised
+from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised, plainest
 from labs.kit.judge.sentences.decisions import preempted, queues, rows
 from labs.kit.judge.sentences.fronts import fronts
 from labs.kit.judge.sentences.masks import masks
 from labs.kit.judge.sentences.memory import blocks, books, cached, named, published, requests
-from labs.kit.judge.sentences.rules import Clauses, Sentence
+from labs.kit.judge.sentences.rules import Clauses
 from labs.kit.judge.sentences.words import NOTHING, count, listing, pair, place, places
 from labs.kit.toys.driver import OpLog
 
@@ -39,30 +38,14 @@ def rule_for(where: str) -> str:
     return next((rule for word, rule in KINDS.items() if word in where), "field")
 
 
-def sentence(yours: OpLog, reference: OpLog, index: int) -> Sentence:
-    """Return the sentence on the call at which two logs part."""
-    if index >= len(yours.steps) or index >= len(reference.steps):
-        return Sentence(*ended(yours, reference, index))
-    before = reference.steps[index - 1].observed if index else {}
-    at = Parting(yours.steps[index], reference.steps[index], before, reference.header.config)
-    return next(Sentence(*found) for rule in RULES for found in rule(at))
-
-
 def ended(yours: OpLog, reference: OpLog, index: int) -> Clauses:
     if index < len(yours.steps):
         call = call_of(yours.steps[index])
         return "end", f"Your run goes on with {call} in step {index}", "the reference's is over by then"
     step = reference.steps[index]
     how = f" with {yours.end.error}" if yours.end and yours.end.error else ""
-    return (
-        "end",
-        f"Your run ends at {call_of(step)} in step {index}{how}",
-        f"the reference {gives(step)} there",
-    )
-
-
-def sampled(at: Parting) -> Found:
-    yield from sampling.found(at.yours, at.theirs)
+    ends = f"Your run ends at {call_of(step)} in step {index}{how}"
+    return "end", ends, f"the reference {gives(step)} there"
 
 
 def raised(at: Parting) -> Found:
@@ -133,11 +116,8 @@ def batches(at: Parting) -> Found:
         column = next((n for n, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), 0)
         if {*mine, *other} <= {"x", "."}:
             sees, does = ("sees", "it does not") if mine[column] == "x" else ("does not see", "it does")
-            yield (
-                "tensor",
-                f"{at.after} {str(query).removesuffix(SEES)} {sees} key {column}",
-                f"in the reference {does}",
-            )
+            query = str(query).removesuffix(SEES)
+            yield "tensor", f"{at.after} {query} {sees} key {column}", f"in the reference {does}"
         else:
             yield "tensor", f"{at.after} {query} {mine}", f"in the reference {other}"
 
@@ -151,14 +131,7 @@ def state(at: Parting) -> Found:
         yield rule, f"{at.after} {where} is {mine}", f"in the reference it is {other}"
 
 
-def plainest(at: Parting) -> Found:
-    for path, *both in places(comparable(at.yours), comparable(at.theirs)):
-        mine, other = pair(*both)
-        yield "field", f"In step {at.yours.step} {place(path)} is {mine}", f"in the reference it is {other}"
-    yield "field", f"In step {at.yours.step} your run differs", "see the reference's beside it"
-
-
 RULES: list[Callable[[Parting], Found]] = [
-    raised, fronts, refused, changed, *drafts.RULES, preempted, rows, queues, sampled, named, result, books,
-    masks, blocks, published, cached, calls, batches, requests, state, plainest,
+    raised, fronts, refused, changed, *drafts.RULES, preempted, rows, queues, sampling.sampled, named, result,
+    books, masks, blocks, published, cached, calls, batches, requests, state, plainest,
 ]  # fmt: skip

@@ -1,44 +1,35 @@
 """Sentences on rows of logits and on draws: lab-08. Their facts follow from a call's arguments."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from labs.kit.judge.sentences.rules import Clauses
+from labs.kit.judge.sentences.calls import Found, Parting
 from labs.kit.judge.sentences.words import count, value
-from labs.kit.toys.driver import OpStep
 
 OUT = "out"  # a token that was dropped
-Row = Sequence[float | str]
 
 
-def found(yours: OpStep, theirs: OpStep) -> Iterator[Clauses]:
+def sampled(at: Parting) -> Found:
     """Yield the sentence on the first token that differs; nothing for calls of other labs."""
-    name, *given = yours.op
-    mine, right = yours.returned, theirs.returned
-    call = f"In step {yours.step} your"
+    name, *given = at.yours.op
+    mine, right = at.yours.returned, at.theirs.returned
+    call = f"In step {at.number} your"
     if name == "draw" and isinstance(mine, int) and mine != right:
-        yield (
-            "drawn",
-            f"{call} draw gets token {mine} with the number {value(given[1])}",
-            stretch(given[0], right),
-        )
+        gets = f"{call} draw gets token {mine} with the number {value(given[1])}"
+        yield "drawn", gets, stretch(given[0], right)
     elif name == "uniform" and isinstance(mine, float) and mine != right:
-        who = f"output {given[1]} of {given[0]}"
-        yield (
-            "numbers",
-            f"{call} uniform gives {value(mine)} for {who}",
-            f"the reference gives {value(right)}",
-        )
-    elif name in ("step", "failed_step") and isinstance(mine, dict) and "requests" in theirs.observed:
+        gives = f"{call} uniform gives {value(mine)} for output {given[1]} of {given[0]}"
+        yield "numbers", gives, f"the reference gives {value(right)}"
+    elif name in ("step", "failed_step") and isinstance(mine, dict) and "requests" in at.theirs.observed:
         for row in (one for one in right if mine.get(one) != right[one]):
-            request = theirs.observed["requests"][row]
+            request = at.theirs.observed["requests"][row]
             should = f"the reference gives it token {right[row]} ({request})"
             yield "drawn", f"{call} Sampler gives row {row} token {value(mine.get(row))}", should
     elif name == "batch_probabilities" and isinstance(mine, dict):
         for row in right:
-            settings = theirs.observed["requests"][row].partition(";")[0]
+            settings = at.theirs.observed["requests"][row].partition(";")[0]
             where = f" of row {row} ({settings})"
             yield from tokens(f"{call} {name} ", name, mine.get(row), right[row], given, where)
     elif name.startswith("apply_") or name == "probabilities":
@@ -46,9 +37,7 @@ def found(yours: OpStep, theirs: OpStep) -> Iterator[Clauses]:
         yield from tokens(f"{call} {name} ", name, mine, right, given, where)
 
 
-def tokens(
-    call: str, name: str, mine: Any, right: Any, given: Sequence[Any], where: str = ""
-) -> Iterator[Clauses]:
+def tokens(call: str, name: str, mine: Any, right: Any, given: Sequence[Any], where: str = "") -> Found:
     """Yield what a row's tokens get and should get: out or not, a logit, a probability."""
     if not (isinstance(mine, dict) and isinstance(right, dict)):
         return
@@ -58,12 +47,12 @@ def tokens(
         if name.endswith("probabilities"):
             had = f"{call}gives {token}{where} a probability of {value(a)}"
             yield "probability", had, f"the reference gives it {value(b)}"
-        elif OUT in (a, b):
+            continue
+        why = reason(name, given, int(token.split()[1]))
+        if OUT in (a, b):
             does, should = ("drops", "keeps") if a == OUT else ("keeps", "drops")
-            why = reason(name, given, int(token.split()[1]))
             yield "limit", f"{call}{does} {token}", f"the reference {should} it{why}"
         else:
-            why = reason(name, given, int(token.split()[1]))
             yield "logit", f"{call}makes the logit of {token} {number(a)}", f"the reference {number(b)}{why}"
 
 

@@ -4,15 +4,14 @@ Both runs agree up to the step where they part, so the state before it is the sa
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from labs.kit.judge.compare import comparable
-from labs.kit.judge.sentences.calls import schedules
-from labs.kit.judge.sentences.rules import Clauses, Sentence
-from labs.kit.judge.sentences.words import count, listing, pair, place, places, value
+from labs.kit.judge.sentences.calls import Found, plainest, schedules
+from labs.kit.judge.sentences.rules import Clauses
+from labs.kit.judge.sentences.words import count, listing, value
 from mini_engine.trace import Event, Finished, Preempted, Queued, RequestView, Scheduled, StepTrace, Trace
 from mini_engine.trace.fold import Fold
 
@@ -21,10 +20,10 @@ from mini_engine.trace.fold import Fold
 class Parting:
     """The step in which two runs part: both records, the config, and the requests before the step."""
 
+    trace: Trace  # the reference's
     number: int
     yours: StepTrace
     theirs: StepTrace
-    trace: Trace  # the reference's
 
     @property
     def step(self) -> str:
@@ -57,26 +56,11 @@ class Parting:
         return left
 
 
-Found = Iterator[Clauses]
-
-
-def sentence(yours: Trace, reference: Trace, index: int) -> Sentence:
-    """Return the first rule's sentence on the step in which two runs part."""
-    if index >= len(yours.steps) or index >= len(reference.steps):
-        return Sentence(*ended(yours, reference, index))
-    parting = Parting(index, yours.steps[index], reference.steps[index], reference)
-    return next(Sentence(*found) for rule in RULES for found in rule(parting))
-
-
 def ended(yours: Trace, reference: Trace, index: int) -> Clauses:
     """One of the two runs has ended before this step."""
     if index < len(yours.steps):
-        work = schedules(yours.steps[index].scheduled)
-        return (
-            "end",
-            f"Your run goes on in step {index}, which {work}",
-            "the reference's run is over by then",
-        )
+        goes_on = f"Your run goes on in step {index}, which {schedules(yours.steps[index].scheduled)}"
+        return "end", goes_on, "the reference's run is over by then"
     end = yours.end
     work = schedules(reference.steps[index].scheduled)
     error = end.error or "" if end else ""
@@ -103,10 +87,8 @@ def queued(at: Parting) -> Found:
 
 def aborted(at: Parting) -> Found:
     """Aborts come before a step is scheduled."""
-    yours, theirs = (
-        {name for name, event in at.of(Finished, own).items() if event.reason == "abort"}
-        for own in (True, False)
-    )
+    events = (at.of(Finished, own).values() for own in (True, False))
+    yours, theirs = ({event.id for event in those if event.reason == "abort"} for those in events)
     for name in sorted(yours - theirs):
         yield "finish", f"{at.step} aborts {name}", "the reference does not"
     for name in sorted(theirs - yours):
@@ -162,11 +144,8 @@ def admitted(at: Parting) -> Found:
     for name, event in yours.items():
         a, b = event.num_cached_tokens, theirs[name].num_cached_tokens
         if a != b:
-            yield (
-                "cached",
-                f"{at.step} admits {name} with {count(a, 'computed token')}",
-                f"the reference with {b}",
-            )
+            admits = f"{at.step} admits {name} with {count(a, 'computed token')}"
+            yield "cached", admits, f"the reference with {b}"
 
 
 def why_not(at: Parting, name: str) -> str:
@@ -194,11 +173,8 @@ def rows(at: Parting) -> Found:
             gives = f"{at.step} gives {name} {count(yours[name], 'token')}"
             yield "row", gives, f"the reference leaves it out{nothing_for(at, name)}"
         elif name not in yours:
-            yield (
-                "row",
-                f"{at.step} leaves {name} out",
-                f"the reference gives it {count(theirs[name], 'token')}",
-            )
+            gives = f"the reference gives it {count(theirs[name], 'token')}"
+            yield "row", f"{at.step} leaves {name} out", gives
         elif yours[name] != theirs[name]:
             yield chunk(at, name, yours[name], theirs[name])
     yield from order("row order", f"{at.step} serves", yours, theirs)
@@ -236,11 +212,8 @@ def counts(at: Parting) -> Found:
     for key, words in (("num_running", "running"), ("num_waiting", "waiting")):
         mine, other = getattr(a, key), getattr(b, key)
         if mine != other:
-            yield (
-                "count",
-                f"{at.step} leaves {count(mine, 'request')} {words}",
-                f"the reference leaves {other} {words}",
-            )
+            left = f"{at.step} leaves {count(mine, 'request')} {words}"
+            yield "count", left, f"the reference leaves {other} {words}"
 
 
 def tokens(at: Parting) -> Found:
@@ -255,11 +228,8 @@ def tokens(at: Parting) -> Found:
             yield "tokens", gets, f"in the reference {listing(b)}"
         for mine, other in zip(a, b, strict=False):
             if mine != other:
-                yield (
-                    "tokens",
-                    f"{at.step} yields token {value(mine)} for {name}",
-                    f"in the reference {value(other)}",
-                )
+                gets = f"{at.step} yields token {value(mine)} for {name}"
+                yield "tokens", gets, f"in the reference {value(other)}"
     yield from order("tokens", f"{at.step} yields tokens for", yours, theirs)
 
 
@@ -283,13 +253,6 @@ def order(rule: str, does: str, yours: Iterable[str], theirs: Iterable[str]) -> 
         yield rule, f"{does} {listing(yours)} in this order", f"the reference {listing(theirs)}"
 
 
-def field(at: Parting) -> Found:
-    """The plainest: which field differs."""
-    for path, *both in places(comparable(at.yours), comparable(at.theirs)):
-        mine, other = pair(*both)
-        yield "field", f"In step {at.number} {place(path)} is {mine}", f"in the reference it is {other}"
-
-
 RULES: list[Callable[[Parting], Found]] = [
-    queued, aborted, preempted, admitted, rows, counts, tokens, finished, field,
+    queued, aborted, preempted, admitted, rows, counts, tokens, finished, plainest,
 ]  # fmt: skip

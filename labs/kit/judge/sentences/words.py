@@ -52,7 +52,11 @@ def pair(yours: Any, reference: Any) -> tuple[str, str]:
 
 def listing(names: Iterable[object]) -> str:
     """Return "a", "a and b" or "a, b and c"; "none" of nothing."""
-    *most, last = list(map(value, names)) or ["none"]
+    return joined(list(map(value, names)) or ["none"])
+
+
+def joined(texts: list[str]) -> str:
+    *most, last = texts
     return f"{', '.join(most)} and {last}" if most else last
 
 
