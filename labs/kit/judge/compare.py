@@ -6,8 +6,9 @@ Logs of operations (labs 05 and 06) are compared whole.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
@@ -80,14 +81,12 @@ def fingerprint(trace: Run) -> str:
 def _canonical(value: Any) -> Any:
     """Return a value that JSON can hold, whatever a learner's code returned; other objects by their type."""
     if isinstance(value, dict):
-        return {_key(key): _canonical(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else str(_canonical(key)): _canonical(value[key]) for key in value
+        }
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
     return value if isinstance(value, str | int | float | None) else f"<{type(value).__name__}>"
-
-
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(_canonical(key))
 
 
 def show(scenario: dict[str, Any], trace: Run, reference: Run, found: Departure, columns: int = 88) -> str:
@@ -109,7 +108,8 @@ def _beside(rows: list[tuple[str, str, str]], columns: int) -> list[str]:
         if len(key) >= inset:  # too long for its column
             lines.append(f"{mark} {key}")
             key = ""
-        for number, (a, b) in enumerate(_pair(left, right, width)):
+        both = zip_longest(wrap(left, width) or [""], wrap(right, width), fillvalue="")
+        for number, (a, b) in enumerate(both):
             lines.append(f"{mark} {key if number == 0 else '':{inset}}{a:{width + 2}}{b}".rstrip())
     return lines
 
@@ -189,10 +189,3 @@ def _event(event: Event) -> str:
 def _short(value: object) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _pair(left: str, right: str, width: int) -> Iterator[tuple[str, str]]:
-    """Wrap two texts to columns of the same number of lines."""
-    a, b = (wrap(text, width) or [""] for text in (left, right))
-    height = max(len(a), len(b))
-    return zip(a + [""] * (height - len(a)), b + [""] * (height - len(b)), strict=True)

@@ -67,10 +67,11 @@ def diagnosis(
         with deadline(PATIENCE):
             reference = reference if reference.runs else on_reference(item, lab)
             sentence = sentences.of_runs(yours.runs, reference.runs) or of_calls(item, lab)
-            found += [
-                ("where your run departs from the reference", text)
-                for text in departures(item, yours, reference)
-            ]
+            if first := compare.first_departing(yours.runs, reference.runs):
+                number, parted = first
+                both, columns = (*yours.runs[number], reference.runs[number][1]), terminal()
+                text = compare.show(*both, parted, columns)
+                found.append(("where your run departs from the reference", text))
             if look_for_state and not outcome(item, loading.fresh(lab)).failure:
                 found.append(("look for state kept between calls", filled(KEPT_STATE)))
     except TimeUp:
@@ -149,21 +150,14 @@ def page_of(
     first_worker = getattr(item.config, "workerinput", {}).get("workerid", "gw0") == "gw0"
     said = sentence.text if sentence else ""
     line = page.write(lab, yours.runs, reference.runs, said, may_write=first_worker)
-    columns = shutil.get_terminal_size().columns
-    return [fill(line, columns, break_long_words=False, break_on_hyphens=False)] if line else []
+    return [filled(line, terminal())] if line else []
 
 
-def departures(item: pytest.Function, yours: Outcome, reference: Outcome) -> list[str]:
-    """Return the first departure of the test's runs from the reference's, as text."""
-    first = compare.first_departing(yours.runs, reference.runs)
-    if first is None:
-        return []
-    number, found = first
-    columns = shutil.get_terminal_size().columns
-    return [compare.show(*yours.runs[number], reference.runs[number][1], found, columns)]
+def terminal() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def filled(text: str, columns: int = 0) -> str:
     """Wrap a paragraph for the terminal; no word is broken."""
-    width = columns or min(shutil.get_terminal_size().columns, 105)
+    width = columns or min(terminal(), 105)
     return fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)

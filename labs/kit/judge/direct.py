@@ -53,7 +53,7 @@ class Notes:
     requests: dict[int, Any] = field(default_factory=dict)  # all that were seen so far, by identity
     names: dict[bytes, str] = field(
         default_factory=dict
-    )  # bytes that were returned, and the call that did first
+    )  # bytes that a call returned, and the first that did
 
 
 class Noting:
@@ -184,25 +184,18 @@ def sentence(yours: Sequence[Call], reference: Sequence[Call]) -> Sentence | Non
         if not mine.raised and not same(mine.gave, other.gave):
             a, b = differing(mine.gave, other.gave)
             if mine.is_property:
-                return Sentence(
-                    "returned", f"After your {before}, {mine.words} is {a}", f"in the reference {b}"
-                )
+                after = f"After your {before}, {mine.words} is {a}"
+                return Sentence("returned", after, f"in the reference {b}")
             return Sentence("returned", f"{call} returns {a}", f"the reference returns {b}")
         for path, *both in places(mine.after, other.after):
             if NOTHING not in both:  # an attribute of the file's own
-                a, b = differing(*both)
-                return Sentence(
-                    rule_of(path), f"After your {mine.words}, {at(path)} is {a}", f"in the reference {b}"
-                )
+                (a, b), name = differing(*both), str(path[0])
+                rule = "queue" if name in ("running", "waiting") else rule_for(name)
+                if "argument" in name:  # the reference may have changed it as well
+                    rule = "field"
+                return Sentence(rule, f"After your {mine.words}, {at(path)} is {a}", f"in the reference {b}")
         before = before if mine.is_property else mine.words
     return None
-
-
-def rule_of(path: tuple[object, ...]) -> str:
-    """Return the rule for a place at which what a call left differs: an attribute, a list, or an argument,
-    which the reference may have changed as well."""
-    name = str(path[0])
-    return "queue" if name in ("running", "waiting") else "field" if "argument" in name else rule_for(name)
 
 
 def at(path: tuple[object, ...]) -> str:

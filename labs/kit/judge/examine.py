@@ -159,9 +159,7 @@ def task_of(variant: str) -> str:
 
 def departing(status: TaskStatus) -> list[int] | None:
     """Return the random scripts that depart in the whole file; None where that is not known."""
-    runs = [
-        result.runs for result in status.results if result.test == matrix.RANDOM_SCRIPTS and not result.passed
-    ]
+    runs = [r.runs for r in status.results if r.test == matrix.RANDOM_SCRIPTS and not r.passed]
     return random_scripts.departing(status.lab.id, runs[0]) if runs else None
 
 

@@ -4,13 +4,8 @@ import inspect
 from pathlib import Path
 
 import pytest
-from _pytest._code.code import (
-    ExceptionRepr,
-    ReprEntryNative,
-    ReprExceptionInfo,
-    ReprFileLocation,
-    ReprTraceback,
-)
+from _pytest._code import code as shapes
+from _pytest._code.code import ExceptionRepr, ReprEntryNative
 
 from labs.kit.judge import loading
 from labs.kit.judge.guard import PrintFlood, TimeUp, late
@@ -51,7 +46,8 @@ def claim(item: pytest.Function) -> str:
 
 def a_few_words(lines: list[str]) -> ExceptionRepr:
     text = ReprEntryNative(["\n".join(lines) + "\n"])
-    return ReprExceptionInfo(ReprTraceback([text], None, "native"), ReprFileLocation("", 0, lines[0]))
+    place = shapes.ReprFileLocation("", 0, lines[0])
+    return shapes.ReprExceptionInfo(shapes.ReprTraceback([text], None, "native"), place)
 
 
 def short_traceback(
@@ -63,9 +59,8 @@ def short_traceback(
     shown = excinfo.getrepr(style="short", chain=False)
     for entry in shown.reprtraceback.reprentries[-1:]:
         code = [line for line in entry.lines if not line.startswith("E ")]
-        message = [
-            f"{line[:WIDEST]} ..." if len(line) > WIDEST else line for line in entry.lines[len(code) :]
-        ]
+        rest = entry.lines[len(code) :]
+        message = [f"{line[:WIDEST]} ..." if len(line) > WIDEST else line for line in rest]
         if len(message) > ERROR_LINES and not whole:
             message[ERROR_LINES:] = ["E   ..."]
         entry.lines = [*code, *message]

@@ -131,7 +131,8 @@ def _deadline(seconds: float, block: list[Any]) -> Iterator[None]:
                 if block[0].gi_frame is None:  # TimeUp came while the block began or ended: it is over
                     return
                 if not done.is_set():
-                    _raise_in(thread_id, error)
+                    raised = ctypes.py_object(error)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), raised)
                     if can_wake:  # to interrupt a sleep or a lock
                         signal.pthread_kill(thread_id, signal.SIGURG)
             wait = 0.5  # a bare `except:` in the learner's loop caught it: again
@@ -206,10 +207,6 @@ def no_limit() -> None:
     global _no_limit
     _no_limit = True
     faulthandler.cancel_dump_traceback_later()
-
-
-def _raise_in(thread_id: int, error: type[BaseException]) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(error))
 
 
 def _can_wake() -> bool:

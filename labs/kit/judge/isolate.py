@@ -157,7 +157,7 @@ def rebound(value: Any, module: ModuleType) -> Any:
     """Return a copy of a function, property or class whose code finds its global names in `module`."""
     if isinstance(value, FunctionType):
         copy = FunctionType(
-            value.__code__, module.__dict__, value.__name__, value.__defaults__, value.__closure__
+            value.__code__, vars(module), value.__name__, value.__defaults__, value.__closure__
         )
         copy.__kwdefaults__, copy.__doc__ = value.__kwdefaults__, value.__doc__
         return copy
@@ -166,10 +166,9 @@ def rebound(value: Any, module: ModuleType) -> Any:
     if isinstance(value, staticmethod | classmethod):
         return type(value)(rebound(value.__func__, module))
     if isinstance(value, type):
-        members = {k: v for k, v in vars(value).items() if k not in ("__dict__", "__weakref__")}
-        return type(value)(
-            value.__name__, value.__bases__, {k: rebound(v, module) for k, v in members.items()}
-        )
+        own = {k: v for k, v in vars(value).items() if k not in ("__dict__", "__weakref__")}
+        members = {k: rebound(v, module) for k, v in own.items()}
+        return type(value)(value.__name__, value.__bases__, members)
     return value
 
 

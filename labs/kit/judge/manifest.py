@@ -131,11 +131,8 @@ class Lab:
     @cached_property
     def mistakes(self) -> list[Mistake]:
         path = self.file("mistakes.toml")  # the student edition has none
-        return (
-            [made(path, Mistake, entry) for entry in tables(path, toml(path), "mistakes")]
-            if path.exists()
-            else []
-        )
+        entries = tables(path, toml(path), "mistakes") if path.exists() else []
+        return [made(path, Mistake, entry) for entry in entries]
 
 
 def lab_ids() -> list[str]:
@@ -165,9 +162,8 @@ def find_lab(lab_id: str) -> Lab:
         raise LabError(f"{path}: {taken[0]!r} must not be given: it is the folder's")
     lab = made(path, Lab, data | ours)
     if lab.timeout <= 0 or lab.minutes < 1:
-        raise LabError(
-            f"{path}: timeout and minutes must be above 0, but are {lab.timeout} and {lab.minutes}"
-        )
+        times = f"{lab.timeout} and {lab.minutes}"
+        raise LabError(f"{path}: timeout and minutes must be above 0, but are {times}")
     return lab
 
 

@@ -49,11 +49,8 @@ def implementation(lab_id: str, variant: str) -> ModuleType | loading.Broken:
     try:
         if task:
             path = lab.file("starter.py" if kind == "yours" else "solution.py")
-            source = (
-                loading.read(lab, path)
-                if kind == "yours"
-                else _mistake(lab, name).apply(path.read_text("utf-8"))
-            )
+            wrong = _mistake(lab, name).apply if kind == "mistake" else None
+            source = wrong(path.read_text("utf-8")) if wrong else loading.read(lab, path)
             return isolate.isolated(lab, lab.task(task), source, path)
         if kind == "mistake":
             return loading.mistaken(lab, _mistake(lab, name))
@@ -71,9 +68,10 @@ def _mistake(lab: Lab, name: str) -> Mistake:
     return next(mistake for mistake in lab.mistakes if mistake.id == name)
 
 
-def tests_for(lab: Lab, name: str) -> set[str]:
+def tests_for(lab: Lab, name: str, quick: bool = False) -> set[str]:
     """Return the tests to run on a mistake, or on its part in one task (ID@TASK): those of its tasks.
 
+    If it is to be `quick`, only those that must catch it.
     A class with attributes of one's own is judged whole: all its tests show which of its methods is at fault.
     If it keeps state all tests run, as for a learner: otherwise its fingerprint would differ.
     """
@@ -81,10 +79,13 @@ def tests_for(lab: Lab, name: str) -> set[str]:
     if task:
         return {*lab.task(task).tests}
     mistake = _mistake(lab, name)
+    needed = {mistake.caught_by, RANDOM_SCRIPTS}
+    if quick:
+        return needed
     tasks = [task.name for task in lab.tasks] if mistake.keeps_state else isolate.tasks_of(lab, mistake)
     whole = isolate.of_ones_own(lab) & {name.partition(".")[0] for name in tasks}
     tasks += [task.name for task in lab.tasks if isolate.class_of(task) in whole]
-    return {mistake.caught_by, RANDOM_SCRIPTS}.union(*(lab.task(one).tests for one in tasks))
+    return needed.union(*(lab.task(one).tests for one in tasks))
 
 
 class Matrix:
@@ -96,12 +97,7 @@ class Matrix:
         self.quick = QUICK in variants
         random_scripts.quick, random_scripts.brief = True, self.quick
         mistakes = [] if WHOLE in variants else [one for one in variants if one.startswith("mistake:")]
-        self.tests = {variant: self.tests_for(variant.partition(":")[2]) for variant in mistakes}
-
-    def tests_for(self, name: str) -> set[str]:
-        return (
-            {_mistake(self.lab, name).caught_by, RANDOM_SCRIPTS} if self.quick else tests_for(self.lab, name)
-        )
+        self.tests = {one: tests_for(lab, one.partition(":")[2], self.quick) for one in mistakes}
 
     def write(self, row: object) -> None:
         self.out.write(json.dumps(row) + "\n")
@@ -167,9 +163,8 @@ def result_of(
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 runs = kind(error)
-                said = (
-                    said if isinstance(error, Exception) else describe(error)
-                )  # with TimeUp there is no fingerprint
+                if not isinstance(error, Exception):  # with TimeUp there is no fingerprint
+                    said = describe(error)
     return Result(test, call.excinfo is None, said, runs, round(call.duration, 4))
 
 

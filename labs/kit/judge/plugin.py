@@ -81,22 +81,19 @@ def say_what_is_tested(config: pytest.Config, labs: list[str]) -> None:
     """Say which implementation is tested, so that a pass of the reference is not taken for one's own."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     folder = f"labs/{labs[0]}" if len(labs) == 1 else "labs"
-    impl = impl_from_environment()
-    what = {"starter": "starter.py, your own", "engine": "mini_engine's own parts"}.get(impl)
-    yours = command(f"pytest {folder}", LAB_IMPL="starter")
+    what = {
+        "starter": "starter.py, your own (LAB_IMPL=starter)",
+        "engine": "mini_engine's own parts (LAB_IMPL=engine)",
+        "solution": f"solution.py, the reference; yours: {command(f'pytest {folder}', LAB_IMPL='starter')}",
+    }
     if reporter is not None:
-        reporter.write_line(
-            f"testing {what} (LAB_IMPL={impl})"
-            if what
-            else f"testing solution.py, the reference; yours: {yours}"
-        )
+        reporter.write_line(f"testing {what[impl_from_environment()]}")
 
 
 def command(line: str, **variables: str) -> str:
     """Return a shell line with environment variables in the syntax of this system's usual shell."""
-    if os.name == "nt":
-        return "".join(f"$env:{name}='{value}'; " for name, value in variables.items()) + line
-    return "".join(f"{name}={value} " for name, value in variables.items()) + line
+    form = "$env:{}='{}'; " if os.name == "nt" else "{}={} "
+    return "".join(form.format(*one) for one in variables.items()) + line
 
 
 @pytest.fixture
@@ -157,7 +154,9 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
     if is_learners and isinstance(error, TimeUp | PrintFlood):
         words = [*words, *diagnose.cut_short(item, lab), claim(item)]
     result = matrix.result_of(item, lab, call, item.name)
-    report = pytest.TestReport.from_item_and_call(item, without_error(call))  # rendering it takes long
+    silent = copy.copy(call)
+    silent.excinfo = None  # rendering it takes long
+    report = pytest.TestReport.from_item_and_call(item, silent)
     report.outcome = "failed"
     if words:
         report.longrepr = a_few_words(words)
@@ -180,12 +179,6 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
     elif NOT_WRITTEN.match(words[0]):
         report.once = ["not written", *words]  # type: ignore[attr-defined]
     return report
-
-
-def without_error(call: pytest.CallInfo[None]) -> pytest.CallInfo[None]:
-    passed = copy.copy(call)
-    passed.excinfo = None
-    return passed
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -212,12 +205,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def seen(stats: dict[str, list[Any]]) -> list[TaskStatus]:
     """Return the status of each lab whose starter was tested."""
-    found = [
-        report.seen
-        for key in ("failed", "passed")
-        for report in stats.get(key, ())
-        if hasattr(report, "seen")
-    ]
+    reports = [*stats.get("failed", ()), *stats.get("passed", ())]
+    found = [report.seen for report in reports if hasattr(report, "seen")]
     rows = {lab_id: [row for other, row in found if other == lab_id] for lab_id, _ in sorted(found, key=str)}
     return [TaskStatus(find_lab(lab_id), [Result(**row) for row in own]) for lab_id, own in rows.items()]
 

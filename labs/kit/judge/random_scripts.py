@@ -114,9 +114,8 @@ def steps(lab_id: str, part: Any, script: Script) -> Iterator[Step]:
 def played(lab_id: str, part: Any, script: Script) -> Iterator[tuple[list[Any], str, BaseException | None]]:
     """Each call of a script, what it let be seen, as JSON, and its error."""
     is_oracle = part is None
-    play = loading.load(lab_id, "random_scripts").Play(
-        loading.load(lab_id, "oracle") if is_oracle else part, script["config"]
-    )
+    part = loading.load(lab_id, "oracle") if is_oracle else part
+    play = loading.load(lab_id, "random_scripts").Play(part, script["config"])
     play.is_oracle = is_oracle  # which may take its time; a part cannot claim it
     for name, *arguments in script["calls"]:
         PULSE[0] += 1
@@ -142,12 +141,7 @@ def unknown(value: object) -> object:
     return int(value) if isinstance(value, Integral) else f"<{type(value).__name__}>"
 
 
-ENCODER = json.JSONEncoder(default=unknown)
-
-
-def text(value: Any) -> str:
-    """Return a value as JSON; what JSON does not know becomes the name of its type."""
-    return ENCODER.encode(value)
+text = json.JSONEncoder(default=unknown).encode
 
 
 def departure(yours: Iterable[Step], oracle: Iterable[Step]) -> int | None:
@@ -235,14 +229,10 @@ def as_log(script: Script, steps: list[Step]) -> OpLog:
     log = OpLog(OpHeader(script["config"]))
     for number, step in enumerate(steps):
         seen = dict(step.seen)
-        log.steps.append(OpStep(number, step.call, returned_of(seen), seen))
+        returned = {"raised": seen.pop("raised")} if "raised" in seen else seen.pop("returned", None)
+        log.steps.append(OpStep(number, step.call, returned, seen))
     log.end = End("drained", len(steps))
     return log
-
-
-def returned_of(seen: dict[str, Any]) -> Any:
-    """Take what a call returned out of what was seen; {"raised": kind} if it raised an error."""
-    return {"raised": seen.pop("raised")} if "raised" in seen else seen.pop("returned", None)
 
 
 def fingerprint(lab_id: str, part: Any, passed: int = 0) -> list[str]:

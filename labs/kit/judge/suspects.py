@@ -33,10 +33,8 @@ def explaining(lab_id: str, tasks: Sequence[str], scripts: Sequence[Script], pla
     while left:
         best, explained = (0, -1), [False] * len(left)
         for task in tasks:
-            trials = [
-                s | {"calls": [call for call in s["calls"] if task not in by_call.get(call[0], ())]}
-                for s in left
-            ]
+            others = ([call for call in s["calls"] if task not in by_call.get(call[0], ())] for s in left)
+            trials = [script | {"calls": calls} for script, calls in zip(left, others, strict=True)]
             if task in found or trials == left:
                 continue
             passing = [not call for call in play(trials)]

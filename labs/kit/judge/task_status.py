@@ -210,8 +210,8 @@ def known(lab: Lab) -> dict[str, dict[str, Name]]:
     names = {one.id: Name(one.title, one.hint.strip(), one.caught_by) for one in lab.mistakes}
     found: dict[str, dict[str, Name]] = {}
     for task, mistakes in json.loads(path.read_text(encoding="utf-8")).items():
-        listed = {
-            key: Name(*said) if isinstance(said, list) else names.get(said) for key, said in mistakes.items()
-        }
-        found[task] = {key: name for key, name in listed.items() if name}
+        listed = (
+            (key, Name(*one) if isinstance(one, list) else names.get(one)) for key, one in mistakes.items()
+        )
+        found[task] = {key: name for key, name in listed if name}
     return found

@@ -65,9 +65,8 @@ def has_raised(step: OpStep) -> bool:
 
 def is_schedule(returned: Any) -> bool:
     """Whether these are the rows [id, tokens] of labs 01 and 03."""
-    return isinstance(returned, list) and all(
-        isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in returned
-    )
+    rows = returned if isinstance(returned, list) else [None]
+    return all(isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in rows)
 
 
 def schedules(scheduled: dict[str, Any]) -> str:
