@@ -5,8 +5,14 @@ from mini_engine.scheduler import clamp
 
 
 def schedule_step(
-    waiting, running, kv, *,
-    max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold=0, clamp=clamp,
+    waiting,
+    running,
+    kv,
+    *,
+    max_num_batched_tokens,
+    max_num_seqs,
+    long_prefill_token_threshold=0,
+    clamp=clamp,
 ):
     """Decide one step: {request_id: number of tokens to compute}, in the order of the rows."""
     plan = {}
