@@ -22,17 +22,9 @@ if TYPE_CHECKING:  # the types of the names in _LAZY, whose modules import torch
 _LAZY = {"LLM": "llm", "RequestOutput": "outputs", "Engine": "engine", "Parts": "parts"}
 
 __all__ = [
-    "LLM",
-    "Engine",
-    "EngineConfig",
-    "Parts",
-    "Request",
-    "RequestOutput",
-    "RequestStatus",
-    "SamplingParams",
-    "SpeculativeConfig",
-    "StructuredOutputsParams",
-]
+    "LLM", "Engine", "EngineConfig", "Parts", "Request", "RequestOutput", "RequestStatus", "SamplingParams",
+    "SpeculativeConfig", "StructuredOutputsParams",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 

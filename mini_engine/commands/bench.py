@@ -7,9 +7,12 @@ from typing import Annotated
 import typer
 
 from mini_engine.commands.common import Device, Model, check_folder, engine_settings
+from mini_engine.show.tables import print_table
 
 app = typer.Typer(invoke_without_command=True)
 MOST = 100_000  # requests: they are made before the first round
+Requests = Annotated[int, typer.Option(min=1, max=MOST, help="How many requests.")]
+Out = Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")]
 report = partial(typer.echo, err=True)  # progress: a round may take a minute
 
 
@@ -41,7 +44,7 @@ def bench(
     all_: Annotated[
         bool, typer.Option("--all", help="Every workload and precision; writes docs/benchmarks.md.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")] = Path("out/bench"),
+    out: Out = Path("out/bench"),
 ) -> None:
     """Race the engine against others on the same prompts, and compare their tokens.
 
@@ -53,7 +56,6 @@ def bench(
     from mini_engine.bench.report import table
     from mini_engine.loading.checkpoint import choose_device
     from mini_engine.loading.registry import resolve
-    from mini_engine.show.tables import print_table
 
     if quick:
         # With more threads a tiny model spends more time on waiting than on computing.
@@ -63,11 +65,8 @@ def bench(
     engine_settings(speculative)
     check_folder(out)
     device = str(choose_device(device))
-    this = plan.Bench(
-        resolve(model), out, threads, rounds, device, prompts, report=report, speculative=speculative
-    )
-    if quick:
-        this.patience = 0
+    wait = 0 if quick else plan.PATIENCE
+    this = plan.Bench(resolve(model), out, threads, rounds, device, prompts, wait, speculative, report)
     if all_:
         this.folder = out / "all"
         this.everything()
@@ -98,9 +97,9 @@ def gpu(
     rounds: Annotated[
         int, typer.Option(min=1, help="Timed rounds of each engine, after a short warm-up.")
     ] = 3,
-    requests: Annotated[int, typer.Option(min=1, max=MOST, help="How many requests.")] = 256,
+    requests: Requests = 256,
     device: Device = "cuda",
-    out: Annotated[Path, typer.Option(help="Where weights, logs and results are kept.")] = Path("out/bench"),
+    out: Out = Path("out/bench"),
 ) -> None:
     """Run nano-vLLM's benchmark on a GPU, with a model of Qwen3-0.6B's shape, against installed engines.
 
@@ -109,7 +108,6 @@ def gpu(
     from mini_engine.bench import gpu, plan
     from mini_engine.bench.report import table
     from mini_engine.loading.checkpoint import choose_device
-    from mini_engine.show.tables import print_table
 
     where = str(choose_device(device))
     check_folder(out)
@@ -124,7 +122,6 @@ def mask(model: Model = "smollm2") -> None:
     from mini_engine.loading.files import opened
     from mini_engine.loading.registry import resolve
     from mini_engine.loading.tokenizer import load_tokenizer
-    from mini_engine.show.tables import print_table
 
     print_table(mask.table(load_tokenizer(opened(resolve(model)))))
 
@@ -135,12 +132,11 @@ def scheduler(
         Path | None, typer.Option(help="The source folder of nano-vllm, to compare with.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of each contestant.")] = 5,
-    requests: Annotated[int, typer.Option(min=1, max=MOST, help="How many requests.")] = 4096,
+    requests: Requests = 4096,
 ) -> None:
     """Time schedule and update without a model, with and without a trace. A round takes about 5 s."""
     from mini_engine.bench import scheduler
     from mini_engine.bench.workloads import Workload
-    from mini_engine.show.tables import print_table
 
     contestants = scheduler.contestants(nano_vllm)
     runs = scheduler.race(contestants, Workload.scheduling(requests), rounds, report)
@@ -162,7 +158,6 @@ def serve(
     from mini_engine.bench import front as own_cost
     from mini_engine.bench import serve as load
     from mini_engine.loading.registry import resolve
-    from mini_engine.show.tables import print_table
 
     check_folder(out)
     if not front:
@@ -179,7 +174,6 @@ def start(
     """Time what a person waits for: the first token, the demo, the tests of lab-01, a lab's page."""
     from mini_engine.bench import start
     from mini_engine.loading.registry import resolve
-    from mini_engine.show.tables import print_table
 
     resolve(model)
     print_table(start.table(start.measure(model, rounds, report)))

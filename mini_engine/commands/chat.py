@@ -102,7 +102,6 @@ def _begin(
             dropped += 1
             continue
         if dropped:
-            errors.print(
-                f"[dim](the context is full: the first {dropped} messages and answers are dropped)[/]"
-            )
+            said = f"the context is full: the first {dropped} messages and answers are dropped"
+            errors.print(f"[dim]({said})[/]")
         return stream

@@ -140,8 +140,7 @@ def replicas_app(name: str, model: str, limits: dict[str, Any], **wanted: Any) -
         try:
             replicas = start(str(path if path.exists() else model), max_num_requests=most, **wanted)
         except ImportError as error:
-            how = 'pip install "mini-engine[serve,ray]"'
-            raise ValueError(f"{error.name} is missing; install it with: {how}") from None
+            raise _missing(error, "serve,ray") from None
     return make_app(replicas, tokenizer, config, name, os.environ.get(KEY), Limits(**limits))
 
 
@@ -152,8 +151,11 @@ def check_installed() -> None:
 
         import mini_engine.serve.app  # noqa: F401
     except ImportError as error:
-        how = 'pip install "mini-engine[serve]"'
-        raise ValueError(f"{error.name} is missing; install it with: {how}") from None
+        raise _missing(error, "serve") from None
+
+
+def _missing(error: ImportError, extras: str) -> ValueError:
+    return ValueError(f'{error.name} is missing; install it with: pip install "mini-engine[{extras}]"')
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,19 +95,9 @@ def simulate(
         _say_refused({name: (number, why) for name, (_, number, why) in done.items()})
         return
     move = Transfer() if transfer is None else Transfer(per_block=transfer)
-    runs = {
-        name: simulate_cluster(
-            arrivals(),
-            replicas,
-            name,
-            prefill=prefill,
-            cost=cost,
-            transfer=move,
-            seed=seed,
-            keep=out or False,
-        )
-        for name in names
-    }
+    options: dict[str, Any] = {"prefill": prefill, "cost": cost, "transfer": move, "seed": seed}
+    options["keep"] = out or False
+    runs = {name: simulate_cluster(arrivals(), replicas, name, **options) for name in names}
     each = {name: run.summaries(**limits) for name, run in runs.items()}
     rows = each[names[0]] if len(names) == 1 else {name: rows["together"] for name, rows in each.items()}
     print_table(cluster_table("engine" if len(names) == 1 else "router", rows, ttft_limit, tpot_limit))
@@ -119,6 +109,5 @@ def _say_refused(refused: dict[str, tuple[int, str]]) -> None:
 
     for name, (number, why) in refused.items():
         if number:
-            typer.echo(
-                f"{name} refused {counted(number, 'request')} that it can never serve; the first: {why}"
-            )
+            what = counted(number, "request")
+            typer.echo(f"{name} refused {what} that it can never serve; the first: {why}")

