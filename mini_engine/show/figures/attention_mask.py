@@ -1,17 +1,17 @@
 """The attention mask of a fused batch, padded and ragged: the keys that each query sees."""
 
 from itertools import islice, pairwise
-from typing import Any
 
 from mini_engine.show.figures import style
 from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Trace, replay
 
-MASK = {
-    "seen": (style.BLUE, "", style.BLUE),
-    "later": (style.PALE, "", style.PALE),
-    "pad": ("none", "////", style.GREY),
+MASK: dict[str, style.Data] = {
+    "seen": {"facecolor": style.BLUE, "hatch": "", "edgecolor": style.BLUE, "linewidth": 0},
+    "later": {"facecolor": style.PALE, "hatch": "", "edgecolor": style.PALE, "linewidth": 0},
+    "pad": {"facecolor": "none", "hatch": "////", "edgecolor": style.GREY, "linewidth": 0},
 }
+NAMES = {"seen": "seen (key position)", "later": "hidden: later in the sequence", "pad": "padding"}
 
 
 def step_rows(trace: Trace, step: int) -> tuple[list[str], list[int], list[int]]:
@@ -88,16 +88,16 @@ def attention_mask(
         style.cell_grid(ax, keys, height, title)
         _draw_mask(ax, mask)
     cells = [cell for mask in data.values() for row in mask["cells"] for cell in row]
-    _legend_mask(axes[0].figure, {cell if isinstance(cell, str) else "seen" for cell in cells})
+    drawn = {cell if isinstance(cell, str) else "seen" for cell in cells}
+    style.add_legend(axes[0].figure, style.patches(MASK, NAMES, drawn))
     return tuple(axes)
 
 
 def _draw_mask(ax: Axes, mask: style.Data) -> None:
     for y, row in enumerate(mask["cells"]):
         for x, cell in enumerate(row):
-            face, hatch, edge = MASK[cell if isinstance(cell, str) else "seen"]
-            text = "" if isinstance(cell, str) else str(cell)
-            style.draw_cell(ax, x, y, text, "white", facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0)
+            kind, text = (cell, "") if isinstance(cell, str) else ("seen", str(cell))
+            style.draw_cell(ax, x, y, text, "white", **MASK[kind])
     for y, ((above, _), (below, _)) in enumerate(pairwise(mask["rows"])):
         if above != below:
             longer = max(len(mask["cells"][y]), len(mask["cells"][y + 1]))
@@ -105,15 +105,3 @@ def _draw_mask(ax: Axes, mask: style.Data) -> None:
     labels = [f"{rid} pad" if query is None else f"{rid} {query}" for rid, query in mask["rows"]]
     ax.set_yticks(range(len(labels)), labels)
     ax.tick_params(length=0)
-
-
-def _legend_mask(figure: Any, drawn: set[str]) -> None:
-    from matplotlib.patches import Patch
-
-    names = {"seen": "seen (key position)", "later": "hidden: later in the sequence", "pad": "padding"}
-    handles = [
-        Patch(facecolor=face, hatch=hatch, edgecolor=edge, linewidth=0, label=names[key])
-        for key, (face, hatch, edge) in MASK.items()
-        if key in drawn
-    ]
-    style.add_legend(figure, handles)

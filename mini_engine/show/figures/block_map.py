@@ -16,6 +16,10 @@ LOOKS: dict[str, style.Data] = {
     "cached": {"facecolor": "none", "edgecolor": style.GREY, "linewidth": 0.6, "hatch": "/////"},
     "free": {"facecolor": "none", "edgecolor": style.GREY, "linewidth": 0.5},
 }
+NAMES = {
+    "held": "held by the named request", "shared": "shared by \N{MULTIPLICATION SIGN}n requests",
+    "cached": "free, content cached", "free": "free",
+}  # fmt: skip
 
 
 def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
@@ -41,13 +45,8 @@ def block_map_data(trace: Trace, steps: list[int] | None = None) -> style.Data:
                     holders[block].append(rid)
             owners.append([tuple(ids) for ids in holders])
             cached.append(set(fold.cached))
-    return {
-        "steps": sorted(set(steps)),
-        "owners": owners,
-        "cached": cached,
-        "num_blocks": config["num_blocks"],
-        "block_size": config["block_size"],
-    }
+    sizes = {name: config[name] for name in ("num_blocks", "block_size")}
+    return {"steps": sorted(set(steps)), "owners": owners, "cached": cached, **sizes}
 
 
 def block_map(trace: Trace, steps: list[int] | None = None) -> tuple[Axes, ...]:
@@ -93,13 +92,9 @@ def _draw_block(
     ax: Axes, x: int, y: int, held: tuple[str, ...], cached: bool, looks: dict[str, tuple[str, str]]
 ) -> str:
     """Draw a block and return its kind, a key of LOOKS."""
-    if not held:
-        kind, text, face = "cached" if cached else "free", "", "none"
-    else:
-        text, face = looks[held[0]]
-        kind = "held"
-        if held[1:]:
-            kind, text = "shared", f"\N{MULTIPLICATION SIGN}{len(held)}"
+    kind = "shared" if held[1:] else "held" if held else "cached" if cached else "free"
+    text, face = looks[held[0]] if held else ("", "none")
+    text = f"\N{MULTIPLICATION SIGN}{len(held)}" if held[1:] else text
     size = 0.86 if kind == "shared" else 0.92
     style.draw_cell(ax, x, y, text, size=size, **LOOKS[kind] | {"facecolor": face})
     return kind
@@ -109,12 +104,5 @@ def _legend_blocks(figure: Any, kinds: set[str], looks: dict[str, tuple[str, str
     """Add the legend of the cells; ids too long for a cell are numbered in it."""
     from matplotlib.patches import Patch
 
-    words = {
-        "held": "held by the named request",
-        "shared": "shared by \N{MULTIPLICATION SIGN}n requests",
-        "cached": "free, content cached",
-        "free": "free",
-    }
-    handles = [Patch(**LOOKS[kind], label=text) for kind, text in words.items() if kind in kinds]
     owners = [Patch(facecolor=c, edgecolor=style.GREY, label=f"{n}: {rid}") for rid, (n, c) in looks.items()]
-    style.add_legend(figure, handles=[*handles, *owners], ncols=4)
+    style.add_legend(figure, style.patches(LOOKS, NAMES, kinds) + owners)

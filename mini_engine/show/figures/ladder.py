@@ -25,15 +25,15 @@ def ladder(traces: dict[str, Trace]) -> tuple[Axes, ...]:
     unit = next(iter(traces.values())).header.unit
     axes = style.panels(1, 2, 0.3 * len(names) + 0.5, sharey=True, gridspec_kw={"wspace": 0.06})
     times = [f"  (\N{MULTIPLICATION SIGN}{ratio:.2g})" for ratio in ratios]
-    titles = (
+    per, gap = (
         f"Output tokens a {'step' if unit == 'step' else 'second'}",
         f"Longest gap ({style.plural(unit)})",
     )
     panels = (
-        (rates, times, style.LIGHT_BLUE, style.BLUE),
-        (gaps, [""] * len(gaps), style.LIGHT_ORANGE, style.VERMILLION),
+        (per, rates, times, style.LIGHT_BLUE, style.BLUE),
+        (gap, gaps, [""] * len(gaps), style.LIGHT_ORANGE, style.VERMILLION),
     )
-    for ax, title, (values, notes, colour, last) in zip(axes, titles, panels, strict=True):
+    for ax, (title, values, notes, colour, last) in zip(axes, panels, strict=True):
         bars = ax.barh(names, values, color=[colour] * (len(names) - 1) + [last], height=0.62)
         texts = [f"{value:,.{int(value < 10)}f}{note}" for value, note in zip(values, notes, strict=True)]
         ax.bar_label(bars, texts, fontsize=8, padding=4, color=style.INK)

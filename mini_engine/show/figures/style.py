@@ -83,6 +83,13 @@ def add_legend(target: Any, handles: list[Any] | None = None, ncols: int = 4) ->
     target.legend(handles=handles, **look, **spacing, **place)
 
 
+def patches(looks: dict[str, Data], names: dict[str, str], drawn: set[str]) -> list[Any]:
+    """Return the handles of a legend: a patch of each kind of cell that was drawn."""
+    from matplotlib.patches import Patch
+
+    return [Patch(**look, label=names[kind]) for kind, look in looks.items() if kind in drawn]
+
+
 def draw_limit(ax: Axes, value: float, text: str, headroom: float = 0.4) -> None:
     """Draw a labelled dashed line, with room above for the label."""
     ax.axhline(value, color=INK, linewidth=1, linestyle="--")
