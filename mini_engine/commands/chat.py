@@ -21,6 +21,7 @@ from mini_engine.commands.common import (
     errors,
     say,
 )
+from mini_engine.commands.quick import import_torch
 from mini_engine.outputs import Stream
 from mini_engine.request import SamplingParams
 from mini_engine.text.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ def chat(
         check_text("--system", system)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     settings = engine_settings(speculative)
+    import_torch()
     from mini_engine.engine import Engine
     from mini_engine.loading.checkpoint import load
 

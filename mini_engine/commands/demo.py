@@ -16,6 +16,7 @@ from mini_engine.commands.common import (
     engine_settings,
     working,
 )
+from mini_engine.commands.quick import import_torch
 
 
 def demo(
@@ -30,6 +31,7 @@ def demo(
     check_folder(out)
     settings = engine_settings(speculative)
     with working(f"loading {model}"):
+        import_torch()
         from mini_engine.fast import kernels
         from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo

@@ -18,6 +18,7 @@ from mini_engine.commands.common import (
     loaded,
     say,
 )
+from mini_engine.commands.quick import import_torch
 from mini_engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 
@@ -75,6 +76,7 @@ def generate(
         structured_outputs=_shape(regex, json_schema),
     )
     settings = engine_settings(speculative)
+    import_torch()
     from mini_engine.engine import Engine
     from mini_engine.llm import LLM
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import ReaderTensor
-from gguf.quants import dequantize
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mini_engine.checks import shown
 from mini_engine.loading.config import read_config
 from mini_engine.loading.files import GGUFFile, read_json
+from mini_engine.loading.quantized import values_of
 from mini_engine.model import ModelConfig
 
 # Values that are dequantized at a time: so few stay in the processor's cache, and torch copies them in one
@@ -220,7 +220,7 @@ def _values(tensor: ReaderTensor, path: Path, heads: int | None) -> Iterator[Ten
 
     def floats(raw: np.ndarray) -> np.ndarray:
         try:
-            return raw if raw.dtype.kind == "f" else dequantize(raw, tensor.tensor_type)
+            return raw if raw.dtype.kind == "f" else values_of(raw, tensor.tensor_type)
         except NotImplementedError:
             raise ValueError(f"{what} is {tensor.tensor_type.name}, which is not supported") from None
 

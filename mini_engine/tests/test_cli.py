@@ -195,6 +195,17 @@ def test_help_and_looking_at_a_trace_load_no_torch(demo_run, tmp_path):
     assert (tmp_path / "t.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
 
+def test_a_command_imports_torch_without_what_its_compiler_needs_until_that_is_asked_for():
+    code = (
+        "import gc, sys; from mini_engine.commands.quick import COMPILER, import_torch; import_torch()\n"
+        "assert 'torch._decomp' not in sys.modules and gc.isenabled()\n"
+        "import torch; assert torch._meta_registrations.device_hint.__module__ == COMPILER\n"
+        "assert sys.modules[COMPILER].device_hint and 'torch._decomp' in sys.modules\n"
+        "assert torch.ones(3, 4, device='meta').cumsum(0).shape == (3, 4)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_demo_reports_that_it_is_loading_before_it_loads_torch():
     code = (
         "import sys; sys.modules['torch'] = None  # importing it now fails\n"
