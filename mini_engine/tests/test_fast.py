@@ -3,13 +3,14 @@
 Each test runs with torch alone and with kernels.cpp, which is built here where a compiler is.
 """
 
+import ctypes
 import gc
-import os
 import random
 import shutil
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,12 @@ from mini_engine.tests.helpers import dense_logits, drain, make_request, row, ti
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    """A folder with the kernels in it, built once for all processes of this run."""
+def built(pytestconfig):
+    """A folder with the kernels in it, kept until they change: to build them takes eight seconds."""
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("no C++ compiler is here to build the kernels with")
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "kernels"
+    folder = pytestconfig.rootpath / "out" / "kernels"
+    folder.parent.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, FileLock(f"{folder}.lock"):
         patch.setattr(kernels, "cache_dir", lambda: folder)
         kernels.build()
@@ -405,6 +406,17 @@ def test_without_kernels_the_engine_runs(tmp_path, monkeypatch):
         assert FastLM(tiny_model(dtype="float32")).kernels is None
 
 
+def test_a_build_is_a_library(library, tmp_path, monkeypatch):
+    """Of a small source, for the kernels are kept; it is not built again, and only the library is left."""
+    (tmp_path / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setattr(kernels, "SOURCE", tmp_path / "one.cpp")
+    monkeypatch.setattr(kernels, "cache_dir", lambda: tmp_path / "cache")
+    path = kernels.build()
+    assert ctypes.CDLL(str(path)).one() == 1 and [*path.parent.iterdir()] == [path]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert kernels.build() == path
+
+
 def test_a_build_that_fails_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "cache_dir", lambda: tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -453,7 +465,13 @@ def test_tokens_on_a_real_model(name, dtype, way):
 
 def test_the_little_measurements_run(library, monkeypatch):
     """At tiny sizes: a line for each product and number of rows, and for each kind of step."""
-    sizes = {"LAYERS": 1, "CACHE": 1, "ROWS": (1, 3), "PRODUCTS": {"small": (32, 48)}}
+    sizes = {
+        "SMOLLM2": replace(measure.SMOLLM2, vocab_size=64),
+        "LAYERS": 1,
+        "CACHE": 1,
+        "ROWS": (1, 3),
+        "PRODUCTS": {"small": (32, 48)},
+    }
     for name, value in (sizes | {"STEPS": {"two": [(1, 20), (5, 5)]}}).items():
         monkeypatch.setattr(measure, name, value)
     with torch.inference_mode():
