@@ -51,7 +51,7 @@ test-fast: $(VENV)/installed
 
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
-	baselines bench cli cluster conformance draft_model every_call faults fast fork input_errors isolation \
+	baselines bench cli cluster conformance draft_model every_call faults fast figures fork input_errors isolation \
 	kv_connector machines oracle_engine oracle_model oracle_sampling player replicas serve serve_rough simulate \
 	speculation speculation_equality structured tensor_parallel) \
 	$(patsubst %,labs/kit/tests/test_%.py,\

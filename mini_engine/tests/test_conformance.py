@@ -748,7 +748,7 @@ from mini_engine.request import SamplingParams
 from mini_engine.tests.helpers import play, random_workload, tiny_model, drain, tokens_of
 from mini_engine.trace import decisions
 told = []
-for seed in range(6):
+for seed in range(3):
     engine = play(*random_workload(seed))
     told += [[decisions(r), r.blocks, r.blocked.to_json()] for r in engine.trace.steps]
 settings = {"num_blocks": 14, "block_size": 4, "max_num_seqs": 5, "max_num_batched_tokens": 9}
@@ -892,7 +892,7 @@ def test_37_an_error_in_update_changes_nothing():
 def test_38_another_token_only_within_rounding(dtype, roundings, fast):
     """38. In float32 a batch has each request's tokens alone; in bfloat16 the best two may
     tie, within the rounding in the batch and the rounding alone."""
-    model, prompts = tiny_model(dtype=dtype), [[7 * i % 64, *range(i)] for i in range(40)]
+    model, prompts = tiny_model(dtype=dtype), [[7 * i % 64, *range(i)] for i in range(1, 40, 2)]
     settings = dict(num_blocks=400, block_size=4, max_num_batched_tokens=48, max_num_seqs=24, fast=fast)
     params = SamplingParams(temperature=0, max_tokens=20)
     outputs = LLM.from_engine(Engine(model, **settings)).generate(prompts, params, use_tqdm=False)

@@ -35,7 +35,7 @@ from mini_engine.tests.soak import SOAK, count
 from mini_engine.text.output_text import OutputText
 from mini_engine.trace import VirtualClock, read_trace, replay, write_trace
 
-SEEDS = range(1400 if SOAK else 24)
+PARTS, SEEDS = (4, range(1400)) if SOAK else (1, range(12))
 FAULTS = 8  # of a workload
 # A backend that cannot compute a request by itself.
 PADDED = {"parts": Parts(attend_backend=PaddedBackend), "enable_prefix_caching": False}
@@ -295,11 +295,11 @@ def disturbed_run(seed, path):
     return run.done + Counter({"rolled back": run.num_rolled_back})
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_random_faults(part, tmp_path):
     """Errors in the model, Ctrl-C (once, twice), SIGTERM and a time-out by SIGALRM, wherever Python looks for
     signals, in steps, add_request and abort: tokens, texts and trace are a quiet run's; nothing leaks."""
-    done, seeds = Counter(), SEEDS[part::4]
+    done, seeds = Counter(), SEEDS[part::PARTS]
     with raising_handlers():
         for seed in seeds:
             try:

@@ -384,7 +384,10 @@ DRAW = {
 }
 
 
-@pytest.mark.parametrize("name", DRAW)
+LARGE = pytest.param("attention_mask, large", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("name", [*(name for name in DRAW if "large" not in name), LARGE])
 def test_every_figure_is_readable(name, trace, monkeypatch):
     """At the width of a notebook no text is below 8 points, none covers another, none is cut off. Text
     beside the cells contrasts with white and dark pages; no area is as bright or as dark as one of them."""
@@ -468,7 +471,7 @@ def test_an_svg_has_a_dark_palette_in_which_every_contrast_is_kept(trace, tmp_pa
     from mini_engine.show.figures.svg import COLOUR, channels, counterpart, luminance
 
     for name in ("one.svg", "two.svg"):
-        figures.save(figures.timeline(trace), tmp_path / name, alt="a timeline")
+        figures.save(figures.timeline(trace, steps=(24, 34)), tmp_path / name, alt="a timeline")
     drawn = (tmp_path / "one.svg").read_text("utf-8")
     assert drawn == (tmp_path / "two.svg").read_text("utf-8") and "<dc:description>a timeline<" in drawn
     style = re.search(r"<style>@media \(prefers-color-scheme: dark\) (.*?)</style>", drawn)[1]

@@ -97,7 +97,7 @@ def test_requests_that_were_there_before_are_in_the_header():
 def test_a_ring_folds_to_what_the_whole_run_folds_to(keep, tmp_path):
     """At the same steps, for every request that was not done before them; from memory and from a file."""
     compared = 0
-    for seed in range(30):
+    for seed in range(13):
         for stop_after in (None, 7):
             whole, ring = random_trace(seed, True, stop_after), random_trace(seed, keep, stop_after)
             assert ring.steps == whole.steps[-keep:] and ring.end == whole.end
@@ -139,7 +139,7 @@ def test_other_readers_of_a_ring():
     matplotlib.switch_backend("Agg")
     from mini_engine.show import figures
 
-    for seed in range(4):
+    for seed in range(2):
         whole, ring = random_trace(seed), random_trace(seed, keep=9)
         meter = LoadMeter()
         loads = [meter(record) for record in whole.steps][-9:]
@@ -245,15 +245,15 @@ console.log(JSON.stringify(result));
 
 
 def test_the_player_folds_as_python_does():
-    """Forty random runs and the ends of them, and runs with forks and with moved blocks, step by step and
+    """Fifteen random runs and the ends of them, and runs with forks and with moved blocks, step by step and
     jumping about."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed; test_player.py compares the folds in a browser")
     rng, data, expected = random.Random(0), [], []
-    traces = [random_trace(seed, keep) for seed in range(40) for keep in (True, 7)]
+    traces = [random_trace(seed, keep) for seed in range(15) for keep in (True, 7)]
     moved = simulate_cluster(workload("shared-prefix", 12, output_length=20), 3, prefill=1).traces
-    for trace in [*traces, *moved, *(test_fork.serve(seed).trace for seed in range(8))]:
+    for trace in [*traces, *moved, *(test_fork.serve(seed).trace for seed in range(4))]:
         order = [*range(len(trace.steps)), *rng.choices(range(len(trace.steps)), k=10)]
         data.append({**payload(trace)["traces"][0], "order": order})
         by_step = folded(trace)
