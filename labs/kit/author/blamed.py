@@ -45,19 +45,14 @@ def wrongly_blamed(lab: Lab, outcomes: Outcomes) -> list[str]:
         touched = isolate.tasks_of(lab, mistake)
         if mistake.caught_by not in outcomes.failed(f"mistake:{mistake.id}"):
             continue  # which is a fault of its own
-        for left_whole in [set(), classes] if any(is_in(name, classes) for name in touched) else [set()]:
+        is_whole = any(name.partition(".")[0] in classes for name in touched)
+        for left_whole in [set(), classes] if is_whole else [set()]:
             with _one_at_a_time:
                 one = Replayed(lab, mistake, outcomes, left_whole)
                 one.examine()
             blamed = one.status.next_task
             if blamed is None or blamed.name not in (*touched, *(mistake.or_in if left_whole else ())):
                 where = " where the class is judged whole" if left_whole else ""
-                sits = " or ".join(touched)
-                found.append(
-                    f"mistake {mistake.id} sits in {sits}, but {blamed and blamed.name} is blamed{where}"
-                )
+                sits, name = " or ".join(touched), blamed and blamed.name
+                found.append(f"mistake {mistake.id} sits in {sits}, but {name} is blamed{where}")
     return found
-
-
-def is_in(name: str, classes: set[str]) -> bool:
-    return name.partition(".")[0] in classes

@@ -96,29 +96,19 @@ def check_texts(lab: Lab, verdict: Verdict) -> None:
         *(f"{test} has no docstring that says what it proves" for test, claim in tests.items() if not claim),
         *(f"lab.toml names {test}, which test_lab.py does not have" for test in listed if test not in tests),
         *(f"lab.toml gives {test} to no task" for test in tests if test not in listed),
-        *(
-            f"task {task.name} lists a test twice"
-            for task in lab.tasks
-            if len({*task.tests}) < len(task.tests)
-        ),
-        *(f"task {t.name} needs three hints" for t in lab.tasks if len(t.hints) != 3 or not all(t.hints)),
-        *(f"task {task.name} needs points" for task in lab.tasks if task.points < 1),
         *(f"two mistakes share the id {mistake}" for mistake, n in Counter(ids).items() if n > 1),
-        *(
-            f"mistake {b.id} lacks a text"
-            for b in lab.mistakes
-            if not (b.title and b.misconception and b.hint)
-        ),
     ]
+    for task in lab.tasks:
+        verdict.require(len({*task.tests}) == len(task.tests), f"task {task.name} lists a test twice")
+        verdict.require(len(task.hints) == 3 and all(task.hints), f"task {task.name} needs three hints")
+        verdict.require(task.points >= 1, f"task {task.name} needs points")
     for mistake in lab.mistakes:
-        verdict.require(
-            mistake.caught_by in tests,
-            f"mistake {mistake.id} names no test of this lab: {mistake.caught_by!r}",
-        )
+        whole, test = all((mistake.title, mistake.misconception, mistake.hint)), mistake.caught_by
+        verdict.require(whole, f"mistake {mistake.id} lacks a text")
+        verdict.require(test in tests, f"mistake {mistake.id} names no test of this lab: {test!r}")
     verdict.require(bool(lab.pointers), "lab.toml needs pointers to the engine")
-    verdict.require(
-        len(ids) >= MIN_MISTAKES, f"mistakes.toml has {len(ids)} mistakes; it needs {MIN_MISTAKES}"
-    )
+    few = f"mistakes.toml has {len(ids)} mistakes; it needs {MIN_MISTAKES}"
+    verdict.require(len(ids) >= MIN_MISTAKES, few)
 
 
 def dead_links(lab: Lab) -> list[tuple[str, str]]:
@@ -159,11 +149,9 @@ def outcomes_of(lab: Lab, keep: Path | None = None, depth: str = "") -> processe
 
 def wrong(lab: Lab) -> list[str]:
     """Every mistake; and, where one touches several tasks, each of these by itself."""
-    several = {mistake.id: isolate.tasks_of(lab, mistake) for mistake in lab.mistakes}
-    parts = [
-        f"mistake:{mistake}@{task}" for mistake, tasks in several.items() if len(tasks) > 1 for task in tasks
-    ]
-    return [*(f"mistake:{mistake.id}" for mistake in lab.mistakes), *parts]
+    touched = {f"mistake:{mistake.id}": isolate.tasks_of(lab, mistake) for mistake in lab.mistakes}
+    parts = (f"{one}@{task}" for one, tasks in touched.items() if len(tasks) > 1 for task in tasks)
+    return [*touched, *parts]
 
 
 def names(lab: Lab, outcomes: processes.Outcomes, verdict: Verdict) -> dict[str, dict[str, str]]:
@@ -201,10 +189,9 @@ def check_names(lab: Lab, outcomes: processes.Outcomes, verdict: Verdict, write:
     if write:
         write_whole(path, text)
     there = path.read_text(encoding="utf-8") if path.exists() else ""
-    again = (
-        f"python -m labs check {lab.id} --write (and keeps_state = true for what keeps state between calls)"
-    )
-    verdict.require(there == text, f"fingerprints.json does not name the mistakes as they are: {again}")
+    again = f"python -m labs check {lab.id} --write (and keeps_state = true for what keeps state"
+    wrong_names = f"fingerprints.json does not name the mistakes as they are: {again} between calls)"
+    verdict.require(there == text, wrong_names)
 
 
 def right(lab: Lab) -> list[str]:
@@ -213,10 +200,8 @@ def right(lab: Lab) -> list[str]:
 
 def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, depth: str = "") -> None:
     """The starter fails, the right ones pass; its test catches each mistake, and so do the random scripts."""
-    verdict.require(
-        len(alternatives(lab)) >= 2,
-        f"it needs two right solutions of another shape, {lab.id.replace('-', '_')}_*.py in {ALTERNATIVES}",
-    )
+    files = f"{lab.id.replace('-', '_')}_*.py in {ALTERNATIVES}"
+    verdict.require(len(alternatives(lab)) >= 2, f"it needs two right solutions of another shape, {files}")
     outcomes = verdict.outcomes = outcomes_of(lab, keep, depth)
     if outcomes.trouble:
         verdict.problems.append(f"pytest could not run the tests:\n{outcomes.trouble}")
@@ -224,10 +209,8 @@ def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, depth:
     for result in outcomes.results["starter"]:
         kind = result.said.startswith(("NotImplementedError", "Failed", "AssertionError"))
         verdict.require(not result.passed, f"the starter passes {result.test}")
-        verdict.require(
-            kind,
-            f"the starter fails {result.test} with {result.said!r} instead of saying what is not written",
-        )
+        fails = f"the starter fails {result.test} with {result.said!r}"
+        verdict.require(kind, f"{fails} instead of saying what is not written")
     for variant in right(lab):
         for result in outcomes.results[variant]:
             verdict.require(result.passed, f"{variant} fails {result.test}: {result.said}")
@@ -244,21 +227,17 @@ def check_behaviour(lab: Lab, verdict: Verdict, keep: Path | None = None, depth:
             matrix.RANDOM_SCRIPTS in outcomes.failed(variant) or bool(mistake.missed_by_scripts),
             f"the random scripts miss mistake {mistake.id}, and no reason is given",
         )
-        twin = seen.setdefault(
-            outcomes.fingerprint(variant) if depth != matrix.QUICK else variant, mistake.id
-        )
+        does = outcomes.fingerprint(variant) if depth != matrix.QUICK else variant
+        twin = seen.setdefault(does, mistake.id)
         verdict.require(twin == mistake.id, f"mistakes {twin} and {mistake.id} behave alike in every test")
 
 
 def scripts_needed(outcomes: processes.Outcomes, mistake: Mistake) -> str:
     """Return how many random scripts it takes to catch a mistake."""
-    said = [
-        r.said
-        for r in outcomes.results[f"mistake:{mistake.id}"]
-        if r.test == matrix.RANDOM_SCRIPTS and not r.passed
-    ]
-    number = said and re.search(r"script (\d+) of", said[0])
-    return f"script {number[1]}" if number else f"script: {said[0][:30] if said else 'none'}"
+    results = outcomes.results[f"mistake:{mistake.id}"]
+    said = next((r.said for r in results if r.test == matrix.RANDOM_SCRIPTS and not r.passed), "none")
+    number = re.search(r"script (\d+) of", said)
+    return f"script {number[1]}" if number else f"script: {said[:30]}"
 
 
 def test_names(lab: Lab) -> dict[str, str]:

@@ -108,9 +108,8 @@ def _write(target: Path, skip: Path) -> list[str]:
         written.add(Path(place))
         shutil.copy2(source, place)
         if Path(source).is_relative_to(ROOT / "docs") and source.endswith(".md"):
-            Path(place).write_text(
-                LEFT_OUT_OF_PAGES.sub("", Path(source).read_text("utf-8")), encoding="utf-8"
-            )
+            text = LEFT_OUT_OF_PAGES.sub("", Path(source).read_text("utf-8"))
+            Path(place).write_text(text, encoding="utf-8")
 
     shutil.copytree(ROOT, target, ignore=left_out, dirs_exist_ok=True, copy_function=copy)
     pristine.mkdir(parents=True, exist_ok=True)
@@ -137,10 +136,8 @@ def sealed_files() -> dict[str, tuple[str, str]]:
     """Return, by file to seal, its place in the edition and its description."""
     found = {path: (path, f"the engine's {name}") for path, name in twins().items()}
     for lab_id in lab_ids():
-        found[f"labs/{lab_id}/solution.py"] = (
-            f"labs/kit/pristine/{lab_id}-reference.py",
-            f"{lab_id}'s reference",
-        )
+        place = f"labs/kit/pristine/{lab_id}-reference.py"
+        found[f"labs/{lab_id}/solution.py"] = place, f"{lab_id}'s reference"
         if find_lab(lab_id).file("oracle.py").exists():
             oracle = f"labs/{lab_id}/author/oracle.py"
             found[oracle] = (oracle, f"{lab_id}'s oracle")
@@ -181,10 +178,8 @@ def _starter(lab_id: str, target: Path, pristine: Path) -> list[str]:
     ]
     if new not in (old, edited):
         starter.with_name("starter.new.py").write_text(new, encoding="utf-8")
-        notes = [
-            f"{lab_id}: the starter has changed; the edited one is kept, starter.new.py is beside it",
-            *notes,
-        ]
+        kept_one = "the edited one is kept, starter.new.py is beside it"
+        notes.insert(0, f"{lab_id}: the starter has changed; {kept_one}")
     return notes
 
 

@@ -103,16 +103,13 @@ def by_hand() -> Sheet:
                 sheet.box(x + 2, y, *size, words, face=face, edge=LINE, radius=0, va="center")
         sheet.label(x + width / 2, base + 13, str(record.step))
         sheet.label(x + width / 2, top - 10, str(record.num_free_blocks))
-    preempted, admitted, finished = (
-        steps_with(trace, "r0", event) for event in ("PREEMPTED", "SCHEDULED", "FINISHED")
-    )
-    explained = {
-        preempted: "both need a slot and one is free: r0, the last in order, is preempted",
-        f"step {admitted.split()[-1]}": "r1 is done, r0 is back: its 10 + 1 tokens in one chunk",
-        finished: "r0 ends with 10 + 10 - 1 = 19 slots: its last token is never computed",
-    }
-    for line, (step, words) in enumerate(explained.items()):
-        sheet.text(left, 378 + line * 19, step, weight="bold")
+    for line, (event, words) in enumerate((
+        ("PREEMPTED", "both need a slot and one is free: r0, the last in order, is preempted"),
+        ("SCHEDULED", "r1 is done, r0 is back: its 10 + 1 tokens in one chunk"),
+        ("FINISHED", "r0 ends with 10 + 10 - 1 = 19 slots: its last token is never computed"),
+    )):  # fmt: skip
+        last = steps_with(trace, "r0", event).split()[-1]
+        sheet.text(left, 378 + line * 19, f"step {last}", weight="bold")
         sheet.note(left + 60, 378 + line * 19, words)
     sheet.legend(left, 440, *STATES)
     return sheet

@@ -71,9 +71,7 @@ def draw_mask(
         query, top = t - (t_max - new[row]), y + t * pitch
         sheet.note(x - 8, top + 13, "pad" if query < 0 else f"query {query}", ha="right")
         by_query = "prefill" if query >= 0 else "waiting"
-        kinds = [
-            ("", by_query if sees else "empty" if token else "pad")
-            for sees, token in zip(line, real, strict=True)
-        ]
+        both = zip(line, real, strict=True)
+        kinds = [("", by_query if sees else "empty" if token else "pad") for sees, token in both]
         sheet.cells(x - 1, top, pitch, pitch - 2, kinds[:p_max], line=0.7)
         sheet.cells(middle - 1, top, pitch, pitch - 2, kinds[p_max:], line=0.7)

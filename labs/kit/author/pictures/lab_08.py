@@ -53,14 +53,9 @@ def stretches() -> Sheet:
         sheet.line((left + place * width, 88), (left + place * width, 98), colour=SOFT)
         sheet.label(left + place * width, 107, f"{place:g}")
     sheet.label(left + 0.75 * width, 127, "token 2 ends here, too: it has no probability")
-    for number, side in ((0.62, "right"), (0.75, "left")):
+    for number, side, beside in ((0.62, "right", 16), (0.75, "left", -16)):
         x = left + number * width
-        sheet.note(
-            x + (16 if side == "right" else -16),
-            22,
-            f"{number} draws token {lab.draw(PROBS, number)}",
-            ha=side,
-        )
+        sheet.note(x + beside, 22, f"{number} draws token {lab.draw(PROBS, number)}", ha=side)
         sheet.arrow((x, 30), (x, 56))
     return sheet
 

@@ -45,21 +45,16 @@ def state(sheet: Sheet, x: float, y: float, text: str, accepting: bool, trap: bo
     sheet.box(x, y, WIDE, HIGH, text, edge=edge, face=face, radius=7, family="monospace", size=10)
 
 
-def hop(
-    sheet: Sheet, start: tuple[float, float], end: tuple[float, float], byte: str, bend: float = 0
-) -> None:
-    """An arrow with its byte."""
-    sheet.arrow(start, end, bend=bend)
-    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    sheet.text(x, y - 9 + 60 * bend, byte, ha="center", family="monospace", weight="bold", size=10)
+def letter(sheet: Sheet, x: float, y: float, byte: str) -> None:
+    """The byte of an arrow."""
+    sheet.text(x, y, byte, ha="center", family="monospace", weight="bold", size=10)
 
 
 def automaton() -> Sheet:
     """(ab)*c: three states, and where the tokens of a vocabulary lead from the start."""
     found = left("(ab)*c")
-    index = solution("lab-09").TokenIndex(
-        "(ab)*c", vocabulary := [b"a", b"b", b"ab", b"ba", b"abc", b"c", b""]
-    )
+    vocabulary = [b"a", b"b", b"ab", b"ba", b"abc", b"c", b""]
+    index = solution("lab-09").TokenIndex("(ab)*c", vocabulary)
     sheet = Sheet(364)
     places = {0: (70, 86), 1: (302, 86), 2: (534, 86)}
     sheet.title(18, 24, "the automaton of (ab)*c: in each state, what may still follow")
@@ -68,15 +63,16 @@ def automaton() -> Sheet:
         sheet.label(places[number][0] + WIDE / 2, 138 if number < 2 else 142, f"state {number}")
         for byte, after in row.items():
             (x, y), (to, _) = places[number], places[after]
+            middle = (x + to + WIDE) / 2
             if after == 2 and number == 0:
                 sheet.arrow((x + WIDE / 2, y), (to + WIDE / 2, y - 5), bend=-0.12)
-                sheet.text(348, 46, chr(byte), ha="center", family="monospace", weight="bold", size=10)
+                letter(sheet, 348, 46, chr(byte))
             elif after > number:
-                hop(sheet, (x + WIDE, y + 10), (to, y + 10), chr(byte))
+                sheet.arrow((x + WIDE, y + 10), (to, y + 10))
+                letter(sheet, middle, y + 1, chr(byte))
             else:
                 sheet.arrow((x, y + 24), (to + WIDE, y + 24))
-                middle = (x + to + WIDE) / 2
-                sheet.text(middle, y + 36, chr(byte), ha="center", family="monospace", weight="bold", size=10)
+                letter(sheet, middle, y + 36, chr(byte))
     sheet.title(18, 186, "from the start, each token is walked byte by byte")
     for line, token in enumerate(vocabulary):
         y, x = 212 + line * 21, 136
@@ -90,11 +86,11 @@ def automaton() -> Sheet:
             now = found[now][1][byte]
             sheet.note(x + 16, y, f"{chr(byte)}  state {now}", colour=SOFT)
             x += 76
-        allowed = index.mask(0) >> line & 1
-        verdict = (
-            f"allowed: leads to state {now}" if allowed else "not allowed" + ("" if token else ": no text")
-        )
-        sheet.text(430, y, verdict, colour=style.GREEN if allowed else style.VERMILLION, size=10)
+        if index.mask(0) >> line & 1:
+            sheet.text(430, y, f"allowed: leads to state {now}", colour=style.GREEN, size=10)
+        else:
+            why = "" if token else ": no text"
+            sheet.text(430, y, f"not allowed{why}", colour=style.VERMILLION, size=10)
     return sheet
 
 
@@ -122,18 +118,9 @@ def trap() -> Sheet:
             missing = not any(index.walk(number, token) is not None for token in range(len(vocabulary)))
             sheet.arrow((x + WIDE, y + HIGH / 2), (to - 4 * found[after][2], high + HIGH / 2), dashed=missing)
             said = "0..9" if byte == "0" else "␣" if byte == " " else byte
-            sheet.text(
-                (x + WIDE + to) / 2 + 20 * missing,
-                (y + high) / 2 + (1 if y == high else 5),
-                said,
-                ha="center",
-                family="monospace",
-                weight="bold",
-                size=10,
-            )
+            below = 1 if y == high else 5
+            letter(sheet, (x + WIDE + to) / 2 + 20 * missing, (y + high) / 2 + below, said)
     sheet.text(592, 62, "no token has a digit", colour=style.VERMILLION, ha="center", size=10)
-    allowed = [
-        repr(token.decode()) for token_id, token in enumerate(vocabulary) if index.mask(0) >> token_id & 1
-    ]
+    allowed = [repr(token.decode()) for place, token in enumerate(vocabulary) if index.mask(0) >> place & 1]
     sheet.text(30, 196, f"the mask at the start allows {', '.join(allowed)}", colour=OCHRE, size=10)
     return sheet

@@ -32,10 +32,9 @@ def step() -> Sheet:
     first = left + (len(shown) - 1) * pitch  # where the last known token stands
     sheet.title(left, 24, "known")
     sheet.title(first + pitch, 24, "drafts")
-    computed = [(str(token), "cached") for token in shown[:-1]]
-    kept = [(str(token), "decode") for token in drafts[: len(said) - 1]]
-    void = [(str(token), "preempted") for token in drafts[len(said) - 1 :]]
-    sheet.cells(left, 40, pitch, 32, [*computed, (str(shown[-1]), "plain"), *kept, *void], size=11)
+    num_kept = len(said) - 1
+    kinds = ["cached"] * 4 + ["plain"] + ["decode"] * num_kept + ["preempted"] * (4 - num_kept)
+    sheet.cells(left, 40, pitch, 32, zip(map(str, [*shown, *drafts]), kinds, strict=True), size=11)
     sheet.note(left - 14, 56, "the text", ha="right")
     sheet.brace(first + 2, first + 5 * pitch - 2, 88, "one pass computes these five")
     sheet.note(left - 14, 146, "the model says", ha="right")
@@ -52,18 +51,15 @@ def step() -> Sheet:
     columns = (250, 400, 560)
     for x, words in zip(columns, ("before", "after the pass", "after the rewind"), strict=True):
         sheet.label(x, 226, words)
-    rows = (
-        ("num_tokens", (before, before, now)),
-        ("num_computed_tokens", (before - 1, f"{before - 1} + 5 in the cache", now - 1)),
-    )
-    for number, (name, values) in enumerate(rows):
+    computed = (before - 1, f"{before - 1} + 5 in the cache", now - 1)
+    rows = {"num_tokens": (before, before, now), "num_computed_tokens": computed}
+    for number, (name, values) in enumerate(rows.items()):
         y = 252 + number * 24
         sheet.code(14, y, name, size=10)
         for x, value in zip(columns, values, strict=True):
             sheet.text(x, y, str(value), ha="center", size=10)
-    sheet.legend(
-        14, 312, ("cached", "computed before"), ("decode", "kept"), ("preempted", "rejected, or behind it")
-    )
+    kept, void = ("decode", "kept"), ("preempted", "rejected, or behind it")
+    sheet.legend(14, 312, ("cached", "computed before"), kept, void)
     return sheet
 
 
@@ -87,15 +83,8 @@ def residual() -> Sheet:
             for token, value in enumerate(values):
                 top = base - float(heights[token] + value) * scale
                 if value:
-                    sheet.box(
-                        left + 8 + token * 40,
-                        top,
-                        32,
-                        float(value) * scale,
-                        face=colour,
-                        edge=colour,
-                        radius=0.5,
-                    )
+                    size, look = (32, float(value) * scale), {"face": colour, "edge": colour}
+                    sheet.box(left + 8 + token * 40, top, *size, radius=0.5, **look)
                 heights[token] += value
         for token, height in enumerate(heights):
             x = left + 24 + token * 40
@@ -109,9 +98,6 @@ def residual() -> Sheet:
     sheet.note(40, 248, f"{share:.2f} of all drafts")
     sheet.note(496, 228, "what is missing, scaled")
     sheet.note(496, 248, "to add up to 1")
-    sheet.note(
-        40,
-        282,
-        f"{share:.2f} of the tokens are accepted drafts, {1 - share:.2f} come from the residual: together p.",
-    )
+    words = f"{share:.2f} of the tokens are accepted drafts, {1 - share:.2f} come from the residual"
+    sheet.note(40, 282, f"{words}: together p.")
     return sheet

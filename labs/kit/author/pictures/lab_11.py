@@ -40,9 +40,8 @@ def turns() -> Sheet:
     sheet.box(at(0) - 8, 132, 0.52 * second + 16, 30, face="#EEF3F7", edge=LINE)
     rows = {"a": 64, "b": 96}
     for number in range(5):
-        sheet.box(
-            at(number / 10), 204, 0.1 * second - 3, 36, f"step {number + 1}", face="#F3E3C3", edge=OCHRE
-        )
+        size, words = (0.1 * second - 3, 36), f"step {number + 1}"
+        sheet.box(at(number / 10), 204, *size, words, face="#F3E3C3", edge=OCHRE)
     for name, y in rows.items():
         for text, time in tokens(seen, name):
             sheet.arrow((at(time) - 2, 203), (at(time) - 2, y + 11), colour=COLOURS[name])
@@ -58,10 +57,8 @@ def turns() -> Sheet:
     sheet.note(at(came) + 6, 96, "comes")
     for number in range(6):
         sheet.label(at(number / 10), 258, f"{number / 10:.1f} s")
-    cost = seen["tokens computed"]["a"]
-    sheet.note(
-        18, 284, f"{cost} tokens are computed for a. The step in which it leaves is the last one with it."
-    )
+    cost = f"{seen['tokens computed']['a']} tokens are computed for a."
+    sheet.note(18, 284, f"{cost} The step in which it leaves is the last one with it.")
     return sheet
 
 
