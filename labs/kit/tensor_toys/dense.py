@@ -135,10 +135,8 @@ class FusedModel:
         if not rows:
             return {}
         # A request that is not in the step has finished or was preempted; one that starts again starts empty.
-        kept, requests = self.caches, [request for request, *_ in rows]
-        self.caches = {
-            r.request_id: kept[r.request_id] if r.num_computed_tokens else empty_cache() for r in requests
-        }
+        goes_on = {request.request_id: request.num_computed_tokens > 0 for request, *_ in rows}
+        self.caches = {name: self.caches[name] if goes_on[name] else empty_cache() for name in goes_on}
         step = [row(request, len(token_ids)) for request, token_ids, *_ in rows]
         logits = self.lab.fused_step(random_model(), step, self.caches)
         if strangers := [name for name in logits if name not in self.caches]:

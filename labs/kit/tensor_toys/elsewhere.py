@@ -108,9 +108,8 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.removeprefix("aten::")
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     there = [x for x in tensors if isinstance(x, Moved)]
-    on_cpu = [
-        x for x in tensors if not isinstance(x, Moved) and x.dim() > 0
-    ]  # a single number goes with everything
+    # A single number goes with everything.
+    on_cpu = [x for x in tensors if not isinstance(x, Moved) and x.dim() > 0]
     # A copy goes from one device to another, and what is elsewhere can be indexed from the CPU.
     free = name == "copy_" or (name.lstrip("_").startswith("index") and isinstance(args[0], Moved))
     if there and on_cpu and not free:

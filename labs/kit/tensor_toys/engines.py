@@ -59,12 +59,7 @@ def sampling_of(entry: dict[str, Any]) -> SamplingParams:
 
 def alone(entry: dict[str, Any], name: str = "tiny") -> list[int]:
     """The tokens of a request with no engine at all: one sequence, one dense cache, one loop."""
-    return list(_alone(tuple(prompt_of(entry, name)), sampling_of(entry), name))
-
-
-@cache
-def _alone(prompt: tuple[int, ...], sampling: SamplingParams, name: str) -> list[int]:
-    return run_alone(model(name), list(prompt), sampling)
+    return list(run_alone(model(name), tuple(prompt_of(entry, name)), sampling_of(entry)))
 
 
 def make_engine(parts: Parts | None = None, names: dict[str, str] | None = None, **config: Any) -> Engine:

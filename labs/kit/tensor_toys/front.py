@@ -37,9 +37,8 @@ class Seat:
 
     def add_request(self, prompt: Any, params: Any, *, request_id: str, **_: Any) -> str:
         self.toy.add_request(params.asked)
-        self.requests[request_id] = SimpleNamespace(
-            request_id=request_id, num_cached_tokens=0, num_prompt_tokens=1
-        )
+        counts = {"num_cached_tokens": 0, "num_prompt_tokens": 1}
+        self.requests[request_id] = SimpleNamespace(request_id=request_id, **counts)
         return request_id
 
     def step(self) -> None:

@@ -24,18 +24,18 @@ def random_model(config: ModelConfig = SMALL, scale: float = 0.3) -> CausalLM:
     return net
 
 
-@cache
 def text_alone(request_id: str, prompt: int, max_tokens: int) -> list[int]:
     """Return the greedy text of a request of `make_request` alone on random_model()."""
     request = make_request(request_id, prompt, max_tokens)
-    return run_alone(random_model(), request.prompt_token_ids, request.sampling_params)
+    return run_alone(random_model(), tuple(request.prompt_token_ids), request.sampling_params)
 
 
+@cache
 @torch.inference_mode()
-def run_alone(net: CausalLM, prompt: list[int], sampling: SamplingParams) -> list[int]:
+def run_alone(net: CausalLM, prompt: tuple[int, ...], sampling: SamplingParams) -> list[int]:
     """Return the tokens of a request with no engine at all: one sequence, one dense cache, one loop."""
-    sampler, request = Sampler(), Request("alone", prompt, sampling)
-    store, tokens = DenseCache(net.config, net.dtype), prompt
+    sampler, request = Sampler(), Request("alone", list(prompt), sampling)
+    store, tokens = DenseCache(net.config, net.dtype), list(prompt)
     while request.finish_reason is None:
         positions = torch.arange(len(store), len(store) + len(tokens))
         hidden = net(torch.tensor(tokens), positions, dense_attend(store))

@@ -124,11 +124,8 @@ class Clients:
             self.loop.fault(str(restless))
         if failed := self.failed(self.front.task):
             self.loop.fault(f"the task `serve` has ended with {describe(failed)}")
-        for error in [
-            failed,
-            *self.loop.faults,
-            *(self.failed(client.task) for client in self.clients.values()),
-        ]:
+        of_clients = (self.failed(client.task) for client in self.clients.values())
+        for error in [failed, *self.loop.faults, *of_clients]:
             if isinstance(error, NotImplementedError) or not isinstance(error, Exception | str | None):
                 raise error
 
@@ -263,8 +260,7 @@ class Play(plays.Play):
     def begun(self) -> Any:
         """Return what the calls go to, made at the first of them: by then it is known whose part it is."""
         if self.played is None:
-            own = self.part.World(self.config) if self.is_oracle else Clients(self.part, self.config)
-            self.played = own
+            self.played = self.part.World(self.config) if self.is_oracle else Clients(self.part, self.config)
         return self.played
 
     def seen(self) -> dict[str, Any]:

@@ -93,9 +93,8 @@ class Ledger(Play):
         with naming(name):
             slots = list(self.kv.slot_mapping(self.twin(name), start, end))
         places = [table.index(slot // self.size) if slot // self.size in table else -1 for slot in slots]
-        return in_runs(
-            place * self.size + slot % self.size for place, slot in zip(places, slots, strict=True)
-        )
+        both = zip(places, slots, strict=True)
+        return in_runs(place * self.size + slot % self.size for place, slot in both)
 
     def last_slots(self, name: str, behind: int) -> str:
         """Return all slots of the room that a request holds, and some positions beyond."""

@@ -64,15 +64,15 @@ class Play:
             return (value.__name__ if module else getattr(value, "__module__", None)) or ""
 
         own = vars(self.part)
-        homes = {name: home(value) for name, value in own.items()} if "__source__" in own else {}
-        homes = {name: one for name, one in homes.items() if one != own["__name__"]}  # not the file itself
-        is_torch = {one: one.partition(".")[0] == "torch" for one in homes.values()}
+        if "__source__" not in own:
+            return []
         used = {name for code in codes_of(own.values(), own) for name in global_names(code)}
-        return sorted(
-            name
-            for name, one in homes.items()
-            if name in used and (is_torch[one] or "torch" in vars(sys.modules.get(one, object)))
-        )
+        homes = {name: home(value) for name, value in own.items() if name in used}
+        need_torch = {
+            one: one.partition(".")[0] == "torch" or "torch" in vars(sys.modules.get(one, object))
+            for one in {*homes.values()} - {own["__name__"]}  # not the file itself
+        }
+        return sorted(name for name, one in homes.items() if need_torch.get(one))
 
     @contextmanager
     def only_reading(self, **given: Any) -> Iterator[None]:
@@ -90,12 +90,8 @@ class Play:
 
     def all_changed(self) -> list[str]:
         """Return what was changed since this was last asked for."""
-        changed = [
-            *self.changed,
-            *(name for name, (value, copy) in self.lent.items() if plain(value) != copy),
-        ]
-        self.changed = []
-        return changed
+        changed, self.changed = self.changed, []
+        return changed + [name for name, (value, copy) in self.lent.items() if plain(value) != copy]
 
 
 def codes_of(values: Iterable[Any], home: dict[str, Any]) -> Iterator[CodeType]:
@@ -134,6 +130,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [one.request_id if isinstance(one, Request) else plain(one) for one in value]
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def fields_changed(before: dict[Request, dict[str, Any]], look: Callable[[Request], Any]) -> list[str]:
+    """Return the fields that `look` sees otherwise than before: ["r0.arrival"]."""
+    both = ((request.request_id, fields, look(request)) for request, fields in before.items())
+    return [f"{name}.{key}" for name, was, now in both for key in now if now[key] != was.get(key, ...)]
 
 
 def differences(name: str, before: Any, after: Any) -> Iterator[str]:

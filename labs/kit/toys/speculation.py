@@ -38,17 +38,12 @@ def row_after(held: Sequence[Any]) -> Row:
     return weights
 
 
-def number_of(seed: int, index: int) -> float:
-    """Return the random number of a request's output `index`, from 0 to below 1."""
-    return random.Random(f"{seed}/{index}").random()
-
-
 def choose(row: Row, request: Request, index: int) -> int:
     """Return the token that a request says from a row, as its output `index`."""
     params = request.sampling_params
     if not params.temperature:
         return row.index(max(row))
-    left = number_of(params.seed or 0, index) * sum(row)
+    left = random.Random(f"{params.seed or 0}/{index}").random() * sum(row)
     for token_id, weight in enumerate(row):
         left -= weight
         if left < 0:

@@ -184,10 +184,8 @@ def _by_request(rows: list[int], owners: Sequence[Owner | str]) -> dict[str, lis
 def _names(rows: list[int], owners: Sequence[Owner | str]) -> str:
     """The requests of some rows: "r0, r2 at 6 to 9"; no more than fit a line."""
     groups = _by_request(rows, owners)
-    names = [
-        f"{name}{_positions(owners[row] for row in group)}"
-        for name, group in list(groups.items())[: 2 * SHOWN]
-    ]
+    shown = list(groups.items())[: 2 * SHOWN]
+    names = [f"{name}{_positions(owners[row] for row in group)}" for name, group in shown]
     return ", ".join(names) + (f" and {len(groups) - len(names)} more" if len(groups) > len(names) else "")
 
 

@@ -31,17 +31,10 @@ def workload(
         *values, last = request
         more = last if isinstance(last, dict) else {KEYS[len(values)]: last}
         entries.append(dict(zip(KEYS, values, strict=False)) | more)
-    limits = {
-        "max_num_batched_tokens": budget,
-        "max_num_seqs": slots,
-        "long_prefill_token_threshold": threshold,
-    }
-    scenario: Scenario = {
-        "name": name,
-        "config": limits | {"num_blocks": blocks} | config,
-        "requests": entries,
-    }
-    return scenario | {"aborts": [{"step": step, "id": name} for step, name in aborts]}
+    limits = {"max_num_batched_tokens": budget, "max_num_seqs": slots}
+    limits |= {"long_prefill_token_threshold": threshold, "num_blocks": blocks}
+    leave = [{"step": step, "id": name} for step, name in aborts]
+    return {"name": name, "config": limits | config, "requests": entries, "aborts": leave}
 
 
 def operations(
@@ -75,15 +68,9 @@ def draw_workloads(
     """
     rng, drawn = random.Random(seed), []
     for number in range(count):
-        rows = [
-            (
-                f"r{i}",
-                rng.randint(*prompt),
-                rng.randint(*max_tokens),
-                rng.randint(0, at),
-                rng.randrange(priorities),
-            )
-            for i in range(rng.randint(*requests))
+        ranges = (prompt, max_tokens, (0, at), (0, priorities - 1))
+        rows: list[Any] = [
+            (f"r{i}", *(rng.randint(*one) for one in ranges)) for i in range(rng.randint(*requests))
         ]
         seqs, config = rng.randint(*slots), {key: rng.choice(values) for key, values in choices.items()}
         most = max(row[1] if roomy else row[1] + row[2] - 1 for row in rows) + rng.randint(0, spare)

@@ -4,7 +4,8 @@ Between the steps requests come, leave and are preempted, as the engine around `
 """
 
 from labs.kit import FakeKV, RequestQueue, Skip, make_request
-from labs.kit.toys.plays import plain
+from labs.kit.toys.plays import Play as Base
+from labs.kit.toys.plays import fields_changed, plain
 from mini_engine import request_queue
 from mini_engine.block_manager import BlockManager
 from mini_engine.request import RequestStatus
@@ -88,11 +89,12 @@ def draw_large(rng):
     return {"config": config, "calls": calls}
 
 
-class Play:
+class Play(Base):
     """The engine around `schedule_step`: what a step scheduled is computed when `update` is called."""
 
     def __init__(self, part, config):
-        self.part, self.requests, self.arrivals = part, {}, 0
+        super().__init__(part)
+        self.arrivals = 0
         heap = request_queue.RequestQueue  # sorted by itself, as in lab-03
         self.waiting = RequestQueue() if config["queue"] == "deque" else heap(config["queue"])
         self.running = []
@@ -101,7 +103,7 @@ class Play:
             self.kv = FakeKV(blocks, watermark=watermark, cached=config["cached"])
         else:
             self.kv = BlockManager(blocks, config["block_size"], watermark=watermark)
-        self.scheduled, self.changed, self.refused = {}, [], None
+        self.scheduled, self.refused = {}, None
         self.handed_out = []  # the last result, and a copy of it
         self.allocate, self.kv.allocate = self.kv.allocate, self.watched
 
@@ -111,11 +113,6 @@ class Play:
         if not answer:
             self.refused = self.refused or request.request_id
         return answer
-
-    def find(self, name):
-        if name not in self.requests:
-            raise Skip
-        return self.requests[name]
 
     def add(self, name, prompt, outputs=0):
         """A request joins the queue; one with outputs has been preempted before."""
@@ -135,31 +132,22 @@ class Play:
 
     def step(self, budget, slots, threshold=0, clamp=""):
         """The rows of `schedule_step`, or whether its error names the request that found no room."""
-        more = {"clamp": CLAMPS[clamp]} if clamp else {}
+        limits = {"max_num_batched_tokens": budget, "max_num_seqs": slots}
+        if clamp:
+            limits["clamp"] = CLAMPS[clamp]
         if threshold:  # else the default, which is off
-            more["long_prefill_token_threshold"] = threshold
+            limits["long_prefill_token_threshold"] = threshold
         before = {request: kept(request) for request in self.requests.values()}
         self.scheduled, self.refused = {}, None
         try:
-            scheduled = self.part.schedule_step(
-                self.waiting,
-                self.running,
-                self.kv,
-                max_num_batched_tokens=budget,
-                max_num_seqs=slots,
-                **more,
-            )
+            scheduled = self.part.schedule_step(self.waiting, self.running, self.kv, **limits)
         except RuntimeError as error:
             if self.refused is None or isinstance(error, NotImplementedError):
                 raise
             return f"RuntimeError {'naming' if self.refused in str(error) else 'without'} {self.refused}"
         finally:
-            self.changed = [
-                f"{request.request_id}.{name}"
-                for request, fields in before.items()
-                for name, value in kept(request).items()
-                if value != fields.get(name, ...)
-            ] + ["the result of the step before" for result, was in self.handed_out if result != was]
+            self.changed = fields_changed(before, kept)
+            self.changed += ["the result of the step before" for now, was in self.handed_out if now != was]
         if not isinstance(scheduled, dict):
             return f"a {type(scheduled).__name__}, where a dict should be"
         self.scheduled, self.handed_out = dict(scheduled), [(scheduled, dict(scheduled))]
@@ -179,10 +167,13 @@ class Play:
                 request.output_token_ids.append(100 + len(request.output_token_ids))
         self.scheduled = {}
 
-    def preempt(self, name):
-        request = self.find(name)
-        if request not in self.running:
+    def runs(self, name):
+        if (request := self.known(name)) not in self.running:
             raise Skip
+        return request
+
+    def preempt(self, name):
+        request = self.runs(name)
         self.running.remove(request)
         self.kv.free(request)
         request.num_computed_tokens, request.status = 0, RequestStatus.WAITING
@@ -192,15 +183,13 @@ class Play:
 
     def lose_room(self, name):
         """The memory has lost what a running request held: it asks for room again, chunk by chunk."""
-        request = self.find(name)
-        if request not in self.running:
-            raise Skip
+        request = self.runs(name)
         self.kv.free(request)
         request.num_computed_tokens = 0
         self.scheduled.pop(name, None)
 
     def abort(self, name):
-        request = self.find(name)
+        request = self.known(name)
         (self.running if request in self.running else self.waiting).remove(request)
         self.kv.free(request)
         self.scheduled.pop(name, None)

@@ -4,8 +4,9 @@ A request computes what it was given a chunk for, gets a token when its chunk wa
 preempted at any time, so that its outputs are computed once more.
 """
 
-from labs.kit import Skip, make_request
-from labs.kit.toys.plays import plain
+from labs.kit import make_request
+from labs.kit.toys.plays import Play as Base
+from labs.kit.toys.plays import fields_changed, plain
 from mini_engine.request import RequestStatus
 
 SCRIPTS = 80
@@ -51,11 +52,12 @@ def draw_large(rng):
     return [*calls, ["crowd", rng.choice((2, 2, 300))], ["prefill_budget", rng.choice(EDGES)]]
 
 
-class Play:
+class Play(Base):
     """The running requests, and what an engine does with the answers of the three functions."""
 
     def __init__(self, part, config):
-        self.part, self.running, self.changed = part, [], []
+        super().__init__(part)
+        self.running = []
 
     def watching(self, name, *arguments):
         """Ask one of the three functions, and see what it changes of that which it may only read."""
@@ -63,19 +65,7 @@ class Play:
         try:
             return getattr(self.part, name)(*arguments)
         finally:
-            self.changed += [
-                f"{request.request_id}.{field}"
-                for request, fields in before.items()
-                for field, value in plain(request).items()
-                if value != fields.get(field, ...)
-            ]
-            self.changed += ["running"] if self.running != order else []
-
-    def find(self, name):
-        for request in self.running:
-            if request.request_id == name:
-                return request
-        raise Skip
+            self.changed += fields_changed(before, plain) + (["running"] if self.running != order else [])
 
     def add(self, name, prompt, outputs, computed, base=0):
         """A running request; one with outputs to compute once more was preempted before."""
@@ -83,6 +73,7 @@ class Play:
         request.output_token_ids = [9000 + i % 3 for i in range(outputs)]
         request.num_computed_tokens, request.status = computed, RequestStatus.RUNNING
         request.num_preemptions = int(outputs > 0 and request.num_new_tokens > 1)
+        self.requests[name] = request
         self.running.append(request)
 
     def crowd(self, count):
@@ -94,7 +85,7 @@ class Play:
 
     def next_chunk(self, name, size):
         """The chunk, whose tokens are computed after that."""
-        request = self.find(name)
+        request = self.known(name)
         size = min(size, request.num_new_tokens)
         chunk = self.watching("next_chunk", request, size)
         tokens, positions = list(chunk.token_ids), list(chunk.positions)
@@ -107,19 +98,17 @@ class Play:
 
     def emptied(self, chunk):
         """The caller may do with a chunk's lists as it likes; the request is not to be changed by that."""
-        before = {request: plain(request) for request in self.running}
+        before = [(request, plain(request)) for request in self.running]
         for part in (chunk.token_ids, chunk.positions):
             if isinstance(part, list):
                 part.clear()
-        self.changed += [
-            f"{r.request_id}, with a chunk" for r, fields in before.items() if fields != plain(r)
-        ]
+        self.changed += [f"{r.request_id}, with a chunk" for r, fields in before if fields != plain(r)]
 
     def prefill_budget(self, budget):
         return self.watching("prefill_budget", self.running, budget)
 
     def preempt(self, name, cached):
-        request = self.find(name)
+        request = self.known(name)
         request.num_computed_tokens = request.num_cached_tokens = min(cached, request.num_tokens - 1)
         request.num_preemptions += 1
 

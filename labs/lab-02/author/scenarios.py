@@ -36,13 +36,10 @@ def decode_first(lab):
         prompts = [request for request in running if not request.is_decode]
         num_prompts = len(prompts)
         left = lab.prefill_budget(running, max_num_batched_tokens)
-        for_decodes, places = max_num_batched_tokens - left, max_num_seqs - len(decodes)
-        scheduled = schedule_step(
-            RequestQueue(), decodes, kv, max_num_batched_tokens=for_decodes, max_num_seqs=0, **settings
-        )
-        scheduled |= schedule_step(
-            waiting, prompts, kv, max_num_batched_tokens=left, max_num_seqs=places, **settings
-        )
+        used = settings | {"max_num_batched_tokens": max_num_batched_tokens - left, "max_num_seqs": 0}
+        free = settings | {"max_num_batched_tokens": left, "max_num_seqs": max_num_seqs - len(decodes)}
+        scheduled = schedule_step(RequestQueue(), decodes, kv, **used)
+        scheduled |= schedule_step(waiting, prompts, kv, **free)
         running.extend(prompts[num_prompts:])
         order = [request.request_id for request in running]
         return dict(sorted(scheduled.items(), key=lambda row: order.index(row[0])))

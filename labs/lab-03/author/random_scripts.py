@@ -25,10 +25,6 @@ def draw_queue(rng):
         one = rng.choice(pushes)
         removal = ["remove", one[1]]
         calls += rng.choice([[["pop"]], [removal, ["pick_victim"]], [removal], [removal, one]])
-    return queue_script(rng, calls)
-
-
-def queue_script(rng, calls):
     return {"config": {"queue": "alone", "policy": rng.choice(POLICIES)}, "calls": [*calls, ["pop_all"]]}
 
 
@@ -38,9 +34,8 @@ def draw_tight(rng):
     sizes = rng.choice([[1], [1, 2, 4], [2, 3, 4, 5]])
     prompts = [rng.choice(sizes) for _ in range(first)]
     slots = size * (sum(-(-prompt // size) for prompt in prompts) + rng.choice([0, rng.randint(0, first)]))
-    config = config_of(
-        rng, slots, first + rng.choice([0, 0, 1]), size, policy=rng.choice([*POLICIES, "priority"])
-    )
+    most, policy = first + rng.choice([0, 0, 1]), rng.choice([*POLICIES, "priority"])
+    config = config_of(rng, slots, most, size, policy=policy)
     config["max_num_batched_tokens"] = rng.randint(6, 20)
     script = LoopScript(rng, slots, prompts=sizes, busy=0.25, is_long=True)
     calls = [script.add(name, prompt) for name, prompt in zip(NAMES, prompts, strict=False)]
@@ -153,9 +148,8 @@ class QueuePlay(Base):
         """Pick one of the queue; the function takes any requests."""
         if not self.inside:
             raise Skip
-        return self.part.pick_victim(
-            [self.requests[name] for name in sorted(self.inside)], self.policy
-        ).request_id
+        requests = [self.requests[name] for name in sorted(self.inside)]
+        return self.part.pick_victim(requests, self.policy).request_id
 
     def seen(self):
         seen = queue_seen(self.queue, ids, "queue")

@@ -58,18 +58,11 @@ def admits(*sizes):
 
 SCENARIOS = [
     operations(
-        "the edges of a block",
-        12,
-        *admits(3, 4, 5, 7, 8, 9),
-        *(("slot_mapping", name, 0, n) for name, n in zip("abcdef", (3, 4, 5, 7, 8, 9), strict=True)),
-        watermark=0,
+        "the edges of a block", 12, *admits(3, 4, 5, 7, 8, 9),
+        *(("slot_mapping", name, 0, n) for _, name, n in admits(3, 4, 5, 7, 8, 9)), watermark=0,
     ),
     operations(
-        "growing through three blocks",
-        4,
-        *admits(3),
-        *[("decode", "a")] * 9,
-        ("slot_mapping", "a", 0, 12),
+        "growing through three blocks", 4, *admits(3), *[("decode", "a")] * 9, ("slot_mapping", "a", 0, 12),
         watermark=0,
     ),
     operations(
@@ -77,14 +70,10 @@ SCENARIOS = [
     ),
     operations("no room is no harm", 4, *admits(9, 5, 4), ("free", "a"), ("admit", "b", 5), watermark=0),
     operations(
-        "the watermark",
-        10,
-        *admits(20, 16, 12),
-        *[("decode", "a")] * 9,
-        *(("free", "a"), ("free", "c"), ("admit", "d", 40)),
-        watermark=2,
+        "the watermark", 10, *admits(20, 16, 12), *[("decode", "a")] * 9, ("free", "a"), ("free", "c"),
+        ("admit", "d", 40), watermark=2,
     ),
-]
+]  # fmt: skip
 
 
 def run(lab, scenario: dict, *, raise_errors: bool = True):

@@ -23,29 +23,17 @@ TIGHT = [("a", BASE, 12, 0), ("b", list(range(9)), 12, 0)]
 SCENARIOS = [
     operations("the second finds the first", 8, *life("a", BASE)[:2], *life("b", BASE, 0), ["free", "a"]),
     operations(
-        "kept after the end, evicted when needed",
-        4,
-        *life("a", BASE),
-        *life("b", FIVE),
-        *life("c", BASE, 1),
-        *life("d", list(range(16))),
-        *life("e", BASE, 0),
+        "kept after the end, evicted when needed", 4, *life("a", BASE), *life("b", FIVE),
+        *life("c", BASE, 1), *life("d", list(range(16))), *life("e", BASE, 0),
     ),
     operations(
-        "a pool too small for both",
-        4,
-        *life("a", BASE)[:2],
-        *(["admit", "b", LONGER], ["admit", "c", [7] * 9], ["free", "a"]),
-        *life("b", LONGER, 0),
+        "a pool too small for both", 4, *life("a", BASE)[:2], ["admit", "b", LONGER], ["admit", "c", [7] * 9],
+        ["free", "a"], *life("b", LONGER, 0),
     ),
     operations("its hits are the oldest", 4, *life("a", BASE), *life("b", FIVE), *life("c", LONGER, 8)),
     operations(
-        "every hash is the same",
-        12,
-        *life("a", FIVE)[:2],
-        *life("b", [6, 7, 3, 4, 5])[:2],
-        *(["admit", "c", [1, 2, 3, 4, 9]], ["free", "a"], ["free", "b"], ["free", "c"]),
-        block_size=2,
+        "every hash is the same", 12, *life("a", FIVE)[:2], *life("b", [6, 7, 3, 4, 5])[:2],
+        ["admit", "c", [1, 2, 3, 4, 9]], *(["free", name] for name in "abc"), block_size=2,
         colliding_hashes=True,
     ),
     operations("caching is off", 8, *life("a", BASE)[:2], *life("b", BASE, 0), prefix_caching=False),
@@ -53,7 +41,7 @@ SCENARIOS = [
     workload(
         "preempted, and back through its own blocks", TIGHT, blocks=9, block_size=4, prefix_caching=True
     ),
-]
+]  # fmt: skip
 NAMED = {scenario["name"]: scenario for scenario in SCENARIOS}
 
 

@@ -17,9 +17,8 @@ def step(engine):
         raise NoWorkError("there is no request")
     plan = scheduler.schedule()
     if plan == {}:
-        raise RuntimeError(
-            f"empty schedule, {len(scheduler.waiting)} waiting, {len(scheduler.running)} running"
-        )
+        there = f"{len(scheduler.waiting)} waiting, {len(scheduler.running)} running"
+        raise RuntimeError(f"empty schedule, {there}")
     rows = []
     for name, amount in plan.items():
         request = engine.requests[name]

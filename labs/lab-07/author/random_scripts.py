@@ -87,17 +87,15 @@ def draw_engine(rng, parts):
         elif kind == "abort":
             calls.append(["abort", rng.choice("ABC")])
         elif kind == "fault":
-            calls.append(
-                rng.choice((["schedules_nothing"], ["fails", rng.choice(FAULTY), rng.choice([*ERRORS])]))
-            )
+            fails = ["fails", rng.choice(FAULTY), rng.choice([*ERRORS])]
+            calls.append(rng.choice((["schedules_nothing"], fails)))
     if read and rng.random() < 0.2:
         calls.append(["waits", rng.choice((50, 1500, 5000))])
         calls.append(["close_unread"])
     calls += [["step"]] * rng.choice((0, 5))
     for reader in range(len(lengths)) if read else ():
-        calls += rng.choice(
-            ([["read", reader]] * 2, [["close", reader], ["read", reader]], [["close", reader]])
-        )
+        read_it, close_it = ["read", reader], ["close", reader]
+        calls += rng.choice(([read_it] * 2, [close_it, read_it], [close_it]))
     return {"config": {"parts": parts, **engine}, "calls": calls}
 
 

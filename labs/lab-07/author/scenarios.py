@@ -15,6 +15,7 @@ from mini_engine.trace import Trace
 _IMPORTANT = [("A", 12, 10, 0, 2), ("B", 10, 10, 0, 2), ("C", 9, 6, 4, 0)]
 _SEEDED = [(f"r{i}", 9 + i, 8, i, {"temperature": 1.0, "seed": i}) for i in range(4)]
 _ALIKE = [("A", list(range(24)), 5, 0), ("B", [*range(20), 7, 7, 7], 5, 2)]
+_LEAVE = [("A", 30, 5, 0), ("B", 6, 9, 0), ("C", 12, 9, 0)]
 _PLAYS = [
     ("romeo", "O Romeo, ", 10, 0),
     ("king", "KING HENRY:\nMy lord of ", 6, 0),
@@ -41,12 +42,7 @@ SCENARIOS = [
     _scenario("the same beginning", _ALIKE, budget=32, prefix_caching=True),
     _scenario("drawn at random, each from its own seed", _SEEDED, blocks=9),
     _scenario("a pause", [("A", 5, 3, 0), ("B", 5, 3, 9)]),
-    _scenario(
-        "some leave",
-        [("A", 30, 5, 0), ("B", 6, 9, 0), ("C", 12, 9, 0)],
-        budget=8,
-        aborts=[(1, "A"), (6, "B")],
-    ),
+    _scenario("some leave", _LEAVE, budget=8, aborts=[(1, "A"), (6, "B")]),
     _scenario("the plays", _PLAYS, blocks=12, model="shakespeare", prefix_caching=True),
 ]
 

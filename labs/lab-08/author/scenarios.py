@@ -47,11 +47,8 @@ RUNS = [
     workload("one seed, three times", [(*one, SEEDED) for one in TWINS], budget=8),
 ]
 BY_THE_SAMPLER = [run | {"name": f"{run['name']}, by the Sampler", "by": "Sampler"} for run in RUNS]
-SCENARIOS = [
-    {"name": "one row of logits", "config": {}, "ops": OPS},
-    *RUNS,
-    *(BY_THE_SAMPLER if find_spec("torch") else ()),
-]
+SCENARIOS = [{"name": "one row of logits", "config": {}, "ops": OPS}, *RUNS]
+SCENARIOS += BY_THE_SAMPLER if find_spec("torch") else []
 
 
 def row_by_row(lab, sampler):

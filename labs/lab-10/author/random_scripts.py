@@ -4,18 +4,10 @@
 """
 
 from labs.kit import Skip
+from labs.kit.toys import speculation as toys
 from labs.kit.toys.driver import ids
 from labs.kit.toys.plays import Play as Base
 from labs.kit.toys.plays import plain
-from labs.kit.toys.speculation import (
-    ToyDraft,
-    distribution,
-    exact,
-    exact_row,
-    request_of,
-    spec_loop,
-    text_alone,
-)
 
 SCRIPTS = 160
 
@@ -113,18 +105,18 @@ class Play(Base):
     def __init__(self, part, config):
         super().__init__(part)
         self.only, self.loop, self.asked, self.drafts = config["only"], None, [], {}
-        self.toy = ToyDraft()
+        self.toy = toys.ToyDraft()
         if self.only == "ngram":
             self.proposer = part.NgramProposer(config["min"], config["max"], config["k"])
         elif self.only == "draft":
             self.proposer = part.DraftModelProposer(self.toy, config["k"])
         elif self.only == "steps":
-            self.loop = spec_loop(part, config)
+            self.loop = toys.spec_loop(part, config)
             self.loop.lab, self.loop.proposer = self, self
 
     def add(self, name, prompt, max_tokens, more=()):
         entry = {"id": name, "prompt": prompt, "max_tokens": max_tokens}
-        self.requests[name] = request = request_of(entry | dict(more))
+        self.requests[name] = request = toys.request_of(entry | dict(more))
         request.prompt_token_ids = list(prompt)
         if self.loop:
             self.loop.add(request)
@@ -171,7 +163,7 @@ class Play(Base):
     def scripted(self, request):
         """The tokens that the request will say, as many as the script has them right, and then others."""
         right, wrong = self.planned.get(request.request_id, (0, 0))
-        return text_alone(request)[len(request.output_token_ids) :][:right] + [11] * wrong
+        return toys.text_alone(request)[len(request.output_token_ids) :][:right] + [11] * wrong
 
     def schedule_drafts(self, running, scheduled, kv, budget):
         given = [(r, r.spec_token_ids, list(r.spec_token_ids)) for r in running]
@@ -200,20 +192,20 @@ class Play(Base):
             return self.part.rewind(request, token_ids, kv)
 
     def residual(self, p, q):
-        p, q = exact_row(p), exact_row(q)
+        p, q = toys.exact_row(p), toys.exact_row(q)
         with self.only_reading(p=p, q=q):
-            return [str(exact(one)) for one in self.part.residual(p, q)]
+            return [str(toys.exact(one)) for one in self.part.residual(p, q)]
 
     def rejection_sample(self, drafts, target, draft):
         """Return all that may come of it, with exact probabilities."""
-        target, draft = [[exact_row(row) for row in rows] for rows in (target, draft)]
+        target, draft = [[toys.exact_row(row) for row in rows] for rows in (target, draft)]
         given = {"drafts": drafts, "target": target, "draft": draft}
 
         def once(chance):
             with self.only_reading(**given):
                 return self.part.rejection_sample(drafts, target, draft, chance)
 
-        found = distribution(once)
+        found = toys.distribution(once)
         return {" ".join(map(str, outcome)): str(weight) for outcome, weight in sorted(found.items())}
 
     def seen(self):
@@ -230,6 +222,6 @@ class Play(Base):
             for name, request in self.requests.items():
                 fields = ("num_computed_tokens", "output_token_ids", "spec_token_ids", "finish_reason")
                 seen |= {f"{field} of {name}": plain(getattr(request, field)) for field in fields}
-                if request.output_token_ids != text_alone(request)[: len(request.output_token_ids)]:
+                if request.output_token_ids != toys.text_alone(request)[: len(request.output_token_ids)]:
                     seen[f"text of {name}"] = "not that of a run alone"
         return seen

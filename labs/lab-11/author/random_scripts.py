@@ -34,15 +34,8 @@ def draw(rng):
             request_id = ids[0] if kind != "ids" else rng.choice(ids)
             ids = ids if kind == "ids" else ids[1:]
             came.append(name)
-            calls.append(
-                [
-                    "open",
-                    name,
-                    request_id,
-                    rng.choice((1, 2, 3, 5)),
-                    rng.choice((1, 1, 99) if kind == "close" else (99, 99, 1, 2)),
-                ]
-            )
+            num_tokens, reads = rng.choice((1, 2, 3, 5)), (1, 1, 99) if kind == "close" else (99, 99, 1, 2)
+            calls.append(["open", name, request_id, num_tokens, rng.choice(reads)])
         elif move < 0.65:
             calls.append(["leave", rng.choice(came)])
         elif move < 0.75:
@@ -50,21 +43,15 @@ def draw(rng):
         elif kind == "looks":
             for _ in range(rng.choice((1, 1, 2))):
                 num_looks += 1
-                calls.append(
-                    ["look", f"look {num_looks}", rng.choice((0.01, 0.03, 0.06)) + 2**-num_looks * 1e-5]
-                )
+                seconds = rng.choice((0.01, 0.03, 0.06)) + 2**-num_looks * 1e-5
+                calls.append(["look", f"look {num_looks}", seconds])
         elif kind in ("fail", "gone") and not over:
             over = kind == "gone"
             calls.append(["fail", GONE if over else OUT_OF_MEMORY])
         elif kind == "close" and not over and move > 0.8:
             over = True
-            calls += [
-                wait(),
-                ["close"],
-                wait(),
-                ["open", "z", "r9", 1, 99],
-                *[["leave", name] for name in came],
-            ]
+            calls += [wait(), ["close"], wait(), ["open", "z", "r9", 1, 99]]
+            calls += [["leave", name] for name in came]
         elif rng.random() < 0.3:
             num_looks += 1
             calls.append(["look", f"look {num_looks}", rng.choice((0.0, 0.0, -1.0))])

@@ -3,7 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
-from labs.kit.author.pictures.sheet import INK, SOFT, Sheet, scenario_of, solution
+from labs.kit.author.pictures.sheet import INK, SOFT, Look, Sheet, scenario_of, solution
 from labs.kit.toys.speculation import request_of, spec_loop
 from mini_engine.show.figures import style
 
@@ -83,8 +83,8 @@ def residual() -> Sheet:
             for token, value in enumerate(values):
                 top = base - float(heights[token] + value) * scale
                 if value:
-                    size, look = (32, float(value) * scale), {"face": colour, "edge": colour}
-                    sheet.box(left + 8 + token * 40, top, *size, radius=0.5, **look)
+                    size, look = (32, float(value) * scale), Look(face=colour, edge=colour, radius=0.5)
+                    sheet.box(left + 8 + token * 40, top, *size, **look)
                 heights[token] += value
         for token, height in enumerate(heights):
             x = left + 24 + token * 40
