@@ -49,9 +49,8 @@ def own_cases(folder: Path | None, labs: tuple[str, ...]) -> Path | None:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             fits = False
         if not fits:
-            raise LabError(
-                f'{file} is not a case: {{"config": {{...}}, "calls": [[name, arguments ...], ...]}}'
-            )
+            form = '{"config": {...}, "calls": [[name, arguments ...], ...]}'
+            raise LabError(f"{file} is not a case: {form}")
         if why := unplayable(file.parent.name, case):
             where = "the form of a script is in the lab's author/random_scripts.py"
             raise LabError(f"{file} cannot be played: {why}; {where}")

@@ -96,10 +96,8 @@ def gradescope(
     chosen, seed = arguments.chosen(labs), arguments.seed(seed)
     writable(out)
     build(out, chosen, seed, late, arguments.own_cases(hidden, chosen), reveal, own_seeds)
-    size = out.stat().st_size / (1 << 20)
-    say(
-        f"{out}, {size:.1f} MB, grades {', '.join(chosen)}; seed {seed}; upload it under Configure Autograder"
-    )
+    built = f"{out}, {out.stat().st_size / (1 << 20):.1f} MB, grades {', '.join(chosen)}"
+    say(f"{built}; seed {seed}; upload it under Configure Autograder")
 
 
 def arena(

@@ -112,14 +112,12 @@ def arguments(root: Path, work: Path) -> list[str]:
     options = ["--labs", ",".join(asked["labs"]), "--seed", asked["seed"], "--jobs", "1", "--as-root"]
     options += ["--reveal"] if asked["reveal"] else []
     options += ["--own-seeds", "--attempts", "last"] if asked["own_seeds"] else []
-    if (source / HIDDEN).is_dir():
-        options += ["--hidden", str(source / HIDDEN)]
+    options += ["--hidden", str(source / HIDDEN)] if (source / HIDDEN).is_dir() else []
+    options += ["--allow-weak-isolation"] if grading.isolation() != "namespaces" else []
     if (source / DEADLINES).exists():
-        shutil.copy(source / DEADLINES, work / DEADLINES)
-        shutil.copy(root / METADATA, work / METADATA)
+        for file in (source / DEADLINES, root / METADATA):
+            shutil.copy(file, work)
         options += ["--late", str(work / DEADLINES)]
-    if grading.isolation() != "namespaces":
-        options += ["--allow-weak-isolation"]
     return ["grade", str(work / "submissions"), "--out", str(work / "report"), *options]
 
 

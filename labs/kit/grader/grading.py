@@ -92,9 +92,8 @@ def grade_lab(
     """Return a lab's grade, and what is left of the seconds that it may compute, wait and take."""
     source, problem = text_of(lab, submission)
     if problem:
-        return LabGrade(
-            lab.id, [TaskGrade(t.name, t.points, 0, results.MISSING) for t in lab.tasks], problem
-        ), left
+        missing = [TaskGrade(task.name, task.points, 0, results.MISSING) for task in lab.tasks]
+        return LabGrade(lab.id, missing, problem), left
     scripts, sandbox = cases(lab, settings), box(lab, settings)
     sandbox.begin(left)
     answer = play_apart(sandbox, source, scripts)
@@ -105,12 +104,10 @@ def grade_lab(
         played = f"{len(answer.logs)} of {len(scripts)} cases"
         found.problem = f"after {results.ALL_PUBLIC if answer.in_hidden else played}: {answer.ended}"
     found.tasks = Blame(lab, source, scripts, found.cases, answer, sandbox).grades()
-    wrong = next(
-        (task.task for task in found.tasks if task.state in (results.WRONG, results.NOT_WRITTEN)), ""
-    )
+    wrong = [task.task for task in found.tasks if task.state in (results.WRONG, results.NOT_WRITTEN)]
     for task in found.tasks:
         if task.state == results.WAITS:
-            task.waits_for = wrong
+            task.waits_for = wrong[0] if wrong else ""
     keep_first_departure(lab, found, scripts, answer, settings.reveal)
     return found, sandbox.left
 

@@ -32,13 +32,10 @@ def measure(
         begin = monotonic()
         code = run.grade(submissions, Path(folder, "report"), settings, jobs, Files(), "", False, None)
         seconds = monotonic() - begin
-    rate = f"{60 * students / seconds:.1f} a minute"
-    typer.echo(
-        f"{students} submissions of {len(settings.labs)} labs in {seconds:.0f} s, {jobs} workers: {rate}"
-    )
-    most = (
-        resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    graded, rate = f"{students} submissions of {len(settings.labs)} labs", 60 * students / seconds
+    typer.echo(f"{graded} in {seconds:.0f} s, {jobs} workers: {rate:.1f} a minute")
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    most = (one.ru_maxrss // 1024 for one in used)
     typer.echo("memory at most: {} MB in the grader, {} MB in a worker or a sandbox".format(*most))
     raise typer.Exit(code)
 

@@ -4,9 +4,8 @@ import hashlib
 import re
 import unicodedata
 
-RESERVED = re.compile(
-    r"(con|prn|aux|nul|com[0-9]|lpt[0-9]|index)(\..*)?", re.IGNORECASE
-)  # index: a folder's page
+# The last one is a folder's page.
+RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9]|index)(\..*)?", re.IGNORECASE)
 
 
 def safe(name: str) -> str:

@@ -81,9 +81,8 @@ class Rules:
             if there == [tries[-1]] and not chosen.labs[at].cases:
                 continue
             each = ", ".join(f"{one.attempt}: {net:g}" for one, net in zip(there, nets, strict=True))
-            found.attempts[name] = (
-                f"attempt {chosen.attempt} counts, the {self.attempts} of {len(there)} ({each})"
-            )
+            which_one = f"the {self.attempts} of {len(there)} ({each})"
+            found.attempts[name] = f"attempt {chosen.attempt} counts, {which_one}"
         return found
 
 
@@ -139,7 +138,7 @@ def read_roster(
     path: Path, entries: Sequence[Entry]
 ) -> tuple[dict[str, dict[str, str]], list[dict[str, str]]]:
     """Return the members of a roster by student, and the members without a submission."""
-    by = {key: entry.student for entry in entries for key in keys_of(entry)}
+    by = {folded(key): one.student for one in entries for key in (one.student, one.number) if key}
     members: dict[str, dict[str, str]] = {}
     absent = []
     for line, row in rows(path):
@@ -181,10 +180,6 @@ def keys_of_member(member: Mapping[str, str]) -> tuple[str, ...]:
     last_first = "".join(part for part in member[NAME].split(",")).replace(" ", "")
     keys = (member[STUDENT], member[ID], member[EMAIL], member[NAME], last_first)
     return tuple(key for key in keys if key)
-
-
-def keys_of(entry: Entry) -> tuple[str, ...]:
-    return tuple(folded(key) for key in (entry.student, entry.number) if key)
 
 
 def folded(key: str) -> str:

@@ -88,9 +88,8 @@ def grade(
 
 def summary(outcomes: Sequence[pool.Outcome], grades: store.Grades, settings: Settings, out: Path) -> int:
     """Print the last line, and write down the submissions that were not graded; return the exit code."""
-    failed = sorted(
-        (one for one in outcomes if one.state == pool.FAILED), key=lambda one: (one.student, one.attempt)
-    )
+    in_order = sorted(outcomes, key=lambda one: (one.student, one.attempt))
+    failed = [one for one in in_order if one.state == pool.FAILED]
     anew = {one.student for one in outcomes if one.state != pool.KEPT}
     kept = len({one.student for one in outcomes} - anew)
     lines = [f"{one.name}: NOT GRADED, and in no table: {one.why}" for one in failed]

@@ -49,9 +49,8 @@ def cells(lab: Lab, name: str, notebook: str) -> str:
     Raise Refused if it is no notebook, or no cell defines a task. Lines of IPython's own are left out.
     """
     try:
-        found = [
-            "".join(cell["source"]) for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"
-        ]
+        every = json.loads(notebook)["cells"]
+        found = ["".join(cell["source"]) for cell in every if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Refused(f"{shown(name)} is not a notebook") from None
     tasks = "|".join(sorted({task.name.partition(".")[0] for task in lab.tasks}))

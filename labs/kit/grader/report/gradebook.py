@@ -6,13 +6,11 @@ Moodle: columns are mapped at the import; one is an address or an ID number, and
 (https://docs.moodle.org/en/Grade_import). An empty cell would clear what Canvas has, so there is none.
 """
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from labs.kit.grader.report.summary import Summary
-from labs.kit.grader.report.table import no_formula
+from labs.kit.grader.report.table import no_formula, written
 from labs.kit.grader.report.templates import points
 from labs.kit.grader.rules import EMAIL, ID, NAME, SECTION
 
@@ -63,9 +61,3 @@ def moodle(summary: Summary, rows: Rows) -> str:
 
 def cell(earned: Mapping[str, float], lab: str) -> str:
     return points(earned[lab]) if lab in earned else ""
-
-
-def written(lines: Iterable[Sequence[str]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(lines)
-    return file.getvalue()

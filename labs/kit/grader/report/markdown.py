@@ -38,12 +38,8 @@ def block(lines: tuple[str, ...]) -> Raw:
 @cache
 def environment() -> Environment:
     made = templates.environment(autoescape=False, finalize=escaped, keep_trailing_newline=True)
-    made.filters |= {
-        "code": code,
-        "block": block,
-        "unescaped": Raw,
-        "points": lambda n: Raw(templates.points(n)),
-    }
+    made.filters |= {"code": code, "block": block, "unescaped": Raw}
+    made.filters["points"] = lambda number: Raw(templates.points(number))
     return made
 
 

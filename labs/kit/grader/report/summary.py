@@ -153,18 +153,12 @@ class Summary:
     @cached_property
     def not_understood(self) -> list[str]:
         """Lines on files and students that are in no lab's numbers."""
-        rows = [f"{row.student}: {text}" for row in self.rows if (text := row.problems or row.broken)]
-        read = [f"{row.student}: not read: {row.ignored}" for row in self.rows if row.ignored]
+        lines = [f"{row.student}: {text}" for row in self.rows if (text := row.problems or row.broken)]
+        lines += [f"{row.student}: not read: {row.ignored}" for row in self.rows if row.ignored]
+        lines += [f"{name}: {why}" for name, why in sorted(self.others.items())]
         strangers = [row.student for row in self.rows if self.has_roster and not row.member]
-        unknown = [f"{student}: not in the roster" for student in strangers]
-        absent = [f"{one['name'] or one['id']}: nothing was handed in" for one in self.absent]
-        return [
-            *rows,
-            *read,
-            *(f"{name}: {why}" for name, why in sorted(self.others.items())),
-            *unknown,
-            *absent,
-        ]
+        lines += [f"{student}: not in the roster" for student in strangers]
+        return lines + [f"{one['name'] or one['id']}: nothing was handed in" for one in self.absent]
 
     @cached_property
     def complete(self) -> int:
