@@ -44,11 +44,8 @@ def spread(heights: Sequence[float]) -> list[float]:
     return places
 
 
-MARKS = {
-    YOURS: ("*", style.VERMILLION, 130),
-    SHIPPED: ("o", style.BLUE, 34),
-    OF_COURSE: ("s", style.GREY, 28),
-}
+MARKS = {YOURS: ("*", style.VERMILLION, 130), SHIPPED: ("o", style.BLUE, 34)}
+MARKS[OF_COURSE] = ("s", style.GREY, 28)
 
 
 def write(rows: Sequence[Row], path: Path) -> None:

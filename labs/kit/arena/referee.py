@@ -50,6 +50,11 @@ class Replay(Scheduler):
         kv = BlockManager(num_blocks, BLOCK_SIZE)
         super().__init__(kv, max_num_batched_tokens=BUDGET, max_num_seqs=SLOTS)
         self.decisions, self.ended, self.num_steps = iter(decisions), ended, 0
+        self.carried: dict[str, Any] = {
+            "preempt": self.preempt,
+            "admit": self._admit,
+            "allocate": self._allocate,
+        }
 
     def schedule(self) -> dict[str, int]:
         try:
@@ -71,7 +76,7 @@ class Replay(Scheduler):
             request = self._requests[request_id]
             if (name == "admit") == (request in self.running):
                 raise Foul(f"{name} of {request_id!r}, which is {request.status.value}")
-            getattr(self, f"_{name}_one")(request, *amount)
+            self.carried[name](request, *amount)
         rows = decision["rows"]
         for request_id, amount in rows.items():
             if type(amount) is not int:
@@ -79,21 +84,17 @@ class Replay(Scheduler):
         order = {request.request_id: number for number, request in enumerate(self.running)}
         return dict(sorted(rows.items(), key=lambda row: order.get(row[0], -1)))
 
-    def _preempt_one(self, request: Request) -> None:
-        self.preempt(request)
-
-    def _admit_one(self, request: Request) -> None:
+    def _admit(self, request: Request) -> None:
         if not self.kv.admit(request):
             raise Foul(f"{request.request_id!r} is admitted, and memory has no room for it")
         self.waiting.remove(request)
         self.running.append(request)
         request.status = RequestStatus.RUNNING
 
-    def _allocate_one(self, request: Request, num_tokens: int) -> None:
+    def _allocate(self, request: Request, num_tokens: int) -> None:
         if not self.kv.allocate(request, num_tokens):
-            raise Foul(
-                f"{request.request_id!r} is to compute {num_tokens} tokens, and memory has no room for them"
-            )
+            computes = f"{request.request_id!r} is to compute {num_tokens} tokens"
+            raise Foul(f"{computes}, and memory has no room for them")
 
 
 class Watch(Monitor):
@@ -120,10 +121,8 @@ class Watch(Monitor):
         scheduled = super().schedule() if self.step % LOOK == 0 else self._scheduled()
         for request_id in self.known:
             if (waited := now - self.since[request_id]) > BOUND:
-                raise Foul(
-                    f"step {self.step}: {request_id!r} has waited {waited / 1000:.1f} s; "
-                    f"the bound is {BOUND / 1000:g} s"
-                )
+                has_waited = f"step {self.step}: {request_id!r} has waited {waited / 1000:.1f} s"
+                raise Foul(f"{has_waited}; the bound is {BOUND / 1000:g} s")
             if request_id in scheduled:
                 self.since[request_id] = now
         return scheduled

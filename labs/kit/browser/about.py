@@ -49,12 +49,8 @@ def describe(site: Path) -> None:
 def _tags(text: str, name: str, base: str) -> Iterator[str]:
     title, words = text.partition("<title>")[2].partition("</title>")[0].strip(), _description(text, name)
     yield f'<meta name="description" content="{words}">'
-    own = {
-        "type": "website",
-        "site_name": "mini-engine",
-        "title": escape(unescape(title)),
-        "description": words,
-    }
+    own = {"type": "website", "site_name": "mini-engine"}
+    own |= {"title": escape(unescape(title)), "description": words}
     if base:
         found = PICTURE.search(text.partition("<article")[2])
         own["url"] = urljoin(base, name)

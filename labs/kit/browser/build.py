@@ -52,14 +52,10 @@ PYGMENTS = re.compile(
     r"pygments/(lexers|formatters|styles)/(?!__init__|_mapping|python|terminal\.|default|diff)"
 )
 CONCEPTS = {
-    "lab-01": "02-batching",
-    "lab-02": "06-chunked-prefill",
-    "lab-03": "08-preemption",
-    "lab-06": "10-prefix-caching",
-    "lab-08": "13-sampling",
-    "lab-09": "14-structured-output",
+    "lab-01": "02-batching", "lab-02": "06-chunked-prefill", "lab-03": "08-preemption",
+    "lab-06": "10-prefix-caching", "lab-08": "13-sampling", "lab-09": "14-structured-output",
     "lab-11": "16-serving",
-}
+}  # fmt: skip
 WRITTEN = 60  # letters of each of the six chats
 SETTINGS = {  # in which they do not all fit
     "max_num_batched_tokens": 24, "max_num_seqs": 5, "num_blocks": 20, "block_size": 16,
@@ -203,10 +199,8 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         target = out / "source" / f"{name}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(course / name, target)
-    other = "".join(
-        f'<a href="../{other.id}/" {marks(other)}{" aria-current=page" * (other is lab)}>{other.id}</a>'
-        for other in labs
-    )
+    current = {lab.id: " aria-current=page"}
+    links = (f'<a href="../{one.id}/" {marks(one)}{current.get(one.id, "")}>{one.id}</a>' for one in labs)
     back = ""
     if book:
         concept = f"{up}/docs/concepts/{CONCEPTS[lab.id]}.html"
@@ -217,7 +211,7 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         "ID": lab.id,
         "TITLE": escape(lab.title),
         "QUESTION": escape(lab.question),
-        "OTHERS": other,
+        "OTHERS": "".join(links),
         "DEMO": demonstration(lab),
         "README": texts["README.md"],
         "AFTER": texts["AFTER.md"],
@@ -243,9 +237,8 @@ def demonstration(lab: Lab) -> str:
 
 def marks(lab: Lab) -> str:
     """Return what board.js reads of a lab from a link to it."""
-    return (
-        f'data-lab-id="{lab.id}" data-title="{escape(lab.title)}" data-tasks="{len(lab.without_torch.tasks)}"'
-    )
+    num_tasks = len(lab.without_torch.tasks)
+    return f'data-lab-id="{lab.id}" data-title="{escape(lab.title)}" data-tasks="{num_tasks}"'
 
 
 def write_arena(out: Path, book: str) -> None:
@@ -261,7 +254,7 @@ def write_arena(out: Path, book: str) -> None:
 
 def first_load(out: Path, lab_id: str) -> dict[str, int]:
     """Return the files that the first visit of a lab's page loads, with their gzipped bytes."""
-    page = [*(out / lab_id).rglob("*"), *(path for path in (out / "app").rglob("*"))]
+    page = [*(out / lab_id).rglob("*"), *(out / "app").rglob("*")]
     return {path.relative_to(out).as_posix(): zipped(path) for path in page if path.is_file()}
 
 
@@ -283,9 +276,8 @@ def main() -> None:
     print(f"{out}: {total / 1e6:.1f} MB in all")
     for lab_id in (*LABS, "arena"):
         loaded = sum(first_load(out, lab_id).values())
-        print(
-            f"{lab_id}/index.html loads {loaded / 1e6:.1f} MB at first (gzipped; the limit is {MOST / 1e6:g})"
-        )
+        limit = f"(gzipped; the limit is {MOST / 1e6:g})"
+        print(f"{lab_id}/index.html loads {loaded / 1e6:.1f} MB at first {limit}")
         if loaded > MOST:
             sys.exit(f"error: {lab_id}'s page loads too much at first")
     print(f"serve it with: python -m http.server --directory {out}")

@@ -30,12 +30,9 @@ def open_site(
         lab = find_lab(lab_id).id
         page = f"write/{lab}/index.html" if lab in LABS else f"labs/{lab}/README.html"
     if not (SITE / page).is_file():
-        build = (
-            "sphinx-build -c docs . docs/_build/site, then: python -m labs.kit.browser.site docs/_build/site"
-        )
-        raise LabError(
-            f"{page} is not built in docs/_build/site; build it with: make docs (without make: {build})"
-        )
+        folder = "docs/_build/site"
+        build = f"sphinx-build -c docs . {folder}, then: python -m labs.kit.browser.site {folder}"
+        raise LabError(f"{page} is not built in {folder}; build it with: make docs (without make: {build})")
     try:
         running = server(SITE, port)
     except OSError:

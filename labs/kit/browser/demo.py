@@ -19,12 +19,8 @@ from mini_engine.show.player import payload
 
 ANSWERS = Path(__file__).with_name("answers.json")  # the build writes it: see answers in build.py
 PATIENCE = 20.0  # seconds
-PARTS = {  # the learner's part, by lab
-    "lab-01": "schedule_step",
-    "lab-02": "clamp",
-    "lab-03": "Scheduler",
-    "lab-06": "BlockManager",
-}
+# The learner's part, by lab.
+PARTS = {"lab-01": "schedule_step", "lab-02": "clamp", "lab-03": "Scheduler", "lab-06": "BlockManager"}
 
 
 class Recorded:

@@ -20,10 +20,8 @@ def html_of(lab: Lab, name: str, course: Path, named: set[str], book: str) -> st
 
     Links to other texts lead into the book, if there is one: `book` is the path to it.
     """
-    text = lab.file(name).read_text(encoding="utf-8")
-    tokens = markdown.parse(
-        TERMINAL.sub("Write it in the editor. **Run the tests** judges it.\n", text, count=1)
-    )
+    here = "Write it in the editor. **Run the tests** judges it.\n"
+    tokens = markdown.parse(TERMINAL.sub(here, lab.file(name).read_text(encoding="utf-8"), count=1))
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):  # the first level is the page's own
             token.tag = f"h{int(token.tag[1]) + 1}"

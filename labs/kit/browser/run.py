@@ -17,22 +17,12 @@ from typing import Any
 
 import pytest
 
-from labs.kit.judge import (
-    compare,
-    examine,
-    guard,
-    isolate,
-    loading,
-    matrix,
-    page,
-    plugin,
-    random_scripts,
-    sentences,
-)
+from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, page, plugin, random_scripts
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.result import Result
+from labs.kit.judge.sentences import sentence
 from labs.kit.judge.task_status import TaskStatus, load_problem
 from mini_engine.show.player import payload
 
@@ -109,30 +99,25 @@ def judged(status: TaskStatus, report: str) -> dict[str, Any]:
     for terminal, here in HERE.items():
         report = re.sub(terminal, here, report)
     test, _, text = folded(report).partition("\n")
-    following = status.next_task
+    following, tasks = status.next_task, status.lab.tasks
     name = status.name(following) if following else None
     problem = load_problem(status.results)
     lines = PLACE.findall(problem or text)
     return {
         "done": status.is_done,
         "problem": re.sub(r"python -m labs reset \S+", "Start over", problem),
-        "tasks": [
-            {"name": task.name, "status": status.describe(task), "done": status.done(task)}
-            for task in status.lab.tasks
-        ],
+        "tasks": [{"name": t.name, "status": status.describe(t), "done": status.done(t)} for t in tasks],
         "next": following and following.name,
         "name": name and {"title": name.title, "hint": name.hint.strip()},
         "test": test,
         "report": re.sub(r"\n*--- looks like ---\n\n?[^\n]*(?:\n[^\n]+)*", "", text).strip("\n"),
         "line": int(lines[-1]) if lines else None,
-        "fingerprints": {task.name: fingerprinted(status, task.name) for task in status.lab.tasks},
+        # What the tests of a task did, in the form in which known mistakes are compared.
+        "fingerprints": {
+            t.name: [[r.test, r.passed, r.said.partition(":")[0], r.runs] for r in status.judged(t)]
+            for t in tasks
+        },
     }
-
-
-def fingerprinted(status: TaskStatus, task: str) -> list[list[Any]]:
-    """Return what the tests of a task did, in the form in which known mistakes are compared."""
-    results = status.judged(status.lab.task(task))
-    return [[r.test, r.passed, r.said.partition(":")[0], r.runs] for r in results]
 
 
 def played(lab: Lab) -> dict[str, Any] | None:
@@ -146,7 +131,7 @@ def played(lab: Lab) -> dict[str, Any] | None:
             parted = compare.departure(run, expected)
             if run.steps and (found is None or parted):
                 at = parted and (parted.yours or parted.reference)
-                said = sentences.sentence(run, expected, parted).text if parted and at else ""
+                said = sentence(run, expected, parted).text if parted and at else ""
                 step = at.step if at else None
                 found = payload(run, expected, names=("yours", "reference"), step=step, said=said)
             if parted:
@@ -168,10 +153,8 @@ def warm(lab_id: str) -> None:
 
 def preview(lab_id: str) -> str:
     """Return the reference's run, which the player shows before anything is written."""
-    lab = find_lab(lab_id)
-    scenario = max(
-        loading.load(lab_id, "scenarios").SCENARIOS, key=lambda scenario: len(scenario.get("requests", ()))
-    )
+    lab, scenarios = find_lab(lab_id), loading.load(lab_id, "scenarios").SCENARIOS
+    scenario = max(scenarios, key=lambda scenario: len(scenario.get("requests", ())))
     run = recorded(lab, loading.load(lab_id, "solution"), scenario)
     return json.dumps(payload(run, names=("the reference",)))
 

@@ -31,10 +31,8 @@ def add_pages(site: Path) -> str:
         build(site / "write", book="..")
         return ""
     except ValueError as error:
-        titles = {lab_id: find_lab(lab_id).title for lab_id in LABS} | {
-            "arena": "policies against each other"
-        }
-        for page, title in titles.items():
+        titles = {lab_id: find_lab(lab_id).title for lab_id in LABS}
+        for page, title in [*titles.items(), ("arena", "policies against each other")]:
             folder = site / "write" / page
             folder.mkdir(parents=True, exist_ok=True)
             text = "docs/arena" if page == "arena" else f"labs/{page}/README"
@@ -46,9 +44,8 @@ def add_pages(site: Path) -> str:
 def write_headers(site: Path) -> None:
     """Write the policies for hosts that read a file `_headers`."""
     built = (site / "write" / "app").exists()
-    named = sorted(
-        path.relative_to(site).as_posix() for path in (*site.glob("*.html"), *site.glob("docs/*.html"))
-    )
+    pages = sorted([*site.glob("*.html"), *site.glob("docs/*.html")])
+    named = sorted(path.relative_to(site).as_posix() for path in pages)
     kinds = {
         **{f"/{name}": policy_of(name) for name in named},
         **{path: TEXT for path in ("/", "/write/", "/write/index.html")},
@@ -95,10 +92,8 @@ def weigh(site: Path) -> tuple[list[str], list[str]]:
     """Return the sizes of the site, a line each, and those that are too large."""
     total = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
     texts = {name: sum(first_load(site, name).values()) for name in pages_of_book(site)}
-    labs = {
-        f"write/{page}/index.html": sum(loads_of_lab(site / "write", page).values())
-        for page in (*LABS, "arena")
-    }
+    written = {page: loads_of_lab(site / "write", page).values() for page in (*LABS, "arena")}
+    labs = {f"write/{page}/index.html": sum(sizes) for page, sizes in written.items()}
     front, wrong = f"{texts[FRONT] / 1e3:,.0f} kB (the limit is {FRONT_MOST / 1e3:g})", []
     lines = [
         f"{site}: {total / 1e6:.1f} MB in all (at most {SITE_MOST / 1e6:g})",
@@ -115,9 +110,8 @@ def weigh(site: Path) -> tuple[list[str], list[str]]:
             f"first load, gzipped, a page of {kind}: median {common / 1e3:,.0f} kB, at most "
             f"{most_of_all / 1e3:,.0f} kB, {name} (the limit is {most / 1e3:,.0f})"
         )
-        wrong += [
-            f"{name} loads {size / 1e3:,.0f} kB at first" for name, size in loads.items() if size > most
-        ]
+        heavy = [(name, size / 1e3) for name, size in loads.items() if size > most]
+        wrong += [f"{name} loads {size:,.0f} kB at first" for name, size in heavy]
     return lines, wrong
 
 

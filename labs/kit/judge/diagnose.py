@@ -138,11 +138,7 @@ def cut_short(item: pytest.Function, lab: Lab) -> list[str]:
 
 
 def page_of(
-    item: pytest.Function,
-    lab: Lab,
-    yours: Outcome,
-    reference: Outcome,
-    sentence: sentences.Sentence | None,
+    item: pytest.Function, lab: Lab, yours: Outcome, reference: Outcome, sentence: sentences.Sentence | None
 ) -> list[str]:
     """Write the page of the test's run. Return the line that names it, or nothing without a run."""
     if not yours.runs:

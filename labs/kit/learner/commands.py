@@ -3,6 +3,8 @@
 Nothing here judges: tests do (plugin.py, matrix.py), and progress.py keeps their results.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -12,15 +14,7 @@ from rich.table import Table
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, find_lab
 from labs.kit.learner.screen import App, complain, filled, say, show
-from mini_engine.commands.common import (
-    DemoOut,
-    DemoTemperature,
-    Device,
-    Dtype,
-    Model,
-    check_folder,
-    working,
-)
+from mini_engine.commands.common import DemoOut, DemoTemperature, Device, Dtype, Model, check_folder, working
 
 app = App(
     help="Eleven labs, from an empty function to an inference engine. Start with: python -m labs status",
@@ -135,8 +129,7 @@ def quiz(
 
 @app.command()
 def reset(
-    lab_id: LabArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    lab_id: LabArgument, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
 ) -> None:
     """Restore starter.py to its original text. Your version is kept in labs/.state/backups."""
     lab = find_lab(lab_id)
@@ -195,8 +188,8 @@ def demo(
     if labs != "auto":
         labs = ",".join(find_lab(name).id for name in labs.split(","))
     with working(f"loading {model} and {'every lab that passes its tests' if labs == 'auto' else labs}"):
+        from labs.kit.learner import front, shapes, texts
         from labs.kit.learner.parts import LearnerParts
-        from labs.kit.learner.texts import compared
         from mini_engine.loading.checkpoint import load
         from mini_engine.show.demo import run_demo
 
@@ -216,32 +209,24 @@ def demo(
     for reason in learner.unused:
         typer.echo(filled(f"  {reason}", hang=2))
     if serve:
-        from labs.kit.learner.front import served
-
-        return served(learner, model, loaded, tokenizer, port)
+        return front.served(learner, model, loaded, tokenizer, port)
     settings = {"after_step": learner.check, "explain": learner.explain, **learner.engine_args}
     try:
         answers = run_demo(loaded, tokenizer, console, out, temperature, **settings)
     except RuntimeError as error:
         fail(str(error), 1)
-    with working("comparing with the engine's own parts"):
-        right, lines = compared(learner, answers, loaded, tokenizer, temperature)
-    say()
-    say("\n".join(lines))
+    right, plays = True, (loaded, tokenizer)
+    same_texts = partial(texts.compared, learner, answers, *plays, temperature)
+    compared: list[tuple[str, Callable[[], tuple[bool, list[str]]]]]
+    compared = [("comparing with the engine's own parts", same_texts)]
     if "grammar" in learner.names:
-        from labs.kit.learner.shapes import compared as compared_shapes
-
-        with working("writing texts of a given shape"):
-            same, lines = compared_shapes(learner, loaded, tokenizer)
-        right = right and same
-        say()
-        say("\n".join(lines))
+        compared.append(("writing texts of a given shape", partial(shapes.compared, learner, *plays)))
     if learner.front:
-        from labs.kit.learner.front import compared as compared_front
-
-        with working("reading through your front"):
-            same, lines = compared_front(learner, loaded, tokenizer)
-        right = right and same
+        compared.append(("reading through your front", partial(front.compared, learner, *plays)))
+    for what, compare in compared:
+        with working(what):
+            is_right, lines = compare()
+        right = right and is_right
         say()
         say("\n".join(lines))
     raise typer.Exit(0 if right else 1)

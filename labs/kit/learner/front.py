@@ -45,9 +45,8 @@ class Seat:
         return self.engine.has_work
 
     def add_request(self, request: Asked) -> None:
-        self.engine.add_request(
-            request.prompt, request.params, request_id=request.request_id, **request.options
-        )
+        options = request.options | {"request_id": request.request_id}
+        self.engine.add_request(request.prompt, request.params, **options)
 
 
 class LearnerFront:

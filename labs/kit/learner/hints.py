@@ -10,10 +10,9 @@ from labs.kit.learner.testing import testing
 
 def short_names(lab: Lab) -> list[str]:
     """Return the names of its tasks, as short as they may be typed: whole where two methods share a name."""
-    short = [task.name.split(".")[-1].strip("_") for task in lab.tasks]
-    return [
-        name if short.count(name) == 1 else task.name for name, task in zip(short, lab.tasks, strict=True)
-    ]
+    names = [task.name for task in lab.tasks]
+    short = [name.split(".")[-1].strip("_") for name in names]
+    return [one if short.count(one) == 1 else name for one, name in zip(short, names, strict=True)]
 
 
 def show_hint(lab: Lab, task_name: str | None, number: int | None = None) -> None:

@@ -53,17 +53,13 @@ class _NoSharing:
 
 def _unshared(module: ModuleType) -> Callable[..., Any]:
     manager = type("BlockManager", (module.BlockManager, _NoSharing), {"__module__": module.__name__})
-    return lambda num_blocks, block_size, *, watermark, **_: manager(
-        num_blocks, block_size, watermark=watermark
-    )
+    return lambda *sizes, watermark, **_: manager(*sizes, watermark=watermark)
 
 
 def _grammar(module: ModuleType) -> Callable[..., Any]:
     """Return lab-09's grammars; requests with one pattern share an index."""
     index = lru_cache(64)(module.TokenIndex)
-    return lambda pattern, vocabulary, eos_token_id: module.RegexGrammar(
-        index(pattern, vocabulary, eos_token_id)
-    )
+    return lambda *asked: module.RegexGrammar(index(*asked))
 
 
 def _proposing(module: ModuleType) -> Callable[[list[Request]], list[list[int]]]:
@@ -146,9 +142,8 @@ class LearnerParts:
             unused.append("lab-02's next_chunk: lab-04's fused_step calls the engine's")
         one_token = [names[part] for part in ONE_TOKEN if part in names]
         if one_token and "propose" in names:
-            unused.append(
-                f"{names['propose']}'s propose: {one_token[0]}'s part gives a request one token a step"
-            )
+            why = f"{one_token[0]}'s part gives a request one token a step"
+            unused.append(f"{names['propose']}'s propose: {why}")
             replaced.pop("propose"), names.pop("propose")
         if "Scheduler" in replaced or "schedule_step" in replaced:
             scheduler = replaced.get("Scheduler", Parts().Scheduler)
@@ -170,11 +165,9 @@ class LearnerParts:
 
     def table(self) -> list[tuple[str, str]]:
         """(part, whose), for every part of the engine."""
-        rows = [
-            (part.name, f"{self.names[part.name]}, yours" if part.name in self.names else "the engine's own")
-            for part in fields(Parts)
-        ]
-        return [*rows, ("AsyncEngine", "lab-11, yours")] if self.front else rows
+        owners = self.names | ({"AsyncEngine": "lab-11"} if self.front else {})
+        parts = [*(part.name for part in fields(Parts)), *(["AsyncEngine"] if self.front else [])]
+        return [(one, f"{owners[one]}, yours" if one in owners else "the engine's own") for one in parts]
 
     def check(self, engine: Engine) -> None:
         """Check after a step what must hold for any parts. Raise RuntimeError with the part at fault."""

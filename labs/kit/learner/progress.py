@@ -65,9 +65,8 @@ def progress(lab: Lab, report: bool = False, first: Callable[[str], None] | None
         if first and starter_text(lab) == text:
             first(failure)
 
-    outcomes = run_in_process(
-        "labs.kit.judge.examine", lab, ["report"] if report else [], first=first and tell
-    )
+    options = ["report"] if report else []
+    outcomes = run_in_process("labs.kit.judge.examine", lab, options, first=first and tell)
     saved = f"{lab.id}: starter.py was saved while its tests ran; they have to run again"
     if trouble := saved if starter_text(lab) != text else outcomes.trouble:  # may lie outside: not kept
         return Progress(lab, [], unwritten=unwritten, problem=trouble)
@@ -77,19 +76,15 @@ def progress(lab: Lab, report: bool = False, first: Callable[[str], None] | None
         return Progress(lab, results, unwritten=unwritten, problem=problem)
     problem = load_problem(results)
     alone = {k.partition("@")[2]: v for k, v in outcomes.results.items() if k != "yours"}
-    entry = {
+    said = {name: getattr(outcomes, name) for name in ("blamed", "report", "hint")} | {"problem": problem}
+    entry = said | {
         "key": key,
-        "problem": problem,
-        "report": outcomes.report,
-        "hint": outcomes.hint,
-        "blamed": outcomes.blamed,
         "columns": columns,
         "results": [vars(result) for result in results],
         "alone": {task: [vars(result) for result in rows] for task, rows in alone.items()},
     }
     with _writing, contextlib.suppress(OSError):  # without a place to keep them, the tests run again
         write_state("results.json", read_state("results.json") | {lab.id: entry})
-    said = {name: entry[name] for name in ("blamed", "problem", "report", "hint")}
     return Progress(lab, results, alone, unwritten, **said)
 
 

@@ -85,10 +85,8 @@ def compared(
         exact = copy.deepcopy(model).double()
         expected = answered(None, exact, tokenizer, temperature)
         if not departs(learner, exact, tokenizer, temperature, expected):
-            return True, [
-                *lines,
-                f"In float64 all answers are the same: the difference is rounding in {model.dtype}.",
-            ]
+            same = "In float64 all answers are the same: the difference is rounding in"
+            return True, [*lines, f"{same} {model.dtype}."]
         model = exact
     return False, [*lines, *_culprit(learner, model, tokenizer, temperature, expected)]
 
@@ -104,11 +102,7 @@ def answered(
 
 
 def departs(
-    learner: LearnerParts,
-    model: CausalLM,
-    tokenizer: Tokenizer,
-    temperature: float | None,
-    expected: Answers,
+    learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None, expected: Answers
 ) -> bool:
     """Return whether an answer on these parts is not the expected one, or the run ends in an error."""
     try:
@@ -120,11 +114,7 @@ def departs(
 
 
 def _culprit(
-    learner: LearnerParts,
-    model: CausalLM,
-    tokenizer: Tokenizer,
-    temperature: float | None,
-    expected: Answers,
+    learner: LearnerParts, model: CausalLM, tokenizer: Tokenizer, temperature: float | None, expected: Answers
 ) -> list[str]:
     """Name the lab whose parts alone cause the departure, if there is one."""
     labs = sorted(set(learner.names.values()))

@@ -54,9 +54,8 @@ class Panel:
     def __repr__(self) -> str:
         trace = self._reference({})
         words = step_words(trace, self.step) if isinstance(trace, Trace) else []
-        return " ".join(
-            ["The player, with sliders, stands here while the notebook runs (it needs anywidget).", *words]
-        )
+        here = "The player, with sliders, stands here while the notebook runs (it needs anywidget)."
+        return " ".join([here, *words])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": repr(self)}
@@ -95,9 +94,8 @@ class Panel:
         self.switch.observe(lambda _: self.run(to_departure=True), names="value")
         self.again.on_click(lambda _: self.run(to_departure=True))
         self.run(to_departure=True)
-        grid = w.GridBox(
-            list(self.controls.values()), layout={"grid_template_columns": "repeat(auto-fill, 310px)"}
-        )
+        layout = {"grid_template_columns": "repeat(auto-fill, 310px)"}
+        grid = w.GridBox(list(self.controls.values()), layout=layout)
         switch = [w.HBox([self.switch, self.again], layout={"align_items": "center"})] if self.lab else []
         return w.VBox([grid, *switch, self.message, self.player])
 
@@ -110,12 +108,9 @@ class Panel:
         return IntSlider(given, least, max(16, times * given), continuous_update=False, **look)
 
     def _impls(self) -> list[tuple[str, str]]:
-        known = [
-            impl
-            for impl in IMPLEMENTATIONS
-            if impl != "solution" or self.lab and self.lab.file("solution.py").exists()
-        ]
-        return [(IMPLEMENTATIONS[impl], impl) for impl in known if self.lab or impl == "engine"]
+        there = {"engine", *(["starter"] if self.lab else [])}
+        there |= {"solution"} if self.lab and self.lab.has_solution else set()
+        return [(words, impl) for impl, words in IMPLEMENTATIONS.items() if impl in there]
 
     def _first_impl(self) -> str:
         """Return the learner's own code if any of it is written, unless LAB_IMPL says otherwise."""
@@ -167,14 +162,10 @@ class Panel:
         words = html.escape(" ".join(filter(None, sentences)))
         self.message.value = f'<p role="status" style="line-height: 1.4">{words}</p>'
 
-    def _scenario(self, chosen: dict[str, Any]) -> Scenario:
-        return changed(self.scenario, **chosen)
-
     def _reference(self, chosen: dict[str, Any]) -> Run:
         lab_id = self.lab.id if self.lab else ""
-        return run_scenario(
-            self._scenario(chosen), lab_id, loading.namespace(lab_id, "engine") if lab_id else None
-        )
+        module = loading.namespace(lab_id, "engine") if lab_id else None
+        return run_scenario(changed(self.scenario, **chosen), lab_id, module)
 
     def _yours(self, chosen: dict[str, Any]) -> tuple[Run | None, str]:
         """Return the run as far as it went and the error that stopped it; starter.py is read again."""
@@ -184,7 +175,7 @@ class Panel:
         try:
             module = loading.namespace.__wrapped__(lab.id, self.switch.value)
             with deadline(lab.timeout), silence(), kept_alive():
-                return run_scenario(self._scenario(chosen), lab.id, module), ""
+                return run_scenario(changed(self.scenario, **chosen), lab.id, module), ""
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # sys.exit and the guards' exceptions too

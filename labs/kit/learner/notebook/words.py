@@ -20,7 +20,7 @@ MARKS = {
 }
 
 
-def table(rows: Sequence[dict[str, Any]], *, indent: str = "") -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as aligned text, numbers to the right; the keys of the first row are the heading."""
     columns = list(rows[0])
     cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
@@ -32,8 +32,8 @@ def table(rows: Sequence[dict[str, Any]], *, indent: str = "") -> str:
             text.rjust(width) if at_right else text.ljust(width)
             for text, width, at_right in zip(line, widths, right, strict=True)
         )
-        lines.append((indent + "  ".join(padded)).rstrip())
-    lines.insert(1, indent + "  ".join("-" * width for width in widths))
+        lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
 
@@ -54,16 +54,15 @@ def steps_table(trace: Trace, first: int = 0, last: int | None = None) -> str:
     rows = []
     for index, record in enumerate(trace.steps[first : None if last is None else last + 1], first):
         waiting = [rid for rid, states in queues if states[index] in (style.WAITING, style.PREEMPTED)]
-        rows.append(
-            {
-                "step": record.step,
-                "computed": ", ".join(f"{rid} {n}" for rid, n in record.scheduled.items()) or "-",
-                "budget": f"{record.num_batched_tokens}/{config['max_num_batched_tokens']}",
-                "waiting": " ".join(waiting) or "-",
-                "free": record.num_free_blocks,
-                "what happened": "; ".join(happenings(record)) or "-",
-            }
-        )
+        row = {
+            "step": record.step,
+            "computed": ", ".join(f"{rid} {n}" for rid, n in record.scheduled.items()) or "-",
+            "budget": f"{record.num_batched_tokens}/{config['max_num_batched_tokens']}",
+            "waiting": " ".join(waiting) or "-",
+            "free": record.num_free_blocks,
+            "what happened": "; ".join(happenings(record)) or "-",
+        }
+        rows.append(row)
     lines = table(rows).splitlines()
     start = lines[1].rindex(" ") + 1
     return "\n".join(_folded(line, start) for line in lines)
