@@ -13,24 +13,7 @@ from labs.kit.toys.scripts import Script, Skip, builtin
 from labs.kit.toys.tensors import Owner, assert_close, assert_rows
 
 __all__ = [
-    "FakeKV",
-    "Owner",
-    "RequestQueue",
-    "Script",
-    "Skip",
-    "StepLoop",
-    "ToyModel",
-    "assert_close",
-    "assert_drained",
-    "assert_rows",
-    "assert_texts_alone",
-    "builtin",
-    "drive",
-    "judge_random_scripts",
-    "load",
-    "log_ops",
-    "make_request",
-    "make_running",
-    "one_step",
-    "tokens_of",
-]
+    "FakeKV", "Owner", "RequestQueue", "Script", "Skip", "StepLoop", "ToyModel", "assert_close",
+    "assert_drained", "assert_rows", "assert_texts_alone", "builtin", "drive", "judge_random_scripts", "load",
+    "log_ops", "make_request", "make_running", "one_step", "tokens_of",
+]  # fmt: skip

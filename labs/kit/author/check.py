@@ -43,12 +43,7 @@ class Verdict:
 
 
 def check_labs(
-    lab_ids: list[str],
-    *,
-    strict: bool = False,
-    keep: Path | None = None,
-    write: bool = False,
-    depth: str = "",
+    lab_ids: list[str], strict: bool = False, keep: Path | None = None, write: bool = False, depth: str = ""
 ) -> list[Verdict]:
     """Check two labs at a time, the slow ones first. `keep` is a folder for what the tests did.
 
@@ -89,7 +84,7 @@ def alternatives(lab: Lab) -> list[str]:
 
 def check_texts(lab: Lab, verdict: Verdict) -> None:
     """README, AFTER, lab.toml and mistakes.toml are complete, and name what exists."""
-    tests, listed = test_names(lab), [test for task in lab.tasks for test in task.tests]
+    tests, listed = lab.claims, [test for task in lab.tasks for test in task.tests]
     ids = [mistake.id for mistake in lab.mistakes]
     verdict.problems += [
         *(f"{page} links {link}, which is not there" for page, link in dead_links(lab)),
@@ -238,16 +233,6 @@ def scripts_needed(outcomes: processes.Outcomes, mistake: Mistake) -> str:
     said = next((r.said for r in results if r.test == matrix.RANDOM_SCRIPTS and not r.passed), "none")
     number = re.search(r"script (\d+) of", said)
     return f"script {number[1]}" if number else f"script: {said[:30]}"
-
-
-def test_names(lab: Lab) -> dict[str, str]:
-    """Test functions of test_lab.py and the first lines of their docstrings."""
-    tree = functions(lab.file("test_lab.py").read_text(encoding="utf-8"))
-    return {
-        name.split(".")[-1]: (ast.get_docstring(node) or "").partition("\n")[0]
-        for name, node in tree.items()
-        if name.split(".")[-1].startswith("test_")
-    }
 
 
 def imports(source: str) -> set[str]:

@@ -42,7 +42,7 @@ COURSE = (
     "conftest.py", "pyproject.toml",
     "labs/kit/arena/*.py", "labs/kit/arena/*.json", "labs/kit/arena/policies/*.py",
     "labs/*.py", "labs/kit/*.py", "labs/kit/toys/*.py", "labs/kit/judge/*.py",
-    "labs/kit/judge/sentences/*.py",
+    "labs/kit/judge/sentences/*.*",
     "mini_engine/*.py", "mini_engine/trace/*.py", "mini_engine/sim/*.py", "mini_engine/structured/*.py",
     "mini_engine/speculative/*.py",
     "mini_engine/show/__init__.py", "mini_engine/show/player/*",
@@ -201,13 +201,11 @@ def write_lab(lab: Lab, labs: list[Lab], course: Path, out: Path, book: str) -> 
         shutil.copy(course / name, target)
     current = {lab.id: " aria-current=page"}
     links = (f'<a href="../{one.id}/" {marks(one)}{current.get(one.id, "")}>{one.id}</a>' for one in labs)
-    back = ""
-    if book:
-        concept = f"{up}/docs/concepts/{CONCEPTS[lab.id]}.html"
-        back = f'<a href="{up}/docs/index.html">The book</a><a href="{concept}">The idea behind it</a>'
+    concept = f"{up}/docs/concepts/{CONCEPTS[lab.id]}.html"
+    back = f'<a href="{up}/docs/index.html">The book</a><a href="{concept}">The idea behind it</a>'
     parts = {
         "POLICY": LAB,
-        "BOOK": back,
+        "BOOK": back if book else "",
         "ID": lab.id,
         "TITLE": escape(lab.title),
         "QUESTION": escape(lab.question),

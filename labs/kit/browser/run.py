@@ -3,7 +3,6 @@
 A page's worker calls it repeatedly: no thread, no subprocess, no file outside of memory.
 """
 
-import ast
 import contextlib
 import gc
 import io
@@ -44,8 +43,7 @@ class LiveExamination(examine.Examination):
 
     def __init__(self, lab: Lab, unwritten: list[str], send: Send):
         super().__init__(lab, unwritten, io.StringIO())
-        self.send, self.claims = send, claims(lab)
-        self.begun = "the first test"
+        self.send, self.begun = send, "the first test"
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if matrix.test_of(item).partition("[")[0] in self.lab.tests]
@@ -61,7 +59,7 @@ class LiveExamination(examine.Examination):
             matrix.HURRY = True
         if variant == examine.YOURS:
             tasks = [task.name for task in self.lab.tests.get(result.function, ())]
-            claim = self.claims.get(result.function, result.test)
+            claim = self.lab.claims.get(result.function) or result.test
             self.send(json.dumps({**vars(result), "runs": "", "tasks": tasks, "claim": claim}))
 
 
@@ -167,13 +165,6 @@ def folded(text: str) -> str:
         seen[entry] += 1
         kept += [entry] if seen[entry] <= 3 else ["... and so on\n"] if seen[entry] == 4 else []
     return "".join(kept)
-
-
-def claims(lab: Lab) -> dict[str, str]:
-    """Return the first line of each test's docstring."""
-    tree = ast.parse(lab.file("test_lab.py").read_text(encoding="utf-8"))
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return {node.name: (ast.get_docstring(node) or node.name).splitlines()[0] for node in tests}
 
 
 def forget() -> None:

@@ -129,6 +129,13 @@ class Lab:
         return any(re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) for text in texts)
 
     @cached_property
+    def claims(self) -> dict[str, str]:
+        """What each test proves, by its name: the first line of its docstring, or ""."""
+        tree = functions(self.file("test_lab.py").read_text(encoding="utf-8"))
+        tests = {name: ast.get_docstring(node) or "" for name, node in tree.items() if name[:5] == "test_"}
+        return {name: text.partition("\n")[0] for name, text in tests.items()}
+
+    @cached_property
     def mistakes(self) -> list[Mistake]:
         path = self.file("mistakes.toml")  # the student edition has none
         entries = tables(path, toml(path), "mistakes") if path.exists() else []

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, cast
 
@@ -70,18 +71,14 @@ def _proposing(module: ModuleType) -> Callable[[list[Request]], list[list[int]]]
 
 # By lab: the parts of the engine that its tasks are, and how each is made from the lab's module.
 PROVIDES: dict[str, dict[str, Callable[[ModuleType], Any]]] = {
-    "lab-01": {"schedule_step": lambda module: module.schedule_step},
-    "lab-02": {"clamp": lambda module: module.clamp, "next_chunk": lambda module: module.next_chunk},
-    "lab-03": {"Scheduler": lambda module: module.Scheduler},
+    "lab-01": {"schedule_step": attrgetter("schedule_step")},
+    "lab-02": {name: attrgetter(name) for name in ("clamp", "next_chunk")},
+    "lab-03": {"Scheduler": attrgetter("Scheduler")},
     "lab-04": {"attend_backend": _fused},
     "lab-05": {"BlockManager": _unshared, "attend_backend": _paged},
-    "lab-06": {"BlockManager": lambda module: module.BlockManager},
-    "lab-07": {
-        "step": lambda module: module.step,
-        "OutputText": lambda module: module.OutputText,
-        "Stream": lambda module: module.Stream,
-    },
-    "lab-08": {"Sampler": lambda module: module.Sampler},
+    "lab-06": {"BlockManager": attrgetter("BlockManager")},
+    "lab-07": {name: attrgetter(name) for name in ("step", "OutputText", "Stream")},
+    "lab-08": {"Sampler": attrgetter("Sampler")},
     "lab-09": {"grammar": _grammar},
     "lab-10": {"propose": _proposing},
     "lab-11": {},  # it stands before the engine: front.py

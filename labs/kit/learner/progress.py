@@ -103,7 +103,8 @@ def digest(lab: Lab) -> str:
     root = LABS_DIR.parent
     files = [*lab.path.glob("*.py"), *lab.path.glob("author/*.py"), lab.file("lab.toml")]
     for room in ("labs/kit", "mini_engine"):
-        files += [path for path in (root / room).rglob("*.py") if "tests" not in path.parts]
+        paths = (path for kind in ("*.py", "*.toml") for path in (root / room).rglob(kind))
+        files += [path for path in paths if "tests" not in path.parts]
     # lab-07 runs the learner's earlier parts.
     files += [find_lab(earlier).file("starter.py") for earlier in lab.prerequisites]
     total = hashlib.blake2b()

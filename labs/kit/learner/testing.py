@@ -14,7 +14,7 @@ from rich.text import Text
 from labs.kit.judge import page
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.learner import screen
-from labs.kit.learner.progress import first_open, progress, starter_text
+from labs.kit.learner.progress import Progress, first_open, progress, starter_text
 from labs.kit.learner.screen import filled, say
 from mini_engine.renamed import old_names
 
@@ -52,29 +52,31 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
 
     With `open_page` the failing run opens in the player, or a sentence says why there is none.
     """
-
-    def no_run(why: str) -> None:
-        if open_page:
-            say(f"no run to show in the player: {why}")
-
     shown: list[str] = []
     with testing() as running:
         first = partial(show_first, running, shown)
         status = progress(find_lab(lab_id), True, first) if lab_id else first_open(True, first)
+    is_done, no_run = show_status(status, "".join(shown))
+    if status and not no_run:
+        show_page(status.lab, page.path_of(status.lab), open_page)
+    elif open_page:
+        say(f"no run to show in the player: {no_run}")
+    return is_done
+
+
+def show_status(status: Progress | None, shown: str) -> tuple[bool, str]:
+    """Return whether nothing fails, and why there is no run to show, or ""."""
     if status is None:
         say("all labs are done")
-        no_run("nothing fails")
-        return True
+        return True, "nothing fails"
     lab = status.lab
     if not status.started:
         say(f"{lab.id}: {lab.tasks[0].name} is not written yet: labs/{lab.id}/starter.py")
         say(f"a hint: python -m labs hint {lab.id}")
-        no_run("nothing is written yet")
-        return False
+        return False, "nothing is written yet"
     if status.problem:
         say(status.problem)
-        no_run("starter.py could not be tested")
-        return False
+        return False, "starter.py could not be tested"
     for old, new in old_names(starter_text(lab)).items():
         say(f"{lab.id}: {old} is now called {new}; the old name works for one more release")
     for task in lab.tasks:
@@ -82,23 +84,18 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
     if status.is_done:
         reference = f" The reference: python -m labs solution {lab.id}" if lab.has_solution else ""
         say(f"{lab.id} is done: {status.points} points.{reference}")
-        no_run("nothing fails")
-        return True
+        return True, "nothing fails"
     if not status.report:
         task = status.next_task or lab.tasks[0]
         say(f"next: {task.name}, in labs/{lab.id}/starter.py; a hint: python -m labs hint {lab.id}")
-        no_run(f"{task.name} is not written yet")
-        return False
+        return False, f"{task.name} is not written yet"
     say()
-    more = status.report.removeprefix("".join(shown))
+    more = status.report.removeprefix(shown)
     again = more != status.report
     say("more on the first failure, the most informative one:" if again else "the most informative failure:")
     show(more.strip("\n"))
-    if page.path_of(lab).exists():
-        show_page(lab, page.path_of(lab), open_page)
-    else:
-        no_run("this test calls single functions, or it failed before the first step")
-    return False
+    without = "this test calls single functions, or it failed before the first step"
+    return False, "" if page.path_of(lab).exists() else without
 
 
 def show_page(lab: Lab, path: Path, open_page: bool) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mini_engine.request import RequestStatus
 
 
-def smallest(num_new, budget, threshold):
+def least(num_new, budget, threshold):
     """The clamp that is used unless the caller gives another."""
     return max(0, sorted([num_new, budget, threshold or num_new])[0])
 
@@ -22,14 +22,7 @@ class Event(NamedTuple):
 
 
 def schedule_step(
-    waiting,
-    running,
-    kv,
-    *,
-    max_num_batched_tokens,
-    max_num_seqs,
-    long_prefill_token_threshold=0,
-    clamp=smallest,
+    waiting, running, kv, *, max_num_batched_tokens, max_num_seqs, long_prefill_token_threshold=0, clamp=least
 ):
     at_first, history = tuple(running), []
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from labs.kit.judge import compare, loading, sentences
 from labs.kit.judge.compare import Run
-from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import find_lab, impl_from_environment
 from labs.kit.learner.notebook.live import Scenario, changed, run_scenario
-from labs.kit.learner.notebook.traces import in_words
-from labs.kit.toys.driver import DEFAULTS, RUNS
+from labs.kit.learner.notebook.traces import attempt
+from labs.kit.toys.driver import DEFAULTS
 from mini_engine.show.player.picture import step_picture, step_words
 from mini_engine.trace import Trace
 
@@ -171,12 +170,6 @@ class Panel:
         """Return the run as far as it went and the error that stopped it; starter.py is read again."""
         assert self.lab
         lab = replace(self.lab, timeout=min(SECONDS, self.lab.timeout))
-        RUNS.clear()
-        try:
-            module = loading.namespace.__wrapped__(lab.id, self.switch.value)
-            with deadline(lab.timeout), silence(), kept_alive():
-                return run_scenario(changed(self.scenario, **chosen), lab.id, module), ""
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # sys.exit and the guards' exceptions too
-            return (RUNS[-1][1] if RUNS else None), f"{in_words(lab, error)}."
+        scenario, read = changed(self.scenario, **chosen), loading.namespace.__wrapped__
+        run, trouble = attempt(lab, lambda: run_scenario(scenario, lab.id, read(lab.id, self.switch.value)))
+        return run, f"{trouble}." if trouble else ""

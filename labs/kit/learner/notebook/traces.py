@@ -1,12 +1,13 @@
 """The learner's trace beside the reference's, and a run on the clock of a cost model."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from labs.kit.judge import compare, loading
 from labs.kit.judge.compare import Run
-from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, silence
+from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, LabError, find_lab, impl_from_environment
 from labs.kit.learner.notebook.pictures import show
 from labs.kit.toys.driver import RUNS
@@ -32,7 +33,7 @@ def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
         scenario = _named(lab, scenarios, scenario)
     what = f"{lab.id}, {scenario['name']!r}:"
     teacher = "solution" if lab.file("solution.py").exists() else "engine"
-    reference, trouble = _run(lab, scenarios, scenario, teacher)
+    reference, trouble = attempt(lab, lambda: scenarios.run(loading.namespace(lab.id, teacher), scenario))
     if trouble or reference is None:
         raise LabError(f"{what} the reference fails: {trouble}")
     impl = impl_from_environment()
@@ -40,7 +41,7 @@ def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
         print(what, f"the reference, {counted(len(reference.steps), 'step')}")
         return reference
     name = _NAMES.get(impl, impl)
-    yours, trouble = _run(lab, scenarios, scenario, impl)
+    yours, trouble = attempt(lab, lambda: scenarios.run(loading.namespace(lab.id, impl), scenario))
     if trouble:
         print(what, trouble)
     elif yours and compare.departure(yours, reference) is None:
@@ -60,14 +61,15 @@ def _named(lab: Lab, scenarios: Any, name: str) -> dict[str, Any]:
     return named[name]
 
 
-def _run(lab: Lab, scenarios: Any, scenario: dict[str, Any], impl: str) -> tuple[Run | None, str]:
-    """Return the trace as far as it went, and the error that stopped it, in words."""
+def attempt(lab: Lab, run: Callable[[], Run]) -> tuple[Run | None, str]:
+    """Return the trace of a run as far as it went, and the error that stopped it, in words."""
     RUNS.clear()
     try:
-        with deadline(lab.timeout), silence():
-            trace = scenarios.run(loading.namespace(lab.id, impl), scenario)
-        return trace, ""
-    except (Exception, TimeUp, PrintFlood) as error:
+        with deadline(lab.timeout), silence(), kept_alive():
+            return run(), ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit and the guards' exceptions too
         return (RUNS[-1][1] if RUNS else None), in_words(lab, error)
 
 
