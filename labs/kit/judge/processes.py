@@ -112,10 +112,8 @@ def read_outcomes(lab: Lab, out: Path, code: int = 0, said: str = "") -> Outcome
             if isinstance(row, list):
                 outcomes.results.setdefault(row[0], []).append(Result(**row[1]))
             elif isinstance(row, dict):
-                outcomes.report = row.get("report", outcomes.report)
-                outcomes.hint = row.get("hint", outcomes.hint)
-                outcomes.blamed = row.get("blamed", outcomes.blamed)
-                outcomes.modules = row.get("modules", outcomes.modules)
+                for key in row.keys() & {"report", "hint", "blamed", "modules"}:
+                    setattr(outcomes, key, row[key])
     else:
         outcomes.trouble = _trouble(lab, code, rows, said)
     return outcomes

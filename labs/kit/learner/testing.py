@@ -4,7 +4,6 @@ import sys
 import webbrowser
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.status import Status
 from rich.text import Text
 
 from labs.kit.judge import page
-from labs.kit.judge.manifest import Lab, find_lab
+from labs.kit.judge.manifest import find_lab
 from labs.kit.learner import screen
 from labs.kit.learner.progress import Progress, first_open, progress, starter_text
 from labs.kit.learner.screen import filled, say
@@ -57,8 +56,12 @@ def show_test(lab_id: str | None, open_page: bool = False) -> bool:
         first = partial(show_first, running, shown)
         status = progress(find_lab(lab_id), True, first) if lab_id else first_open(True, first)
     is_done, no_run = show_status(status, "".join(shown))
-    if status and not no_run:
-        show_page(status.lab, page.path_of(status.lab), open_page)
+    if status and not no_run and not open_page:
+        say(f"see your run in the player: python -m labs test {status.lab.id} --open")
+    elif status and not no_run:
+        path = page.path_of(status.lab)
+        if not webbrowser.open(path.as_uri()):
+            say(f"no browser was found; open {path}")
     elif open_page:
         say(f"no run to show in the player: {no_run}")
     return is_done
@@ -96,11 +99,3 @@ def show_status(status: Progress | None, shown: str) -> tuple[bool, str]:
     show(more.strip("\n"))
     without = "this test calls single functions, or it failed before the first step"
     return False, "" if page.path_of(lab).exists() else without
-
-
-def show_page(lab: Lab, path: Path, open_page: bool) -> None:
-    """Print how to see the failing run in the player, or open it there."""
-    if not open_page:
-        say(f"see your run in the player: python -m labs test {lab.id} --open")
-    elif not webbrowser.open(path.as_uri()):
-        say(f"no browser was found; open {path}")

@@ -240,7 +240,7 @@ class Clients:
             "answers": dict(self.answers),
             "tokens computed": Counter(name for time, name in self.engine.computed if time <= self.loop.now),
             "num_requests": self.front.num_requests,
-            "faults": self.loop.said_faults(),
+            "faults": [one if isinstance(one, str) else describe(one) for one in self.loop.faults],
         }
 
 
@@ -263,7 +263,5 @@ class Play(plays.Play):
             self.played = self.part.World(self.config) if self.is_oracle else Clients(self.part, self.config)
         return self.played
 
-    def seen(self) -> dict[str, Any]:
-        """Return what can be seen after a call."""
-        seen: dict[str, Any] = self.begun().seen()
-        return seen
+    def seen(self) -> Any:
+        return self.begun().seen()

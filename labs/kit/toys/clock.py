@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from math import inf, nextafter
 from typing import Any, NoReturn
 
-from labs.kit.toys.words import describe
-
 RESTLESS = 300  # turns of the event loop in which no time passes
 TOGETHER = 1e-8  # seconds; what falls so close together is due at one time
 
@@ -136,9 +134,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(others)
-
-    def said_faults(self) -> list[str]:
-        return [fault if isinstance(fault, str) else describe(fault) for fault in self.faults]
 
 
 def over(future: "asyncio.Future[None]") -> None:

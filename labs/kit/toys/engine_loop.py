@@ -42,14 +42,13 @@ class LoopScript:
                 calls.append(self.add(self.names[0]))
         return {"config": config, "calls": [*calls, ["pop_all"]]}
 
-    def between(self, chance: float) -> list[Any]:
+    def between(self, chance: float) -> Any:
         """Return what may happen between two calls of the loop."""
         name = self.rng.choice(self.names)
         add, abort, preempt = self.add(name), ["abort", name], ["preempt", name]
         kinds: list[Any] = [[add]] * 4 + [[abort], [preempt], [preempt]]
         kinds += [[abort, add], [preempt, abort], [["pick_victim"]]]
-        found: list[Any] = self.rng.choice(kinds) if self.rng.random() < chance * self.busy else []
-        return found
+        return self.rng.choice(kinds) if self.rng.random() < chance * self.busy else []
 
     def add(self, name: str, prompt: int = 0) -> list[Any]:
         rng, slots = self.rng, self.slots
@@ -217,10 +216,9 @@ class LoopPlay(Play):
         is_end = len(request.output_token_ids) + len(tokens) >= (request.max_tokens or 0)
         return [*tokens] if self.several_tokens or is_end or ends & {*tokens} else tokens[:1]
 
-    def abort(self, name: str) -> bool:
+    def abort(self, name: str) -> Any:
         self.goes_on()
-        aborted: bool = self.scheduler.abort(name)
-        return aborted
+        return self.scheduler.abort(name)
 
     def preempt(self, name: str) -> None:
         self.goes_on()

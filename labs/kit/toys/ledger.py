@@ -25,7 +25,7 @@ class Ledger(Play):
 
     # ------------------------------------------------------------------------------------- calls
 
-    def admit(self, name: str, prompt: int | list[int], outputs: int = 0, salt: str = "") -> bool:
+    def admit(self, name: str, prompt: int | list[int], outputs: int = 0, salt: str = "") -> Any:
         """Admit a new request; its id may have been another's before, or hold blocks at the moment."""
         request = make_request(name, prompt)
         request.cache_salt, request.output_token_ids = salt, list(range(outputs))
@@ -34,21 +34,20 @@ class Ledger(Play):
             self.requests[name] = request
         return self.enter(request)
 
-    def admit_again(self, name: str) -> bool:
+    def admit_again(self, name: str) -> Any:
         """Admit the same request again: one that was refused, was preempted, or holds blocks."""
         return self.enter(self.known(name))
 
-    def admit_all(self, name: str, more: int) -> bool:
+    def admit_all(self, name: str, more: int) -> Any:
         """Admit a request that needs exactly the free blocks, or some more or fewer."""
         num_tokens = (self.kv.num_free_blocks + more) * self.size
         if num_tokens < 1:
             raise Skip
         return self.admit(name, num_tokens)
 
-    def enter(self, request: Request) -> bool:
+    def enter(self, request: Request) -> Any:
         with naming(request.request_id):
-            admitted: bool = self.kv.admit(request)
-            return admitted
+            return self.kv.admit(request)
 
     def compute(self, name: str, num_tokens: int) -> int | bool:
         """Make room for a chunk and compute it. Return the number of computed tokens."""
@@ -74,16 +73,14 @@ class Ledger(Play):
         request.num_computed_tokens += num_tokens
         return request.num_computed_tokens
 
-    def allocate(self, name: str, num_new_tokens: int) -> bool:
+    def allocate(self, name: str, num_new_tokens: int) -> Any:
         """Allocate room for so many tokens more; a request without blocks has computed nothing."""
         if not self.table(name) and name in self.requests:
             self.requests[name].num_computed_tokens = 0
-        allocated: bool = self.kv.allocate(self.twin(name), num_new_tokens)
-        return allocated
+        return self.kv.allocate(self.twin(name), num_new_tokens)
 
-    def num_new_blocks(self, name: str, num_new_tokens: int) -> int:
-        needed: int = self.kv.num_new_blocks(self.twin(name), num_new_tokens)
-        return needed
+    def num_new_blocks(self, name: str, num_new_tokens: int) -> Any:
+        return self.kv.num_new_blocks(self.twin(name), num_new_tokens)
 
     def slot_mapping(self, name: str, start: int, end: int) -> str:
         """Return the slots of some positions, each as the position of its place in the table."""
@@ -157,12 +154,11 @@ class Ledger(Play):
 
     # ----------------------------------------------------------------------------------- helpers
 
-    def table(self, name: str) -> list[int]:
+    def table(self, name: str) -> Any:
         """Return the blocks of a request; another object with its id is the same request."""
         if name not in self.strangers:
             self.strangers[name] = make_request(name, 3)
-        table: list[int] = self.kv.block_table(self.strangers[name])
-        return table
+        return self.kv.block_table(self.strangers[name])
 
     def holder(self, name: str) -> Request:
         if not self.table(name):

@@ -100,8 +100,11 @@ def assert_rows(
         f"right: {_names(right, owners)}" if right else "right: no row",
         *_in_common(wrong, right, owners),
         *_of_another(wrong, owners, ours, theirs, others or {}, atol),
-        *_of_pool(pool),
     ]
+    if pool is not None:
+        before, after = pool
+        changed = ((before != after) & ~(before.isnan() & after.isnan())).any()
+        lines += ["the pool did change" if changed else "the pool is as it was: nothing was written to it"]
     raise AssertionError("\n".join(lines))
 
 
@@ -164,13 +167,6 @@ def _of_another(
         equal = [what for what, other in candidates if bool(((other - ours[row]).abs() <= atol).all())]
         found += [f"{owners[row]} holds {what}" for what in equal if what not in own][:1]
     return found[:SHOWN]
-
-
-def _of_pool(pool: tuple[Tensor, Tensor] | None) -> Iterable[str]:
-    if pool is not None:
-        before, after = pool
-        changed = (before != after) & ~(before.isnan() & after.isnan())
-        yield "the pool did change" if changed.any() else "the pool is as it was: nothing was written to it"
 
 
 def _by_request(rows: list[int], owners: Sequence[Owner | str]) -> dict[str, list[int]]:

@@ -17,13 +17,13 @@ class Texts(Ledger):
         self.written: dict[int, tuple[Any, ...]] = {}  # slot: text
         self.published: dict[int, tuple[Any, ...]] = {}  # block: its text, if all of it was computed
 
-    def enter(self, request: Request) -> bool:
+    def enter(self, request: Request) -> Any:
         admitted = super().enter(request)
         if admitted:
             self.given_away(request.request_id, request.num_cached_tokens // self.size)
         return admitted
 
-    def allocate(self, name: str, num_new_tokens: int) -> bool:
+    def allocate(self, name: str, num_new_tokens: int) -> Any:
         before = len(self.table(name))
         allocated = super().allocate(name, num_new_tokens)
         self.given_away(name, before)

@@ -20,12 +20,11 @@ def victims(at: Parting, observed: dict[str, Any]) -> list[str]:
     return [name for name, times in preemptions(observed).items() if times > were.get(name, 0)]
 
 
-def preemptions(observed: dict[str, Any]) -> dict[str, int]:
+def preemptions(observed: dict[str, Any]) -> Any:
     """Return how often each request was preempted, as far as it can be seen."""
     end = ".num_preemptions"
     own = {key.removesuffix(end): times for key, times in observed.items() if key.endswith(end)}
-    found: dict[str, int] = own or observed.get("num_preemptions", {})
-    return found
+    return own or observed.get("num_preemptions", {})
 
 
 def rows(at: Parting) -> Found:

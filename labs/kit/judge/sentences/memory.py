@@ -45,9 +45,9 @@ def blocks(at: Parting) -> Found:
 def published(at: Parting) -> Found:
     """The calls of cache_blocks: for whom, and when."""
     a, b = at.seen(PUBLISHED)
-    yours, theirs = (names(seen) for seen in (a, b))
     if a == b or a is None or b is None:
         return
+    yours, theirs = ([name for name, *_ in seen] for seen in (a, b))
     if yours != theirs:
         called = f"{at.call} calls cache_blocks for {listing(yours)}"
         yield "cached", called, f"the reference for {listing(theirs)}"
@@ -56,10 +56,6 @@ def published(at: Parting) -> Found:
             if mine[number] != other[number]:
                 when = f"{at.call} calls cache_blocks when {mine[0]} {verb} {count(mine[number], noun)}"
                 yield "cached", when, f"in the reference it {verb} {value(other[number])}"
-
-
-def names(rows: Any) -> list[str]:
-    return [row[0] for row in rows or ()]
 
 
 def cached(at: Parting) -> Found:
