@@ -12,9 +12,8 @@ def run() -> list[tuple[StepTrace, dict[str, RequestView]]]:
     return steps_of(made_up("lab-01", requests, **config))
 
 
-def budget() -> Sheet:
+def budget(sheet: Sheet) -> None:
     """Six steps under a budget of 10 tokens and 4 slots; c gets in when d1 is done."""
-    sheet = Sheet(324)
     left, slots, wait = 62, 386, 550
     for x, words in ((left, f"token budget: {BUDGET} a step"), (slots, f"slots: {SLOTS}"), (wait, "waiting")):
         sheet.title(x, 22, words)
@@ -35,13 +34,11 @@ def budget() -> Sheet:
             sheet.note(wait, y + 14, f"{done[0]} is done, {running[-1]} gets in")
         before = running
     sheet.legend(left, 302, ("prefill", "a token of a prompt"), ("decode", "a decode"), ("empty", "not used"))
-    return sheet
 
 
-def turn() -> Sheet:
+def turn(sheet: Sheet) -> None:
     """One call of schedule_step: two running decodes, then the waiting requests from the front."""
     (_, before), (record, views) = run()[:2]
-    sheet = Sheet(374)
     left, cell, y = 100, 57, 158
     sheet.title(16, 62, "before")
     old = [view for name, view in views.items() if name in before]
@@ -63,7 +60,6 @@ def turn() -> Sheet:
     sheet.note(left, 346, "returned")
     returned = ", ".join(f'"{name}": {num_tokens}' for name, num_tokens in record.scheduled.items())
     sheet.code(left + 70, 346, f"{{{returned}}}")
-    return sheet
 
 
 def queue(
@@ -82,3 +78,6 @@ def queue(
         sheet.cell(x + place * 66, y + 26, 60, 42, text, kind or view.state, va="center")
         middles[view.request_id] = x + place * 66 + 30
     return middles
+
+
+PICTURES = {budget: 324, turn: 374}  # and their heights

@@ -22,9 +22,8 @@ def tokens_of(trace: Trace, name: str) -> list[float]:
     return [end for record, end in timed if name in record.new_tokens]
 
 
-def chunks() -> Sheet:
+def chunks(sheet: Sheet) -> None:
     """Three chats and a prompt of 2,000 tokens on a clock, the prompt whole and in chunks of 512."""
-    sheet = Sheet(404)
     requests = [*((name, 4, 40, 0) for name in "abc"), ("d", 2000, 30, 5)]
     config = {"max_num_batched_tokens": 4096, "max_num_seqs": 8}
     for top, threshold, title in ((0, 0, "the prompt whole"), (200, 512, "the prompt in chunks of 512")):
@@ -34,7 +33,6 @@ def chunks() -> Sheet:
     sheet.dot(LEFT - 33, 388)
     sheet.note(LEFT - 22, 388, "a token is given out")
     sheet.legend(LEFT + 120, 388, ("prefill", "a step with tokens of the prompt"))
-    return sheet
 
 
 def draw_clock(sheet: Sheet, y: float, trace: Trace) -> None:
@@ -64,7 +62,7 @@ def draw_clock(sheet: Sheet, y: float, trace: Trace) -> None:
     sheet.line((at(first), bottom - 12), (at(first), bottom + 2), colour=SOFT)
 
 
-def dial() -> Sheet:
+def dial(sheet: Sheet) -> None:
     """The threshold from off to 32 tokens: the chat's worst gap, and the prompt's first token."""
     scenarios = loading.load("lab-02", "scenarios")
     gaps, firsts, alone = {}, {}, 0.0
@@ -75,7 +73,6 @@ def dial() -> Sheet:
         gaps[label], alone = max(between), min(between)
         arrival = ends_of(trace)[scenario["requests"][1]["at"] - 1]
         firsts[label] = tokens_of(trace, "essay")[0] - arrival
-    sheet = Sheet(296)
     for place, (values, title, words, colour, top, offset) in enumerate((
         (gaps, "what it buys", "the chat's worst gap between two tokens, ms", style.VERMILLION, 36, (5, 8)),
         (firsts, "what it costs", "the prompt's own time to first token, ms", style.BLUE, 400, (-2, 10)),
@@ -95,4 +92,6 @@ def dial() -> Sheet:
         ax.set_xlabel("long_prefill_token_threshold", fontsize=9, color=SOFT)
         sheet.title(18 + place * 350, 22, title, colour=colour)
         sheet.note(18 + place * 350, 42, words)
-    return sheet
+
+
+PICTURES = {chunks: 404, dial: 296}  # and their heights

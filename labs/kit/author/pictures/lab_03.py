@@ -36,10 +36,9 @@ def counters(trace: Trace, name: str) -> Iterator[tuple[int, int]]:
         yield view.num_computed_tokens + view.num_scheduled, known
 
 
-def life() -> Sheet:
+def life(sheet: Sheet) -> None:
     """The states of a request, and below them r0 of the run by hand with its two counters."""
     trace = run()
-    sheet = Sheet(392)
     draw_states(sheet, trace)
     left, y, width = 172, 232, (RIGHT - 172) / len(trace.steps)
     sheet.title(14, y - 20, "r0 of the run by hand")
@@ -54,7 +53,6 @@ def life() -> Sheet:
         sheet.label(x, y + 94, str(trace.steps[column].step))
     sheet.note(14, y + 118, "both counters as they are when the step is over")
     sheet.legend(14, y + 142, *STATES)
-    return sheet
 
 
 def draw_states(sheet: Sheet, trace: Trace) -> None:
@@ -76,10 +74,9 @@ def draw_states(sheet: Sheet, trace: Trace) -> None:
     sheet.text(610, 18, "abort, from anywhere", ha="center")
 
 
-def by_hand() -> Sheet:
+def by_hand(sheet: Sheet) -> None:
     """Two prompts of 10 tokens in a pool of 22 slots: what each step computes, and how the pool fills."""
     trace = run()
-    sheet = Sheet(456)
     left, width = 112, (RIGHT - 112) / len(trace.steps)
     sheet.title(14, 22, "tokens computed in each step")
     for top, name in ((42, "r1"), (78, "r0")):
@@ -112,4 +109,6 @@ def by_hand() -> Sheet:
         sheet.text(left, 378 + line * 19, f"step {last}", weight="bold")
         sheet.note(left + 60, 378 + line * 19, words)
     sheet.legend(left, 440, *STATES)
-    return sheet
+
+
+PICTURES = {life: 392, by_hand: 456}  # and their heights

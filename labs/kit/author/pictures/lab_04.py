@@ -4,7 +4,7 @@ from labs.kit.author.pictures.sheet import SOFT, Sheet, solution
 from labs.kit.judge import loading
 
 
-def rectangle() -> Sheet:
+def rectangle(sheet: Sheet) -> None:
     """Three decodes and a chunk of a prompt as one rectangle, padded on the left twice."""
     from labs.kit.tensor_toys import dense
 
@@ -13,7 +13,6 @@ def rectangle() -> Sheet:
     batch = solution("lab-04").assemble_fused_batch([*rows, dense.row(request, 8)], caches)
     past, new = batch.past_lens.tolist(), batch.num_new.tolist()
     p_max, t_max = max(past), max(new)
-    sheet = Sheet(262)
     left, thin, wide = 34, 16.5, 22
     middle = left + p_max * thin + 14
     end = middle + t_max * wide
@@ -34,14 +33,12 @@ def rectangle() -> Sheet:
     kinds = (("cached", "in a cache"), ("decode", "a decode"), ("prefill", "a chunk"), ("pad", "pad"))
     sheet.legend(left, 238, *kinds)
     sheet.note(left + 336, 238, "numbers are positions")
-    return sheet
 
 
-def mask() -> Sheet:
+def mask(sheet: Sheet) -> None:
     """The masks of two steps, cell by cell: the queries are the rows, the keys the columns."""
     import torch
 
-    sheet = Sheet(392)
     for top, words, past, new in (
         (0, "a step in which both rows have three new tokens", [2, 4], [3, 3]),
         (166, "a decode, A, beside a chunk of four, B", [3, 0], [1, 4]),
@@ -54,7 +51,6 @@ def mask() -> Sheet:
         14, 374, ("prefill", "seen"), ("empty", "later: hidden"), ("pad", "a pad: hidden"),
         ("waiting", "seen by a pad, thrown away"),
     )  # fmt: skip
-    return sheet
 
 
 def draw_mask(
@@ -75,3 +71,6 @@ def draw_mask(
         kinds = [("", by_query if sees else "empty" if token else "pad") for sees, token in both]
         sheet.cells(x - 1, top, pitch, pitch - 2, kinds[:p_max], line=0.7)
         sheet.cells(middle - 1, top, pitch, pitch - 2, kinds[p_max:], line=0.7)
+
+
+PICTURES = {rectangle: 262, mask: 392}  # and their heights

@@ -34,10 +34,9 @@ def middle_of(block: int) -> float:
     return 88 + block * 104
 
 
-def pool() -> Sheet:
+def pool(sheet: Sheet) -> None:
     """A pool of 6 blocks of 4 slots with the block tables of two requests."""
     kv, requests = pool_of_two()
-    sheet = Sheet(262)
     y = 158
     draw_pool(sheet, kv, requests, y)
     for x, (name, request) in zip((168, 480), requests.items(), strict=True):
@@ -50,7 +49,6 @@ def pool() -> Sheet:
     x = middle_of(slot // SIZE) - 36 + slot % SIZE * 24
     sheet.arrow((x, y + 82), (x, y + 64))
     sheet.label(x, y + 92, "room for a's next token")
-    return sheet
 
 
 def draw_pool(sheet: Sheet, kv: Any, requests: dict[str, Request], y: float, marked: int = -1) -> None:
@@ -70,14 +68,13 @@ def draw_pool(sheet: Sheet, kv: Any, requests: dict[str, Request], y: float, mar
     sheet.note(30, y + 53, "slot", ha="right")
 
 
-def slots() -> Sheet:
+def slots(sheet: Sheet) -> None:
     """From position 2 of request a to its entry in the block table, its offset and its slot."""
     kv, requests = pool_of_two()
     request, position = requests["a"], 2
     (slot,) = kv.slot_mapping(request, position, position + 1)
     table = kv.block_table(request)
     entry, offset = divmod(position, SIZE)
-    sheet = Sheet(300)
     sheet.title(14, 24, "request a: where is position 2?")
     for p in range(request.num_tokens):
         look = MARKED if p == position else PLAIN
@@ -94,4 +91,6 @@ def slots() -> Sheet:
     sheet.code(452, 58, f"entry   {position} // {SIZE} = {entry}: block {table[entry]}")
     sheet.code(452, 82, f"offset  {position} % {SIZE} = {offset}")
     sheet.code(452, 106, f"slot    {table[entry]} * {SIZE} + {offset} = {slot}")
-    return sheet
+
+
+PICTURES = {pool: 262, slots: 300}  # and their heights

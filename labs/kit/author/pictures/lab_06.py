@@ -25,10 +25,9 @@ def sharing() -> tuple[Any, dict[str, Any]]:
     return kv, requests
 
 
-def chain() -> Sheet:
+def chain(sheet: Sheet) -> None:
     """Two requests whose first four words are equal, the names of their blocks, and the pool."""
     kv, requests = sharing()
-    sheet = Sheet(352)
     y = 164
     sheet.note(14, y + 17, "the pool")
     for name, top in (("a", 22), ("b", 258)):
@@ -45,7 +44,6 @@ def chain() -> Sheet:
             for name in holders:
                 start, end = (108, y - 6) if name == "a" else (268, y + 40)
                 sheet.arrow((x + 85, start), (middle, end))
-    return sheet
 
 
 def draw_names(sheet: Sheet, request: Any, words: list[str], y: float) -> None:
@@ -67,9 +65,8 @@ def draw_names(sheet: Sheet, request: Any, words: list[str], y: float) -> None:
             sheet.arrow((x - 36, y + 16), (x - 3, y + 16))
 
 
-def places() -> Sheet:
+def places(sheet: Sheet) -> None:
     """The three places of a block, and below them a run on four blocks."""
-    sheet = Sheet(420)
     y = 44
     for x, kind, name, words in (
         (14, "empty", "free_blocks", "nothing to be found\nref_count 0"),
@@ -91,7 +88,6 @@ def places() -> Sheet:
     words = "take, when free_blocks is empty: evicted, its name forgotten"
     sheet.label(478, y + 140, words, colour=style.VERMILLION)
     draw_blocks(sheet, 262)
-    return sheet
 
 
 def draw_blocks(sheet: Sheet, y: float) -> None:
@@ -114,3 +110,6 @@ def draw_blocks(sheet: Sheet, y: float) -> None:
             if column == 0:
                 sheet.note(left - 8, y + block * 28 + 12, f"block {block}", ha="right")
     sheet.legend(left, y + 132, ("decode", "in a table"), ("cached", "free_cached"), ("empty", "free_blocks"))
+
+
+PICTURES = {chain: 352, places: 420}  # and their heights

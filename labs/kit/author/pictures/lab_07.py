@@ -7,7 +7,7 @@ from mini_engine.show.figures import style
 LETTERS = (("cached", "given out before"), ("prefill", "given out now"), ("decode", "held back"))
 
 
-def turn() -> Sheet:
+def turn(sheet: Sheet) -> None:
     """One step of the engine, with what goes from part to part, for a decode and a chunk of a prompt."""
     scenario = scenario_of("lab-07", "a long prompt beside a chat")
     played = loading.load("lab-07", "scenarios").play(solution("lab-07"), scenario)
@@ -19,7 +19,6 @@ def turn() -> Sheet:
     given = ", ".join(f"Delta({delta.request_id}, {delta.token_ids})" for delta in deltas)
     left = {name: view.num_new_tokens - view.num_scheduled for name, view in views.items()}
     rest = [f"{n} tokens of {name} are left: no row, no token" for name, n in left.items() if n > 0]
-    sheet = Sheet(392)
     for place, (name, part, passed, words) in enumerate((
         ("decide", "the scheduler", f"{{{counts}}}", "which requests compute, and how many tokens each"),
         ("compute", "the backend", f"logits: a row for {', '.join(record.new_tokens)}", ", ".join(rest)),
@@ -41,13 +40,11 @@ def turn() -> Sheet:
     sheet.line((70, bottom), (34, bottom), (34, top), (58, top), colour=SOFT, line=1.4)
     sheet.arrow((50, top), (68, top))
     sheet.label(22, (top + bottom) / 2, "the next turn", rotation=90, va="center")
-    return sheet
 
 
-def stop() -> Sheet:
+def stop(sheet: Sheet) -> None:
     """The stop string END across tokens: what may become END is held back, and END is never shown."""
     output, pitch, left, right = solution("lab-07").OutputText(None, ("END",)), 24, 112, 416
-    sheet = Sheet(370)
     headings = {14: "token", left: "the text; its stop string is END", right: "given out now"}
     for x, words in headings.items():
         sheet.title(x, 22, words)
@@ -71,4 +68,6 @@ def stop() -> Sheet:
             sheet.code(right, y + 15, repr(given), size=11)
         sheet.note(right + (84 if given else 0), y + 15, words)
     sheet.legend(left, 344, *LETTERS, ("pad", "never shown"))
-    return sheet
+
+
+PICTURES = {turn: 392, stop: 370}  # and their heights

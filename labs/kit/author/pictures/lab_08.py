@@ -12,9 +12,9 @@ ROW = [3.0, 2.0, 1.5, 1.0, 0.0, -1.0]
 PROBS = [0.5, 0.25, 0.0, 0.25]
 
 
-def limits() -> Sheet:
+def limits(sheet: Sheet) -> None:
     """One row of logits four times: as it is, steeper, flatter, and cut to a nucleus."""
-    sheet, lab = Sheet(262), solution("lab-08")
+    lab = solution("lab-08")
     shown: tuple[tuple[str, Look], ...] = (
         ("as the model has it", {}),
         ("temperature 0.5", {"temperature": 0.5}),
@@ -36,12 +36,11 @@ def limits() -> Sheet:
             sheet.label(x + 10, 233, f"{ROW[token_id]:g}")
         sheet.line((left - 3, 220.5), (left + 148, 220.5), colour=SOFT)
     sheet.note(22, 251, "below each bar the token's logit; all probabilities of a row sum to 1")
-    return sheet
 
 
-def stretches() -> Sheet:
+def stretches(sheet: Sheet) -> None:
     """Four tokens' probabilities end to end, and two numbers that draw."""
-    sheet, lab = Sheet(150), solution("lab-08")
+    lab = solution("lab-08")
     left, width = 40, 620
     ends = list(accumulate(PROBS))
     for token_id, (prob, end) in enumerate(zip(PROBS, ends, strict=True)):
@@ -57,12 +56,11 @@ def stretches() -> Sheet:
         x = left + number * width
         sheet.note(x + beside, 22, f"{number} draws token {lab.draw(PROBS, number)}", ha=side)
         sheet.arrow((x, 30), (x, 56))
-    return sheet
 
 
-def numbers() -> Sheet:
+def numbers(sheet: Sheet) -> None:
     """Requests a and b, twice: with one generator for all, and with one each."""
-    sheet, lab = Sheet(316), solution("lab-08")
+    lab = solution("lab-08")
     requests = {name: make_request(name, 1) for name in "ab"}
     for name, seed in (("a", 3), ("b", 7)):
         requests[name].sampling_params = SamplingParams(seed=seed)
@@ -85,4 +83,6 @@ def numbers() -> Sheet:
             sheet.text(96, top + 76 + row * 34, name, size=10, weight="bold", ha="right")
         for step in range(6):
             sheet.label(120 + step % 3 * 84 + step // 3 * 300 + 39, top + 138, f"step {step % 3}")
-    return sheet
+
+
+PICTURES = {limits: 262, stretches: 150, numbers: 316}  # and their heights

@@ -50,12 +50,11 @@ def letter(sheet: Sheet, x: float, y: float, byte: str) -> None:
     sheet.text(x, y, byte, ha="center", family="monospace", weight="bold", size=10)
 
 
-def automaton() -> Sheet:
+def automaton(sheet: Sheet) -> None:
     """(ab)*c: three states, and where the tokens of a vocabulary lead from the start."""
     found = left("(ab)*c")
     vocabulary = [b"a", b"b", b"ab", b"ba", b"abc", b"c", b""]
     index = solution("lab-09").TokenIndex("(ab)*c", vocabulary)
-    sheet = Sheet(364)
     places = {0: (70, 86), 1: (302, 86), 2: (534, 86)}
     sheet.title(18, 24, "the automaton of (ab)*c: in each state, what may still follow")
     for number, (text, row, accepting) in enumerate(found):
@@ -91,16 +90,14 @@ def automaton() -> Sheet:
         else:
             why = "" if token else ": no text"
             sheet.text(430, y, f"not allowed{why}", colour=style.VERMILLION, size=10)
-    return sheet
 
 
-def trap() -> Sheet:
+def trap(sheet: Sheet) -> None:
     """A branch that needs a digit, on a vocabulary that has none."""
     toys = loading.load("lab-09", "scenarios").TOYS["no digits"]
     pattern = r"a \d|b a"
     found, vocabulary = left(pattern), [token.encode() for token in toys[:-1]]
     index = solution("lab-09").TokenIndex(pattern, vocabulary)
-    sheet = Sheet(214)
     sheet.title(18, 24, r"a \d|b a, and the tokens " + "  ".join(map(repr, toys[:-1])))
     places, column = {0: (30.0, 92.0)}, {0: 0}
     for number, (_, row, _) in enumerate(found):
@@ -123,4 +120,6 @@ def trap() -> Sheet:
     sheet.text(592, 62, "no token has a digit", colour=style.VERMILLION, ha="center", size=10)
     allowed = [repr(token.decode()) for place, token in enumerate(vocabulary) if index.mask(0) >> place & 1]
     sheet.text(30, 196, f"the mask at the start allows {', '.join(allowed)}", colour=OCHRE, size=10)
-    return sheet
+
+
+PICTURES = {automaton: 364, trap: 214}  # and their heights

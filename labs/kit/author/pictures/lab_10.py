@@ -24,9 +24,8 @@ def with_accepted(name: str, num: int) -> tuple[list[int], list[int], list[int]]
     raise ValueError(f"no step of {name!r} accepts {num} of four drafts")
 
 
-def step() -> Sheet:
+def step(sheet: Sheet) -> None:
     """The last known tokens, four drafts, the row behind each, and what is kept."""
-    sheet = Sheet(330)
     text, drafts, said = with_accepted("a draft model", 2)
     shown, pitch, left = text[-5:], 52, 118
     first = left + (len(shown) - 1) * pitch  # where the last known token stands
@@ -60,16 +59,15 @@ def step() -> Sheet:
             sheet.text(x, y, str(value), ha="center", size=10)
     kept, void = ("decode", "kept"), ("preempted", "rejected, or behind it")
     sheet.legend(14, 312, ("cached", "computed before"), kept, void)
-    return sheet
 
 
-def residual() -> Sheet:
+def residual(sheet: Sheet) -> None:
     """p of the target and q of the draft model; what accepted drafts bring, and what is missing to p."""
     p, q = ([Fraction(n, 20) for n in row] for row in ((2, 9, 5, 4), (9, 6, 1, 4)))
     both = [min(a, b) for a, b in zip(p, q, strict=True)]
     missing: list[Any] = [a - b for a, b in zip(p, both, strict=True)]
     rest = solution("lab-10").residual(p, q)
-    sheet, base, scale = Sheet(300), 190, 240
+    base, scale = 190, 240
     panels = (
         ("the draft model, q", [(q, style.GREY, "q")], 40),
         ("the target, p", [(both, style.LIGHT_ORANGE, "accepted"), (missing, style.BLUE, "missing")], 268),
@@ -100,4 +98,6 @@ def residual() -> Sheet:
     sheet.note(496, 248, "to add up to 1")
     words = f"{share:.2f} of the tokens are accepted drafts, {1 - share:.2f} come from the residual"
     sheet.note(40, 282, f"{words}: together p.")
-    return sheet
+
+
+PICTURES = {step: 330, residual: 300}  # and their heights

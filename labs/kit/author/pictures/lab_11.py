@@ -23,12 +23,11 @@ def tokens(seen: dict[str, Any], name: str) -> list[tuple[str, float]]:
     return [(text, float(when.split()[0])) for text, when in pairs]
 
 
-def turns() -> Sheet:
+def turns(sheet: Sheet) -> None:
     """Two clients: one comes in the middle of a step, the other leaves in the middle of one."""
     came, left = 0.14, 0.27
     ops = [("open", "a", "r1", 9), ("wait", came), ("open", "b", "r2", 3), ("wait", left - came)]
     seen = played(solution("lab-11"), *ops, ("leave", "a"), ("wait", 0.24))
-    sheet = Sheet(300)
     x0, second = 132.0, 1020.0
 
     def at(time: float) -> float:
@@ -59,10 +58,9 @@ def turns() -> Sheet:
         sheet.label(at(number / 10), 258, f"{number / 10:.1f} s")
     cost = f"{seen['tokens computed']['a']} tokens are computed for a."
     sheet.note(18, 284, f"{cost} The step in which it leaves is the last one with it.")
-    return sheet
 
 
-def three_fronts() -> Sheet:
+def three_fronts(sheet: Sheet) -> None:
     """One script, played on the reference and on two known mistakes."""
     lab = find_lab("lab-11")
     known = {mistake.id: mistake for mistake in lab.mistakes}
@@ -72,7 +70,6 @@ def three_fronts() -> Sheet:
         ("the step runs in the event loop", loading.mistaken(lab, known["turn-in-the-event-loop"])),
     ]
     ops = [("open", "a", "r1", 2), ("wait", 0.14), ("open", "b", "r2", 2), ("drain",)]
-    sheet = Sheet(278)
     x0, second = 132.0, 960.0
     for row, (title, part) in enumerate(fronts):
         seen, y = played(part, *ops), 26 + row * 88
@@ -92,4 +89,6 @@ def three_fronts() -> Sheet:
                 if not read:
                     look: dict[str, Any] = {"colour": style.VERMILLION, "backgroundcolor": PAPER}
                     sheet.text(x0 + 0.24 * second, line, "waits for ever", **look)
-    return sheet
+
+
+PICTURES = {turns: 300, three_fronts: 278}  # and their heights

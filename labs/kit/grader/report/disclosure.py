@@ -102,11 +102,6 @@ class LabDisclosed:
         return self.story[len(self.calls) :]
 
     @property
-    def only_hidden(self) -> bool:
-        """Whether a student's own `labs test` passes all that departs here."""
-        return not self.public[0] and self.hidden[0] > 0
-
-    @property
     def counts(self) -> str:
         """The numbers of cases that depart, in words."""
         both = (("Public", self.public), ("hidden", self.hidden))
@@ -114,11 +109,6 @@ class LabDisclosed:
         if texts and self.unplayed:
             texts.append(f"{self.unplayed} cases were not played to their end")
         return "; ".join(texts)
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there was no file to judge."""
-        return all(task.state == results.MISSING for task in self.tasks)
 
 
 @dataclass(frozen=True)

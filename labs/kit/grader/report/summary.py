@@ -189,6 +189,6 @@ def problems_of(student: Disclosed, missing: bool) -> str:
     """Return a student's problems with their labs: of missing labs, or of those that were graded."""
     labs: dict[str, list[str]] = {}
     for lab in student.labs:
-        if lab.problem and lab.is_missing is missing:
+        if lab.problem and all(task.state == MISSING for task in lab.tasks) is missing:
             labs.setdefault(lab.problem, []).append(lab.id)
     return "; ".join(f"{', '.join(ids)}: {problem}" for problem, ids in labs.items())

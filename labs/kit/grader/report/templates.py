@@ -49,5 +49,6 @@ def added(student: Disclosed) -> str:
 def differs(student: Disclosed) -> list[str]:
     """Return paragraphs on where this grade and the student's own `labs test` differ, and why."""
     why = WHY.format(drawn=f" ({student.num_hidden} per lab)" if student.num_hidden else "")
-    here = [ONLY_HIDDEN.format_map(vars(lab)) for lab in student.labs if lab.only_hidden]
+    passing = (lab for lab in student.labs if not lab.public[0])  # the student's own `labs test` passes it
+    here = [ONLY_HIDDEN.format_map(vars(lab)) for lab in passing if lab.hidden[0]]
     return [" ".join(text.split()) for text in (why, *(here or [ALIKE]))]

@@ -94,21 +94,17 @@ def queues(at: Parting) -> Found:
     if "pop" in at.yours.op[0] and at.yours.returned != at.theirs.returned:
         mine, other = pair(at.yours.returned, at.theirs.returned)
         yield "queue", f"{at.call} hands out {mine}", f"the reference {other}"
-    for key in ("waiting", "queue"):
-        a, b = at.seen(f"front of {key}")
+    for what in ("front of waiting", "len of waiting", "front of queue", "len of queue"):
+        a, b = at.seen(what)
         if a != b:
-            yield "queue", f"{at.after} the front of {key} is {front(a)}", f"in the reference {front(b)}"
-        a, b = at.seen(f"len of {key}")
-        if a != b:
-            yield "queue", f"{at.after} the len of {key} is {value(a)}", f"in the reference {value(b)}"
+            yield "queue", f"{at.after} the {what} is {front(a)}", f"in the reference {front(b)}"
     for key in ("running", "waiting", "queue"):
         a, b = at.seen(key)
         if a == b or not (isinstance(a, list) and isinstance(b, list)):
             continue
-        if sorted(map(str, a)) == sorted(map(str, b)):
-            yield "queue", f"{at.after} {key} is {listing(a)} in this order", f"in the reference {listing(b)}"
-        else:
-            yield "queue", f"{at.after} {key} holds {listing(a)}", f"in the reference {listing(b)}"
+        alike = sorted(map(str, a)) == sorted(map(str, b))
+        holds = f"is {listing(a)} in this order" if alike else f"holds {listing(a)}"
+        yield "queue", f"{at.after} {key} {holds}", f"in the reference {listing(b)}"
 
 
 def front(seen: Any) -> str:

@@ -42,10 +42,9 @@ def forever(at: Parting, time: str) -> Found:
     if not (at.yours.op[0] == "drain" and isinstance(mine, dict) and isinstance(theirs, dict)):
         return
     if names := mine["wait for ever"]:
-        waits = f"{listing(names)} {'waits' if len(names) == 1 else 'wait'}"
-        one = names[0]
+        waits, one = "waits" if len(names) == 1 else "wait", names[0]
         right = at.theirs.observed["clients"].get(one) or at.theirs.observed["answers"].get(one, "")
-        what = f"At {time} nothing is due any more, and {waits} for ever"
+        what = f"At {time} nothing is due any more, and {listing(names)} {waits} for ever"
         yield "client", what, f"in the reference {one} {state(right)}"
     if (kept := mine["left in the engine"]) != theirs["left in the engine"]:
         yield "computed", f"At the end the engine still has {listing(kept)}", "in the reference it has none"

@@ -20,14 +20,11 @@ def books(at: Parting) -> Found:
 
 def blocks(at: Parting) -> Found:
     """Free, held and cached blocks."""
-    for key in ("num_free_blocks", "free blocks"):
+    for key in ("num_free_blocks", "free blocks", "num_cached_blocks", "cached blocks"):
         a, b = at.seen(key)
         if a != b:
-            yield "memory", f"{at.after} {are(a, 'block')} free", f"in the reference {value(b)}"
-    for key in ("num_cached_blocks", "cached blocks"):
-        a, b = at.seen(key)
-        if a != b:
-            yield "memory", f"{at.after} the cache holds {count(a, 'block')}", f"in the reference {value(b)}"
+            there = f"{are(a, 'block')} free" if "free" in key else f"the cache holds {count(a, 'block')}"
+            yield "memory", f"{at.after} {there}", f"in the reference {value(b)}"
     for key in ("blocks held", "lengths"):
         for path, a, b in places(*at.seen(key)):
             holds = f"{at.after} {listing(path)} holds {count(a, 'block')}"

@@ -10,7 +10,6 @@ from labs.kit.judge.sentences import drafts, sampling
 from labs.kit.judge.sentences.calls import LONG, Found, Parting, call_of, gives, has_raised, plainest
 from labs.kit.judge.sentences.decisions import preempted, queues, rows
 from labs.kit.judge.sentences.fronts import fronts
-from labs.kit.judge.sentences.masks import masks
 from labs.kit.judge.sentences.memory import blocks, books, cached, named, published, requests
 from labs.kit.judge.sentences.rules import Clauses
 from labs.kit.judge.sentences.words import NOTHING, count, listing, pair, place, places
@@ -133,5 +132,5 @@ def state(at: Parting) -> Found:
 
 RULES: list[Callable[[Parting], Found]] = [
     raised, fronts, refused, changed, *drafts.RULES, preempted, rows, queues, sampling.sampled, named, result,
-    books, masks, blocks, published, cached, calls, batches, requests, state, plainest,
+    books, sampling.masks, blocks, published, cached, calls, batches, requests, state, plainest,
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sentences on rows of logits and on draws: lab-08. Their facts follow from a call's arguments."""
+"""Sentences on rows of logits, on draws and on masks: labs 08 and 09."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,25 @@ from labs.kit.judge.sentences.words import count, value
 OUT = "out"  # a token that was dropped
 
 
+def masks(at: Parting) -> Found:
+    """Report a token that one of the two masks allows after the call, and the other does not."""
+    mine, theirs = (seen or {} for seen in at.seen("allowed next"))
+    for name, right in theirs.items():
+        if isinstance(own := mine.get(name), list):
+            if more := shown([token for token in own if token not in right]):
+                yield "mask", f"{at.after} {name} may write {more}", f"the reference's may not write {more}"
+            if fewer := shown([token for token in right if token not in own]):
+                yield "mask", f"{at.after} {name} may not write {fewer}", f"the reference's may write {fewer}"
+
+
+def shown(tokens: list[str]) -> str:
+    """Return up to three tokens, quoted where they are texts."""
+    said = [token if token == "end-of-text" else repr(token) for token in tokens]
+    return " or ".join(said[:3]) + (f" ({len(said)} tokens)" if len(said) > 3 else "")
+
+
 def sampled(at: Parting) -> Found:
-    """Yield the sentence on the first token that differs; nothing for calls of other labs."""
+    """Yield the sentence on the first token that differs, whose facts follow from the call's arguments."""
     name, *given = at.yours.op
     mine, right = at.yours.returned, at.theirs.returned
     call = f"In step {at.number} your"
