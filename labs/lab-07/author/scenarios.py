@@ -1,6 +1,6 @@
 """lab-07's scenarios, and how one is run: a whole Engine around `step`, on a tiny or the embedded model.
 
-All parts but `step` are the engine's own, so that a verdict is about `step` alone; `run` takes other
+All parts but `step` are the engine's own, so that a verdict is about `step` alone; `play` takes other
 parts (LearnerParts.from_labs) where they are to be tried together.
 """
 
@@ -61,10 +61,6 @@ def play(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> eng
     return engines.play(engine, scenario, raise_errors=raise_errors)
 
 
-def run(lab, scenario: dict, *, raise_errors: bool = True, learner=None) -> Trace:
-    """The trace of one scenario under `lab.step`.
-
-    `learner` (labs.kit.learner.parts.LearnerParts) brings the parts of other labs; without it they are the
-    engine's own.
-    """
-    return play(lab, scenario, raise_errors=raise_errors, learner=learner).trace
+def run(lab, scenario: dict, *, raise_errors: bool = True) -> Trace:
+    """The trace of one scenario under `lab.step`."""
+    return play(lab, scenario, raise_errors=raise_errors).trace
