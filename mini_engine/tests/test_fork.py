@@ -14,7 +14,7 @@ from mini_engine.parts import Parts
 from mini_engine.request import RequestStatus, SamplingParams
 from mini_engine.tests.helpers import (
     SlotEngine,
-    every_other,
+    every_third,
     make_request,
     random_workload,
     tiny_model,
@@ -99,7 +99,7 @@ def test_every_answer_is_as_alone(part):
     assert all(number > 2 for number in total.values()) and len(total) == 6, total
 
 
-@every_other("size", [1, 3, 4, 16], "caching", [True, False])
+@every_third("size", [3, 1, 16, 4], "caching", [True, False])
 def test_answers_of_a_model(size, caching):
     """On real attention, in a pool so tight that answers are preempted: each has the tokens of its seed,
     and with drafts too."""
