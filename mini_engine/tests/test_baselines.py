@@ -117,12 +117,12 @@ def test_the_classic_case():
     # Without waiting requests continuous batching cannot fill the empty slots.
     assert len(run(make("mixed", num_blocks=400, max_num_seqs=8), classic(1)).steps) == 500
     static, mixed = (
-        run(make(name, num_blocks=1200, max_num_seqs=8), classic(40), after=None)
-        for name in ("static", "mixed")
+        run(make(name, num_blocks=1200, max_num_seqs=8), classic(number), after=None)
+        for name, number in (("static", 4), ("mixed", 40))
     )
-    assert slot_utilisation(static, 8) == pytest.approx(0.1425)
+    assert slot_utilisation(static, 8) == 0.1425 and len(static.steps) == 4 * 500
     assert slot_utilisation(mixed, 8) > 0.9
-    assert 6 < len(static.steps) / len(mixed.steps) < 1 / 0.1425
+    assert 6 < 40 * 500 / len(mixed.steps) < 1 / 0.1425
 
 
 def test_static_batching_reserves_the_full_length():

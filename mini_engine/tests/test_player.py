@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from itertools import count
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
@@ -156,8 +155,7 @@ def page(browser):
     page = browser.new_page()
     page.at, page.troubles = "", []
     page.add_init_script(PLAYER)
-    page.on("console", lambda message: page.troubles.append(message.text))
-    page.on("pageerror", lambda error: page.troubles.append(str(error)))
+    listen(page, page.troubles)
     page.on("request", lambda one: one.url.split("#")[0] == page.at or page.troubles.append(one.url))
     return page
 
@@ -166,7 +164,6 @@ def page(browser):
 def open_player(page, tmp_path):
     """A function that opens a player, in place of the one before; `reload`: in a page of its own. No page
     may have an error or have requested anything."""
-    numbers = count(1)
 
     def open_(trace, other=None, *, fragment="", width=1280, height=900, scheme="light", forced="none",
               reload=False, **options):  # fmt: skip
@@ -174,11 +171,12 @@ def open_player(page, tmp_path):
         page.set_viewport_size({"width": width, "height": height})
         is_cluster = isinstance(trace, dict)
         if reload or not page.at:
-            path = tmp_path / f"{next(numbers)}.html"
-            written = (
-                write_cluster(path, trace) if is_cluster else write_player(path, trace, other, **options)
-            )
-            page.at = written.as_uri()
+            path = tmp_path / "player.html"
+            if is_cluster:
+                write_cluster(path, trace)
+            else:
+                write_player(path, trace, other, **options)
+            page.at = path.as_uri()
             page.goto(page.at + fragment)
         else:
             data = cluster_payload(trace) if is_cluster else payload(trace, other, **options)
@@ -186,7 +184,8 @@ def open_player(page, tmp_path):
         return page
 
     yield open_
-    troubles, page.troubles = page.troubles, []
+    troubles = page.troubles.copy()
+    page.troubles.clear()
     assert not troubles
 
 
