@@ -13,7 +13,7 @@ from mini_engine.attention import PagedBackend
 from mini_engine.engine import Engine
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import alone, dense_logits, every_third, tiny_model
+from mini_engine.tests.helpers import alone, dense_logits, every_third
 
 POISON = 1e4  # not NaN: a masked NaN still poisons the sum, since 0 times NaN is NaN
 TOLERANCE = 1e-9
@@ -166,22 +166,6 @@ def test_aborts_in_mid_run(model, block_size, caching):
             if requests[i].finish_reason == "abort":
                 phases.add((bool(requests[i].output_token_ids), requests[i].num_preemptions > 0))
     assert {(False, False), (True, False)} <= phases
-
-
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_other_architectures(model_type):
-    """Biases and qk-norm come before the cache, so it is the same for them."""
-    model = tiny_model(model_type)
-    _, requests = run(
-        model,
-        num_blocks=14,
-        block_size=4,
-        max_num_batched_tokens=9,
-        max_num_seqs=6,
-        long_prefill_token_threshold=4,
-        arrivals=[0, 0, 2, 3, 3, 8, 9, 20],
-    )
-    assert num_preemptions(requests) > 0
 
 
 def read_past_the_end(monkeypatch):

@@ -32,7 +32,7 @@ from mini_engine.tests.serving import expected, http, make_engine, running, serv
 from mini_engine.tests.soak import SOAK, count  # noqa: E402
 
 SECONDS = int(os.environ.get("SOAK_SECONDS", "120"))
-ALONE = {"max_tokens": 40, "seed": 3, "ignore_eos": True}
+ALONE = {"max_tokens": 16, "seed": 3, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
