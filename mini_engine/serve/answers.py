@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -42,7 +42,8 @@ class Answer:
     """The response to one request. Choice p * n + i is answer i to prompt p.
 
     `prompts` are its prompts' token ids, and `echoes` the texts that come before the answers to them.
-    `token_bytes` has the bytes of each token id; a token may be half a character.
+    `token_bytes` has the bytes of each token id; a token may be half a character. `special` has the names of
+    special tokens, which stand in an echo, and in the text of an answer if it is not to skip them.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class Answer:
         prompts: Sequence[Sequence[int]],
         echoes: Sequence[str],
         token_bytes: Sequence[bytes],
+        special: Mapping[int, str],
     ):
-        self.asked, self.prompts, self.echoes, self.token_bytes = asked, prompts, echoes, token_bytes
+        self.asked, self.prompts, self.echoes = asked, prompts, echoes
+        self.token_bytes, self.special = token_bytes, special
         self.id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{_names.getrandbits(128):032x}"
         self.created = int(time.time())
         self.choices = [_Choice() for _ in range(len(asked.prompts) * asked.params.n)]
@@ -145,12 +148,15 @@ class Answer:
             ]
             return {"content": content}
         choice, of_each = self.choices[number], list[dict[int, Logprob] | None](found)
+        num_named = 0 if self.asked.params.skip_special_tokens else len(token_ids)
         if first and self.asked.echo and (of_prompt := choice.prompt_logprobs):
             prompt = self.prompts[number // self.asked.params.n]
             token_ids = [*prompt[-len(of_prompt) :], *token_ids]  # what was truncated was not read
-            of_each = of_prompt + of_each
+            of_each, num_named = of_prompt + of_each, num_named + len(of_prompt)
         pairs = list(zip(token_ids, of_each, strict=False))
-        lengths = [len(self.token_bytes[i].decode("utf-8", errors="replace")) for i in token_ids]
+        names = [self.special.get(i, "") if at < num_named else "" for at, i in enumerate(token_ids)]
+        texts = [self.token_bytes[i].decode("utf-8", errors="replace") for i in token_ids]
+        lengths = [len(name or text) for name, text in zip(names, texts, strict=True)]
         *offsets, choice.offset = accumulate(lengths, initial=choice.offset)
         return {
             "tokens": [self._text(token_id) for token_id in token_ids],
@@ -163,7 +169,7 @@ class Answer:
         """Return a token's text; of one that is no whole character, the bytes, as OpenAI writes them."""
         data = self.token_bytes[token_id]
         try:
-            return data.decode("utf-8")
+            return self.special.get(token_id) or data.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 

@@ -102,10 +102,11 @@ class Server:
         encoded = [*encode()] if is_short else await asyncio.to_thread(lambda: [*encode()])
         echoes = ["" for _ in encoded]
         if asked.echo:
-            decode = self.tokenizer.decode
+            # Special tokens, too: a prompt comes back whole, and logprobs.text_offset counts them.
+            decode = partial(self.tokenizer.decode, skip_special_tokens=False)
             pairs = zip(asked.prompts, encoded, strict=True)
             echoes = [prompt if isinstance(prompt, str) else decode(ids) for prompt, ids in pairs]
-        answer = Answer(asked, encoded, echoes, self.tokenizer.token_bytes)
+        answer = Answer(asked, encoded, echoes, self.tokenizer.token_bytes, self.tokenizer.special_tokens)
         deltas = self._deltas(asked, encoded)
         # The first Delta shows that the request is accepted: until then the status is open.
         first = await unless_gone(request.receive, anext(deltas))

@@ -23,6 +23,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 # These are imported only where the packages above are installed: hence E402.
 from mini_engine.serve import metrics, protocol  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
+from mini_engine.tests.helpers import byte_tokenizer  # noqa: E402
 from mini_engine.tests.serving import (  # noqa: E402
     LIMITS,
     expected,
@@ -149,6 +150,16 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(client, stream):
         assert [one for part in told for one in part.token_logprobs] == pytest.approx(wanted, abs=1e-5)
         assert told[0].tokens[0] == prompt[0] and told[0].top_logprobs[0] is None
         assert [at for part in told for at in part.text_offset] == [*range(len(ids))]
+
+
+def test_an_echo_names_special_tokens_and_the_offsets_count_them(client):
+    prompt = [256, *byte_tokenizer().encode("ab"), 256]
+    told = client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=1, temperature=0, echo=True, logprobs=1
+    ).choices[0]
+    assert told.text.startswith("<eos>ab<eos>")
+    assert told.logprobs.tokens[:4] == ["<eos>", "a", "b", "<eos>"]
+    assert told.logprobs.text_offset == [0, 5, 6, 7, 12]
 
 
 def test_offsets_count_tokens_though_the_text_waits_for_a_stop_string(client):

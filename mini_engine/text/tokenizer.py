@@ -80,6 +80,11 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """The names of special tokens, by id."""
+        return {i: self.decode([i], skip_special_tokens=False) for i in sorted(self.special_token_ids)}
+
+    @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes that each token id stands for; b"" for special tokens, and for ids that are no token."""
         special, kinds = self.special_token_ids, _decoder_types(json.loads(self._backend.to_str())["decoder"])
