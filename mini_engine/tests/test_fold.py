@@ -152,12 +152,12 @@ def test_other_readers_of_a_ring():
         assert data["states"] == [states for name, states in rows if name in data["ids"]]
         held = [figures.block_map_data(trace, [at]) for trace, at in ((ring, 0), (whole, first))]
         assert held[0] | {"steps": [first]} == held[1]
-        for axes in (
-            figures.timeline(ring), figures.budget(ring), figures.waste(ring), figures.block_map(ring),
-            figures.latency({"": ring}), figures.compare(ring, ring),
-        ):  # fmt: skip
-            matplotlib.close((axes[0] if isinstance(axes, tuple) else axes).figure)
         assert json.loads(json.dumps(to_perfetto(ring), allow_nan=False))["traceEvents"]
+    for axes in (
+        figures.timeline(ring), figures.budget(ring), figures.waste(ring), figures.block_map(ring),
+        figures.latency({"": ring}), figures.compare(ring, ring),
+    ):  # fmt: skip
+        matplotlib.close((axes[0] if isinstance(axes, tuple) else axes).figure)
 
 
 def test_a_snapshot_changes_nothing_and_is_not_changed():
