@@ -153,7 +153,7 @@ def pack(course: Path, target: Path) -> None:
         ]:
             if path.suffix in (".py", ".toml", ".json"):
                 files[path.relative_to(course).as_posix()] = path
-    for name in ("__init__.py", "race.py", "run.py", "demo.py"):
+    for name in ("__init__.py", "compiled.py", "race.py", "run.py", "demo.py"):
         files[f"labs/kit/browser/{name}"] = HERE / name
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         recorded = ("labs/kit/browser/answers.json", json.dumps(answers()).encode())

@@ -15,6 +15,7 @@ import pytest
 
 from labs.kit.author.export import ROOT
 from labs.kit.browser.build import LABS, MOST, first_load
+from labs.kit.browser.compiled import Compiled
 from labs.kit.browser.demo import PARTS
 from labs.kit.judge import isolate
 from labs.kit.judge.manifest import find_lab, replace_body
@@ -34,6 +35,7 @@ PLACES = """[...document.querySelectorAll(".top > *, #editor, .tabs")].map((one)
     const { x, y } = one.getBoundingClientRect();
     return [one.id || one.className, x, y];
 })"""
+KEPT = "caches.open('labs-python')"  # what Python compiled, for the next visit
 LINE = "labPage.editor.view.state.doc.lineAt(labPage.editor.view.state.selection.main.head).text"
 SAME = ("started", "problem", "done", "tasks", "next", "name", "fingerprints")
 
@@ -146,6 +148,42 @@ def test_it_ships_the_student_edition_and_loads_little(pages):
         assert sum(first_load(pages, lab_id).values()) < MOST
 
 
+def test_code_is_compiled_once_for_all_visits(tmp_path):
+    """Of a file in a folder, as the course is, and of one in a zip, as Python's library is."""
+    (tmp_path / "of_folder.py").write_text("x = 1\n")
+    with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
+        archive.writestr("of_zip.py", "y = 2\n")
+    code = (
+        "import sys; from labs.kit.browser.compiled import begin; from pathlib import Path\n"
+        "here = Path(sys.argv[1]); sys.path[:0] = [str(here), str(here / 'library.zip')]\n"
+        "compiled = begin(str(here / 'kept')); import of_folder, of_zip\n"
+        "print(of_folder.x + of_zip.y, compiled.new, compiled.write())"
+    )
+    visit = [sys.executable, "-B", "-c", code, str(tmp_path)]
+    said = [subprocess.run(visit, cwd=ROOT, capture_output=True, text=True).stdout for _ in range(2)]
+    assert said == ["3 2 True\n", "3 0 False\n"]
+
+
+def test_kept_code_is_not_used_when_it_is_damaged_or_of_another_source(tmp_path):
+    def x_of(compiled, source):
+        names = {}
+        exec(compiled.compile(source, "a.py"), names)
+        return names["x"]
+
+    kept = tmp_path / "kept"
+    first = Compiled(kept)
+    assert (x_of(first, b"x = 1"), first.write()) == (1, True)
+    second = Compiled(kept)
+    assert (x_of(second, b"x = 1"), second.new) == (1, 0)
+    assert [x_of(second, b"x = 2"), x_of(second, "x = 3"), x_of(second, b"x = 1")] == [2, 3, 1]
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:5], whole[:-1], whole + b"0", bytes([whole[0] ^ 1]) + whole[1:]):
+        kept.write_bytes(damaged)
+        again = Compiled(kept)
+        assert again.codes == {}
+        assert (x_of(again, b"x = 1"), again.new) == (1, 1)
+
+
 # ------------------------------------------------------------------------------------------- as a learner
 
 
@@ -218,14 +256,16 @@ def learner(opened):
 
 def test_from_an_empty_function_to_a_right_one(learner, serious, course, tmp_path):
     """Wrong with a name and the run in the player, not to be parsed, not written, right; then it leads on.
-    A reload keeps the code and the hint that was shown. axe finds nothing serious in the page while the file
-    fails, and when all passes. The terminal gives the same failures, runs and names."""
+    A reload keeps the code and the hint that was shown; what Python compiled is damaged before it. axe finds
+    nothing serious in the page while the file fails, and when all passes. The terminal gives the same
+    failures, runs and names."""
     page, mistake = learner.page, find_lab("lab-01").mistakes[0]
     mistaken, right = mistake.apply(learner.solution), learner.solution
     page.set_viewport_size({"width": 1440, "height": 900})
     learner.write(mistaken)
     page.click("#tab-hints")
     page.click("text=Show hint 1 of 3")
+    page.evaluate(f"async () => (await {KEPT}).put('../app/compiled', new Response('damaged'))")
     page.reload()
     learner.until("document.body.classList.contains('awake')")
     page.evaluate("labPage.scale = 10")  # the machine is busy with other tests
@@ -265,6 +305,8 @@ def test_from_an_empty_function_to_a_right_one(learner, serious, course, tmp_pat
     assert page.locator("#marks .failed").count() == 0
     assert page.evaluate(PLACES) == places  # as while Python was loading
     assert serious(page) == []
+    size = page.evaluate(f"async () => (await (await (await {KEPT}).match('../app/compiled')).blob()).size")
+    assert size > 1_000_000  # what was damaged has been replaced
     assert page.get_attribute("#verdict a", "href") == "#after"
     assert page.get_attribute("#next", "href").endswith("/lab-02/")
     assert learner.says("#board summary") == f"1 of {len(LABS)} labs done"

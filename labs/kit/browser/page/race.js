@@ -2,13 +2,10 @@
 //   receives {way, settings}
 //   sends    {ready}, {figures}, {broken: why}
 
+import { begin } from "./begin.js";
+
 async function start() {
-  const course = fetch("course.zip").then((answer) => answer.arrayBuffer());
-  const { loadPyodide } = await import("./pyodide/pyodide.mjs");
-  const python = await loadPyodide({ indexURL: new URL("pyodide/", location).href });
-  python.unpackArchive(await course, "zip", { extractDir: "/course" });
-  python.runPython("import sys; sys.path.insert(0, '/course')");
-  const race = python.pyimport("labs.kit.browser.race");
+  const { module: race } = await begin("labs.kit.browser.race");
   postMessage({ ready: true });
   return race;
 }

@@ -2,21 +2,16 @@
 //   receives {source, columns, scale}, {demo: source}
 //   sends    {ready: preview}, {row}, {verdict}, {played: payload}, {broken: why}
 
+import { begin } from "./begin.js";
+
 const lab = new URLSearchParams(location.search).get("lab");
 
 let python;
 
 async function start() {
-  const course = fetch("course.zip").then((answer) => answer.arrayBuffer());
-  const { loadPyodide } = await import("./pyodide/pyodide.mjs");
-  python = await loadPyodide({ indexURL: new URL("pyodide/", location).href, stdin: () => null });
-  python.unpackArchive(await course, "zip", { extractDir: "/course" });
-  python.runPython(`
-import os, sys
-sys.path[:0] = ["/course", "/course/site"]
-os.chdir("/course")
-`);
-  const judge = python.pyimport(lab === "arena" ? "labs.kit.arena.page" : "labs.kit.browser.run");
+  const begun = await begin(lab === "arena" ? "labs.kit.arena.page" : "labs.kit.browser.run", { stdin: () => null });
+  const judge = begun.module;
+  python = begun.python;
   postMessage({ ready: judge.preview ? JSON.parse(judge.preview(lab)) : null }); // the arena has none
   return judge;
 }
