@@ -149,7 +149,7 @@ def test_it_ships_the_student_edition_and_loads_little(pages):
 
 
 def test_code_is_compiled_once_for_all_visits(tmp_path):
-    """Of a file in a folder, as the course is, and of one in a zip, as Python's library is."""
+    """A file in a folder, as the course is, and one in a zip, as Python's library is."""
     (tmp_path / "of_folder.py").write_text("x = 1\n")
     with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
         archive.writestr("of_zip.py", "y = 2\n")
