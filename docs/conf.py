@@ -52,11 +52,7 @@ html_show_sphinx = False
 html_domain_indices = False  # of modules: the API reference has them all
 html_last_updated_fmt = None
 html_theme_options = {
-    "use_download_button": False,
-    "use_fullscreen_button": False,
-    "show_navbar_depth": 1,
-    "show_toc_level": 2,
-    "navigation_with_keys": False,
-    "extra_footer": "",
+    "use_download_button": False, "use_fullscreen_button": False, "navigation_with_keys": False,
+    "show_navbar_depth": 1, "show_toc_level": 2, "extra_footer": "",
     "primary_sidebar_end": [],  # a place for advertisements
-}
+}  # fmt: skip

@@ -18,13 +18,8 @@ from mini_engine.trace import RequestView, Trace, replay
 
 SLOWER = 20  # times, on the page
 STATES = {  # by the letter that stands for it in a frame
-    "-": "",
-    "r": "reads",
-    "w": "writes",
-    "p": "has to wait",
-    "b": "reads again",
-    "d": "finished",
-}
+    "-": "", "r": "reads", "w": "writes", "p": "has to wait", "b": "reads again", "d": "finished",
+}  # fmt: skip
 FREE = "."
 CAPTIONS = (
     "Six chats ask one small model to go on with their lines. It answers all six at once.",
@@ -46,8 +41,7 @@ def frames() -> list[tuple[float, str, str, str]]:
         owners = {block: view.request_id for view in views.values() for block in view.blocks}
         memory = "".join(owners.get(block, FREE) for block in range(trace.header.config["num_blocks"]))
         found.append((round(record.t, 1), states, memory, "".join(record.new_tokens)))
-    last = trace.steps[-1].t_end
-    return [*found, (round(last, 1), "d" * len(texts), FREE * len(found[0][2]), "")]
+    return [*found, (round(trace.steps[-1].t_end, 1), "d" * len(texts), FREE * len(found[0][2]), "")]
 
 
 def _state(view: RequestView) -> str:

@@ -121,12 +121,6 @@ def strict(text: str, name: str, static: Path) -> str:
     up = "../" * name.count("/")
     policy = policy_of(name)
 
-    def script(found: re.Match[str]) -> str:
-        return f'<script src="{up}_static/{kept(found[1], "js", static)}"></script>'
-
-    def style(found: re.Match[str]) -> str:
-        return f'<link rel="stylesheet" href="{up}_static/{kept(found[1], "css", static)}">'
-
     def styled(found: re.Match[str]) -> str:
         rule = f"inline-{digest(found[1])}"
         write_once(static / "inline.css", f".{rule} {{ {found[1]} }}\n")
@@ -139,18 +133,17 @@ def strict(text: str, name: str, static: Path) -> str:
     text = BRAND.sub('<div class="sidebar-primary-item" role="banner">', text)
     if name != "search.html":
         text = WAITS.sub('<script defer src="', SEARCHING.sub("", text))
-    text = STYLED.sub(styled, STYLE.sub(style, SCRIPT.sub(script, text)))
+    text = SCRIPT.sub(lambda one: f'<script src="{up}_static/{kept(one[1], "js", static)}"></script>', text)
+    sheet = f'<link rel="stylesheet" href="{up}_static/%s">'
+    text = STYLED.sub(styled, STYLE.sub(lambda one: sheet % kept(one[1], "css", static), text))
     if found := FORBIDDEN.search(text):
         raise ExtensionError(f"{name}: {found[1]} is a script in an attribute, which no policy lets run")
     if "Content-Security-Policy" not in text:
         link = f'<link rel="stylesheet" href="{up}_static/%s.css">'
         meta = f'{CHARSET}\n    <meta http-equiv="Content-Security-Policy" content="{policy}">'
         meta += f"\n    {WIDE_AS_IT_IS}"
-        text = (
-            VIEWPORT.sub("", text)
-            .replace(CHARSET, meta, 1)
-            .replace("</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1)
-        )
+        text = VIEWPORT.sub("", text).replace(CHARSET, meta, 1)
+        text = text.replace("</head>", f"{link % 'icons'}{link % 'inline'}\n  </head>", 1)
         text = IMAGE.sub(lambda found: both(found, (static.parent / name).parent), TABLE.sub(stacked, text))
         first, image, rest = text.partition("<img ")  # pictures further down are loaded when they come near
         text = first + image + rest.replace("<img ", '<img loading="lazy" ')
@@ -169,11 +162,8 @@ def stacked(found: re.Match[str]) -> str:
     cells = re.findall(r"<td\b.*?</td>", body, re.S)
     if all(len(re.sub(r"<[^>]*>", "", cell)) <= SHORT for cell in cells):
         return found[0]
-    return (
-        head.replace('<table class="table', '<table class="stacks table', 1)
-        + "</thead>"
-        + re.sub(r"<tr\b.*?</tr>", row, body, flags=re.S)
-    )
+    head = head.replace('<table class="table', '<table class="stacks table', 1)
+    return f"{head}</thead>" + re.sub(r"<tr\b.*?</tr>", row, body, flags=re.S)
 
 
 def both(found: re.Match[str], folder: Path) -> str:
@@ -186,12 +176,10 @@ def both(found: re.Match[str], folder: Path) -> str:
     for kind, drawn in (("light", DARK.sub("", svg)), ("dark", DARK.sub(lambda one: one[1], svg))):
         path.with_name(f"{path.stem}-{kind}.svg").write_text(drawn, encoding="utf-8")
         tag = found[0].replace(found[1], f"{found[1].removesuffix('.svg')}-{kind}.svg")
-        tag = (
-            tag.replace("<img ", f'<img class="only-{kind}" ')
-            if ' class="' not in tag
-            else tag.replace(' class="', f' class="only-{kind} ', 1)
-        )
-        tags += tag
+        if ' class="' in tag:
+            tags += tag.replace(' class="', f' class="only-{kind} ', 1)
+        else:
+            tags += tag.replace("<img ", f'<img class="only-{kind}" ')
     return tags
 
 

@@ -50,11 +50,8 @@ class Shown:
 
     def words(self) -> str:
         """Return a description of that picture, in sentences."""
-        said = [
-            step_words(run, run.steps[0].step if self.step is None else self.step)
-            for run in self.runs
-            if isinstance(run, Trace)
-        ]
+        traces = [run for run in self.runs if isinstance(run, Trace)]
+        said = [step_words(run, run.steps[0].step if self.step is None else self.step) for run in traces]
         each = [" ".join([f"{name}:", *words]) for name, words in zip(self.names, said, strict=False)]
         return " ".join(["The trace player.", *each])
 
@@ -161,20 +158,18 @@ def _resources() -> Shown:
     return Shown([_run("lab-01", scenario)], ["a budget of 10, four slots"], 1, "c")
 
 
-def _counters() -> Shown:
-    trace = counters()
-    return Shown([trace], ["two in a pool of nine blocks"], 8, first_preempted(trace))
+def _preempting(trace: Trace, name: str, texts: Texts | None = None, step: int | None = None) -> Shown:
+    """Show a run from its first preemption, or another step, on, and follow the request that is preempted."""
+    steps = (r.step for r in trace.steps for event in r.events if event.type == "PREEMPTED")
+    return Shown([trace], [name], next(steps) if step is None else step, first_preempted(trace), texts)
 
 
 def _chunks() -> Shown:
     requests = [*((name, 4, 12, 0) for name in "abc"), ("d", 2000, 4, 3)]
     runs = []
     for threshold in (0, 512):
-        limits = {
-            "max_num_batched_tokens": 2048,
-            "max_num_seqs": 4,
-            "long_prefill_token_threshold": threshold,
-        }
+        limits: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_num_seqs": 4}
+        limits["long_prefill_token_threshold"] = threshold
         made = Scheduler(BlockManager(144, 16, enable_prefix_caching=False), **limits)
         scenario = _scenario("a long prompt", requests, **limits, num_blocks=144, block_size=16)
         runs.append(in_milliseconds(drive(made, scenario)))
@@ -197,9 +192,7 @@ def _metrics() -> Shown:
 
 def _sampling() -> Shown:
     trace = _of_lab("lab-08", "preempted, and on with their own numbers")
-    victim = first_preempted(trace)
-    step = next(r.step for r in trace.steps for event in r.events if event.type == "PREEMPTED")
-    return Shown([trace], ["one greedy, three with seeds"], step, victim)
+    return _preempting(trace, "one greedy, three with seeds")
 
 
 def _watched(name: str) -> Shown:
@@ -215,9 +208,7 @@ def _cost() -> Shown:
 
 
 def _front() -> Shown:
-    trace, texts = hero()
-    step = next(r.step for r in trace.steps for event in r.events if event.type == "PREEMPTED")
-    return Shown([trace], ["six chats in a pool of 32 blocks"], step, first_preempted(trace), texts=texts)
+    return _preempting(hero()[0], "six chats in a pool of 32 blocks", hero()[1])
 
 
 def three_engines(router: str) -> list[Trace]:
@@ -242,7 +233,7 @@ RUNS: dict[str, Callable[[], Shown]] = {
     ),
     "life": lambda: _lab_run("lab-03", TIGHT, "two in a pool of 22 slots", 2, "r0"),
     "resources": _resources,
-    "counters": _counters,
+    "counters": lambda: _preempting(counters(), "two in a pool of nine blocks", step=8),
     "chunks": _chunks,
     "fused": lambda: _lab_run("lab-02", "a long prompt beside two decodes", "a budget of 10", 1, "long"),
     "preemption": lambda: Shown(

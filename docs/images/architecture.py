@@ -30,11 +30,8 @@ def _box(name: str) -> dict:
     words = (ast.get_docstring(ast.parse(front.read_text("utf-8"))) or "").split("\n\n")[0]
     files = path.rglob("*.py") if path.is_dir() else [front]
     torch = any(_needs_torch(file) for file in files if "shakespeare" not in file.parts)
-    return {
-        "name": f"{name}/" if path.is_dir() else front.name,
-        "for": " ".join(words.split()),
-        "torch": torch,
-    }
+    shown = f"{name}/" if path.is_dir() else front.name
+    return {"name": shown, "for": " ".join(words.split()), "torch": torch}
 
 
 def _needs_torch(file: Path) -> bool:
@@ -86,10 +83,8 @@ def draw(path: Path) -> None:
         for column, box in enumerate(layer):
             x = 0.6 + column * width
             face = TORCH if box["torch"] else PLAIN
-            shape = "round,pad=0,rounding_size=0.06"
-            ax.add_patch(
-                FancyBboxPatch((x, y + 0.04), width - 0.1, height - 0.08, shape, fc=face, ec=INK, lw=0.6)
-            )
+            size = width - 0.1, height - 0.08, "round,pad=0,rounding_size=0.06"
+            ax.add_patch(FancyBboxPatch((x, y + 0.04), *size, fc=face, ec=INK, lw=0.6))
             name = {"fontsize": 10, "weight": "bold", "family": "monospace"}
             if len(layer) == 1:
                 ax.text(x + 0.1, y + height / 2, box["name"], **name, **text)
@@ -99,9 +94,8 @@ def draw(path: Path) -> None:
                 words, chars = box["for"], int(width * 14.5)
                 if len(wrap(words, chars)) > 2:
                     words = words.partition(":")[0] + "."
-                ax.text(
-                    x + 0.1, y + 0.27, "\n".join(wrap(words, chars)[:2]), fontsize=8, linespacing=1.2, **text
-                )
+                lines = "\n".join(wrap(words, chars)[:2])
+                ax.text(x + 0.1, y + 0.27, lines, fontsize=8, linespacing=1.2, **text)
     ax.annotate("", (0.4, 0.05), (0.4, top - 0.05), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.2})
     ax.text(0.2, top / 2, "an import goes down only", rotation=90, fontsize=8, va="center", ha="center")
     for x, face, words in ((0.6, TORCH, "imports torch"), (2.1, PLAIN, "does not")):

@@ -110,11 +110,8 @@ def metrics() -> Any:
     ax.set_xlabel("ms since the request arrived", fontsize=9, color=style.INK)
     ax.tick_params(colors=style.INK, labelsize=8)
     queue, first, last = found.queue_time, times[0], times[-1]
-    for start, end, colour in (
-        (0, queue, style.GREY),
-        (queue, first, style.BLUE),
-        (first, last, style.LIGHT_ORANGE),
-    ):
+    ends, colours = (0, queue, first, last), (style.GREY, style.BLUE, style.LIGHT_ORANGE)
+    for (start, end), colour in zip(pairwise(ends), colours, strict=True):
         ax.barh(0, end - start, left=start, height=0.5, color=colour)
     ax.plot(times, [0] * len(times), "o", color=style.DARK, markersize=5, zorder=3)
     gap, before = max((b - a, a) for a, b in pairwise(times))
@@ -147,9 +144,8 @@ def more_machines() -> Any:
     rates = (6, 9, 12, 15, 18)
     load, gaps = style.panels(1, 2, 2.8, gridspec_kw={"wspace": 0.28})
     style.frame(load, xlabel="requests a second and engine", ylabel="TTFT, median (ms)")
-    for router, colour, mark in zip(
-        ROUTERS, (style.VERMILLION, style.GREY, style.BLUE), ("s", "^", "o"), strict=True
-    ):
+    looks = (style.VERMILLION, "s"), (style.GREY, "^"), (style.BLUE, "o")
+    for router, (colour, mark) in zip(ROUTERS, looks, strict=True):
         times = [figures_of(replicas=4, router=router, rate=4 * n, requests=200)["ttft_p50"] for n in rates]
         load.plot(rates, times, f"{mark}-", color=colour, markersize=4, label=router)
     load.set_xticks(rates)

@@ -122,9 +122,8 @@ def line(sheet: Sheet, y: float, words: str, kinds: str, left: float = LEFT, pit
     named |= {"o": "plain", "/": "pad", "e": "empty"}
     texts = words.split(" ") if words else []
     texts += [""] * (len(kinds) - len(texts))
-    sheet.cells(
-        left, y, pitch, HIGH, [(t.replace("_", ""), named[k]) for t, k in zip(texts, kinds, strict=True)]
-    )
+    cells = [(text.replace("_", ""), named[kind]) for text, kind in zip(texts, kinds, strict=True)]
+    sheet.cells(left, y, pitch, HIGH, cells)
 
 
 def bars(sheet: Sheet, shares: list[float], kept: int, note: str) -> None:

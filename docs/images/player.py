@@ -34,9 +34,8 @@ def draw(out: Path = Path(__file__).parent) -> None:
         still, address = page("still.html", 1280, 800, 2)
         moving, veiled = page("moving.html", 1120, 1000, 1.5, veil=True)
         for record in trace.steps[: LAST + 1]:
-            turns = [
-                type(e) for e in record.events if isinstance(e, Preempted | Scheduled) and e.id == FOLLOWED
-            ]
+            events = [e for e in record.events if e.id == FOLLOWED]
+            turns = [type(e) for e in events if isinstance(e, Preempted | Scheduled)]
             place = f"#step={record.step}&follow={FOLLOWED}"
             if Preempted in turns:
                 still.goto(address + place)

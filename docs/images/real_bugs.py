@@ -101,9 +101,7 @@ VARIANTS: dict[str, Any] = {
 }
 
 
-def _scheduling(
-    name: str, *requests: tuple[Any, ...], limits: tuple[int, int, int], **config: Any
-) -> dict[str, Any]:
+def _scheduling(name: str, *requests: Any, limits: tuple[int, int, int], **config: Any) -> dict[str, Any]:
     """A scenario; `limits` are the tokens of a step, the requests that run, and the blocks of the pool."""
     keys = ("id", "prompt", "max_tokens", "at", "priority")
     config |= dict(zip((*LIMITS[:2], "num_blocks"), limits, strict=True))

@@ -17,14 +17,10 @@ HERE = Path(__file__).parent
 RECORDINGS, FOLDER = HERE.parent / "examples" / "vllm", HERE / "watch"
 NAMES = ("vLLM 0.32.0", "ours")
 WORDS = {
-    "scheduled": "scheduled requests",
-    "num_batched_tokens": "tokens",
-    "num_running": "running",
-    "num_waiting": "waiting",
-    "num_free_blocks": "free blocks",
-    "new_tokens": "new tokens",
+    "scheduled": "scheduled requests", "num_batched_tokens": "tokens", "num_running": "running",
+    "num_waiting": "waiting", "num_free_blocks": "free blocks", "new_tokens": "new tokens",
     "events": "events",
-}
+}  # fmt: skip
 
 
 @cache
