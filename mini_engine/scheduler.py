@@ -107,21 +107,23 @@ class Scheduler:
         self._run_pending()
         before, self._is_decided = list(self.running), True
         try:
-            made_room = self.make_room()
             # A request just preempted must not be admitted again in this step, nor another in its place.
-            waiting = RequestQueue(self.policy) if made_room else self.waiting
-            return self.schedule_step(
-                waiting,
-                self.running,
-                self.kv,
-                max_num_batched_tokens=self.max_num_batched_tokens,
-                max_num_seqs=self.max_num_seqs,
-                long_prefill_token_threshold=self.long_prefill_token_threshold,
-                clamp=self.clamp,
-            )
+            return self.decide(None if self.make_room() else self.waiting)
         except BaseException:
             self.take_back(before)
             raise
+
+    def decide(self, waiting: Queue | None = None, max_num_seqs: int | None = None) -> dict[str, int]:
+        """Call `schedule_step` with the settings; without a queue no request is admitted."""
+        return self.schedule_step(
+            RequestQueue(self.policy) if waiting is None else waiting,
+            self.running,
+            self.kv,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=max_num_seqs or self.max_num_seqs,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            clamp=self.clamp,
+        )
 
     def make_room(self) -> bool:
         """Preempt until every running request can compute all it has; True if any was preempted.

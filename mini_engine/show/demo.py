@@ -109,11 +109,9 @@ def demo_engine(model: CausalLM, tokenizer: Tokenizer, **engine_args: Any) -> tu
     chat = tokenizer.chat_template is not None
     workload = []
     for request in CHATS if chat else PLAYS:
-        if chat:
-            ids = tokenizer.encode_chat([{"role": "user", "content": request.prompt}])
-        else:
-            ids = tokenizer.encode(request.prompt)
-        workload.append((request, ids))
+        prompt = request.prompt
+        messages = [{"role": "user", "content": prompt}]
+        workload.append((request, tokenizer.encode_chat(messages) if chat else tokenizer.encode(prompt)))
     block_size = 8
     needs = [-(-(len(ids) + request.max_tokens - 1) // block_size) for request, ids in workload]
     engine = Engine(
@@ -154,9 +152,8 @@ def serve(
                 )
                 name = f"r{len(readers)}"
                 stream = engine.stream(ids, params, request_id=name, priority=request.priority)
-                readers[name] = _Reader(
-                    request, stream, engine.requests[name], engine.inboxes.get(name, deque())
-                )
+                inbox = engine.inboxes.get(name, deque())
+                readers[name] = _Reader(request, stream, engine.requests[name], inbox)
             engine.step()
             for reader in readers.values():
                 reader.read(now)

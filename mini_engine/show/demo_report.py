@@ -44,9 +44,8 @@ def report(trace: Trace, answers: dict[str, Answer], console: Console, out: Path
 
     matplotlib.use("Agg")
     figures.save(figures.timeline(trace), out / "timeline.png", alt=figures.alt_text(trace, "timeline"))
-    print_text(
-        f"{counted(len(answers), 'request')}; the text of the model is green, and its length is limited.\n"
-    )
+    number = counted(len(answers), "request")
+    print_text(f"{number}; the text of the model is green, and its length is limited.\n")
     _print_answers(console, answers)
     steps = counted(len(trace.steps), "step")
     print_text(f"\nWhat happened in {steps}, each one pass of the model for all running requests:\n")
@@ -80,11 +79,8 @@ def highlights(trace: Trace) -> dict[str, str]:
     waits = [f"{name} ({counted(m.queue_steps, 'step')})" for name, m in metrics.items() if m.queue_steps]
     preempted = [name for name, m in metrics.items() if m.num_preemptions]
     times = counted(sum(m.num_preemptions for m in metrics.values()), "preemption")
-    found = [
-        f"{m.num_cached_tokens} of {m.num_prompt_tokens} prompt tokens of {name}"
-        for name, m in metrics.items()
-        if m.num_cached_tokens
-    ]
+    hits = {name: m for name, m in metrics.items() if m.num_cached_tokens}
+    found = [f"{m.num_cached_tokens} of {m.num_prompt_tokens} prompt tokens of {i}" for i, m in hits.items()]
     said = {}
     for name, number in cuts.most_common(1):
         said["chunked prefill"] = (

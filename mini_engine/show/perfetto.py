@@ -16,6 +16,10 @@ from mini_engine.trace import Finished, Preempted, Queued, RequestView, StepTrac
 MICROSECONDS = {"step": 1e3, "ms": 1e3, "s": 1e6, "us": 1.0}
 ENGINE, REQUESTS = 1, 2  # process ids, by which the viewers group tracks
 STEPS = 1  # the thread id of the engine's one track
+SHOWN = (  # of a request
+    "num_prompt_tokens", "max_tokens", "priority", "num_preemptions", "num_draft_tokens",
+    "num_accepted_tokens",
+)  # fmt: skip
 REQUEST, PHASE, CHUNK, POINT = range(4)  # the nesting: where times are equal, the outer one comes first
 
 
@@ -63,11 +67,9 @@ class _Events:
             self.add("X", name, start, pid, tid, depth=depth, dur=dur, cat="mini-engine", args=args)
 
     def name(self, kind: str, name: str, pid: int, tid: int = 0, sort_index: int = 0) -> None:
-        for label, args in (
-            (f"{kind}_name", {"name": name}),
-            (f"{kind}_sort_index", {"sort_index": sort_index}),
-        ):
-            self.names.append({"ph": "M", "name": label, "pid": pid, "tid": tid, "ts": 0, "args": args})
+        for label, value in (("name", name), ("sort_index", sort_index)):
+            named = {"ph": "M", "name": f"{kind}_{label}", "pid": pid, "tid": tid, "ts": 0}
+            self.names.append(named | {"args": {label: value}})
 
     def track(self, request_id: str, queued: float, phase: _Phase) -> _Track:
         self.num_tracks += 1
@@ -113,11 +115,8 @@ def to_perfetto(trace: Trace) -> dict[str, Any]:
             _finish(out, tracks.pop(event.id), views[event.id], end, event.reason)
     for request_id, track in tracks.items():  # not finished when the recording stopped
         _finish(out, track, views[request_id], end, None)
-    return {
-        "traceEvents": out.sorted(),
-        "displayTimeUnit": "ms",
-        "otherData": {"config": trace.header.config},
-    }
+    about = {"displayTimeUnit": "ms", "otherData": {"config": trace.header.config}}
+    return {"traceEvents": out.sorted(), **about}
 
 
 def _earlier(out: _Events, view: RequestView, t: float) -> _Track:
@@ -150,16 +149,8 @@ def _finish(out: _Events, track: _Track, view: RequestView, t: float, reason: st
             out.add("s", "resumption", phase.start, *place, id=out.num_arrows, cat=flow)
             if following:
                 out.add("f", "resumption", until, *place, id=out.num_arrows, cat=flow, bp="e")
-    args: dict[str, Any] = {
-        "num_prompt_tokens": view.num_prompt_tokens,
-        "max_tokens": view.max_tokens,
-        "priority": view.priority,
-        "num_preemptions": view.num_preemptions,
-        "num_draft_tokens": view.num_draft_tokens,
-        "num_accepted_tokens": view.num_accepted_tokens,
-        "finish_reason": reason,
-    }
-    out.slice(REQUEST, view.request_id, track.queued, t, *place, **args)
+    args = {name: getattr(view, name) for name in SHOWN}
+    out.slice(REQUEST, view.request_id, track.queued, t, *place, **args, finish_reason=reason)
 
 
 def _step(out: _Events, record: StepTrace, config: dict[str, Any]) -> None:

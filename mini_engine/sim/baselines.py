@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mini_engine.interfaces import KVManager, Queue
+from mini_engine.interfaces import KVManager
 from mini_engine.request import Request, RequestStatus
-from mini_engine.request_queue import RequestQueue, pick_victim
+from mini_engine.request_queue import pick_victim
 from mini_engine.scheduler import Scheduler
 
 
@@ -22,19 +22,9 @@ def _admit(scheduler: Scheduler) -> Request:
     return request
 
 
-def _step(
-    scheduler: Scheduler, waiting: Queue | None = None, max_num_seqs: int | None = None
-) -> dict[str, int]:
-    """Call `schedule_step` with the scheduler's settings; without a queue no request is admitted."""
-    return scheduler.schedule_step(
-        RequestQueue(scheduler.policy) if waiting is None else waiting,
-        scheduler.running,
-        scheduler.kv,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_num_seqs=max_num_seqs or scheduler.max_num_seqs,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-        clamp=scheduler.clamp,
-    )
+def _final_length(request: Request) -> int:
+    """Return the tokens that a request computes in all: the last one is sampled only."""
+    return request.num_prompt_tokens + (request.max_tokens or 1) - 1
 
 
 class StaticBatching(Scheduler):
@@ -48,14 +38,13 @@ class StaticBatching(Scheduler):
         if not self.running:
             while self.waiting and len(self.running) < self.max_num_seqs and self._reserve():
                 _admit(self)
-        return _step(self)
+        return self.decide()
 
     def _reserve(self) -> bool:
         request = self.waiting.peek()
         if not self.kv.admit(request):
             return False
-        final_length = request.num_prompt_tokens + (request.max_tokens or 1) - 1
-        if not self.kv.allocate(request, final_length - request.num_computed_tokens):
+        if not self.kv.allocate(request, _final_length(request) - request.num_computed_tokens):
             self.kv.free(request)
             return False
         return True
@@ -81,8 +70,7 @@ class PrefillFirst(Scheduler):
     """
 
     def add(self, request: Request) -> None:
-        longest = request.num_prompt_tokens + (request.max_tokens or 1) - 1
-        if longest > self.max_num_batched_tokens:
+        if (longest := _final_length(request)) > self.max_num_batched_tokens:
             raise ValueError(
                 f"request {request.request_id!r} may have to prefill {longest} tokens at once (prompt + "
                 f"max_tokens - 1), but max_num_batched_tokens is {self.max_num_batched_tokens}; "
@@ -126,9 +114,9 @@ class TwoPass(Scheduler):
         made_room = self.make_room()
         prefilling = any(not request.is_decode for request in self.running)
         if made_room or prefilling:
-            return _step(self)
+            return self.decide()
         # One slot more than is taken: one prompt may be admitted.
-        return _step(self, self.waiting, min(self.max_num_seqs, len(self.running) + 1))
+        return self.decide(self.waiting, min(self.max_num_seqs, len(self.running) + 1))
 
 
 class OverCommit(Scheduler):
@@ -157,8 +145,7 @@ class OverCommit(Scheduler):
         return sum(request.num_tokens for request in self.running)
 
     def add(self, request: Request) -> None:
-        longest = request.num_prompt_tokens + (request.max_tokens or 1) - 1
-        if longest > self.max_kv_tokens:
+        if (longest := _final_length(request)) > self.max_kv_tokens:
             raise ValueError(
                 f"request {request.request_id!r} grows to {longest} tokens, but max_kv_tokens is "
                 f"{self.max_kv_tokens}; shorten it or enlarge the pool"
@@ -168,7 +155,7 @@ class OverCommit(Scheduler):
     def schedule(self) -> dict[str, int]:
         self._admit_if_it_fits()
         self._preempt_the_excess()
-        return _step(self)
+        return self.decide()
 
     def _admit_if_it_fits(self) -> None:
         if not self.waiting or len(self.running) >= self.max_num_seqs:

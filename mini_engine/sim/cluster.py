@@ -151,10 +151,8 @@ def simulate_cluster(
     if not 1 <= replicas <= MAX_REPLICAS:
         raise ValueError(f"replicas must be 1 to {MAX_REPLICAS}, but is {replicas}")
     if not 0 <= prefill < replicas:
-        raise ValueError(
-            f"prefill must be 0 to {replicas - 1} with {replicas} replicas, so that one is left to decode, "
-            f"but is {prefill}"
-        )
+        limits = f"0 to {replicas - 1} with {replicas} replicas, so that one is left to decode"
+        raise ValueError(f"prefill must be {limits}, but is {prefill}")
     config = replace(config, **settings)
     names = [f"prefill-{i}" for i in range(prefill)]
     names += [f"{'decode' if prefill else 'engine'}-{i}" for i in range(replicas - prefill)]
@@ -276,11 +274,9 @@ def figures(
     run = simulate_cluster(arrivals, replicas, router, prefill=prefill, seed=seed, keep=False, **options)
     each = run.summaries(ttft_limit=ttft_limit, tpot_limit=tpot_limit)
     whole = each.pop("together")
-    return {
-        "ttft_p50": whole.ttft.p50 if whole.ttft else None,
-        "ttft_p99": whole.ttft.p99 if whole.ttft else None,
-        "itl_p50": whole.itl.p50 if whole.itl else None,
-        "itl_p99": whole.itl.p99 if whole.itl else None,
+    of_each = {"ttft": whole.ttft, "itl": whole.itl}
+    times = {f"{n}_{p}": getattr(of, p, None) for n, of in of_each.items() for p in ("p50", "p99")}
+    return times | {
         "goodput": whole.goodput and whole.goodput * 1000,
         "output_throughput": whole.output_throughput and whole.output_throughput * 1000,
         "cached_tokens": whole.num_cached_tokens,

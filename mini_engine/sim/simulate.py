@@ -190,10 +190,8 @@ def step(
             f"the scheduler scheduled nothing with {len(recorder.waiting)} requests waiting "
             f"and {len(recorder.running)} running"
         )
-    rows = ((live[name], num_tokens) for name, num_tokens in scheduled.items())
-    counts = {
-        r.request_id: len(r.output_token_ids) for r, num_tokens in rows if num_tokens == r.num_new_tokens
-    }
+    rows = ((live[name], num) for name, num in scheduled.items())
+    counts = {r.request_id: len(r.output_token_ids) for r, num in rows if num == r.num_new_tokens}
     given = {name: (tokens or {}).get(name, ()) for name in counts}
     sampled = {name: [given[name][n] if n < len(given[name]) else 0] for name, n in counts.items()}
     stopped = {name for name, n in counts.items() if name in stopping and n + 1 == len(given[name])}

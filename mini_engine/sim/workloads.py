@@ -112,14 +112,9 @@ def arrivals(
     for _ in range(num_requests):
         time += 1000 * rng.gammavariate(burstiness, 1 / (rate * burstiness))
         group = rng.randrange(num_prefix_groups) if num_prefix_groups else None
-        yield Arrival(
-            time,
-            length(input_length) + (prefix_length if num_prefix_groups else 0),
-            length(output_length),
-            rng.choice(priorities),
-            group,
-            prefix_length,
-        )
+        prompt = length(input_length) + (prefix_length if num_prefix_groups else 0)
+        output, priority = length(output_length), rng.choice(priorities)
+        yield Arrival(time, prompt, output, priority, group, prefix_length)
 
 
 def read_arrivals(path: str | os.PathLike[str]) -> Iterator[Arrival]:
@@ -174,5 +169,4 @@ def _arrival(line: Any) -> Arrival:
 
 def _whole(name: str, value: Any, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
-        limits = f"from {least} to {most}"
-        raise ValueError(f"{name} must be a whole number {limits}, but is {shown(value)}")
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, but is {shown(value)}")

@@ -54,10 +54,8 @@ class Check:
         self._blocks("the header's 'cached_blocks'", header.cached_blocks)
         for view in header.requests:
             if view.state not in STATES:
-                states = ", ".join(STATES)
-                raise ValueError(
-                    f"the header's request's 'state' must be one of {states}, but is {shown(view.state)}"
-                )
+                rule = f"must be one of {', '.join(STATES)}, but is {shown(view.state)}"
+                raise ValueError(f"the header's request's 'state' {rule}")
             self._blocks("the header's request's 'blocks'", view.blocks)
             self.known.add(view.request_id)
 
@@ -65,10 +63,8 @@ class Check:
         if record.step <= self.last_step:
             raise ValueError(f"the step's 'step' must increase, but is {record.step} after {self.last_step}")
         if not self.last_t <= record.t <= record.t_end:
-            raise ValueError(
-                f"the step's 't' and 't_end' must not decrease, but are {record.t} and {record.t_end} "
-                f"after {self.last_t}"
-            )
+            times = f"{record.t} and {record.t_end} after {self.last_t}"
+            raise ValueError(f"the step's 't' and 't_end' must not decrease, but are {times}")
         self.last_step, self.last_t = record.step, record.t_end
         self._events(record.events)
         for name in ("scheduled", "blocks", "new_tokens", *_DRAFTS):
@@ -76,10 +72,9 @@ class Check:
                 self._arrived(f"the step's {name!r}", request_id)
         for num_tokens in record.scheduled.values():
             _within("the step's 'scheduled'", num_tokens, 0)
-        for blocks in record.blocks.values():
-            self._blocks("the step's 'blocks'", blocks)
-        for blocks in record.returned_blocks.values():
-            self._blocks("the step's 'returned_blocks'", blocks)
+        for name in ("blocks", "returned_blocks"):
+            for blocks in getattr(record, name).values():
+                self._blocks(f"the step's {name!r}", blocks)
         for request_id, drafts in record.draft_token_ids.items():
             accepted = record.num_accepted_tokens.get(request_id, 0)
             _within("the step's 'num_accepted_tokens'", accepted, 0, len(drafts))

@@ -28,10 +28,8 @@ def view_of(request: Request, scheduler: SchedulerLike) -> RequestView:
     """Return how a request stands that was there before the recording."""
     sizes = request.num_prompt_tokens, request.max_tokens or 0
     view = RequestView(request.request_id, *sizes, request.priority, request.arrival)
-    view.num_computed_tokens, view.num_output_tokens = (
-        request.num_computed_tokens,
-        len(request.output_token_ids),
-    )
+    view.num_computed_tokens = request.num_computed_tokens
+    view.num_output_tokens = len(request.output_token_ids)
     view.num_preemptions, view.blocks = request.num_preemptions, list(scheduler.kv.block_table(request))
     if request in scheduler.running:
         view.running, view.state = True, "decode" if view.is_decode else "prefill"

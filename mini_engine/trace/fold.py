@@ -125,15 +125,8 @@ class Fold:
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Queued):
-            self.views[event.id] = RequestView(
-                event.id,
-                event.num_prompt_tokens,
-                event.max_tokens,
-                event.priority,
-                event.arrival,
-                queued_step=self.step,
-                t_queued=event.t,
-            )
+            given = event.num_prompt_tokens, event.max_tokens, event.priority, event.arrival
+            self.views[event.id] = RequestView(event.id, *given, queued_step=self.step, t_queued=event.t)
             return
         view = self._view(event.id)
         if isinstance(event, Preempted):

@@ -58,15 +58,11 @@ class Record:
 def _plan(cls: Any) -> list[tuple[str, str, Any, Callable[[Any], Any]]]:
     """Return (name, JSON key, default or MISSING, reader) for each field."""
     hints = get_type_hints(cls)
-    return [
-        (
-            f.name,
-            f.name.removesuffix("_"),
-            f.default if f.default_factory is MISSING else f.default_factory(),
-            _reader(hints[f.name]),
-        )
-        for f in fields(cls)
-    ]
+    plan = []
+    for f in fields(cls):
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        plan.append((f.name, f.name.removesuffix("_"), default, _reader(hints[f.name])))
+    return plan
 
 
 def _plain(value: Any) -> Any:

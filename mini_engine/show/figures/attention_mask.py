@@ -32,9 +32,8 @@ def attention_mask_data(past_lens: list[int], num_new: list[int], ids: list[str]
     `computed` all cells.
     """
     if len(past_lens) != len(num_new) or not num_new:
-        raise ValueError(
-            f"each row needs a past length and a number of new tokens, but got {past_lens} and {num_new}"
-        )
+        given = f"{past_lens} and {num_new}"
+        raise ValueError(f"each row needs a past length and a number of new tokens, but got {given}")
     ids = ids or [chr(ord("A") + i) for i in range(len(num_new))]
     most_past, most_new = max(past_lens), max(num_new)
     data = {}
@@ -74,9 +73,8 @@ def attention_mask(
     data = attention_mask_data(past_lens, num_new, ids)
     keys, rows = max(map(len, data["padded"]["cells"])), len(data["padded"]["rows"])
     if keys > 28 or rows > 40:
-        raise ValueError(
-            f"{rows} padded rows of {keys} keys do not fit a page; take a step with fewer tokens"
-        )
+        size = f"{rows} padded rows of {keys} keys"
+        raise ValueError(f"{size} do not fit a page; take a step with fewer tokens")
     if keys <= 12:  # side by side
         heights, cell = [rows, rows], min(0.26, 3.0 / keys)
         axes = style.panels(1, 2, cell * rows + 1.0)

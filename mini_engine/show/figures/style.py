@@ -160,9 +160,8 @@ def alt_text(trace: Trace, figure: str) -> str:
         text.append(f"Mean time to first token {counted(run.ttft.mean, run.unit)},")
         text.append(f"longest gap between tokens {counted(run.max_itl or 0, run.unit)}.")
     if run.kv_utilisation is not None:
-        text.append(
-            f"KV pool {run.kv_utilisation:.0%} full on average, {run.max_kv_utilisation:.0%} at most."
-        )
+        most = f"{run.max_kv_utilisation:.0%} at most"
+        text.append(f"KV pool {run.kv_utilisation:.0%} full on average, {most}.")
     if run.budget_utilisation is not None:
         text.append(f"Token budget {run.budget_utilisation:.0%} used.")
     return " ".join(text)

@@ -77,11 +77,8 @@ def write_shell(folder: str | os.PathLike[str]) -> Path:
     postMessage (see shell.js). Return the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (
-        ("shell.html", _asset("shell.html")),
-        ("player.css", _asset("player.css")),
-        ("player.js", script("shell")),
-    ):
+    for name in ("shell.html", "player.css", "player.js"):
+        text = script("shell") if name == "player.js" else _asset(name)
         (folder / name).write_text(text, encoding="utf-8")
     return folder
 
@@ -129,12 +126,8 @@ def _plain(name: str, run: Playable, texts: Texts | None) -> dict[str, Any]:
         if "scheduled" in step:
             # Row order matters, and a JavaScript object puts keys that look like numbers first.
             step["scheduled"] = list(step["scheduled"].items())
-    plain = {
-        "name": name,
-        "header": run.header.to_json(),
-        "steps": steps,
-        "end": run.end and run.end.to_json(),
-    }
+    plain: dict[str, Any] = {"name": name, "header": run.header.to_json(), "steps": steps}
+    plain["end"] = run.end and run.end.to_json()
     return plain if texts is None else {**plain, "texts": {key: list(text) for key, text in texts.items()}}
 
 

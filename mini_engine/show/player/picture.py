@@ -26,8 +26,8 @@ STYLE = """text{font:12px system-ui,'DejaVu Sans',sans-serif;fill:#1c1f24}.m{fil
 .used{fill:#3f8f78}.head{fill:#e9ebee18;stroke:#e9ebee}.k{fill:#1a1a1a}}"""
 HATCH = (
     "<pattern id='hatch' width='4' height='4' patternUnits='userSpaceOnUse' patternTransform='rotate(45)'>"
+    "<path d='M0 0V4' stroke='#3a1500' stroke-width='2'/></pattern>"
 )
-HATCH += "<path d='M0 0V4' stroke='#3a1500' stroke-width='2'/></pattern>"
 
 Views = dict[str, RequestView]
 
@@ -165,10 +165,8 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
         elif isinstance(event, Scheduled):
             where = "found in another answer to its prompt" if event.num_forked_tokens else "cached"
             where = "moved here from another engine" if event.num_external_computed_tokens else where
-            found = (
-                f", with {event.num_cached_tokens} of its tokens {where}" if event.num_cached_tokens else ""
-            )
-            yield f"{event.id} is admitted{found}."
+            num = event.num_cached_tokens
+            yield f"{event.id} is admitted{f', with {num} of its tokens {where}' if num else ''}."
     decodes = [name for name in record.scheduled if views[name].state == "decode"]
     verifying = [name for name in decodes if name in record.draft_token_ids]
     if decodes := [name for name in decodes if name not in verifying]:
@@ -179,7 +177,8 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
     for name, tokens in record.scheduled.items():
         if views[name].state == "prefill":
             left = views[name].num_new_tokens - tokens
-            yield f"{name} computes {tokens} of its tokens, {_left(left) if left else 'the last'}."
+            rest = f"{left} {'is' if left == 1 else 'are'} left" if left else "the last"
+            yield f"{name} computes {tokens} of its tokens, {rest}."
     for event in record.events:
         if isinstance(event, Finished):
             yield f"{event.id} finishes ({event.reason})."
@@ -197,10 +196,6 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
 
 def _blocks(count: int, more: str = "") -> str:
     return f"{count} {more}block{'' if count == 1 else 's'}"
-
-
-def _left(count: int) -> str:
-    return f"{count} {'is' if count == 1 else 'are'} left"
 
 
 def _rect(name: str, x: float, y: float, width: float, height: float, more: str = "") -> str:
