@@ -56,13 +56,6 @@ def build_batch(
     slot_mapping = blocks * kv.block_size + positions % kv.block_size
     ends = accumulate(query_lens)
     last_rows = [i for row, end in zip(rows, ends, strict=True) for i in range(end - row.num_logits, end)]
-    return Batch(
-        token_ids.to(device),
-        positions.to(device),
-        slot_mapping.to(device),
-        block_tables.to(device),
-        query_lens,
-        seq_lens,
-        last_rows,
-        kv.block_size,
-    )
+    flat = (token_ids, positions, slot_mapping, block_tables)
+    ids, places, slots, padded = (tensor.to(device) for tensor in flat)
+    return Batch(ids, places, slots, padded, query_lens, seq_lens, last_rows, kv.block_size)

@@ -61,21 +61,13 @@ class _Answer:
         self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
 
     def output(self, index: int) -> CompletionOutput:
-        request, logprobs = self.request, None
+        request, token_ids = self.request, self.request.output_token_ids
+        total, logprobs = None, None
         if request.sampling_params.logprobs is not None:
             logprobs = self.logprobs
-        chosen = zip(request.output_token_ids, logprobs or (), strict=False)
-        return CompletionOutput(
-            index,
-            self.text,
-            request.output_token_ids,
-            None if logprobs is None else sum(of[i].logprob for i, of in chosen),
-            logprobs,
-            request.finish_reason,
-            self.stop_reason,
-            request.error,
-            request.is_complete,
-        )
+            total = sum(of[i].logprob for i, of in zip(token_ids, logprobs, strict=False))
+        end = request.finish_reason, self.stop_reason, request.error, request.is_complete
+        return CompletionOutput(index, self.text, token_ids, total, logprobs, *end)
 
 
 @dataclass
@@ -89,17 +81,12 @@ class _Job:
     siblings: list[Request] = field(default_factory=list)
 
     def output(self, prompt: str | None) -> RequestOutput:
-        first = self.answers[0].request
-        return RequestOutput(
-            first.request_id.removeprefix("0_") if self.params.n > 1 else first.request_id,
-            prompt,
-            first.prompt_token_ids,
-            self.answers[0].prompt_logprobs,
-            [answer.output(i) for i, answer in enumerate(self.answers)],
-            True,
-            # After a preemption its outputs may have been found, too.
-            min(first.num_cached_tokens, first.num_prompt_tokens),
-        )
+        first, of_prompt = self.answers[0].request, self.answers[0].prompt_logprobs
+        name = first.request_id.removeprefix("0_") if self.params.n > 1 else first.request_id
+        outputs = [answer.output(i) for i, answer in enumerate(self.answers)]
+        # After a preemption its outputs may have been found, too.
+        num_cached = min(first.num_cached_tokens, first.num_prompt_tokens)
+        return RequestOutput(name, prompt, first.prompt_token_ids, of_prompt, outputs, True, num_cached)
 
 
 def _is_token_id(value: Any) -> bool:

@@ -157,17 +157,10 @@ class OutputProcessor:
         logprobs = state.logprobs if params.logprobs is not None else None
         of_prompt, state.prompt_logprobs = state.prompt_logprobs, None
         state.num_given, state.logprobs = state.num_given + len(token_ids), []
-        return Delta(
-            request.request_id,
-            token_ids,
-            text,
-            request.finish_reason,
-            stop_reason,
-            logprobs,
-            request.error,
-            of_prompt,
-            is_complete=request.is_complete if ended else None,
-        )
+        name, reason = request.request_id, request.finish_reason
+        delta = Delta(name, token_ids, text, reason, stop_reason, logprobs, request.error, of_prompt)
+        delta.is_complete = request.is_complete if ended else None
+        return delta
 
     def _read(self, state: RequestState) -> OutputText:
         """Return the text of the request's tokens, made anew and given out as far as Deltas have it."""

@@ -70,15 +70,10 @@ def assemble_fused_batch(rows: Sequence[Row], caches: Mapping[str, DenseCache]) 
     device = caches[ids[0]].k.device
     past_lens = torch.tensor([len(caches[request_id]) for request_id in ids], device=device)
     num_new = torch.tensor([len(chunk.token_ids) for chunk in chunks], device=device)
-    return FusedBatch(
-        ids,
-        pad_left([torch.tensor(chunk.token_ids) for chunk in chunks]).to(device),
-        pad_left([torch.tensor(chunk.positions) for chunk in chunks]).to(device),
-        past_lens,
-        num_new,
-        fused_attention_mask(past_lens, num_new),
-        [row.is_last for row in rows],
-    )
+    tokens = pad_left([torch.tensor(chunk.token_ids) for chunk in chunks]).to(device)
+    positions = pad_left([torch.tensor(chunk.positions) for chunk in chunks]).to(device)
+    mask, is_last = fused_attention_mask(past_lens, num_new), [row.is_last for row in rows]
+    return FusedBatch(ids, tokens, positions, past_lens, num_new, mask, is_last)
 
 
 def disassemble_fused_cache(

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from mini_engine.attention import KVPool, PagedBackend
 from mini_engine.engine import Engine
+from mini_engine.fallbacks import recoverable_kv
 from mini_engine.input_processor import Prompt, take_apart
-from mini_engine.interfaces import KVManager, RecoverableKV
+from mini_engine.interfaces import RecoverableKV
 from mini_engine.llm import LLM
 from mini_engine.request import Request, SamplingParams
 
@@ -108,9 +109,8 @@ class KVConnector:
     def save_kv(self, token_ids: list[int], first: int = 0, cache_salt: str = "") -> tuple[Tensor, Tensor]:
         """Compute a prompt. Return its keys and values from a block on, but for those of the last token's
         block: (num_layers, num_blocks, block_size, num_kv_heads, head_dim) each, on the CPU."""
-        self.llm.generate(
-            {"prompt_token_ids": token_ids, "cache_salt": cache_salt}, ONE_TOKEN, use_tqdm=False
-        )
+        prompt = {"prompt_token_ids": token_ids, "cache_salt": cache_salt}
+        self.llm.generate(prompt, ONE_TOKEN, use_tqdm=False)
         with self._admitted(token_ids, cache_salt) as (request, table):
             blocks = table[first : request.num_computed_tokens // self.pool_size]
             return self.pool.k[:, blocks].cpu(), self.pool.v[:, blocks].cpu()
@@ -139,12 +139,7 @@ class KVConnector:
         try:
             yield request, kv.block_table(request)
         finally:
-            _undo(kv, request)
-
-
-def _undo(kv: KVManager, request: Request) -> None:
-    assert isinstance(kv, RecoverableKV)
-    kv.unadmit(request)  # what was cached stays, and no statistics have seen it
+            recoverable_kv(kv).unadmit(request)  # what was cached stays, and no statistics have seen it
 
 
 def _kind(engine: Engine, pool: KVPool) -> str:

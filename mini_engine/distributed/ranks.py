@@ -46,9 +46,8 @@ class Ranks:
         self._has_failed = False  # this rank; then it ends by itself
         self._agreed = False  # whether a call that all ranks make is under way
         self.num_sums, self.sum_seconds, self.seconds = 0, 0.0, 0.0  # of the sums, and of rank 0's calls
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=FOREVER
-        )
+        kind = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(kind, timeout=FOREVER)
         self._sums = dist.new_group(timeout=LONGEST_SUM)
         self._store = _store()
         Thread(target=self._watch, name="ranks", daemon=True).start()

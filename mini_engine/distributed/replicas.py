@@ -165,10 +165,9 @@ def start(
     from ray import serve
 
     here: dict[str, Any] = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    where = {} if os.environ.get("RAY_ADDRESS") else here
     try:
-        ray.init(
-            log_to_driver=False, logging_level="ERROR", **({} if os.environ.get("RAY_ADDRESS") else here)
-        )
+        ray.init(log_to_driver=False, logging_level="ERROR", **where)
         # What a dying replica loses, its clients learn.
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})

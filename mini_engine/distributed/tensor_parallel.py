@@ -49,9 +49,8 @@ def connect(model: CausalLM, ranks: Ranks) -> CausalLM:
     """Sum the model's products o and down over the ranks, and let all compute what rank 0 computes."""
     if isinstance(model, FastLM):
         for packed in model.packed_layers:
-            packed.o, packed.down = (
-                cast(Product, _Summed(product, ranks)) for product in (packed.o, packed.down)
-            )
+            packed.o = cast(Product, _Summed(packed.o, ranks))
+            packed.down = cast(Product, _Summed(packed.down, ranks))
     else:
         for layer in map(partial(cast, DecoderLayer), model.layers):
             for product in (layer.self_attn.o_proj, layer.mlp.down_proj):

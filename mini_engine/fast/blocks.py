@@ -34,11 +34,8 @@ class Linear:
         words = (columns << self._shifts()).sum(-1, dtype=torch.int32)
         self.words = words.permute(0, 2, 3, 1).contiguous()  # (panels, blocks, bits, PANEL)
         self.product = kernels.linear_blocks[bits]
-        self.pointers = (
-            self.words.data_ptr(),
-            self.steps.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-        )
+        added = None if bias is None else bias.data_ptr()
+        self.pointers = self.words.data_ptr(), self.steps.data_ptr(), added
 
     def __call__(self, x: Tensor) -> Tensor:
         padded = F.pad(x, (0, self.missing)) if self.missing else x
@@ -57,12 +54,8 @@ class Linear:
     def _shifts(self) -> Tensor:
         """Return the place of each column in its word (32 / bits,): two columns in the halves, the next two
         above them."""
-        return (
-            torch.arange(0, 16, self.bits, dtype=torch.int32)
-            .unsqueeze(1)
-            .add(torch.tensor([0, 16]))
-            .flatten()
-        )
+        places = torch.arange(0, 16, self.bits, dtype=torch.int32)
+        return places.unsqueeze(1).add(torch.tensor([0, 16])).flatten()
 
     def sums(self) -> Tensor:
         """Return the sum of each row of the weight, plus the bias: NaN where one of them is NaN."""

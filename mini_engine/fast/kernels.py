@@ -164,24 +164,12 @@ class PagedAttend:
         self.attend, self.heads = kernels.attend, heads
         (rows,), (self.kv_heads, self.dim) = batch.positions.shape, pool.k.shape[3:]
         self.bytes = pool.k.itemsize
-        self.k, self.v, self.layer_bytes = (
-            pool.k.data_ptr(),
-            pool.v.data_ptr(),
-            pool.k[0].numel() * self.bytes,
-        )
+        self.k, self.v = pool.k.data_ptr(), pool.v.data_ptr()
+        self.layer_bytes = pool.k[0].numel() * self.bytes
         self.out = pool.k.new_empty(rows, heads, self.dim)
         given = (*work, batch.positions, batch.slot_mapping, batch.block_tables)
-        self.step = _Step(
-            *(tensor.data_ptr() for tensor in given),
-            rows,
-            len(work[0]),
-            batch.block_tables.stride(0),
-            heads,
-            self.kv_heads,
-            self.dim,
-            batch.block_size,
-            eps,
-        )
+        sizes = rows, len(work[0]), batch.block_tables.stride(0), heads, self.kv_heads, self.dim
+        self.step = _Step(*(tensor.data_ptr() for tensor in given), *sizes, batch.block_size, eps)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at, apart = layer * self.layer_bytes, (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0))

@@ -32,10 +32,8 @@ def prepare(model: CausalLM, fast: Fast = True) -> CausalLM:
     if not isinstance(model, CausalLM) or isinstance(model, FastLM):
         return model
     if model.quantized:
-        if model.device.type != "cpu" or fast is not True:
-            raise ValueError(
-                f"dtype q4 needs the CPU and fast=True, but has {model.device.type}, fast={fast!r}"
-            )
+        if (kind := model.device.type) != "cpu" or fast is not True:
+            raise ValueError(f"dtype q4 needs the CPU and fast=True, but has {kind}, fast={fast!r}")
         if not kernels.load(model.dtype):
             raise ValueError("dtype q4 needs the kernels; run `mini-engine kernels build`")
     if not fast:
@@ -72,9 +70,8 @@ class FastLM(CausalLM):
         self.kernels = _kernels(model.dtype, use_kernels)
         product = product_of(model.dtype, self.kernels) or onednn.Linear
         head = product
-        if (
-            model.quantized and self.kernels
-        ):  # the head, from which each token is chosen, keeps 8 bits, as in GGUF files
+        if model.quantized and self.kernels:
+            # The head, from which each token is chosen, keeps 8 bits, as in GGUF files.
             product, head = (partial(blocks.Linear, self.kernels, bits) for bits in (4, 8))
         self.packed_layers = [_Layer(cast(DecoderLayer, layer), product) for layer in model.layers]
         self.head = head(model.lm_head.weight)

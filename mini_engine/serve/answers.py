@@ -102,7 +102,8 @@ class Answer:
                 body = {"text": text}
             logprobs = self._logprobs(number, choice.token_ids, choice.logprobs, first=True)
             more = {} if self.asked.is_chat else {"prompt_logprobs": _plain(choice.prompt_logprobs)}
-            choices.append({"index": number, **body, "logprobs": logprobs, **more, **self._end(choice)})
+            end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            choices.append({"index": number, **body, "logprobs": logprobs, **more, **end})
         whole = self._object() | {"choices": choices, "usage": self.usage()}
         if self.asked.is_chat:  # which has one prompt
             whole["prompt_logprobs"] = _plain(self.choices[0].prompt_logprobs)
@@ -112,25 +113,15 @@ class Answer:
         """Return the tokens that were read and written; the answers to one prompt read it once."""
         prompt, written = sum(map(len, self.prompts)), sum(len(one.token_ids) for one in self.choices)
         cached = sum(one.num_cached_tokens for one in self.choices[:: self.asked.params.n])
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return _usage(prompt, written) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
     def _usage_of(self, number: int) -> JSON:
         prompt = len(self.prompts[number // self.asked.params.n])
-        written = len(self.choices[number].token_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        return _usage(prompt, len(self.choices[number].token_ids))
 
     def _object(self, kind: str = "") -> JSON:
         name = f"chat.completion{kind and '.' + kind}" if self.asked.is_chat else "text_completion"
         return {"id": self.id, "object": name, "created": self.created, "model": self.asked.model}
-
-    @staticmethod
-    def _end(choice: _Choice) -> JSON:
-        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
     def _echo(self, number: int) -> str:
         return self.echoes[number // self.asked.params.n]
@@ -181,6 +172,10 @@ class Answer:
         most = self.asked.params.logprobs or 0
         best = sorted((one.rank, token_id) for token_id, one in found.items() if one.rank <= most)
         return [self._token(token_id, found[token_id]) for _, token_id in best]
+
+
+def _usage(prompt: int, written: int) -> JSON:
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 def _or_null(value: Any) -> str:

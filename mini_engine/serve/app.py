@@ -66,11 +66,8 @@ class Server:
 
     async def one_model(self, request: HTTPRequest) -> Response:
         """Describe the model. GET /v1/models/NAME"""
-        if request.path_params["name"] != self.model:
-            name = request.path_params["name"]
-            raise APIError(
-                f"the model {name!r} is not served here; {self.model} is", "model", "model_not_found", 404
-            )
+        if (name := request.path_params["name"]) != self.model:
+            raise APIError.of_model(repr(name), self.model)
         return JSONResponse(self._card())
 
     def _card(self) -> dict[str, Any]:
@@ -149,9 +146,8 @@ class Server:
 
     def _full(self) -> APIError:
         most = self.limits.max_num_requests
-        return APIError(
-            f"{most} requests are open, the most that are taken", None, "rate_limit_exceeded", 429
-        )
+        rule = f"{most} requests are open, the most that are taken"
+        return APIError(rule, code="rate_limit_exceeded", status=429)
 
     async def tokenize(self, request: HTTPRequest) -> Response:
         """Return the token ids of a text or a conversation. POST /tokenize"""
@@ -194,9 +190,7 @@ class Server:
 
     async def steps(self, request: HTTPRequest) -> Response:
         """Return the last steps for the player. GET /trace/steps"""
-        trace = await self.async_engine.call(
-            lambda engine: engine.trace if engine.recorder is not None else None
-        )
+        trace = await self.async_engine.call(lambda engine: engine.trace if engine.recorder else None)
         if trace is None:
             raise APIError("this server keeps no trace; start it without --no-trace", status=404)
         if not trace.steps:

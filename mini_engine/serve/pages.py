@@ -15,32 +15,25 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-src 'self'; "
     "frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
 )
-HTML, JS, CSS = "text/html", "text/javascript", "text/css"
-PAGES = {
-    "/": ("chat.html", HTML),
-    "/chat.js": ("chat.js", JS),
-    "/pages.css": ("pages.css", CSS),
-    "/trace": ("trace.html", HTML),
-    "/trace.js": ("trace.js", JS),
-    "/player/shell.html": ("shell.html", HTML),
-    "/player/player.js": ("player.js", JS),
-    "/player/player.css": ("player.css", CSS),
-}
+KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+PAGES = {"/": "chat.html", "/trace": "trace.html"}  # other files have their own names
+PAGES |= {f"/{name}": name for name in ("chat.js", "pages.css", "trace.js")}
+PAGES |= {f"/player/{name}": name for name in ("shell.html", "player.js", "player.css")}
 
 
 def routes() -> list[Route]:
     """Return the routes of all files that the pages consist of."""
-    return [_route(path, name, kind) for path, (name, kind) in PAGES.items()]
+    return [_route(path, name) for path, name in PAGES.items()]
 
 
-def _route(path: str, name: str, kind: str) -> Route:
+def _route(path: str, name: str) -> Route:
     of_player = path.startswith("/player/")
     folder = files("mini_engine.show.player") if of_player else files("mini_engine.serve") / "page"
     text = script("shell") if path == "/player/player.js" else (folder / name).read_text("utf-8")
     headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
 
     async def answer(request: Request) -> Response:
-        return Response(text, media_type=kind, headers=headers)
+        return Response(text, media_type=KINDS[name.rpartition(".")[2]], headers=headers)
 
     return Route(path, answer)
 

@@ -40,6 +40,10 @@ class APIError(Exception):
         super().__init__(message)
         self.message, self.param, self.code, self.status = message, param, code, status
 
+    @classmethod
+    def of_model(cls, name: str, model: str) -> "APIError":
+        return cls(f"the model {name} is not served here; {model} is", "model", "model_not_found", 404)
+
     def to_json(self) -> dict[str, Any]:
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -117,9 +121,7 @@ def _known(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
 def _common(given: dict[str, Any], model: str, is_chat: bool) -> Asked:
     name = given.get("model", model)
     if name != model:
-        raise APIError(
-            f"the model {shown(name)} is not served here; {model} is", "model", "model_not_found", 404
-        )
+        raise APIError.of_model(shown(name), model)
     stream = _flag(given, "stream")
     options = given.get("stream_options", {})
     if not isinstance(options, dict) or options.keys() - {"include_usage", "continuous_usage_stats"}:
@@ -148,9 +150,7 @@ def _sampling_params(given: dict[str, Any], is_chat: bool) -> SamplingParams:
     if "logit_bias" in given:
         chosen["logit_bias"] = _logit_bias(given["logit_bias"])
     chosen["logprobs"] = _logprobs(given, is_chat)
-    if not is_whole(of_prompt := given.get("prompt_logprobs", 0), 0, MAX_TOP_LOGPROBS):
-        rule = f"prompt_logprobs must be from 0 to {MAX_TOP_LOGPROBS}"
-        raise APIError(f"{rule}, but is {shown(of_prompt)}", "prompt_logprobs")
+    _number(given, "prompt_logprobs")
     chosen |= _response_format(given.get("response_format"))
     try:
         return SamplingParams(**chosen)
@@ -173,19 +173,17 @@ def refusal(error: ValueError) -> APIError:
 def _logprobs(given: dict[str, Any], is_chat: bool) -> int | None:
     """Return how many alternatives are asked for: OpenAI has a number, and for chats a flag with a number."""
     if not is_chat:
-        number = given.get("logprobs")
-        if number is not None and not is_whole(number, 0, MAX_TOP_LOGPROBS):
-            rule = f"logprobs must be from 0 to {MAX_TOP_LOGPROBS}"
-            raise APIError(f"{rule}, but is {shown(number)}", "logprobs")
-        return number
-    wanted, top = _flag(given, "logprobs"), given.get("top_logprobs", 0)
-    if not is_whole(top, 0, MAX_TOP_LOGPROBS):
-        raise APIError(
-            f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, but is {shown(top)}", "top_logprobs"
-        )
+        return _number(given, "logprobs") if "logprobs" in given else None
+    wanted, top = _flag(given, "logprobs"), _number(given, "top_logprobs")
     if top and not wanted:
         raise APIError("top_logprobs needs logprobs: true", "top_logprobs")
     return top if wanted else None
+
+
+def _number(given: dict[str, Any], name: str) -> int:
+    if not is_whole(value := given.get(name, 0), 0, MAX_TOP_LOGPROBS):
+        raise APIError(f"{name} must be from 0 to {MAX_TOP_LOGPROBS}, but is {shown(value)}", name)
+    return int(value)
 
 
 def _logit_bias(value: Any) -> dict[int, Any]:
@@ -230,9 +228,8 @@ def _prompts(value: Any) -> list[str | list[int]]:
         raise APIError(f"{rule}, but is {shown(value)}", "prompt")
     if all(is_whole(one) for one in value):
         return [value]
-    if all(isinstance(one, str) for one in value):
-        return list(value)
-    if all(isinstance(one, list) and one and all(is_whole(i) for i in one) for one in value):
+    are_ids = all(isinstance(one, list) and one and all(is_whole(i) for i in one) for one in value)
+    if are_ids or all(isinstance(one, str) for one in value):
         return list(value)
     raise APIError(f"{rule}, but is {shown(value)}", "prompt")
 
@@ -250,10 +247,8 @@ def _message(number: int, message: Any) -> Any:
         raise ValueError(f"{name} must be an object, but is {shown(message)}")
     content = message.get("content")
     if isinstance(content, list):
-        if any(
-            not isinstance(p, dict) or p.get("type") != "text" or not isinstance(p.get("text"), str)
-            for p in content
-        ):
+        texts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
+        if len(texts) < len(content) or not all(isinstance(p.get("text"), str) for p in texts):
             raise ValueError(f"{name}: its content may have parts of text only, but is {shown(content)}")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
