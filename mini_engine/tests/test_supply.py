@@ -69,6 +69,8 @@ def test_the_course_runs_solutions_in_known_places_only():
     """A learner's file and the edition's sealed modules at home; a submission in its sandbox only."""
     assert found_in("labs/kit")[0] == {
         "labs/kit/judge/loading.py": {"exec", "compile"},
+        # A page's own code, which its worker compiled, from the cache of that site in the same browser.
+        "labs/kit/browser/compiled.py": {"compile", "marshal"},
         "labs/kit/author/student/mini_engine/sealed.py": {"compile"},
         "labs/kit/grader/player.py": {"exec", "compile"},
         "labs/kit/grader/inside.py": {"__import__"},
