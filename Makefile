@@ -55,9 +55,9 @@ SOAKING = $(patsubst %,mini_engine/tests/test_%.py,\
 	kv_connector machines oracle_engine oracle_model oracle_sampling player replicas serve serve_rough shakespeare simulate \
 	speculation speculation_equality structured tensor_parallel) \
 	$(patsubst %,labs/kit/tests/test_%.py,\
-	arena browser diagnose dials docs edition front_page grader_attacks grader_evasions grader_gradescope grader_honest \
-	grader_imports grader_known grader_later_labs grader_pool grader_shapes guard notebook panel random_scripts \
-	sentences)
+	arena browser browser_site cli diagnose dials docs edition front_page grader_attacks grader_evasions grader_gradescope grader_honest \
+	grader_imports grader_known grader_later_labs grader_pool grader_shapes guard isolate notebook panel parts \
+	random_scripts sentences)
 
 soak: $(VENV)/installed
 	@$(BIN)/python -m mini_engine.tests.soak

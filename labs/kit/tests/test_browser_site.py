@@ -14,6 +14,7 @@ from labs.kit.browser import site as site_module
 from labs.kit.browser.csp import FRAMED, LABS, PLAYER
 from labs.kit.browser.serve import rules
 from labs.kit.judge.manifest import LABS_DIR
+from labs.kit.tests import marks
 from labs.kit.tests.conftest import Course
 
 ROOT = LABS_DIR.parent
@@ -177,7 +178,7 @@ def visitor(browser, address):
     visitor.context.close()
 
 
-@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("kind", marks.some(TEXTS, "front page", "concept", "quiz"))
 def test_a_text_page_keeps_to_its_policy_loads_little_and_can_be_used_by_all(kind, site, visitor, serious):
     visitor.go(TEXTS[kind])
     visitor.page.wait_for_load_state("networkidle")

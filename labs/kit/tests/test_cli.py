@@ -208,6 +208,7 @@ def test_no_word_is_broken_in_a_narrow_terminal(two, line):
     assert narrow.split() == said(1000).split() and max(map(len, narrow.splitlines())) <= 36
 
 
+@pytest.mark.soak
 def test_a_failure_is_shown_in_a_narrow_terminal(course):
     course.solve(*UNPAID)
 

@@ -66,7 +66,10 @@ def test_the_recording_is_what_its_script_prints_and_the_wait_changed_no_letter(
                 assert output.outputs[0].text == data["letters"][output.request_id]
 
 
-@pytest.mark.parametrize("wide, high", [(1440, 900), (768, 1024), (390, 844)])
+@pytest.mark.parametrize(
+    "wide, high",
+    [(390, 844), *(pytest.param(*one, marks=pytest.mark.soak) for one in [(1440, 900), (768, 1024)])],
+)
 def test_the_story_is_in_sight_at_once_and_plays_to_its_end(wide, high, site, data, browser, serving):
     """Below 400 kB, without a shift; nothing in a card is cut off; keys play it."""
     page = browser.new_page(viewport={"width": wide, "height": high})

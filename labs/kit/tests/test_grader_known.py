@@ -65,7 +65,7 @@ def test_a_sealed_file_cannot_run_where_files_are_graded():
     assert lab.earned == 0 and "does not load" in lab.problem
 
 
-@pytest.mark.parametrize("lab_id", lab_ids())
+@pytest.mark.parametrize("lab_id", marks.some(lab_ids(), "lab-01", "lab-02", "lab-04", "lab-05"))
 def test_honest_files_are_graded(lab_id):
     """Starters, other right solutions, and known mistakes, which are the reference but for a line: some; in a
     soak, all."""

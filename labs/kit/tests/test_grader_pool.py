@@ -186,6 +186,7 @@ def test_lateness_is_counted_anew_for_what_is_kept(tmp_path):
 # --------------------------------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.soak
 def test_what_ends_its_worker_each_time_is_not_graded_and_costs_no_other(tmp_path):
     run(tmp_path, klass(), Here())
     one = workers.Local(1)
@@ -218,6 +219,7 @@ def test_weak_isolation_ends_the_run(tmp_path):
         run(tmp_path, klass(), Here(), weak)
 
 
+@pytest.mark.soak
 def test_memory_does_not_grow_with_the_class(tmp_path):
     def most(count):
         tracemalloc.start()

@@ -11,6 +11,7 @@ from labs.kit.judge.result import Result
 from labs.kit.learner import parts, shapes, texts
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
+from labs.kit.tests import marks
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
 from mini_engine.model import CausalLM, ModelConfig
@@ -45,7 +46,10 @@ def serve(model, check=None, **engine_args) -> list[list[int]]:
     return list(tokens.values())
 
 
-@pytest.mark.parametrize("labs", [*lab_ids(), "lab-01,lab-02,lab-03", ",".join(lab_ids())])
+ALL = ",".join(lab_ids())
+
+
+@pytest.mark.parametrize("labs", marks.some([*lab_ids(), "lab-01,lab-02,lab-03", ALL], "lab-02", ALL))
 def test_solutions_give_the_engine_s_own_tokens(model, labs):
     learner = LearnerParts.from_labs(labs, impl="solution")
     assert serve(model, learner.check, **learner.engine_args) == serve(model)
@@ -179,7 +183,10 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
 @pytest.mark.parametrize(
     ("task", "body", "words"),
     [
-        ("OutputText.append", "self.text += text", ["r3 ", "from token 47 (character 46) on"]),
+        pytest.param(
+            *("OutputText.append", "self.text += text", ["r3 ", "from token 47 (character 46) on"]),
+            marks=pytest.mark.soak,
+        ),
         (
             "OutputText.take",
             "given = self.text[self.num_given :]\nself.num_given += len(given)\nreturn given",
@@ -199,10 +206,10 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
             """,
             ["r2 ", "from token 2 (character 2) on", "yours: ", "the engine's: won.\u21b5\u21b5HAMLET"],
         ),
-        (
-            "Stream.close",
-            "self.closed = True\nself.unsubscribe()",
+        pytest.param(
+            *("Stream.close", "self.closed = True\nself.unsubscribe()"),
             ["r8 ", "the text is the same, but the request ends by 'length' instead of 'abort'"],
+            marks=pytest.mark.soak,
         ),
     ],
 )
@@ -227,6 +234,7 @@ def test_right_parts_give_the_engine_s_own_answers(plays, expected):
     assert texts.first_departure(texts.answered(learner, *plays, None), expected) is None
 
 
+@pytest.mark.soak
 def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
     body = "return mini_engine.attention.paged_attention(q * 2, k_cache, v_cache, batch)"
     lab = find_lab("lab-05")
@@ -252,7 +260,7 @@ def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
     assert lines[-1] == "In float64 all answers are the same: the difference is rounding in torch.float32."
 
 
-@pytest.mark.parametrize("wrong", ["", "a-star-once"])
+@pytest.mark.parametrize("wrong", marks.some(["", "a-star-once"], "a-star-once"))
 def test_the_demo_writes_texts_of_a_shape_with_the_learner_s_grammar(model, wrong, monkeypatch):
     """Each prompt's text matches its pattern; a wrong grammar is told, with what should be there."""
     if wrong:
