@@ -5,8 +5,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
-# With it jsonschema, which checks notebooks, builds a grammar of URLs for seconds; no notebook has any.
-sys.modules["rfc3987_syntax"] = None
 
 from mini_engine import __version__  # noqa: E402
 
