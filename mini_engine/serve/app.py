@@ -112,6 +112,10 @@ class Server:
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
+            vocab = self.served.vocab_size
+            if (wrong := next((i for i in prompt if not 0 <= i < vocab), None)) is not None:
+                words = f"token id {wrong} is outside the vocabulary (0 to {vocab - 1})"
+                raise APIError(words, "prompt", "invalid_value")
             return prompt
         try:
             return self.tokenizer.encode(prompt)

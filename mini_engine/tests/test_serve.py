@@ -230,7 +230,9 @@ REFUSED = [
     ("completions", {"prompt": ["a", 1]}, "prompt"),
     ("completions", {"prompt": ["a"] * 129}, "prompt"),
     ("completions", {"prompt": ""}, None),
-    ("completions", {"prompt": [999]}, None),
+    ("completions", {"prompt": [999]}, "prompt"),
+    ("completions", {"prompt": [[5], [-60]], "echo": True}, "prompt"),  # before any answer, and no text of it
+    ("completions", {"prompt": [2**70], "echo": True}, "prompt"),
     ("completions", {"prompt": "a" * 300}, None),
     ("completions", ASK | {"max_tokens": 10**6}, None),
     ("completions", ASK | {"max_tokens": 0}, "max_tokens"),
