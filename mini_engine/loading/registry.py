@@ -164,9 +164,10 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
 def _largest(folder: Path) -> int:
     """Return the bytes of the largest file below a folder into which pip downloads."""
     largest = 0
-    for file in folder.rglob("*"):
-        with suppress(OSError):  # pip has just moved it
-            largest = max(largest, file.stat().st_size)
+    for place, _, names in os.walk(folder):  # which goes on where a folder has just gone
+        for name in names:
+            with suppress(OSError):  # pip has just moved it
+                largest = max(largest, os.stat(os.path.join(place, name)).st_size)
     return largest
 
 

@@ -407,7 +407,7 @@ def test_without_kernels_the_engine_runs(tmp_path, monkeypatch):
 
 
 def test_a_build_is_a_library(library, tmp_path, monkeypatch):
-    """Of a small source, for the kernels are kept; it is not built again, and only the library is left."""
+    """A small source, for the kernels are kept: it is not built again, and only the library is left."""
     (tmp_path / "one.cpp").write_text('extern "C" int one() { return 1; }')
     monkeypatch.setattr(kernels, "SOURCE", tmp_path / "one.cpp")
     monkeypatch.setattr(kernels, "cache_dir", lambda: tmp_path / "cache")

@@ -130,7 +130,7 @@ class Lab:
 
     @cached_property
     def claims(self) -> dict[str, str]:
-        """What each test proves, by its name: the first line of its docstring, or ""."""
+        """The claim of each test, by its name: the first line of its docstring, or ""."""
         tree = functions(self.file("test_lab.py").read_text(encoding="utf-8"))
         tests = {name: ast.get_docstring(node) or "" for name, node in tree.items() if name[:5] == "test_"}
         return {name: text.partition("\n")[0] for name, text in tests.items()}
