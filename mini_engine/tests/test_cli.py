@@ -105,7 +105,7 @@ def test_demo_cuts_no_word_at_any_width(demo_run, monkeypatch):
     texts = json.loads((out / "texts.json").read_text("utf-8"))
     answers = {name: demo_report.Answer(*text) for name, text in texts.items()}
     words = printed(400).split()
-    for columns in (50, 120):
+    for columns in (50, 80, 120):
         lines = printed(columns).splitlines()
         assert max(len(line.rstrip()) for line in lines if str(out) not in line) <= columns
         assert " ".join(lines).split() == words

