@@ -5,6 +5,8 @@ labs/lab-11/test_lab.py judges it too: its turns, its places, and ids that are u
 
 import asyncio
 import threading
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -34,8 +36,31 @@ def run(engine, scenario, **options):
     return asyncio.run(main())
 
 
-async def read(front, name, params=None, **options):
-    return [d async for d in front.stream(name, params or greedy(), request_id=name, **options)]
+async def read(front, name, params=None, request_id=None):
+    return [d async for d in front.stream(name, params or greedy(), request_id=request_id or name)]
+
+
+@contextmanager
+def waiting(front):
+    """Keep the engine's thread from its next turn: what comes inside is taken in one turn after it."""
+    go = threading.Event()
+    front._commands.put(partial(go.wait, 30))
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def stopped_in_step(engine, number):
+    """Return an event without which the step with this number, counted from 1, is not computed."""
+    go, forward, count = threading.Event(), engine.backend.forward, [0]
+
+    def forward_when_let(rows):
+        count[0] += 1
+        return forward(rows) if count[0] < number or go.wait(30) else None
+
+    engine.backend.forward = forward_when_let
+    return go
 
 
 def everything_is_back(engine):
@@ -129,8 +154,11 @@ def test_what_is_refused_harms_no_one():
         for prompt, params in (([], greedy()), ("x", greedy(10**6)), ([999], greedy()), (5, greedy())):
             with pytest.raises(ValueError):
                 await anext(front.stream(prompt, params))
+        with waiting(front):
+            twice = [asyncio.create_task(read(front, "a", greedy(40))) for _ in range(2)]
+            await asyncio.sleep(0)
         with pytest.raises(ValueError, match="in use"):
-            await asyncio.gather(read(front, "a", greedy(40)), read(front, "a", greedy(40)))
+            await asyncio.gather(*twice)
         return await other
 
     assert text_of(run(engine, scenario)) == "three"
@@ -142,10 +170,11 @@ def test_a_later_answer_whose_id_is_taken_harms_no_one():
     params = SamplingParams(n=3, seed=1, max_tokens=5)
 
     async def scenario(front):
-        other = asyncio.create_task(read(front, "1_x", greedy(30)))
-        await asyncio.sleep(0)
-        answers = [d async for d in front.stream("c", params, request_id="x")]
-        return answers, await other
+        with waiting(front):
+            other = asyncio.create_task(read(front, "1_x", greedy(30)))
+            answers = asyncio.create_task(read(front, "c", params, request_id="x"))
+            await asyncio.sleep(0)
+        return await answers, await other
 
     answers, other = run(engine, scenario)
     ends = {d.index: d.finish_reason for d in answers if d.finish_reason}
@@ -198,12 +227,17 @@ def test_an_engine_that_cannot_go_on_says_so_to_all_and_serves_the_next():
 
 def test_close_ends_what_is_open_and_refuses_the_rest():
     engine = scripted_engine(TEXTS)
+    go = stopped_in_step(engine, 2)
 
     async def main():
         front = AsyncEngine(engine)
         stream = front.stream("a", greedy(50), request_id="a")
         await anext(stream)
-        await asyncio.to_thread(front.close)
+        closed = asyncio.create_task(asyncio.to_thread(front.close))
+        while front._commands.empty():
+            await asyncio.sleep(0.001)
+        go.set()
+        await closed
         rest = [delta async for delta in stream]
         assert rest[-1].finish_reason == "error" and rest[-1].error == "the engine was closed"
         for call in (anext(front.stream("b", greedy())), front.call(len)):
@@ -216,12 +250,14 @@ def test_close_ends_what_is_open_and_refuses_the_rest():
 
 def test_a_thread_that_dies_leaves_no_one_waiting(monkeypatch):
     engine = scripted_engine(TEXTS)
+    go = stopped_in_step(engine, 2)
 
     async def main():
         front = AsyncEngine(engine)
         stream = front.stream("a", greedy(50), request_id="a")
         await anext(stream)
         monkeypatch.setattr(front, "_step", lambda: 1 / 0)
+        go.set()
         rest = [delta async for delta in stream]
         assert "ZeroDivisionError" in rest[-1].error
         with pytest.raises(EngineClosedError, match="ZeroDivisionError"):
