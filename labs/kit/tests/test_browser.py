@@ -451,6 +451,16 @@ def test_on_a_phone_one_part_is_shown_at_a_time(learner):
     assert page.is_visible("#verdict")
 
 
+def test_on_a_phone_the_strip_of_labs_shows_the_current_one(browser, pages, serving):
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    opened = context.new_page()
+    opened.goto(f"{serving(pages)}/lab-11/")
+    opened.wait_for_function("document.querySelector('.labs').scrollLeft > 0")
+    box = opened.locator(".labs [aria-current]").bounding_box()
+    context.close()
+    assert 0 <= box["x"] and box["x"] + box["width"] <= 390
+
+
 @pytest.mark.soak  # a long walk in Pyodide
 def test_a_policy_plays_in_the_arena_s_page_as_in_a_terminal(browser, pages, serving, serious):
     """A broken rule gives its sentence, an endless one is ended, a right one has the stored score."""

@@ -226,6 +226,8 @@ function go(id) {
   if (tabs.some((tab) => tab.getAttribute("aria-controls") === id)) choose(id);
 }
 
+document.querySelector(".labs [aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
+
 for (const [number, tab] of tabs.entries()) {
   tab.onclick = () => go(tab.getAttribute("aria-controls"));
   tab.onkeydown = ({ key }) => {
