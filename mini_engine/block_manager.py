@@ -213,8 +213,12 @@ class BlockManager:
 
     def cache_blocks(self, request: Request) -> None:
         """After a step: let the full blocks whose keys and values are computed be found."""
-        self._cache_first(request, request.num_computed_tokens)
-        self._num_scheduled_block.pop(request.request_id, None)
+        request_id, num_tokens = request.request_id, request.num_computed_tokens
+        # Most steps fill no block.
+        if num_tokens // self.block_size > self._num_cached_block.get(request_id, 0):
+            self._cache_first(request, num_tokens)
+        if self._num_scheduled_block:
+            self._num_scheduled_block.pop(request_id, None)
 
     def cache_scheduled_blocks(self, request: Request, num_new_tokens: int) -> None:
         """While a step is decided, if `caches_scheduled`: let requests admitted behind this one find the full
@@ -235,11 +239,12 @@ class BlockManager:
     def uncache_blocks(self, request: Request) -> None:
         """Let no block be found that the request does not count as computed."""
         self._num_scheduled_block.pop(request.request_id, None)
-        keep, table = request.num_computed_tokens // self.block_size, self.block_table(request)
-        for block_id in table[keep : self._num_cached_block.get(request.request_id, 0)]:
-            self._cache.evict(block_id)
-        if table:
-            self._num_cached_block[request.request_id] = min(keep, self._num_cached_block[request.request_id])
+        if table := self.block_table(request):
+            keep = request.num_computed_tokens // self.block_size
+            cached = self._num_cached_block.get(request.request_id, 0)
+            for block_id in table[keep:cached]:
+                self._cache.evict(block_id)
+            self._num_cached_block[request.request_id] = min(keep, cached)
             del request.block_hashes[keep:]
 
     def reset_prefix_cache(self) -> bool:

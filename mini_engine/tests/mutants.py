@@ -36,10 +36,20 @@ TESTS = Path(__file__).parent
 # By module the test files that cover it, those first that are quick and find most. Left out is what measures
 # time, and what starts processes, which would read the module's own file.
 COVER = {
-    **dict.fromkeys(("scheduler", "schedule_step"), ["scheduler", "invariants", "conformance", "faults"]),
+    **dict.fromkeys(
+        ("scheduler", "schedule_step"), ["scheduler", "invariants", "within_step", "conformance", "faults"]
+    ),
     "request_queue": ["scheduler", "invariants"],
-    "block_manager": ["block_manager", "fork", "invariants", "conformance", "faults", "renamed"],
-    "prefix_cache": ["block_manager", "invariants", "conformance", "faults"],
+    "block_manager": [
+        "block_manager",
+        "fork",
+        "within_step",
+        "invariants",
+        "conformance",
+        "faults",
+        "renamed",
+    ],
+    "prefix_cache": ["block_manager", "within_step", "invariants", "conformance", "faults"],
     "batch": ["batch", "paged_attention"],
     "attention": ["paged_attention", "batch"],
     "sampler": ["sampler", "lab-08", "oracle_sampling"],

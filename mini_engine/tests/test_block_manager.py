@@ -161,7 +161,37 @@ def test_blocks_that_came_without_an_admission_are_published_from_the_first_on()
     assert len(kv.get_computed_blocks(make_request("b", [1, 2, 3, 4, 5]))) == 2
 
 
+def test_while_a_step_is_decided_its_blocks_can_be_found_and_do_not_count_as_cached():
+    """Until the step is computed; and a row that fills no block counts for nothing."""
+    kv, request = BlockManager(8, 2), make_request("a", [1, 2, 3, 4, 5])
+    kv.caches_scheduled = True
+    kv.admit(request)
+    for computed_before, num_tokens, findable in ((0, 4, 2), (4, 1, 2)):
+        request.num_computed_tokens = computed_before
+        kv.cache_scheduled_blocks(request, num_tokens)
+        assert len(kv.get_computed_blocks(make_request("b", [1, 2, 3, 4, 5]))) == findable
+        assert kv.num_cached_blocks == computed_before // 2
+        request.num_computed_tokens += num_tokens
+        kv.cache_blocks(request)
+        assert kv.num_cached_blocks == 2
+
+
 # ------------------------------------------------------------------- a step that is taken back
+
+
+def test_what_counts_as_computed_stays_in_the_cache_and_what_does_not_comes_back():
+    """For a request that was admitted, and for one whose blocks came without an admission."""
+    for enter in (BlockManager.admit, lambda kv, request: kv.allocate(request, 6)):
+        kv, request = BlockManager(8, 2), make_request("a", [1, 2, 3, 4, 5, 6])
+        enter(kv, request)
+        for num_computed, num_kept in ((4, 0), (6, 2), (3, 1), (6, 1)):
+            request.num_computed_tokens = num_computed
+            kv.uncache_blocks(request)
+            kv.check()
+            assert kv.num_cached_blocks == num_kept
+            kv.cache_blocks(request)
+            kv.check()
+            assert kv.num_cached_blocks == num_computed // 2
 
 
 def test_shrink_gives_back_what_allocate_took_and_no_more():
@@ -193,6 +223,18 @@ def test_shrink_knows_nothing_of_an_earlier_life():
     assert kv.admit(request) and request.num_computed_tokens == 4
     kv.shrink(request)
     assert len(kv.block_table(request)) == 3
+    kv.free(request)
+    request.num_computed_tokens = 0
+    assert kv.allocate(request, 4)  # this time without an admission, which would have claimed them
+    kv.shrink(request)
+    assert not kv.block_table(request) and kv.num_free_blocks == 8
+
+
+def test_shrink_takes_all_back_where_nothing_was_admitted():
+    kv, request = BlockManager(8, 2), make_request("a", 4)
+    assert kv.allocate(request, 4)
+    kv.shrink(request)
+    assert not kv.block_table(request) and kv.num_free_blocks == 8
 
 
 @pytest.mark.parametrize("num_preemptions", [0, 1])

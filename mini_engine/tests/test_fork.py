@@ -214,6 +214,21 @@ def test_only_a_running_sibling_with_the_whole_prompt_is_forked():
         assert kv.admit(child) and child.num_computed_tokens == 0 and copies == []
 
 
+def test_a_sibling_that_lacks_the_last_token_of_the_prompt_alone_is_forked():
+    """The child computes that token for itself in any case."""
+    kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
+    parent.num_computed_tokens = 9
+    assert kv.admit(child) and child.num_computed_tokens == 9 and len(copies) == 1
+
+
+def test_a_sibling_is_forked_when_more_is_computed_than_it_found():
+    """What it found at its admission may be what this step computes, too late to be copied."""
+    for num_computed, copied in ((11, 0), (12, 1)):
+        kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
+        parent.num_cached_tokens, parent.num_computed_tokens = 11, num_computed
+        assert kv.admit(child) and len(copies) == copied
+
+
 def test_a_resumed_answer_is_forked_with_its_outputs():
     """The whole prompt is there, and the last of its tokens too, because an output follows."""
     kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
