@@ -41,7 +41,7 @@ test: LEARNING := $(if $(CI),,yes)
 test: QUICK := --quick
 test: $(VENV)/installed  # two stages at a time, so that no core waits for the end of one
 	@$(BIN)/mini-engine models fetch smollm2 || echo 'without SmolLM2: its tests are skipped'
-	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) QUICK=$(QUICK) lint docs promises notebooks
+	@$(MAKE) --no-print-directory --jobs 2 LEARNING=$(LEARNING) QUICK=$(QUICK) promises lint docs notebooks
 	@echo 'tests'
 	@SITE=docs/_build/site $(PYTEST) $(TESTED)
 

@@ -35,26 +35,19 @@ import torch
 TESTS = Path(__file__).parent
 # By module the test files that cover it, those first that are quick and find most. Left out is what measures
 # time, and what starts processes, which would read the module's own file.
+STEPS = ["within_step", "speculation"]  # a step that shares what it computes, or several tokens a row
+ENGINE = ["engine", "llm", "speculation", "every_call", "isolation", "faults"]
 COVER = {
-    **dict.fromkeys(
-        ("scheduler", "schedule_step"), ["scheduler", "invariants", "within_step", "conformance", "faults"]
-    ),
+    "scheduler": ["scheduler", "invariants", *STEPS, "every_call", "isolation", "conformance", "faults"],
+    "schedule_step": ["scheduler", "invariants", *STEPS, "conformance", "faults"],
     "request_queue": ["scheduler", "invariants"],
-    "block_manager": [
-        "block_manager",
-        "fork",
-        "within_step",
-        "invariants",
-        "conformance",
-        "faults",
-        "renamed",
-    ],
-    "prefix_cache": ["block_manager", "within_step", "invariants", "conformance", "faults"],
+    "block_manager": ["block_manager", "fork", *STEPS, "invariants", "conformance", "faults", "renamed"],
+    "prefix_cache": ["block_manager", "fork", *STEPS, "invariants", "conformance", "faults"],
     "batch": ["batch", "paged_attention"],
     "attention": ["paged_attention", "batch"],
     "sampler": ["sampler", "lab-08", "oracle_sampling"],
-    **dict.fromkeys(("engine", "input_processor", "output_processor"), ["engine", "llm", "faults"]),
-    "recovery": ["engine", "faults"],
+    **dict.fromkeys(("engine", "input_processor", "output_processor"), ENGINE),
+    "recovery": ENGINE,
     "speculative.adaptive": ["speculation"],
     **dict.fromkeys(("speculative.ngram", "speculative.verify"), ["lab-10", "speculation"]),
     **dict.fromkeys(

@@ -152,6 +152,30 @@ def test_a_stop_string_is_passed_not_left(max_tokens):
     assert not hasattr(request, "stop_string")
 
 
+def test_a_stop_string_ends_no_other():
+    engine = SlotEngine().add(make_request("a", 4, 8), make_request("b", 4, 8))
+    scheduled = engine.scheduler.schedule()
+    finished = engine.scheduler.update(scheduled, {"a": [1], "b": [1]}, {"a"})
+    assert finished == [engine.requests["a"]] and engine.requests["b"].finish_reason is None
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "num_given", "num_blocks", "block_size"),
+    [(2, 2, 4, 2), (3, 3, 16, 1)],
+    ids=["the tokens end beyond a block that has room", "blocks for one token each are left"],
+)
+def test_room_is_made_for_several_tokens_of_each(num_requests, num_given, num_blocks, block_size):
+    """Prompts of three, which a step gives several tokens: the last is preempted, and the others fit."""
+    kv = BlockManager(num_blocks, block_size, watermark=0)
+    scheduler = Scheduler(kv, max_num_batched_tokens=64, max_num_seqs=8)
+    names = "abc"[:num_requests]
+    for i, name in enumerate(names):
+        scheduler.add(make_request(name, [10 * i, 1, 2], 6))
+    scheduler.update(scheduler.schedule(), {name: [7] * num_given for name in names})
+    assert scheduler.schedule() == {name: num_given for name in names[:-1]}
+    assert [request.request_id for request in scheduler.waiting] == [names[-1]]
+
+
 # ----------------------------------------------------------------------------------- at scale
 
 

@@ -164,6 +164,16 @@ def test_drafts_and_rows_of_one_token_are_not_found_before_their_step():
     assert made.schedule() == {"a": 1, "late": 5}
 
 
+def test_chunks_of_all_rows_are_found_from_two_tokens_on():
+    """Of rows that were running before, too, and not of the latest alone."""
+    made = scheduler(block_size=2, long_prefill_token_threshold=2)
+    made.add(make_request("a", [1, 2, 3, 4, 5, 6])), made.add(make_request("b", [9] * 6))
+    made.update(made.schedule(), {})
+    late = make_request("late", [1, 2, 3, 4, 7])
+    made.add(late)
+    assert made.schedule() == {"a": 2, "b": 2, "late": 1} and late.num_cached_tokens == 4
+
+
 def test_nothing_of_a_step_that_preempts_is_found_in_it():
     """No request is admitted then, so none is to find anything."""
     made = scheduler(num_blocks=4, max_num_batched_tokens=12)
