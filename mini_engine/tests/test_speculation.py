@@ -126,7 +126,9 @@ def test_drafts_in_the_padded_batch(seed, tmp_path):
 
 
 def test_drafts_fit_into_budget_and_threshold():
-    for name, value, expected in (("max_num_batched_tokens", 3, 2), ("long_prefill_token_threshold", 2, 1)):
+    limits = ("max_num_batched_tokens", 3, 2), ("long_prefill_token_threshold", 2, 1)
+    none_left = ("long_prefill_token_threshold", 1, 0), ("clamp", lambda *_: 0, 0)
+    for name, value, expected in (*limits, *none_left):
         scheduler, request = drafted(20)
         setattr(scheduler, name, value)
         assert scheduler.schedule() == {"q0": 1 + expected} and len(request.spec_token_ids) == expected
