@@ -36,7 +36,7 @@ TESTS = Path(__file__).parent
 # By module the test files that cover it, those first that are quick and find most. Left out is what measures
 # time, and what starts processes, which would read the module's own file.
 STEPS = ["within_step", "speculation"]  # a step that shares what it computes, or several tokens a row
-ENGINE = ["engine", "llm", "speculation", "every_call", "isolation", "faults"]
+ENGINE = ["engine", "llm", "speculation", "every_call", "isolation", "async_engine", "faults", "input_errors"]
 COVER = {
     "scheduler": ["scheduler", "invariants", *STEPS, "every_call", "isolation", "conformance", "faults"],
     "schedule_step": ["scheduler", "invariants", *STEPS, "conformance", "faults"],

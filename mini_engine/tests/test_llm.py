@@ -51,6 +51,12 @@ def test_an_output_has_all_its_fields():
     assert output.outputs[0].logprobs is output.outputs[0].cumulative_logprob is None
 
 
+def test_the_log_probability_of_a_special_token_names_it():
+    (output,) = llm([[256]]).generate("hi", greedy(5, logprobs=1), use_tqdm=False)
+    (told,) = output.outputs[0].logprobs
+    assert (output.outputs[0].text, told[256].decoded_token) == ("", "<eos>")
+
+
 IDS = ([1, 2, 3], (1, 2, 3), np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(i) for i in (1, 2, 3)])
 
 
