@@ -62,7 +62,7 @@ def step(sheet: Sheet) -> None:
 
 
 def residual(sheet: Sheet) -> None:
-    """p of the target and q of the draft model; what accepted drafts bring, and what is missing to p."""
+    """p of the target and q of the draft model; what accepted drafts bring, and what p still lacks."""
     p, q = ([Fraction(n, 20) for n in row] for row in ((2, 9, 5, 4), (9, 6, 1, 4)))
     both = [min(a, b) for a, b in zip(p, q, strict=True)]
     missing: list[Any] = [a - b for a, b in zip(p, both, strict=True)]
@@ -90,7 +90,7 @@ def residual(sheet: Sheet) -> None:
             if height:
                 sheet.label(x, base - float(height) * scale - 10, f"{float(height):.2f}")
     sheet.legend(268, 228, ("decode", "min(p, q): accepted drafts"))
-    sheet.legend(268, 248, ("prefill", f"missing to p: {float(sum(missing)):.2f}"))
+    sheet.legend(268, 248, ("prefill", f"what p lacks: {float(sum(missing)):.2f}"))
     share = float(sum(both))
     sheet.note(40, 228, "accepted with min(1, p / q):")
     sheet.note(40, 248, f"{share:.2f} of all drafts")
