@@ -133,6 +133,8 @@ def test_a_step_may_yield_several_tokens():
         scheduler, request, scheduled = prefilled(**limit)
         assert scheduler.update(scheduled, {"a": [3, 0, 2]}) == [request]
         assert (request.output_token_ids, request.finish_reason) == ([3, 0], reason)
+    scheduler, request, scheduled = prefilled(stop_token_ids=[0])
+    assert scheduler.update(scheduled, {"a": [0, 2]}) == [request] and request.output_token_ids == [0]
 
 
 def test_a_step_that_yields_no_token_ends_nothing():
@@ -174,6 +176,72 @@ def test_room_is_made_for_several_tokens_of_each(num_requests, num_given, num_bl
     scheduler.update(scheduler.schedule(), {name: [7] * num_given for name in names})
     assert scheduler.schedule() == {name: num_given for name in names[:-1]}
     assert [request.request_id for request in scheduler.waiting] == [names[-1]]
+
+
+# ----------------------------------------------------------------------------------- a part that raises
+
+
+def raising(monkeypatch, part, name, times=1, after=False):
+    """Let a method raise so many times, before or after its work."""
+    method, left = getattr(part, name), [times]
+
+    def call(*args):
+        result = method(*args) if after or not left[0] else None
+        if left[0]:
+            left[0] -= 1
+            raise OSError(name)
+        return result
+
+    monkeypatch.setattr(part, name, call)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_request_that_cannot_be_queued_is_left_as_it_was(monkeypatch, after):
+    scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=2)
+    request = make_request("a", 4, None)
+    raising(monkeypatch, scheduler.waiting, "push", after=after)
+    with pytest.raises(OSError):
+        scheduler.add(request)
+    assert (request.max_tokens, request.arrival, len(scheduler.waiting)) == (None, -1, 0)
+    scheduler.add(request)
+    assert request.arrival == 0 and [*scheduler.waiting] == [request]
+
+
+def test_a_preempted_request_is_queued_once(monkeypatch):
+    scheduler, request, scheduled = prefilled()
+    scheduler.update(scheduled, {"a": [1]})
+    raising(monkeypatch, scheduler.waiting, "push", after=True)
+    with pytest.raises(OSError):
+        scheduler.preempt(request)
+    assert [*scheduler.waiting] == [request] and scheduler.kv.num_free_blocks == 8
+
+
+def test_a_step_that_cannot_be_decided_admits_nothing(monkeypatch):
+    scheduler = Scheduler(BlockManager(8, 4), max_num_batched_tokens=8, max_num_seqs=2)
+    requests = [make_request(name, 4) for name in "ab"]
+    for request in requests:
+        scheduler.add(request)
+    raising(monkeypatch, scheduler, "clamp", after=True)
+    with pytest.raises(OSError):
+        scheduler.schedule()
+    assert scheduler.running == [] and [*scheduler.waiting] == requests
+    assert scheduler.kv.num_free_blocks == 8 and scheduler.schedule() == {"a": 4, "b": 4}
+
+
+def test_what_could_not_be_freed_is_freed_before_the_next_step(monkeypatch):
+    scheduler, request, scheduled = prefilled(max_tokens=1)
+    raising(monkeypatch, scheduler.kv, "free", times=2)
+    with pytest.raises(OSError):
+        scheduler.update(scheduled, {"a": [1]})
+    assert request.finish_reason == "length" and scheduler.kv.num_free_blocks == 7
+    assert scheduler.schedule() == {} and scheduler.kv.num_free_blocks == 8
+
+
+def test_a_step_that_is_done_is_not_taken_back():
+    scheduler, request, scheduled = prefilled()
+    scheduler.update(scheduled, {"a": [1]})
+    scheduler.take_back([])
+    assert scheduler.running == [request] and not scheduler.waiting
 
 
 # ----------------------------------------------------------------------------------- at scale
