@@ -36,7 +36,7 @@ class RequestQueue:
         self._numbers = count()
 
     def push(self, request: Request) -> None:
-        """Put a request in its place."""
+        """Put a request in its place. Once more changes nothing, so a call that raised can be repeated."""
         number = self._entries[request] = next(self._numbers)
         heapq.heappush(self._heap, (*policy_key(request, self.policy), number, request))
 

@@ -151,7 +151,7 @@ class Scheduler:
         request.num_preemptions += 1
         request.spec_token_ids = []
         request.status = RequestStatus.WAITING
-        self._pending += (self._queue, request), (self.kv.free, request)
+        self._pending += (self.waiting.push, request), (self.kv.free, request)
         self._run_pending()
 
     def update(
@@ -228,7 +228,7 @@ class Scheduler:
                 continue
             request.status = RequestStatus.WAITING
             if request not in queued:
-                self._pending.append((self._queue, request))
+                self._pending.append((self.waiting.push, request))
             if request not in before and self.kv.block_table(request):
                 self._pending.append((self._recovery.unadmit, request))
         self._run_pending()
@@ -257,10 +257,6 @@ class Scheduler:
         if self._is_decided:  # the step's blocks may not be computed, or wrong
             self._pending.append((self._recovery.uncache_blocks, request))
         self._pending.append((self.kv.free, request))
-
-    def _queue(self, request: Request) -> None:
-        self._unqueue(request)
-        self.waiting.push(request)
 
     def _unqueue(self, request: Request) -> None:
         with suppress(ValueError):  # it is not there

@@ -207,6 +207,13 @@ def test_a_request_that_cannot_be_queued_is_left_as_it_was(monkeypatch, after):
     assert request.arrival == 0 and [*scheduler.waiting] == [request]
 
 
+def test_a_request_that_is_pushed_twice_is_in_the_queue_once():
+    queue, (a, b) = RequestQueue(), stamped(0, 0)
+    for request in (b, a, b, a):
+        queue.push(request)
+    assert (len(queue), [*queue], queue.pop(), queue.pop(), len(queue)) == (2, [a, b], a, b, 0)
+
+
 def test_a_preempted_request_is_queued_once(monkeypatch):
     scheduler, request, scheduled = prefilled()
     scheduler.update(scheduled, {"a": [1]})
