@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -163,3 +165,17 @@ def test_a_lab_needs_little_python_of_its_own(lab_id):
     """Beyond the files that a learner sees, a lab has at most 400 lines; the rest is shared."""
     files = (find_lab(lab_id).path / "author").glob("*.py")
     assert sum(len(file.read_text("utf-8").splitlines()) for file in files) <= 400
+
+
+@pytest.mark.parametrize(
+    ("said", "names"), [("TimeUp: no answer", {"nodes-by-hand"}), ("AssertionError", set())]
+)
+def test_a_mistake_whose_scripts_do_not_end_in_time_keeps_its_names(tmp_path, said, names):
+    """They may end on another machine; what other mistakes are named is what was seen now."""
+    lab = replace(find_lab("lab-09"), path=shutil.copytree(find_lab("lab-09").path, tmp_path / "lab-09"))
+    seen = Outcomes(lab, {"mistake:nodes-by-hand": [Result("test_random_scripts", False, said)]})
+    verdict = check.Verdict(lab.id)
+    check.check_names(lab, seen, verdict, write=True)
+    written = json.loads(lab.file("fingerprints.json").read_text("utf-8"))
+    named = {name for digests in written.values() for name in digests.values()}
+    assert named == names and not verdict.problems
