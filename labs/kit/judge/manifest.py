@@ -123,10 +123,13 @@ class Lab:
 
     @cached_property
     def uses_torch(self) -> bool:
-        """Whether its tests use torch."""
+        """Whether its tests use torch, by themselves or through the kit's models."""
         files = (self.file(name) for name in ("test_lab.py", "scenarios.py", "random_scripts.py"))
         texts = (file.read_text(encoding="utf-8") for file in files if file.exists())
-        return any(re.search(r"^\s*(import|from) torch\b", text, re.MULTILINE) for text in texts)
+        return any(
+            re.search(r"^\s*(import|from) (torch|labs\.kit\.tensor_toys)\b", text, re.MULTILINE)
+            for text in texts
+        )
 
     @cached_property
     def claims(self) -> dict[str, str]:
