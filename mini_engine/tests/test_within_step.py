@@ -165,7 +165,7 @@ def test_drafts_and_rows_of_one_token_are_not_found_before_their_step():
 
 
 def test_chunks_of_all_rows_are_found_from_two_tokens_on():
-    """Of rows that were running before, too, and not of the latest alone."""
+    """Rows that were running before count as well as the latest."""
     made = scheduler(block_size=2, long_prefill_token_threshold=2)
     made.add(make_request("a", [1, 2, 3, 4, 5, 6])), made.add(make_request("b", [9] * 6))
     made.update(made.schedule(), {})
