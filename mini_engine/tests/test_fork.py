@@ -222,7 +222,7 @@ def test_a_sibling_that_lacks_the_last_token_of_the_prompt_alone_is_forked():
 
 
 def test_a_sibling_is_forked_when_more_is_computed_than_it_found():
-    """What it found at its admission may be what this step computes, too late to be copied."""
+    """Blocks that it found at its admission may be computed in this step, too late to be copied."""
     for num_computed, copied in ((11, 0), (12, 1)):
         kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
         parent.num_cached_tokens, parent.num_computed_tokens = 11, num_computed
