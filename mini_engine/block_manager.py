@@ -213,12 +213,8 @@ class BlockManager:
 
     def cache_blocks(self, request: Request) -> None:
         """After a step: let the full blocks whose keys and values are computed be found."""
-        request_id, num_tokens = request.request_id, request.num_computed_tokens
-        # Most steps fill no block.
-        if num_tokens // self.block_size > self._num_cached_block.get(request_id, 0):
-            self._cache_first(request, num_tokens)
-        if self._num_scheduled_block:
-            self._num_scheduled_block.pop(request_id, None)
+        self._cache_first(request, request.num_computed_tokens)
+        self._num_scheduled_block.pop(request.request_id, None)
 
     def cache_scheduled_blocks(self, request: Request, num_new_tokens: int) -> None:
         """While a step is decided, if `caches_scheduled`: let requests admitted behind this one find the full
