@@ -52,15 +52,18 @@ def waiting(front):
 
 
 def stopped_in_step(engine, number):
-    """Return an event without which the step with this number, counted from 1, is not computed."""
-    go, forward, count = threading.Event(), engine.backend.forward, [0]
+    """Return two events: the step with this number has begun, and, to be set, that it may be computed."""
+    begun, go, forward, count = threading.Event(), threading.Event(), engine.backend.forward, [0]
 
     def forward_when_let(rows):
         count[0] += 1
-        return forward(rows) if count[0] < number or go.wait(30) else None
+        if count[0] >= number:
+            begun.set()
+            assert go.wait(30)
+        return forward(rows)
 
     engine.backend.forward = forward_when_let
-    return go
+    return begun, go
 
 
 def everything_is_back(engine):
@@ -227,12 +230,13 @@ def test_an_engine_that_cannot_go_on_says_so_to_all_and_serves_the_next():
 
 def test_close_ends_what_is_open_and_refuses_the_rest():
     engine = scripted_engine(TEXTS)
-    go = stopped_in_step(engine, 2)
+    begun, go = stopped_in_step(engine, 2)
 
     async def main():
         front = AsyncEngine(engine)
         stream = front.stream("a", greedy(50), request_id="a")
         await anext(stream)
+        assert await asyncio.to_thread(begun.wait, 30)
         closed = asyncio.create_task(asyncio.to_thread(front.close))
         while front._commands.empty():
             await asyncio.sleep(0.001)
@@ -250,12 +254,13 @@ def test_close_ends_what_is_open_and_refuses_the_rest():
 
 def test_a_thread_that_dies_leaves_no_one_waiting(monkeypatch):
     engine = scripted_engine(TEXTS)
-    go = stopped_in_step(engine, 2)
+    begun, go = stopped_in_step(engine, 2)
 
     async def main():
         front = AsyncEngine(engine)
         stream = front.stream("a", greedy(50), request_id="a")
         await anext(stream)
+        assert await asyncio.to_thread(begun.wait, 30)
         monkeypatch.setattr(front, "_step", lambda: 1 / 0)
         go.set()
         rest = [delta async for delta in stream]
