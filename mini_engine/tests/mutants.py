@@ -44,7 +44,7 @@ COVER = {
     "block_manager": ["block_manager", "fork", *STEPS, "invariants", "conformance", "faults", "renamed"],
     "prefix_cache": ["block_manager", "fork", *STEPS, "invariants", "conformance", "faults"],
     "batch": ["batch", "paged_attention"],
-    "attention": ["paged_attention", "batch"],
+    "attention": ["paged_attention", "batch", "within_step", "fork"],
     "sampler": ["sampler", "lab-08", "oracle_sampling"],
     **dict.fromkeys(("engine", "input_processor", "output_processor"), ENGINE),
     "recovery": ENGINE,
