@@ -350,52 +350,90 @@ template <typename T> static void attend(const Attention<T> &a) {
 }
 
 // ------------------------------------------------------------------------------------------- products
-// For bfloat16 on a processor without instructions for it: the weights are read as they are, half as many
-// bytes as float32, and widened in registers. They lie in panels of 16 outputs, and in a panel two columns side
-// by side, so that a word holds both: the upper half of a float each, one shift or one mask away from it.
+// The weights lie in panels of 16 outputs, a column's sixteen side by side. bfloat16, for a processor without
+// instructions for it, is read as it is, half as many bytes as float32, and widened in registers: two columns
+// stand side by side, so that a word holds both, the upper half of a float each, one shift or one mask away
+// from it. A row's sums have one order, whatever rows stand beside it.
 
-typedef float Eight __attribute__((vector_size(32)));
-typedef uint32_t EightWords __attribute__((vector_size(32), may_alias));
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t EightWords __attribute__((vector_size(32), aligned(4), may_alias));
 static const int64_t PANEL = 16, ROWS = 6;  // their sums fill twelve of AVX2's sixteen registers
+static const int64_t NEAR = 96;  // rows that stay in the second cache while all panels pass
 
-// NUM rows of x (float, a row every `columns`) times one panel: out is (NUM, PANEL).
-template <int64_t NUM>
-static void times_panel(const float *x, int64_t columns, const EightWords *panel, float *out) {
+// Eight outputs' weights of the column that is the `at`-th in a word.
+static inline Eight weights(const float *panel, int64_t) { return *(const Eight *)panel; }
+static inline Eight weights(const bfloat16 *panel, int64_t at) {
+    const EightWords words = *(const EightWords *)panel;
+    return (Eight)(at ? words & 0xFFFF0000u : words << 16);
+}
+
+// NUM rows of x (float, a row every `columns`) times one panel: out is (NUM, PANEL). A loop over rows that is not
+// unrolled makes g++ keep the sums in memory, at less than half the speed.
+template <typename T, int64_t NUM>
+static void times_panel(const float *x, int64_t columns, const T *panel, float *out) {
+    const int64_t step = sizeof(float) / sizeof(T);
     Eight sums[NUM][2] = {};
-    for (int64_t k = 0; k < columns; k += 2, panel += 2)
-        for (int64_t half = 0; half < 2; half++) {
-            const Eight even = (Eight)(panel[half] << 16), odd = (Eight)(panel[half] & 0xFFFF0000u);
+    for (int64_t k = 0; k < columns; k += step, panel += step * PANEL)
+        for (int64_t at = 0; at < step; at++) {
+            const Eight low = weights(panel, at), high = weights(panel + step * PANEL / 2, at);
+#pragma GCC unroll 6
             for (int64_t row = 0; row < NUM; row++) {
-                sums[row][half] += x[row * columns + k] * even;
-                sums[row][half] += x[row * columns + k + 1] * odd;
+                const float value = x[row * columns + k + at];
+                sums[row][0] += value * low;
+                sums[row][1] += value * high;
             }
         }
-    std::memcpy(out, sums, sizeof sums);
+#pragma GCC unroll 6
+    for (int64_t row = 0; row < NUM; row++) {
+        *(Eight *)(out + row * PANEL) = sums[row][0];
+        *(Eight *)(out + row * PANEL + PANEL / 2) = sums[row][1];
+    }
 }
 
 // As many rows as are left, up to ROWS.
-template <int64_t NUM = ROWS>
-static void times_panel(int64_t num, const float *x, int64_t columns, const EightWords *panel, float *out) {
-    if (num >= NUM) return times_panel<NUM>(x, columns, panel, out);
-    if constexpr (NUM > 1) times_panel<NUM - 1>(num, x, columns, panel, out);
+template <typename T, int64_t NUM = ROWS>
+static void times_panel(int64_t num, const float *x, int64_t columns, const T *panel, float *out) {
+    if (num >= NUM) return times_panel<T, NUM>(x, columns, panel, out);
+    if constexpr (NUM > 1) times_panel<T, NUM - 1>(num, x, columns, panel, out);
 }
 
-// out (rows, outputs) = x (rows, columns) @ weight.T + bias, where there is one. `columns` is even.
-extern "C" void linear_bfloat16(const float *x, const EightWords *weight, const bfloat16 *bias, bfloat16 *out,
-                                int64_t rows, int64_t columns, int64_t outputs) {
-#pragma omp parallel for
-    for (int64_t first = 0; first < outputs; first += PANEL) {
-        const EightWords *panel = weight + first / PANEL * columns;
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            float sums[ROWS * PANEL];
-            const int64_t num = std::min(ROWS, rows - row);
-            times_panel(num, x + row * columns, columns, panel, sums);
-            for (int64_t i = 0; i < num; i++)
-                for (int64_t j = 0; j < std::min(PANEL, outputs - first); j++)
-                    store(out[(row + i) * outputs + first + j],
-                          sums[i * PANEL + j] + (bias ? load(bias[first + j]) : 0));
+// out (rows, outputs) = x (rows, columns) @ weight.T + bias, where there is one. Of bfloat16 `columns` is even.
+template <typename T>
+static void linear(const float *x, const T *weight, const T *bias, T *out, int64_t rows, int64_t columns,
+                   int64_t outputs) {
+#pragma omp parallel for collapse(2)
+    for (int64_t near = 0; near < rows; near += NEAR)
+        for (int64_t first = 0; first < outputs; first += PANEL) {
+            const int64_t end = std::min(rows, near + NEAR), width = std::min(PANEL, outputs - first);
+            int64_t groups = (end - near + ROWS - 1) / ROWS;  // as equal as can be: a small one wastes registers
+            for (int64_t row = near, num; row < end; row += num, groups--) {
+                float sums[ROWS * PANEL];
+                num = (end - row + groups - 1) / groups;
+                times_panel(num, x + row * columns, columns, weight + first * columns, sums);
+                for (int64_t i = 0; i < num; i++)
+                    for (int64_t j = 0; j < width; j++)
+                        store(out[(row + i) * outputs + first + j],
+                              sums[i * PANEL + j] + (bias ? load(bias[first + j]) : 0));
+            }
         }
-    }
+}
+
+// weight (panels, PANEL, words) to (panels, words, PANEL). torch takes five times as long.
+extern "C" void to_panels(const uint32_t *weight, uint32_t *out, int64_t panels, int64_t words) {
+#pragma omp parallel for
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t k = 0; k < words; k++)
+            for (int64_t i = 0; i < PANEL; i++)
+                out[(panel * words + k) * PANEL + i] = weight[(panel * PANEL + i) * words + k];
+}
+
+extern "C" void linear_float32(const float *x, const float *weight, const float *bias, float *out, int64_t rows,
+                               int64_t columns, int64_t outputs) {
+    linear(x, weight, bias, out, rows, columns, outputs);
+}
+extern "C" void linear_bfloat16(const float *x, const bfloat16 *weight, const bfloat16 *bias, bfloat16 *out,
+                                int64_t rows, int64_t columns, int64_t outputs) {
+    linear(x, weight, bias, out, rows, columns, outputs);
 }
 
 // For weights of 4 or 8 bits in blocks of 32 columns: a block has a scale and a least value of its own, and its
@@ -460,9 +498,11 @@ static void times_blocks(const Rounded &x, int64_t row, const EightWords *words,
             for (int up = 0; up < 16; up += BITS, pairs++)
                 for (int64_t half = 0; half < 2; half++) {
                     const EightWords weight = words[half] >> up & mask;
+#pragma GCC unroll 6
                     for (int64_t i = 0; i < NUM; i++)
                         add_pair(sums[i][half], weight, pairs[i * x.blocks * (BLOCK / 2)]);
                 }
+#pragma GCC unroll 6
         for (int64_t i = 0; i < NUM; i++)
             for (int64_t half = 0; half < 2; half++) {
                 const int64_t of_x = (row + i) * x.blocks + block;

@@ -114,7 +114,9 @@ class Kernels:
         self.attend = function("attend", ctypes.POINTER(_Step), p, p, p, n, *[p] * 7)
         self._add_rms_norm = function("add_rms_norm", p, p, p, p, n, n, ctypes.c_double)
         self._silu_mul = function("silu_mul", p, p, n, n)
-        self._linear = function("linear", p, p, p, p, n, n, n) if dtype == torch.bfloat16 else None
+        self._linear = function("linear", p, p, p, p, n, n, n) if dtype != torch.float64 else None
+        self._to_panels = lib.to_panels
+        self._to_panels.argtypes, self._to_panels.restype = (p, p, n, n), None
         # Of x (N, columns), words (P, columns / 32, bits, 16), steps (P, columns / 32, 2, 16), bias or None,
         # and out (N, outputs): see blocks.py.
         self.linear_blocks = {
@@ -128,10 +130,16 @@ class Kernels:
         self._add_rms_norm(x.data_ptr(), added, weight.data_ptr(), out.data_ptr(), *x.shape, eps)
         return out
 
+    def to_panels(self, weight: Tensor) -> Tensor:
+        """Return the weight (16 * P, words) in panels (P, words, 16), of words of 4 bytes."""
+        out = weight.new_empty(weight.shape[0] // 16, weight.shape[1], 16)
+        self._to_panels(weight.data_ptr(), out.data_ptr(), *out.shape[:2])
+        return out
+
     def linear(self, x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-        """Return x @ weight.T + bias (N, outputs) in bfloat16, of x (N, columns) and the weight's panels
-        (P, columns / 2, 16, 2)."""
-        assert self._linear is not None, "only bfloat16 is kept in panels"
+        """Return x @ weight.T + bias (N, outputs), of x (N, columns) and the weight's panels (P, words, 16):
+        a word is a float32, or two of bfloat16."""
+        assert self._linear is not None, "float64 is not kept in panels"
         out = x.new_empty(len(x), outputs)
         wide = x.float()
         added = None if bias is None else bias.data_ptr()

@@ -49,10 +49,11 @@ def _kernels(dtype: torch.dtype, use_kernels: bool) -> kernels.Kernels | None:
 
 
 def product_of(dtype: torch.dtype, built: kernels.Kernels | None) -> Callable[..., Product] | None:
-    """Return the class that packs a weight of this type on this machine, or None."""
-    if onednn.can_pack(dtype):
-        return onednn.Linear
-    return partial(panels.Linear, built) if built and dtype == torch.bfloat16 else None
+    """Return what packs a weight of this type on this machine, or None."""
+    can_pack = onednn.can_pack(dtype)
+    if built and (dtype == torch.bfloat16 and not can_pack or dtype == torch.float32 and panels.are_faster()):
+        return partial(panels.Linear, built)
+    return onednn.Linear if can_pack else None
 
 
 class FastLM(CausalLM):

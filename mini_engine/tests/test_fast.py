@@ -202,28 +202,48 @@ def test_products_of_all_sizes_take_little_memory():
     assert grown < 100, f"{grown} MB"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 300])
 @pytest.mark.parametrize(("outputs", "columns"), [(16, 2), (70, 41), (1, 1), (49, 576)])
-def test_a_product_in_panels_is_the_product_rounded_once(rows, outputs, columns, library):
+def test_a_product_in_panels_is_the_product_rounded_once(dtype, rows, outputs, columns, library):
     x, weight, bias = (
-        torch.randn(*shape).bfloat16() for shape in ((rows, columns), (outputs, columns), (outputs,))
+        torch.randn(*shape).to(dtype) for shape in ((rows, columns), (outputs, columns), (outputs,))
     )
     for b in (None, bias):
-        linear = panels.Linear(kernels.load(torch.bfloat16), weight, b)
+        linear = panels.Linear(kernels.load(dtype), weight, b)
         exact = F.linear(x.double(), weight.double(), None if b is None else b.double())
         found = linear(x)
-        assert found.shape == (rows, outputs) and found.dtype == torch.bfloat16
+        assert found.shape == (rows, outputs) and found.dtype == dtype
         # Half of the last of eight bits, and what float32 loses in the sums.
-        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)
+        close = {"rtol": 2**-8 if dtype == torch.bfloat16 else 1e-5, "atol": 1e-4}
+        torch.testing.assert_close(found.double(), exact, **close)
         # A row is summed in the same order whatever stands beside it.
-        assert all(torch.equal(linear(x[i : i + 1])[0], found[i]) for i in range(min(rows, 8)))
+        assert all(
+            torch.equal(linear(x[i : i + 1])[0], found[i]) for i in [*range(min(rows, 8)), rows - 1][:rows]
+        )
         assert linear.sums().shape == (1, outputs)
+
+
+def test_float32_is_in_panels_where_they_are_faster(library, monkeypatch):
+    """With AVX2 alone, for all of a model's matrices; with AVX-512, or without the kernels, oneDNN packs."""
+    for capability, product in (
+        ("AVX2", panels.Linear),
+        ("AVX512", onednn.Linear),
+        ("DEFAULT", onednn.Linear),
+    ):
+        monkeypatch.setattr(
+            torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability
+        )
+        fast = prepare(tiny_model().float())
+        assert {type(fast.head), *(type(layer.down) for layer in fast.packed_layers)} == {product}
+        assert type(prepare(tiny_model().float(), "torch").head) is onednn.Linear
 
 
 def test_bfloat16_is_fast_without_instructions_for_it(library, monkeypatch):
     """SmolLM2's and Qwen's kinds of layer in panels: within rounding of the plain model, one after another
     as in a batch, and a weight that is not finite has its name."""
     monkeypatch.setattr(onednn, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(panels, "are_faster", lambda: False)
     assert prepare(tiny_model().float()).__class__ is not FastLM  # nothing would be faster
     for kind in ("llama", "qwen2", "tied"):
         model = tiny_model(**MODELS[kind]).bfloat16()
