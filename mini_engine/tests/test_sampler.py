@@ -184,3 +184,22 @@ def test_top_p_keeps_what_sorting_keeps(scale):
         perhaps = {i for i, p in zip(order, ahead.tolist(), strict=True) if p < limit + 1e-6 or limit == 1}
         assert kept <= {*found.isfinite().nonzero().flatten().tolist()} <= perhaps
         assert torch.equal(found[sorted(kept)], row[sorted(kept)])
+
+
+def test_top_p_looks_no_further_than_it_must(monkeypatch):
+    """Among the likeliest 1,024 first, then 8,192, then all: a row without a limit asks for no more."""
+    asked, topk = [], torch.Tensor.topk
+    monkeypatch.setattr(torch.Tensor, "topk", lambda row, num: asked.append(num) or topk(row, num))
+    steep, flat = torch.arange(10_000).neg().float(), torch.zeros(10_000)
+    for rows, limits, looks, kept in (
+        (steep, 0.9, [1024], 3),
+        (torch.stack((steep, flat)), [0.9, 1], [1024], [3, 10_000]),
+        (torch.stack((steep, flat)), [0.9, 0.5], [1024, 8192], [3, 5000]),
+        (flat, 0.5, [1024, 8192], 5000),
+        (flat, 0.9, [1024, 8192, 10_000], 9000),
+        (steep[:1024], 0.9, [1024], 3),
+    ):
+        asked.clear()
+        found = apply_top_p(rows, limits).isfinite().sum(-1)
+        assert asked == looks and found.tolist() == pytest.approx(kept, rel=1e-3)
+    assert not apply_top_p(flat, 0).isfinite().any(), "no token has less than 0 before it"
