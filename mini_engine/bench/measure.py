@@ -26,10 +26,9 @@ from torch import Tensor
 from mini_engine.attention import PagedBackend
 from mini_engine.batch import build_batch
 from mini_engine.block_manager import BlockManager
-from mini_engine.fast import blocks, kernels
+from mini_engine.fast import blocks, kernels, onednn, panels
 from mini_engine.fast.attention import FastBackend
-from mini_engine.fast.model import FastLM, product_of
-from mini_engine.fast.onednn import Linear
+from mini_engine.fast.model import FastLM, Product
 from mini_engine.interfaces import Row
 from mini_engine.llm import LLM
 from mini_engine.loading.checkpoint import DTYPES
@@ -42,6 +41,7 @@ SMOLLM2 = ModelConfig("llama", 49152, 576, 1536, 30, 9, 3, 64, 2048, tie_word_em
 PRODUCTS = {"gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}  # columns in, columns out
 ROWS = (1, 8, 32, 128, 512)
 CACHE = 2**27  # bytes: more than a processor's caches hold
+KERNELS = "kernels"
 LAYERS = 8  # so many layers' pages together, too
 WAYS = ("attention.py", "torch", "kernel")
 # Requests as (new tokens, tokens in all).
@@ -74,26 +74,36 @@ def medians(ways: Mapping[str, Callable[[int], object]], num_copies: int, rounds
 
 
 def products(dtype: str, rounds: int = 3) -> Iterator[list[str]]:
-    """A line for each matrix and number of rows: plain, packed, how often quicker, GB and GFLOP a second."""
+    """A line for each matrix and number of rows: plain, packed by oneDNN, by the kernels; then how often the
+    kernels are quicker than the better of the others, and their GB and GFLOP a second."""
     wide = DTYPES.get(dtype, torch.float32)
     built = kernels.load(wide)
-    pack = product_of(wide, built) or Linear
-    if dtype == "q4":
-        assert built is not None, "main() has seen that the kernels are built"
-        pack = partial(blocks.Linear, built, 4)
+    packings: dict[str, Callable[[Tensor], Product]] = (
+        {"oneDNN": onednn.Linear} if onednn.can_pack(wide) else {}
+    )
+    if built:
+        packings[KERNELS] = (
+            partial(blocks.Linear, built, 4) if dtype == "q4" else partial(panels.Linear, built)
+        )
     for name, (columns_in, columns_out) in PRODUCTS.items():
         size = columns_in * columns_out * wide.itemsize
         weights = [torch.randn(columns_out, columns_in, dtype=wide) for _ in range(max(2, CACHE // size))]
-        plain, packed = [partial(F.linear, weight=w) for w in weights], [*map(pack, weights)]
+        copies: dict[str, Sequence[Callable[[Tensor], Tensor]]] = {
+            "F.linear": [partial(F.linear, weight=w) for w in weights]
+        }
+        copies |= {way: [pack(w) for w in weights] for way, pack in packings.items()}
         if dtype == "q4":
             size = size * 6 // 32  # of 32 bits, 4 and a share of the block's 64
         for rows in ROWS:
             x = torch.randn(rows, columns_in, dtype=wide)
-            ways = {"F.linear": partial(_multiplied, plain, x), "packed": partial(_multiplied, packed, x)}
-            took = medians(ways, len(weights), rounds)
-            speed = size / took["packed"] / 1e3, 2 * rows * columns_in * columns_out / took["packed"] / 1e3
-            micros, ratio = [f"{us:,.0f}" for us in took.values()], took["F.linear"] / took["packed"]
-            yield [f"{name}, {rows}", *micros, f"{ratio:.2f}", *(f"{s:.0f}" for s in speed)]
+            took = medians(
+                {way: partial(_multiplied, of, x) for way, of in copies.items()}, len(weights), rounds
+            )
+            line = [f"{took[way]:,.0f}" if way in took else "" for way in ("F.linear", "oneDNN", KERNELS)]
+            if ours := took.pop(KERNELS, 0):
+                speed = size / ours / 1e3, 2 * rows * columns_in * columns_out / ours / 1e3
+                line += [f"{min(took.values()) / ours:.2f}", *(f"{s:.0f}" for s in speed)]
+            yield [f"{name}, {rows}", *line]
 
 
 def _multiplied(products: Sequence[Callable[[Tensor], Tensor]], x: Tensor, copy: int) -> Tensor:
@@ -170,7 +180,7 @@ def _row(kv: BlockManager, request_id: str, num_new: int, length: int) -> Row:
 @torch.inference_mode()
 def main(what: str = "", dtype: str = "float32", threads: str = "2") -> None:
     measures: dict[str, tuple[Any, list[str]]] = {
-        "products": (products, ["matrix, rows", "F.linear", "packed", "ratio", "GB/s", "GFLOP/s"]),
+        "products": (products, ["matrix, rows", "F.linear", "oneDNN", KERNELS, "ratio", "GB/s", "GFLOP/s"]),
         "attention": (attention, ["step", *WAYS]),
         "sampling": (sampling, ["tokens are", "1 row", "32 rows"]),
         "quality": (quality, ["model", "float32", dtype]),
