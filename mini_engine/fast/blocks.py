@@ -28,11 +28,14 @@ class Linear:
         rows = padded.view(-1, PANEL, padded.shape[1] // BLOCK, BLOCK)
         least, scale = _steps(rows, bits)
         numbers = torch.where(scale > 0, (rows - least) / scale, 0).round().clamp_(0, 2**bits - 1)
-        self.steps = torch.stack((scale, least)).squeeze(-1)
-        self.steps = self.steps.permute(1, 3, 0, 2).contiguous()  # (panels, blocks, 2, PANEL)
+        pairs = torch.stack((scale, least)).squeeze(-1).permute(1, 3, 0, 2)
+        self.steps = kernels.room(*pairs.shape).copy_(pairs)  # (panels, blocks, 2, PANEL)
         columns = numbers.to(torch.int32).view(*rows.shape[:3], bits, 32 // bits)
         words = (columns << self._shifts()).sum(-1, dtype=torch.int32)
-        self.words = words.permute(0, 2, 3, 1).contiguous()  # (panels, blocks, bits, PANEL)
+        words = words.permute(0, 2, 3, 1)
+        self.words = (
+            kernels.room(*words.shape).view(torch.int32).copy_(words)
+        )  # (panels, blocks, bits, PANEL)
         self.product = kernels.linear_blocks[bits]
         added = None if bias is None else bias.data_ptr()
         self.pointers = self.words.data_ptr(), self.steps.data_ptr(), added

@@ -378,6 +378,7 @@ template <typename T> static void attend(const Attention<T> &a) {
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint32_t EightWords __attribute__((vector_size(32), aligned(4), may_alias));
 static const int64_t PANEL = 16, ROWS = 6;  // their sums fill twelve of AVX2's sixteen registers
+static const int64_t AHEAD = 64;  // lines of 64 bytes, a small page's, that are asked for before their turn
 static const int64_t NEAR = 96;  // rows that stay in the second cache while all panels pass
 
 // Eight outputs' weights of the column that is the `at`-th in a word.
@@ -393,7 +394,8 @@ template <typename T, int64_t NUM>
 static void times_panel(const float *x, int64_t columns, const T *panel, float *out) {
     const int64_t step = sizeof(float) / sizeof(T);
     Eight sums[NUM][2] = {};
-    for (int64_t k = 0; k < columns; k += step, panel += step * PANEL)
+    for (int64_t k = 0; k < columns; k += step, panel += step * PANEL) {
+        __builtin_prefetch(panel + AHEAD * step * PANEL);
         for (int64_t at = 0; at < step; at++) {
             const Eight low = weights(panel, at), high = weights(panel + step * PANEL / 2, at);
 #pragma GCC unroll 6
@@ -403,6 +405,7 @@ static void times_panel(const float *x, int64_t columns, const T *panel, float *
                 sums[row][1] += value * high;
             }
         }
+    }
 #pragma GCC unroll 6
     for (int64_t row = 0; row < NUM; row++) {
         *(Eight *)(out + row * PANEL) = sums[row][0];

@@ -6,6 +6,8 @@ attention.py).
 
 import ctypes
 import hashlib
+import math
+import mmap
 import os
 import platform
 import re
@@ -14,6 +16,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILE = ["-c", "-std=c++17", "-O3", "-ffast-math", "-fno-associative-math", "-fPIC", "-fopenmp"]
 LINK = ["-shared", "-fopenmp"]
 Norms = tuple[Tensor | None, Tensor | None]  # weights (head_dim,) of a layer's norms of q's and k's heads
+ROOM = 2**24  # numbers of 4 bytes that memory is asked for at a time
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float64: "float64"}
 
 
@@ -85,6 +89,15 @@ def load(dtype: torch.dtype) -> "Kernels | None":
         return None
 
 
+def _large_pages(num: int) -> Tensor:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num)
+    memory = mmap.mmap(-1, 4 * num, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system may be built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32)
+
+
 class _Step(ctypes.Structure):
     """kernels.cpp's Step, field by field."""
 
@@ -115,6 +128,7 @@ class Kernels:
         self._add_rms_norm = function("add_rms_norm", p, p, p, p, n, n, ctypes.c_double)
         self._silu_mul = function("silu_mul", p, p, n, n)
         self._linear = function("linear", p, p, p, p, n, n, n) if dtype != torch.float64 else None
+        self._room = torch.empty(0)  # what is left of the last large pages
         self._to_panels = lib.to_panels
         self._to_panels.argtypes, self._to_panels.restype = (p, p, n, n), None
         # Of x (N, columns), words (P, columns / 32, bits, 16), steps (P, columns / 32, 2, 16), bias or None,
@@ -122,6 +136,14 @@ class Kernels:
         self.linear_blocks = {
             bits: function("linear", p, p, p, p, p, n, n, n, name=f"{bits}bit") for bits in (4, 8)
         }
+
+    def room(self, *shape: int) -> Tensor:
+        """Return memory for weights, a tensor of this shape in float32, in large pages where the system has
+        them: a step of few rows reads all weights, and finding small pages takes a tenth of its time."""
+        if self._room.numel() < (size := math.prod(shape)):
+            self._room = _large_pages(max(size, ROOM))
+        taken, self._room = self._room[:size], self._room[size:]
+        return taken.view(shape)
 
     def add_rms_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add delta to x, in place, and return the norm of the sum; all (N, size)."""
@@ -132,7 +154,7 @@ class Kernels:
 
     def to_panels(self, weight: Tensor) -> Tensor:
         """Return the weight (16 * P, words) in panels (P, words, 16), of words of 4 bytes."""
-        out = weight.new_empty(weight.shape[0] // 16, weight.shape[1], 16)
+        out = self.room(weight.shape[0] // 16, weight.shape[1], 16)
         self._to_panels(weight.data_ptr(), out.data_ptr(), *out.shape[:2])
         return out
 
