@@ -83,8 +83,10 @@ class Process:
     def _receive(self) -> dict[str, Any]:
         limit = Timer(LONGEST, self.popen.kill)
         limit.start()
-        line = self.popen.stdout.readline()  # type: ignore[union-attr]
-        limit.cancel()
+        try:
+            line = self.popen.stdout.readline()  # type: ignore[union-attr]
+        finally:  # Ctrl-C, too: the timer's thread would keep this process
+            limit.cancel()
         if not line:
             raise PeerError(f"the process has ended, or needed over {LONGEST} s; {self.log} may say why")
         said: dict[str, Any] = json.loads(line)

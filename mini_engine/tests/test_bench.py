@@ -5,10 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ import mini_engine
 from mini_engine.bench import environments, gpu, mask, plan, process, quiet, race, report, start
 from mini_engine.bench.export import export
 from mini_engine.bench.peers import worker
-from mini_engine.bench.process import FLOOR, OURS, PeerError, Processes
+from mini_engine.bench.process import FLOOR, OURS, PeerError, Process, Processes
 from mini_engine.bench.quiet import Meanwhile, Usage, Watch
 from mini_engine.bench.race import Race, TimedRun
 from mini_engine.bench.workloads import WORKLOADS, Workload
@@ -429,3 +431,16 @@ def test_waits_that_cannot_be_measured_are_left_out_with_a_reason(tmp_path, monk
     monkeypatch.setattr(start, "_commands", lambda name, goal, *_: start.Start(name, goal, [1.0]))
     found = start.measure("smollm2", 1, reported.append)
     assert [wait.goal for wait in found] == [1.5, 2, 1.0, 3] and len(reported) == 2
+
+
+def test_ctrl_c_while_a_contestant_computes_leaves_no_thread_that_waits_an_hour():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    asked = Process.__new__(Process)
+    asked.popen = SimpleNamespace(stdout=SimpleNamespace(readline=interrupted), kill=None)
+    with pytest.raises(KeyboardInterrupt):
+        asked._receive()
+    for timer in [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]:
+        timer.join(5)
+        assert not timer.is_alive()
