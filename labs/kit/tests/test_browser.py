@@ -455,7 +455,9 @@ def test_on_a_phone_the_strip_of_labs_shows_the_current_one(browser, pages, serv
     context = browser.new_context(viewport={"width": 390, "height": 844})
     opened = context.new_page()
     opened.goto(f"{serving(pages)}/lab-11/")
-    opened.wait_for_function("document.querySelector('.labs').scrollLeft > 0")
+    deadline = time.monotonic() + 30  # no wait_for_function: the page's policy may forbid what it evaluates
+    while not opened.evaluate("document.querySelector('.labs').scrollLeft > 0"):
+        assert time.monotonic() < deadline, "the strip does not scroll to the current lab"
     box = opened.locator(".labs [aria-current]").bounding_box()
     context.close()
     assert 0 <= box["x"] and box["x"] + box["width"] <= 390
