@@ -198,6 +198,7 @@ def test_top_p_looks_no_further_than_it_must(monkeypatch):
         (flat, 0.5, [1024, 8192], 5000),
         (flat, 0.9, [1024, 8192, 10_000], 9000),
         (steep[:1024], 0.9, [1024], 3),
+        (flat[:2048], 0.5, [1024], 1024),  # just enough
     ):
         asked.clear()
         found = apply_top_p(rows, limits).isfinite().sum(-1)
