@@ -291,12 +291,13 @@ def test_dropping_a_stream_aborts_its_request(started, how):
 
 def test_a_stream_that_cannot_be_made_leaves_nothing():
     def broken(engine, request):
-        raise LookupError("no inbox")
+        engine.inboxes[request.request_id] = []
+        raise LookupError("no room")
 
     engine = scripted_engine({}, parts={"Stream": broken})
-    with pytest.raises(LookupError, match="no inbox"):
+    with pytest.raises(LookupError, match="no room"):
         engine.stream("hi")
-    assert engine.requests == {} and not engine.has_work
+    assert engine.requests == {} and engine.inboxes == {} and not engine.has_work
 
 
 # ------------------------------------------------------------------------------------- aborts
