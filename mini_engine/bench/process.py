@@ -84,7 +84,7 @@ class Process:
         limit = Timer(LONGEST, self.popen.kill)
         limit.start()
         try:
-            line = self.popen.stdout.readline()  # type: ignore[union-attr]
+            line = self.popen.stdout.readline()  # type: ignore[union-attr]  # a pipe, as __init__ asks
         finally:  # Ctrl-C, too: the timer's thread would keep this process
             limit.cancel()
         if not line:
