@@ -14,7 +14,7 @@ from mini_engine.bench.export import export
 from mini_engine.bench.process import FLOOR, OURS, Processes, peer_of
 from mini_engine.bench.quiet import Watch
 from mini_engine.bench.race import Race, Report, missing, resumed, run
-from mini_engine.bench.report import machine, write
+from mini_engine.bench.report import is_slow_in_bfloat16, machine, write
 from mini_engine.bench.workloads import TEXTS, WORKLOADS, Workload
 from mini_engine.loading.files import opened, read_json
 from mini_engine.loading.tokenizer import load_tokenizer
@@ -110,7 +110,8 @@ class Bench:
 
     def everything(self, page: Path = PAGE) -> None:
         """Run all races in both precisions, and a GGUF file's own. Write each into docs/benchmarks as soon as
-        it is run.
+        it is run. On a processor that makes torch slow in bfloat16, what computes by torch alone races in
+        float32 only.
 
         Raises ValueError where there is no docs/, and for a device that not all contestants run on.
         """
@@ -119,21 +120,24 @@ class Bench:
         if self.device != "cpu":
             raise ValueError(f"--all needs --device cpu, but the device is {self.device!r}")
         here = set(installed(sorted({name for names in AGAINST.values() for name in names}), self.report))
+        about: dict[str, Any] = {"model": self.model.name, "threads": self.threads, "machine": machine()}
+        about["date"] = date.today().isoformat()
+        slow = {"transformers", "mini-engine/torch"} if is_slow_in_bfloat16(about["machine"]) else set()
+        racing = {"float32": here, "bfloat16": {name for name in here if not {name, peer_of(name)} & slow}}
         plan = [
-            (workload, dtype, [name for name in names if name in here])
-            for dtype in ("float32", "bfloat16")
+            (workload, dtype, [name for name in names if name in racing[dtype]])
+            for dtype in racing
             for workload, names in AGAINST.items()
         ]
         if self.model.suffix == ".gguf":
             plan.append(("single", "q4", sorted(here & {"llama.cpp"})))
-        about = {"model": self.model.name, "threads": self.threads, "date": date.today().isoformat()}
         done: list[Race] = []
         for race in self.races(plan, resume=True):
             exact = next((r for r in done if r.workload == race.workload), None)  # in float32
             if exact and OURS in exact.tokens:
                 race.as_float32 = {name: race.agreement(name, exact.tokens[OURS]) for name in race.tokens}
             done.append(race)
-            write(done, about | {"machine": machine()}, page)
+            write(done, about, page)
 
 
 def source() -> str:

