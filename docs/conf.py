@@ -22,7 +22,6 @@ exclude_patterns = [
     "docs/_build", "docs/examples", ".*", "out", "build", "dist", "mini_engine", "labs/.state", "labs/kit",
     "**/.ipynb_checkpoints", "**/__pycache__", "node_modules",
 ]  # fmt: skip
-nitpicky = False
 suppress_warnings = [
     "myst.header",  # a notebook's first cell may begin below level 1
     "mystnb.unknown_mime_type",  # widgets; their text stands in for them
@@ -36,7 +35,6 @@ nb_output_stderr = "remove"
 
 default_role = "literal"  # as docstrings have it
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
 
 html_theme = "sphinx_book_theme"
 html_title = "mini-engine"
@@ -48,7 +46,6 @@ html_js_files = ["quiz.js", "filter.js", "play.js"]
 html_copy_source = html_show_sourcelink = False
 html_show_sphinx = False
 html_domain_indices = False  # of modules: the API reference has them all
-html_last_updated_fmt = None
 html_theme_options = {
     "use_download_button": False, "use_fullscreen_button": False, "navigation_with_keys": False,
     "show_navbar_depth": 1, "show_toc_level": 2, "extra_footer": "",

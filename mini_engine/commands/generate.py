@@ -57,6 +57,9 @@ def generate(
 
     for text in prompt:
         check_text("--prompt", text)
+    schema = None if json_schema is None else json_schema.read_text("utf-8")
+    wants_shape = regex is not None or schema is not None
+    shape = StructuredOutputsParams(regex=regex, json=schema) if wants_shape else None
     params = SamplingParams(
         n=n,
         temperature=temperature,
@@ -73,7 +76,7 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
         seed=seed,
-        structured_outputs=_shape(regex, json_schema),
+        structured_outputs=shape,
     )
     settings = engine_settings(speculative)
     import_torch()
@@ -96,11 +99,3 @@ def generate(
             say(f"the text was cut short ({answer.finish_reason}), and has not the shape that was asked for")
     if broken := [answer.error for answer in answers if answer.error]:
         raise ValueError("; ".join(broken))
-
-
-def _shape(regex: str | None, json_schema: Path | None) -> StructuredOutputsParams | None:
-    """Return what the options ask for; None if none does."""
-    if regex is None and json_schema is None:
-        return None
-    schema = None if json_schema is None else json_schema.read_text("utf-8")
-    return StructuredOutputsParams(regex=regex, json=schema)

@@ -7,9 +7,10 @@ calls. So requests, schedules, aborts and steps that are taken back are decided 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -75,14 +76,6 @@ class _Summed:
         return self.product.sums()
 
 
-@dataclass
-class _Pool:
-    """The size of rank 0's pool in blocks: all that a backend needs of a KVManager to make its own."""
-
-    num_blocks: int
-    block_size: int
-
-
 def parallel_backend(ranks: Ranks) -> Callable[..., PagedBackend]:
     """Return an engine's `attend_backend` on rank 0, which has the other ranks compute their parts."""
 
@@ -121,7 +114,9 @@ class Worker:
 
     def make(self, num_blocks: int, block_size: int) -> None:
         """Make the pool of an engine that begins on rank 0."""
-        self.backend = paged_backend(self.model, cast(KVManager, _Pool(num_blocks, block_size)))
+        # All that a backend needs of a KVManager to make its own pool.
+        size = SimpleNamespace(num_blocks=num_blocks, block_size=block_size)
+        self.backend = paged_backend(self.model, cast(KVManager, size))
 
     def compute(self, batch: Batch) -> None:
         """Compute a step."""

@@ -120,6 +120,7 @@ async def merged(streams: Sequence[Choices]) -> Choices:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(eq=False)
 class Answering(Response):
     """Sends an answer whose first Delta is there. `done` is called in the end, also when the client leaves.
 
@@ -127,18 +128,12 @@ class Answering(Response):
     error. The header X-Request-Id has the name of the (first) request in the engine, its trace and /state.
     """
 
-    def __init__(
-        self,
-        answer: Answer,
-        first: tuple[int, Delta],
-        others: Choices,
-        ends: float,
-        refuse: Callable[[APIError], Response],
-        done: Callable[[Answer], None],
-    ):
-        self.answer, self.first, self.others = answer, first, others
-        self.ends, self.refuse, self.done = ends, refuse, done
-        self.background = None
+    answer: Answer
+    first: tuple[int, Delta]
+    others: Choices
+    ends: float
+    refuse: Callable[[APIError], Response]
+    done: Callable[[Answer], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; the ASGI server calls this."""

@@ -468,7 +468,9 @@ def test_save_writes_a_picture_with_its_alt_text_and_closes_it(trace, tmp_path, 
 
 def test_an_svg_has_a_dark_palette_in_which_every_contrast_is_kept(trace, tmp_path):
     """And the same run gives the same file."""
-    from mini_engine.show.figures.svg import COLOUR, channels, counterpart, luminance
+    from matplotlib.colors import to_rgb
+
+    from mini_engine.show.figures.svg import COLOUR, counterpart, luminance
 
     for name in ("one.svg", "two.svg"):
         figures.save(figures.timeline(trace, steps=(24, 34)), tmp_path / name, alt="a timeline")
@@ -479,11 +481,11 @@ def test_an_svg_has_a_dark_palette_in_which_every_contrast_is_kept(trace, tmp_pa
     assert len(colours) > 4 and all(f":{counterpart(colour)}!important" in style for colour in colours)
 
     def contrast(one, other):
-        dim, bright = sorted(luminance(channels(colour)) + 0.05 for colour in (one, other))
+        dim, bright = sorted(luminance(to_rgb(colour)) + 0.05 for colour in (one, other))
         return bright / dim
 
     page = counterpart("#ffffff")
-    assert luminance(channels(page)) < 0.01 and luminance(channels(counterpart("#000"))) > 0.9
+    assert luminance(to_rgb(page)) < 0.01 and luminance(to_rgb(counterpart("#000"))) > 0.9
     for colour in colours - {"#000000"}:
         assert contrast(counterpart(colour), page) == pytest.approx(contrast(colour, "#ffffff"), rel=0.03)
 

@@ -87,10 +87,11 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes that each token id stands for; b"" for special tokens, and for ids that are no token."""
-        special, kinds = self.special_token_ids, _decoder_types(json.loads(self._backend.to_str())["decoder"])
+        decoder = json.loads(self._backend.to_str())["decoder"] or {"type": ""}
+        kinds = {step["type"] for step in decoder.get("decoders", [decoder])}  # that turn tokens into text
         found = [b""] * self.vocab_size
         for token, token_id in self._backend.get_vocab(with_added_tokens=True).items():
-            if token_id not in special:
+            if token_id not in self.special_token_ids:
                 found[token_id] = _bytes_of(token, kinds)
         return tuple(found)
 
@@ -117,12 +118,6 @@ class Tokenizer:
 
         variables = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         return render(self.chat_template, self._source, **variables, **self._special_tokens)
-
-
-def _decoder_types(decoder: Any) -> set[str]:
-    """Return the kinds of steps that turn tokens into text."""
-    steps = (decoder or {}).get("decoders", [decoder or {"type": ""}])
-    return {step["type"] for step in steps}
 
 
 def _bytes_of(token: str, kinds: set[str]) -> bytes:

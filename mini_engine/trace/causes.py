@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from mini_engine.request import Request
@@ -10,12 +11,12 @@ from mini_engine.trace.records import Blocked, Event, Header, Preempted
 Key = TypeVar("Key")
 
 
-def preemptions(gone: list[Request], needs: dict[Request, int], free: int) -> list[Event]:
+def preemptions(gone: list[Key], needs: dict[Key, int], free: int, name: Callable[[Key], str]) -> list[Event]:
     """Return an event for each request that is gone; the cause is the first other that was short."""
     if not gone:
         return []
     short, total = first_short(needs, set(gone), free), sum(needs.values())
-    return [Preempted(r.request_id, (short or r).request_id, total, free) for r in gone]
+    return [Preempted(name(one), name(short or one), total, free) for one in gone]
 
 
 def changes(before: list[Request], after: list[Request]) -> tuple[list[Request], list[Request]]:

@@ -141,7 +141,7 @@ class Recorder:
         seen = dict(self._num_blocks_seen)
         for request in gone:
             seen.pop(request.request_id, None)
-        preempted = preemptions(gone, needs, free)
+        preempted = preemptions(gone, needs, free, attrgetter("request_id"))
         admissions = self._admissions(admitted, seen)
         drafting = [r for r in running if r.spec_token_ids and r.request_id in scheduled]
         record = StepTrace(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mini_engine.trace.causes import blocked, first_short
+from mini_engine.trace.causes import blocked, changes, preemptions
 from mini_engine.trace.clock import VirtualClock, WallClock
 from mini_engine.trace.records import (
     Blocked,
@@ -20,7 +20,6 @@ from mini_engine.trace.records import (
     Event,
     Finished,
     Header,
-    Preempted,
     Queued,
     Scheduled,
     StepTrace,
@@ -174,9 +173,8 @@ class VLLMRecorder:
         events, self._events = self._events, []
         # A request that was preempted between two steps, to empty the prefix cache, is no longer in running.
         preempted = sorted(output.preempted_req_ids, key=[*lacking, *output.preempted_req_ids].index)
-        events += self._preemptions(preempted, lacking, free)
-        were = {request.request_id for request in before}
-        admitted = [r for r in running if r.request_id not in were]
+        events += preemptions(preempted, lacking, free, self._names.__getitem__)
+        _, admitted = changes(before, running)
         events += [self._admission(request, scheduled) for request in admitted]
         self._record = StepTrace(
             step=self.step,
@@ -232,11 +230,6 @@ class VLLMRecorder:
         tokens = request.num_computed_tokens + min(left, config["long_prefill_token_threshold"] or left)
         needed: int = -(-tokens // config["block_size"])
         return max(0, needed - len(self._table(request.request_id)))
-
-    def _preemptions(self, preempted: list[str], lacking: dict[str, int], free: int) -> list[Event]:
-        """Return the events as a Recorder writes them: blocks needed, blocks free, first request short."""
-        needs, short = sum(lacking.values()), first_short(lacking, set(preempted), free)
-        return [Preempted(self._names[name], self._names[short or name], needs, free) for name in preempted]
 
     def _admission(self, request: Any, scheduled: dict[str, int]) -> Event:
         # vLLM has counted what it scheduled as computed already.

@@ -1,7 +1,5 @@
 """The KV pool as a grid: the owner of each block at some steps of a run."""
 
-from typing import Any
-
 from mini_engine.show.figures import style
 from mini_engine.show.figures.style import Axes
 from mini_engine.trace import Fold, Trace
@@ -54,6 +52,8 @@ def block_map(trace: Trace, steps: list[int] | None = None) -> tuple[Axes, ...]:
 
     Return an Axes for each step. Raise ValueError for a pool of more than 250 blocks.
     """
+    from matplotlib.patches import Patch
+
     data = block_map_data(trace, steps)
     if data["num_blocks"] > 250:
         raise ValueError(f"{data['num_blocks']} blocks are too many to label; show a pool of at most 250")
@@ -68,8 +68,10 @@ def block_map(trace: Trace, steps: list[int] | None = None) -> tuple[Axes, ...]:
         for block, held in enumerate(owners):
             kinds.add(_draw_block(ax, block % width, block // width, held, block in cached, looks))
         style.cell_grid(ax, width, height, title=f"step {trace.steps[step].step}")
+    # Ids that are too long for a cell are numbered in it.
     named = {} if list(names) == list(names.values()) else looks
-    _legend_blocks(axes[0].figure, kinds, named)
+    legend = [Patch(facecolor=c, edgecolor=style.GREY, label=f"{n}: {rid}") for rid, (n, c) in named.items()]
+    style.add_legend(axes[0].figure, style.patches(LOOKS, NAMES, kinds) + legend)
     return axes
 
 
@@ -98,11 +100,3 @@ def _draw_block(
     size = 0.86 if kind == "shared" else 0.92
     style.draw_cell(ax, x, y, text, size=size, **LOOKS[kind] | {"facecolor": face})
     return kind
-
-
-def _legend_blocks(figure: Any, kinds: set[str], looks: dict[str, tuple[str, str]]) -> None:
-    """Add the legend of the cells; ids too long for a cell are numbered in it."""
-    from matplotlib.patches import Patch
-
-    owners = [Patch(facecolor=c, edgecolor=style.GREY, label=f"{n}: {rid}") for rid, (n, c) in looks.items()]
-    style.add_legend(figure, style.patches(LOOKS, NAMES, kinds) + owners)

@@ -127,18 +127,16 @@ def save(
     import matplotlib.pyplot as plt
 
     figure: Any = (axes[0] if isinstance(axes, tuple) else axes).figure
-    options: Data = {"bbox_inches": "tight", "transparent": True}
-    if isinstance(path, str | PathLike):
-        options["format"] = Path(path).suffix.lstrip(".") or "png"
+    kind = Path(path).suffix.lstrip(".") or "png" if isinstance(path, str | PathLike) else None
+    metadata: Data = {"Date": None} if kind == "svg" else {}  # the same run, the same file
+    metadata |= {"Description": alt} if alt else {}
+    options: Data = {"format": kind, "metadata": metadata, "bbox_inches": "tight", "transparent": True}
     picture = BytesIO()
-    if options.get("format") == "svg":
-        options["metadata"] = {"Date": None}  # the same run, the same file
-    options["metadata"] = options.get("metadata", {}) | ({"Description": alt} if alt else {})
     with matplotlib.rc_context({"svg.hashsalt": "mini-engine"}):
         figure.savefig(picture, dpi=dpi, **options)
     plt.close(figure)
     drawn = picture.getvalue()
-    if options.get("format") == "svg":
+    if kind == "svg":
         drawn = with_dark_palette(drawn.decode()).encode()
     if isinstance(path, str | PathLike):
         write_whole(path, drawn)

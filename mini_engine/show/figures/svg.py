@@ -29,7 +29,9 @@ def with_dark_palette(svg: str) -> str:
 
 def counterpart(colour: str) -> str:
     """Return the colour of the same hue whose luminance is as far from black as this one's is from white."""
-    red, green, blue = channels(colour)
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(colour)
     hue, _, saturation = colorsys.rgb_to_hls(red, green, blue)
     if max(red, green, blue) - min(red, green, blue) < 0.05:
         saturation = 0  # a shade of grey stays one
@@ -40,13 +42,6 @@ def counterpart(colour: str) -> str:
         too_dark = luminance(colorsys.hls_to_rgb(hue, middle, saturation)) < wanted
         low, high = (middle, high) if too_dark else (low, middle)
     return "#" + "".join(f"{round(255 * one):02x}" for one in colorsys.hls_to_rgb(hue, high, saturation))
-
-
-def channels(colour: str) -> tuple[float, float, float]:
-    """Return red, green and blue, from 0 to 1, of #rgb or #rrggbb."""
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * one for one in colour[1:])
-    red, green, blue = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
-    return red, green, blue
 
 
 def luminance(rgb: tuple[float, float, float]) -> float:

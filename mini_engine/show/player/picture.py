@@ -11,7 +11,7 @@ from itertools import groupby
 from textwrap import shorten, wrap
 
 from mini_engine.show.figures.block_map import OWNERS
-from mini_engine.show.figures.style import drawn_state
+from mini_engine.show.figures.style import counted, drawn_state
 from mini_engine.trace import Finished, Preempted, RequestView, Scheduled, StepTrace, Trace, replay
 
 WIDTH, ROW, MOST = 760, 17, 24  # pixels; the most rows of a picture
@@ -161,7 +161,7 @@ def _pool(views: Views, total: int, ids: list[str], y: int) -> tuple[str, int]:
 def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
     for event in record.events:
         if isinstance(event, Preempted):
-            yield f"{event.id} is preempted: {_blocks(event.needs, 'more ')} needed, {event.free} free."
+            yield f"{event.id} is preempted: {counted(event.needs, 'more block')} needed, {event.free} free."
         elif isinstance(event, Scheduled):
             where = "found in another answer to its prompt" if event.num_forked_tokens else "cached"
             where = "moved here from another engine" if event.num_external_computed_tokens else where
@@ -173,7 +173,7 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
         yield f"{', '.join(decodes)} {'decodes' if len(decodes) == 1 else 'decode'}: one token each."
     for name in verifying:
         drafts, accepted = len(record.draft_token_ids[name]), record.num_accepted_tokens.get(name, 0)
-        yield f"{name} verifies {drafts} draft{'s' * (drafts != 1)}: {accepted} accepted."
+        yield f"{name} verifies {counted(drafts, 'draft')}: {accepted} accepted."
     for name, tokens in record.scheduled.items():
         if views[name].state == "prefill":
             left = views[name].num_new_tokens - tokens
@@ -187,15 +187,11 @@ def _sentences(record: StepTrace, views: Views) -> Iterator[str]:
         "preempted": "memory was short, so none is admitted",
         "slots": "all slots are taken",
         "budget": "the budget is spent",
-        "memory": f"{_blocks(why.needs or 0)} needed, {why.free} free",
+        "memory": f"{counted(why.needs or 0, 'block')} needed, {why.free} free",
         "none": "this scheduler does not admit it",
     }
     if why.reason in reasons:
         yield f"{why.id} waits: {reasons[why.reason]}."
-
-
-def _blocks(count: int, more: str = "") -> str:
-    return f"{count} {more}block{'' if count == 1 else 's'}"
 
 
 def _rect(name: str, x: float, y: float, width: float, height: float, more: str = "") -> str:
