@@ -22,8 +22,7 @@ from labs.kit.judge.failures import NotBegun, a_few_words, claim, in_words, shor
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
-from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import Name, TaskStatus
+from labs.kit.judge.task_status import Name, Result, TaskStatus
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
