@@ -64,7 +64,8 @@ def show(yours: Sequence[Row], seed: int, out: Path) -> int:
         typer.echo("\n" + "\n".join(fitting(table)))
     if not yours:
         say()
-        typer.echo(pairs([(name, about(source)) for name, source in shipped().items()]))
+        first = {name: source.split("\n")[0].strip('"') for name, source in shipped().items()}
+        typer.echo(pairs([(name, line.partition(": ")[2]) for name, line in first.items()]))
     say()
     say(MEANING + (f" TTFT and ITL: the 99th percentiles of {table[0][1]}." if table else ""))
     write(rows, out)
@@ -78,8 +79,3 @@ def fitting(table: list[tuple[str, ...]]) -> list[str]:
     while max(map(len, lines := columns(table))) > width() and len(table[0]) > 2:
         table = [cells[:-1] for cells in table]
     return lines
-
-
-def about(source: str) -> str:
-    """Return the first line of a policy's docstring, without its name."""
-    return source.split("\n")[0].strip('"').partition(": ")[2]

@@ -7,7 +7,7 @@ from labs.kit.judge import isolate, loading
 from labs.kit.judge.examine import Examination, task_of
 from labs.kit.judge.manifest import Lab, Mistake
 from labs.kit.judge.processes import Outcomes
-from labs.kit.judge.result import Result
+from labs.kit.judge.task_status import Result
 
 _one_at_a_time = Lock()  # playing scripts redirects what the process prints
 

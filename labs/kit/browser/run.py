@@ -20,9 +20,8 @@ from labs.kit.judge import compare, examine, guard, isolate, loading, matrix, pa
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, find_lab
 from labs.kit.judge.pristine import pristine_source
-from labs.kit.judge.result import Result
 from labs.kit.judge.sentences import sentence
-from labs.kit.judge.task_status import TaskStatus, load_problem
+from labs.kit.judge.task_status import Result, TaskStatus, load_problem
 from mini_engine.show.player import payload
 
 Send = Callable[[str], object]

@@ -100,7 +100,8 @@ class Blame:
         found: list[Task] = []
         for task in wrong:
             logs = answers[task.name].logs
-            alike = [t.name for t in wrong if same_class(t, task) and answers[t.name].logs == logs]
+            own = [t for t in wrong if isolate.class_of(t) == isolate.class_of(task)]
+            alike = [t.name for t in own if answers[t.name].logs == logs]
             if alike[0] == task.name and len(alike) > 1:
                 scripts = [json.loads(case.script) for case in self.failing[: 2 * suspects.FEW]]
                 guilty = suspects.explaining(self.lab.id, alike, scripts, partial(self.departing, task))
@@ -180,10 +181,6 @@ class Blame:
         digests = [digest(self.lab.id, script, logs[script.name]) for script in public]
         key = scripts_fingerprint(json.dumps(digests))
         return {task: mistakes[key] for task, mistakes in known(self.lab).items() if key in mistakes}
-
-
-def same_class(one: Task, other: Task) -> bool:
-    return one is other or ("." in one.name and isolate.class_of(one) == isolate.class_of(other))
 
 
 def logs(scripts: Sequence[CaseScript], answer: Answer) -> dict[str, list[random_scripts.Step]]:

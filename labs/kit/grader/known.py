@@ -10,17 +10,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
 
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, functions
 from labs.kit.judge.pristine import packed
 
 PROOF = 150  # nodes of a syntax tree; in a lab of fewer, honest work may be the reference but for its names
-TEXTS, SHORT, LONG = (
-    50,
-    100,
-    1 << 20,
-)  # constants that are looked into, letters of one, bytes that it unpacks to
+TEXTS, SHORT, LONG = 50, 100, 1 << 20  # constants looked into, letters of one, bytes that it unpacks to
 WRITTEN_ANYHOW = ("annotation", "returns", "type_comment", "type_params", "ctx", "decorator_list")
 
 
@@ -122,14 +117,11 @@ def shapes(text: str, names: Sequence[str]) -> list[tuple[str, ...]]:
     for name in names:
         parts = [node for key, node in every.items() if f"{key}.".startswith(f"{name}.")]
         own = {node.arg for part in parts for node in ast.walk(part) if isinstance(node, ast.arg)}
-        own |= {node.id for part in parts for node in ast.walk(part) if is_bound(node)}
+        nodes = (node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name))
+        own |= {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
         order: dict[str, int] = {}
         found.append(tuple(word for part in parts for word in flat(part.body, own, order)))
     return found
-
-
-def is_bound(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def flat(value: object, own: set[str], order: dict[str, int]) -> Iterator[str]:
@@ -137,7 +129,8 @@ def flat(value: object, own: set[str], order: dict[str, int]) -> Iterator[str]:
     if isinstance(value, list):
         yield "["
         for one in value:
-            if not isinstance(one, ast.Pass) and not is_remark(one):
+            is_remark = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)  # as a docstring is
+            if not (isinstance(one, ast.Pass) or is_remark):
                 yield from flat(one, own, order)
     elif isinstance(value, ast.AST):
         yield type(value).__name__
@@ -148,8 +141,3 @@ def flat(value: object, own: set[str], order: dict[str, int]) -> Iterator[str]:
                 yield from flat(part, own, order)
     else:
         yield repr(value)
-
-
-def is_remark(node: object) -> bool:
-    """Whether a statement is a constant alone, such as a docstring."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -18,9 +18,8 @@ def play(request: dict[str, Any], out: BinaryIO) -> None:
 
     A file that does not load gives {"broken": why}.
     """
-    module = sys.modules["submission"] = types.ModuleType(
-        "submission"
-    )  # a dataclass looks its module up here
+    module = types.ModuleType("submission")
+    sys.modules["submission"] = module  # where a dataclass looks its module up
     module.__dict__["__source__"] = request["source"]  # for scripts that check its imports
     if request["allowed"] is not None:
         module.__dict__["__builtins__"] = imports.enclosed(request["lab"], request["allowed"])

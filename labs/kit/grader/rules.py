@@ -149,7 +149,9 @@ def read_roster(
             if member[NAME] not in ("", *NOBODY):
                 raise LabError(f"{path}: line {line}: {shown(member[NAME])} has neither an id nor an address")
             continue
-        found = next((by[key] for key in map(folded, keys_of_member(member)) if key in by), None)
+        last_first = member[NAME].replace(",", "").replace(" ", "")
+        keys = (member[STUDENT], member[ID], member[EMAIL], member[NAME], last_first)
+        found = next((by[key] for key in map(folded, filter(None, keys)) if key in by), None)
         if found is None:
             absent.append(member)
         elif found in members:
@@ -174,12 +176,6 @@ def member_of(row: Mapping[str, str]) -> dict[str, str]:
         if key.endswith(")") and key.lower().startswith("lab"):
             found[key] = ""
     return found
-
-
-def keys_of_member(member: Mapping[str, str]) -> tuple[str, ...]:
-    last_first = "".join(part for part in member[NAME].split(",")).replace(" ", "")
-    keys = (member[STUDENT], member[ID], member[EMAIL], member[NAME], last_first)
-    return tuple(key for key in keys if key)
 
 
 def folded(key: str) -> str:

@@ -51,9 +51,7 @@ class Notes:
     calls: list[Call] = field(default_factory=list)
     inside: bool = False
     requests: dict[int, Any] = field(default_factory=dict)  # all that were seen so far, by identity
-    names: dict[bytes, str] = field(
-        default_factory=dict
-    )  # bytes that a call returned, and the first that did
+    names: dict[bytes, str] = field(default_factory=dict)  # bytes that were returned, and who did so first
 
 
 class Noting:

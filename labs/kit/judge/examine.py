@@ -17,8 +17,7 @@ import pytest
 from labs.kit.judge import diagnose, isolate, loading, matrix, random_scripts, suspects
 from labs.kit.judge import plugin as plugin_module
 from labs.kit.judge.manifest import Lab, Task, find_lab
-from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import TaskStatus, load_problem
+from labs.kit.judge.task_status import Result, TaskStatus, load_problem
 
 YOURS = "yours"
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

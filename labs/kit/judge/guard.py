@@ -218,10 +218,6 @@ def _can_wake() -> bool:
     return True
 
 
-def _nothing() -> None:
-    """Put off no last resort, where there is none."""
-
-
 @contextlib.contextmanager
 def _last_resort(seconds: float) -> Iterator[Callable[[], None]]:
     """End the process these seconds after the last call of what this returns.
@@ -230,7 +226,7 @@ def _last_resort(seconds: float) -> Iterator[Callable[[], None]]:
     """
     global _armed
     if _armed or _no_limit:
-        yield _nothing
+        yield lambda: None  # there is none to put off
         return
     _armed = True
     put_off = partial(faulthandler.dump_traceback_later, seconds, exit=True, file=last_words)

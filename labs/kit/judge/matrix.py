@@ -20,7 +20,7 @@ from labs.kit.judge import isolate, loading, random_scripts
 from labs.kit.judge.compare import fingerprint
 from labs.kit.judge.guard import deadline, kept_alive, silence
 from labs.kit.judge.manifest import Lab, Mistake, find_lab
-from labs.kit.judge.result import Result
+from labs.kit.judge.task_status import Result
 from labs.kit.toys.driver import RUNS
 from labs.kit.toys.words import describe, kind
 

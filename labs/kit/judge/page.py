@@ -34,7 +34,10 @@ def write(
     name = f"out/{path_of(lab).name}"
     try:
         with deadline(SECONDS):
-            run, expected, found = _chosen(yours, reference)
+            number, parted = compare.first_departing(yours, reference) or (len(yours) - 1, None)
+            at = parted and (parted.yours or parted.reference)
+            expected = reference[number][1] if number < len(reference) else None
+            run, found = yours[number][1], {"step": at.step} if at else {}
             if not run.steps and not (expected and expected.steps):
                 return ""
             from mini_engine.show.player import payload, write_player
@@ -54,15 +57,5 @@ def write(
     except BaseException as error:  # TimeUp, too
         return f"no page for the player: {describe(error)}"
     whose = "yours beside the reference" if expected else "yours"
-    at = f", opened at step {found['step']}" if found else ""
-    return f"{lead} {whose}{at}"
-
-
-def _chosen(
-    yours: compare.Runs, reference: compare.Runs
-) -> tuple[compare.Run, compare.Run | None, dict[str, Any]]:
-    """Return the run to show, the reference's, and where they differ: the first such pair, or the last."""
-    number, parted = compare.first_departing(yours, reference) or (len(yours) - 1, None)
-    at = parted and (parted.yours or parted.reference)
-    expected = reference[number][1] if number < len(reference) else None
-    return yours[number][1], expected, {"step": at.step} if at else {}
+    opened = f", opened at step {found['step']}" if found else ""
+    return f"{lead} {whose}{opened}"

@@ -22,8 +22,7 @@ from labs.kit.judge.failures import NotBegun, a_few_words, claim, in_words, shor
 from labs.kit.judge.guard import PrintFlood, TimeUp, deadline, kept_alive, limited_prints
 from labs.kit.judge.manifest import LABS_DIR, Lab, LabError, find_lab, impl_from_environment
 from labs.kit.judge.pristine import NOT_WRITTEN
-from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import Name, TaskStatus
+from labs.kit.judge.task_status import Name, Result, TaskStatus
 from labs.kit.toys.driver import EXPECTED, RUNS
 from labs.kit.toys.words import brief
 
@@ -51,19 +50,15 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if collection_path == LABS_DIR / "kit" and impl_from_environment() == "starter" else None
 
 
-def lab_of(item: pytest.Item) -> Lab | None:
-    """Return the lab that a test belongs to, if any."""
-    return _lab_in(item.path.parent)
-
-
 @cache  # called several times a test, and reading lab.toml takes as long as a test
-def _lab_in(folder: Path) -> Lab | None:
+def lab_in(folder: Path) -> Lab | None:
+    """Return the lab that has its tests in this folder, if any."""
     is_lab = folder.parent == LABS_DIR and re.fullmatch(r"lab-\d+", folder.name)
     return find_lab(folder.name) if is_lab else None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    labs = {lab.id for item in session.items if (lab := lab_of(item))}
+    labs = {lab.id for item in session.items if (lab := lab_in(item.path.parent))}
     if labs:
         gc.freeze()  # collecting the objects of the start again takes a tenth of the time
         say_what_is_tested(session.config, sorted(labs))
@@ -106,7 +101,7 @@ def lab(request: pytest.FixtureRequest) -> Any:
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's capture, which sets sys.stdout too
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    lab = lab_of(item)
+    lab = lab_in(item.path.parent)
     if lab is None:
         return (yield)
     RUNS.clear()
@@ -139,7 +134,7 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
 
     None for what pytest reports itself: setup and teardown, skipped tests, failures of other implementations.
     """
-    lab = lab_of(item)
+    lab = lab_in(item.path.parent)
     if lab is None or call.when != "call" or (matrix.variant_of(item) and not REPORTING):
         return None
     if call.excinfo is None:

@@ -18,7 +18,7 @@ from time import sleep
 from typing import Any, TypeVar
 
 from labs.kit.judge.manifest import LABS_DIR, Lab
-from labs.kit.judge.result import Result
+from labs.kit.judge.task_status import Result
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

@@ -12,9 +12,23 @@ from functools import cached_property
 
 from labs.kit.judge.manifest import Lab, Task
 from labs.kit.judge.pristine import NOT_WRITTEN
-from labs.kit.judge.result import Result
 
 NO_ANSWER = ("TimeUp", "NotBegun", "PrintFlood", "LoadProblem", "SystemExit", "MemoryError")
+
+
+@dataclass
+class Result:
+    """The result of one test on one variant: `said` is the error in one line, `runs` the traces' digest."""
+
+    test: str  # the node's name, with its parameters
+    passed: bool
+    said: str = ""
+    runs: str = ""
+    seconds: float = 0.0
+
+    @property
+    def function(self) -> str:
+        return self.test.partition("[")[0]
 
 
 @dataclass(frozen=True)

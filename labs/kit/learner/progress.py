@@ -19,8 +19,7 @@ from labs.kit.judge import isolate, page
 from labs.kit.judge.manifest import LABS_DIR, Lab, Task, find_lab, lab_ids
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.judge.processes import run_in_process, side_by_side
-from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import TaskStatus, load_problem
+from labs.kit.judge.task_status import Result, TaskStatus, load_problem
 from mini_engine.trace.file import write_whole
 
 STATE = LABS_DIR / ".state"

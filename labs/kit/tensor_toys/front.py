@@ -7,6 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,25 +55,15 @@ class Seat:
             self.inboxes.pop(request_id).append(Delta(request_id, [], "", "abort"))
 
 
-class Commands(deque[Callable[[], None]]):
+class Commands(SimpleQueue[Callable[[], None]]):
     """A SimpleQueue that wakes a task instead of a thread."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.come = asyncio.Event()
 
-    def put(self, command: Callable[[], None]) -> None:
-        self.append(command)
+    def put(self, item: Callable[[], None], block: bool = True, timeout: float | None = None) -> None:
+        super().put(item)
         self.come.set()
-
-    def get(self) -> Callable[[], None]:
-        return self.popleft()
-
-    def empty(self) -> bool:
-        return not self
-
-    def qsize(self) -> int:
-        return len(self)
 
 
 class AsyncEngine(Own):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from labs.kit.toys.driver import ids
 from labs.kit.toys.plays import Play, differences, plain
 from labs.kit.toys.scripts import Skip
 from mini_engine.engine import Engine
@@ -80,9 +81,9 @@ class WatchedEngine(Play):
         scheduler = self.engine.scheduler
         self.watch(scheduler, "schedule", lambda: [])
         self.watch(self.engine.backend, "forward", words_of_rows)
-        self.watch(self.engine, "sample", lambda logits, requests: names(requests))
+        self.watch(self.engine, "sample", lambda logits, requests: ids(requests))
         self.watch(scheduler, "update", words_of_update)
-        self.watch(self.engine, "collect", lambda requests, stopped: names(requests) + words(stopped))
+        self.watch(self.engine, "collect", lambda requests, stopped: ids(requests) + words(stopped))
 
     def add(
         self, name: str, prompt: list[int], max_tokens: int, more: dict[str, Any], by: str = "add_request"
@@ -114,8 +115,8 @@ class WatchedEngine(Play):
         seen: dict[str, Any] = {
             "calls in a step": self.calls,
             "Deltas": self.deltas,
-            "waiting": names(scheduler.waiting),
-            "running": names(scheduler.running),
+            "waiting": ids(scheduler.waiting),
+            "running": ids(scheduler.running),
             "engine.requests": list(self.engine.requests),
             "inboxes": sorted(self.engine.inboxes),
             "free blocks": scheduler.kv.num_free_blocks,
@@ -186,10 +187,6 @@ class WatchedEngine(Play):
         self.note()
         changed = [*differences("request", before, self.state), *self.all_changed()]
         self.calls += [f"before {name}, {what} has been changed" for what in changed]
-
-
-def names(requests: Iterable[Request]) -> list[str]:
-    return [request.request_id for request in requests]
 
 
 def words(things: Any) -> list[str]:

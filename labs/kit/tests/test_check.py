@@ -11,7 +11,7 @@ from labs.kit.author import check
 from labs.kit.author.blamed import Replayed, wrongly_blamed
 from labs.kit.judge.manifest import LABS_DIR, find_lab, functions, lab_ids
 from labs.kit.judge.processes import Outcomes
-from labs.kit.judge.result import Result
+from labs.kit.judge.task_status import Result
 
 POINTERS = [(lab_id, pointer["where"]) for lab_id in lab_ids() for pointer in find_lab(lab_id).pointers]
 

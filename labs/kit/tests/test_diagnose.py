@@ -9,8 +9,7 @@ from labs.kit import load
 from labs.kit.author.export import expanded
 from labs.kit.judge import compare, loading, page
 from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
-from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import fingerprint
+from labs.kit.judge.task_status import Result, fingerprint
 from mini_engine.tests.soak import SOAK
 
 LAB_01 = find_lab("lab-01")

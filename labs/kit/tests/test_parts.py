@@ -7,7 +7,7 @@ import torch
 
 from labs.kit.judge import loading, matrix
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
-from labs.kit.judge.result import Result
+from labs.kit.judge.task_status import Result
 from labs.kit.learner import parts, shapes, texts
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress

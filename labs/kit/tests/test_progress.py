@@ -6,8 +6,7 @@ from types import ModuleType
 from labs.kit.judge import loading, matrix
 from labs.kit.judge.examine import YOURS, Examination
 from labs.kit.judge.manifest import LABS_DIR, find_lab
-from labs.kit.judge.result import Result
-from labs.kit.judge.task_status import TaskStatus
+from labs.kit.judge.task_status import Result, TaskStatus
 
 FIND, PUBLISH, ADMIT, TAKE = (
     f"BlockManager.{name}" for name in ("get_computed_blocks", "cache_blocks", "admit", "take")

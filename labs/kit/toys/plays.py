@@ -66,7 +66,8 @@ class Play:
         own = vars(self.part)
         if "__source__" not in own:
             return []
-        used = {name for code in codes_of(own.values(), own) for name in global_names(code)}
+        read = (one for code in codes_of(own.values(), own) for one in get_instructions(code))
+        used = {one.argval for one in read if one.opname == "LOAD_GLOBAL"}  # what a code imports is its own
         homes = {name: home(value) for name, value in own.items() if name in used}
         need_torch = {
             one: one.partition(".")[0] == "torch" or "torch" in vars(sys.modules.get(one, object))
@@ -104,11 +105,6 @@ def codes_of(values: Iterable[Any], home: dict[str, Any]) -> Iterator[CodeType]:
             yield from codes_of([value.__code__], home)
         elif isinstance(value, type) and value.__module__ == home["__name__"]:
             yield from codes_of(vars(value).values(), home)
-
-
-def global_names(code: CodeType) -> set[str]:
-    """Return the global names that a code reads; a name that it imports itself is its own."""
-    return {str(one.argval) for one in get_instructions(code) if one.opname == "LOAD_GLOBAL"}
 
 
 def plain(value: Any) -> Any:

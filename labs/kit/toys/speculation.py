@@ -120,14 +120,12 @@ class ToyDraft:
 class SpecLoop(StepLoop):
     """A loop whose steps verify drafts: `lab` gives them room, verifies and rewinds. It preempts the last.
 
-    `proposer` None proposes nothing. `accepted` counts the accepted drafts by request, `proposed` those that
-    were computed.
+    `proposer` None proposes nothing. `accepted` counts the accepted drafts by request.
     """
 
     def __init__(self, lab: Any, kv: Any, proposer: Any, **settings: Any):
         super().__init__(kv, schedule_step, **settings)
         self.lab, self.proposer, self.model = lab, proposer, QuotingModel(kv)
-        self.proposed: dict[str, int] = {}
         self.accepted: dict[str, int] = {}
 
     def schedule(self) -> dict[str, int]:
@@ -170,9 +168,7 @@ class SpecLoop(StepLoop):
         for request in list(self.running):
             name = request.request_id
             if name in sampled:
-                num_drafts = len(request.spec_token_ids)
                 accepted = self.lab.rewind(request, sampled[name], self.kv)
-                self.proposed[name] = self.proposed.get(name, 0) + num_drafts
                 self.accepted[name] = self.accepted.get(name, 0) + accepted
                 if request.finish_reason:
                     self._leave(request)

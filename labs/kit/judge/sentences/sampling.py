@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from labs.kit.judge.compare import same
 from labs.kit.judge.sentences.calls import Found, Parting
 from labs.kit.judge.sentences.words import count, value
 
@@ -58,7 +59,7 @@ def tokens(call: str, name: str, mine: Any, right: Any, given: Sequence[Any], wh
     """Yield what a row's tokens get and should get: out or not, a logit, a probability."""
     if not (isinstance(mine, dict) and isinstance(right, dict)):
         return
-    differ = [token for token in right if token in mine and not near(mine[token], right[token])]
+    differ = [token for token in right if token in mine and not same(mine[token], right[token])]
     for token in differ:
         a, b = mine[token], right[token]
         if name.endswith("probabilities"):
@@ -78,11 +79,6 @@ def number(logit: float) -> str:
     if abs(logit) < 1e4 or math.isnan(logit):
         return value(logit)
     return f"{logit:.0f}" if abs(logit) < 1e15 else "infinite, or nearly"
-
-
-def near(a: Any, b: Any) -> bool:
-    both = isinstance(a, float) and isinstance(b, float)
-    return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-8) if both else a == b
 
 
 def reason(name: str, given: Sequence[Any], token_id: int) -> str:

@@ -67,10 +67,11 @@ def places(
 
     Lists of names and of token ids are compared whole: their order and their members say more.
     """
+    both = [*yours, *reference] if isinstance(yours, list) and isinstance(reference, list) else []
     if isinstance(yours, dict) and isinstance(reference, dict):
         for key in dict.fromkeys([*reference, *yours]):
             yield from places(yours.get(key, NOTHING), reference.get(key, NOTHING), (*path, key))
-    elif isinstance(yours, list) and isinstance(reference, list) and any(map(is_counted, yours + reference)):
+    elif any(isinstance(one, list | dict | float) for one in both):  # each of these is looked at by itself
         for number, (a, b) in enumerate(zip_longest(yours, reference, fillvalue=NOTHING)):
             yield from places(a, b, (*path, number))
     elif not same(yours, reference):
@@ -82,8 +83,3 @@ def place(path: tuple[object, ...]) -> str:
     if len(path) == 2 and isinstance(path[1], str):
         return f"{path[0]} of {path[1]}"
     return ", ".join(f"place {part}" if isinstance(part, int) else str(part) for part in path)
-
-
-def is_counted(thing: Any) -> bool:
-    """An entry that is looked at by itself: a list in a list, or one of many floats."""
-    return isinstance(thing, list | dict | float)

@@ -24,12 +24,6 @@ def changed(scenario: Scenario, **config: Any) -> Scenario:
     return {**scenario, "config": scenario["config"] | config}
 
 
-def settings(scenario: Scenario) -> EngineConfig:
-    """Return a scenario's config with the labs' defaults. Raise ValueError for settings that cannot work."""
-    config = DEFAULTS | scenario["config"]
-    return EngineConfig(enable_prefix_caching=config.pop("prefix_caching"), **config)
-
-
 def run_scenario(scenario: Scenario, lab_id: str = "", module: Any = None) -> Run:
     """Return the whole run of a scenario; a toy replaces the model.
 
@@ -40,7 +34,8 @@ def run_scenario(scenario: Scenario, lab_id: str = "", module: Any = None) -> Ru
     if "ops" in scenario or lab_id not in ("", *PARTS):
         log: Run = loading.load(lab_id, "scenarios").run(module, scenario)
         return log
-    config = settings(scenario)
+    given = DEFAULTS | scenario["config"]
+    config = EngineConfig(enable_prefix_caching=given.pop("prefix_caching"), **given)
     own = {name: getattr(module, name) for name in PARTS.get(lab_id, ())}
     if lab_id == "lab-05":  # its manager needs lab-05's own driver
         pool = loading.load(lab_id, "scenarios").Pool

@@ -30,7 +30,11 @@ def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
     lab = find_lab(lab_id)
     scenarios = loading.load(lab.id, "scenarios")
     if isinstance(scenario, str):
-        scenario = _named(lab, scenarios, scenario)
+        named: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in scenarios.SCENARIOS}
+        if scenario not in named:
+            names = ", ".join(map(repr, named))
+            raise LabError(f"{lab.id} has no scenario {scenario!r}; it has {names}")
+        scenario = named[scenario]
     what = f"{lab.id}, {scenario['name']!r}:"
     teacher = "solution" if lab.file("solution.py").exists() else "engine"
     reference, trouble = attempt(lab, lambda: scenarios.run(loading.namespace(lab.id, teacher), scenario))
@@ -52,13 +56,6 @@ def trace_of(lab_id: str, scenario: str | dict[str, Any]) -> Run:
         _report(what, name, scenario, yours, reference)
     print("The rest of this page shows the reference's run.")
     return reference
-
-
-def _named(lab: Lab, scenarios: Any, name: str) -> dict[str, Any]:
-    named: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in scenarios.SCENARIOS}
-    if name not in named:
-        raise LabError(f"{lab.id} has no scenario {name!r}; it has {', '.join(map(repr, named))}")
-    return named[name]
 
 
 def attempt(lab: Lab, run: Callable[[], Run]) -> tuple[Run | None, str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
+from labs.kit.learner.screen import columns
 from mini_engine.show import figures
 from mini_engine.show.figures import counted, style
 from mini_engine.trace import Finished, Preempted, Scheduled, StepTrace, Trace
@@ -22,19 +23,15 @@ MARKS = {
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return rows as aligned text, numbers to the right; the keys of the first row are the heading."""
-    columns = list(rows[0])
-    cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in columns]
-    lines = []
-    for line in cells:
-        padded = (
-            text.rjust(width) if at_right else text.ljust(width)
-            for text, width, at_right in zip(line, widths, right, strict=True)
-        )
-        lines.append("  ".join(padded).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+    cells = []
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        column = [name, *map(cell, values)]
+        width = max(map(len, column))
+        if all(isinstance(value, int | float | None) for value in values):
+            column = [text.rjust(width) for text in column]
+        cells.append([column[0], "-" * width, *column[1:]])
+    return "\n".join(columns([*zip(*cells, strict=True)]))
 
 
 def cell(value: object) -> str:
