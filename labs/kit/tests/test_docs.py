@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from labs.__main__ import every_command
@@ -221,10 +221,8 @@ def test_the_flat_batch_beside_the_rectangle_is_the_engines_own():
         computed = row.request.num_computed_tokens
         assert kv.admit(row.request)
         row.request.num_computed_tokens = computed
-    batch, listing = (
-        build_batch(rows, kv),
-        next(b for b in blocks("labs/lab-04/AFTER.md", "") if "token_ids" in b),
-    )
+    batch = build_batch(rows, kv)
+    listing = next(b for b in blocks("labs/lab-04/AFTER.md", "") if "token_ids" in b)
     shown = {line.split()[0]: re.findall(r"\b\d+\b", line) for line in listing.splitlines()}
     for name in ("positions", "query_lens", "seq_lens", "last_rows"):
         own = [str(int(number)) for number in getattr(batch, name)]
@@ -318,11 +316,7 @@ def test_commands_have_the_options_that_are_shown(name):
 @cache
 def the_command(name: str):
     """The whole command line of this name; to make it takes a tenth of a second."""
-    import typer
-
-    from mini_engine.commands import app
-
-    return typer.main.get_command(app if name == "mini-engine" else every_command())
+    return typer.main.get_command(engine_app if name == "mini-engine" else every_command())
 
 
 def parsed(words: list[str]) -> None:
@@ -377,30 +371,26 @@ def test_a_command_is_run_or_there_is_a_reason(line):
 def desk(tmp_path_factory):
     """A folder in which the demo has run."""
     folder = tmp_path_factory.mktemp("desk")
-    ran("mini-engine demo", folder)
+    with contextlib.chdir(folder):
+        run("mini-engine demo")
     assert (folder / "out" / "trace.jsonl").is_file()
     return folder
 
 
 @pytest.mark.parametrize("line", RUNNING)
 def test_finite_commands_that_need_no_network_run(line, desk, monkeypatch):
-    """In this process, which imports torch once."""
+    monkeypatch.chdir(desk)
+    run(line)
+
+
+def run(line: str) -> None:
+    """Run a command in this process, which imports torch once."""
     words = shlex.split(line)
     app, arguments = (engine_app, words[1:]) if words[0] == "mini-engine" else (every_command(), words[3:])
-    if arguments == ["simulate"]:
-        arguments += ["--requests", "20"]  # test_simulate.py has the whole load, and its table
-    monkeypatch.chdir(desk)
+    if arguments[0] == "simulate":
+        arguments += ["--requests", "20"]  # test_simulate.py has whole loads
     result = CliRunner().invoke(app, arguments, input="q\n")
     assert result.exit_code == 0, result.output
-
-
-def ran(line: str, folder) -> None:
-    words = shlex.split(line)
-    module = ["-m", "mini_engine", *words[1:]] if words[0] == "mini-engine" else words[1:]
-    here = os.environ | {"PYTHONPATH": str(ROOT)}  # the checkout's own code, where files may be written
-    line = [sys.executable, *module]
-    run = subprocess.run(line, cwd=folder, env=here, input="q\n", capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-2000:]
 
 
 # ----------------------------------------------------------------------------------------- the built pages
