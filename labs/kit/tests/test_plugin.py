@@ -28,11 +28,19 @@ def test_an_untouched_starter_says_its_line_once_a_task(course):
     assert "Traceback" not in result.stdout and "error" not in result.stdout.lower()
 
 
-def test_side_by_side_it_is_said_once_and_failures_stay_short(course):
-    both = course.pytest("labs/lab-01", "-n", "2", "-k", "budget or memory")
+def test_side_by_side_each_thing_is_said_once_and_the_page_has_one_writer(course):
+    course.add("lab-02")
+    course.solve(*UNPAID)
+    both = course.pytest("labs", "-n", "2")
+    assert both.returncode == 1 and "Traceback" not in both.stdout + both.stderr
     assert both.stdout.count("testing starter.py, your own") == 1
-    assert set(counts(both)) == {"not written"} and "Traceback" not in both.stdout
-    assert both.stdout.count("lab-01: schedule_step is not written yet") == 1
+    assert both.stdout.count("lab-01: schedule_step is not written yet") == 1  # as the other's file has it
+    assert both.stdout.count("yours beside the reference") <= 1 and "no page" not in both.stdout
+    kinds = counts(both)
+    assert {*kinds} == {"failed", "passed", "not written"} and kinds["failed"] > 2
+    named = [line for line in both.stdout.splitlines() if " looks like: " in line]
+    title = "lab-01 schedule_step looks like: the budget is checked, but never reduced"
+    assert {line.partition(".")[0] for line in named} == {title}
     reference = course.pytest("labs/lab-01", "-n", "2", "-k", "budget or memory", impl=None)
     assert reference.stdout.count("testing solution.py, the reference; yours:") == 1
     alone = course.pytest(FIRST, impl=None)
@@ -90,15 +98,15 @@ def test_broken_starters_are_a_message_each_and_the_other_labs_go_on(course):
 
 def test_a_starter_s_bytes(course):
     """A byte order mark is ignored; another encoding, and no file at all, is one message."""
+    latin, none = others(course, 2)
     course.solve()
     course.file("starter.py").write_bytes(b"\xef\xbb\xbf" + course.file("starter.py").read_bytes())
-    assert counts(course.pytest(FIRST)) == {"passed": 1}
-    course.file("starter.py").write_bytes("# Gr\u00fc\u00dfe\n".encode("latin-1"))
-    assert "lab-01: starter.py is not UTF-8 text (byte 4 is 0xfc); save it" in course.pytest(FIRST).stdout
-    course.file("starter.py").unlink()
-    result = course.pytest(FIRST)
-    assert counts(result) == {"not run": 1}
-    assert "lab-01: starter.py is missing; restore it with: python -m labs reset lab-01" in result.stdout
+    course.file("starter.py", latin).write_bytes("# Gr\u00fc\u00dfe\n".encode("latin-1"))
+    course.file("starter.py", none).unlink()
+    result = course.pytest("labs", "-k", "budget_caps")
+    assert counts(result) == {"not run": 2, "passed": 1}
+    assert f"{latin}: starter.py is not UTF-8 text (byte 4 is 0xfc); save it" in result.stdout
+    assert f"{none}: starter.py is missing; restore it with: python -m labs reset {none}" in result.stdout
 
 
 ENDLESS = {
@@ -122,10 +130,11 @@ def test_code_that_does_not_end(course):
 
 def test_what_is_printed_counts_a_step_at_a_time(course):
     """The README's own log line, in every step of a long run, is no flood; one endless step is."""
+    course.add("lab-02")
     course.solve("    return scheduled", "    print('x' * 15_000)\n    return scheduled")
-    assert counts(course.pytest("labs/lab-01", "-k", "limits_hold")) == {"passed": 1}
-    course.solve("    return scheduled", "    print('x' * 25_000)\n    return scheduled")
-    assert counts(course.pytest("labs/lab-01", "-k", "limits_hold")) == {"failed": 1}
+    course.solve("    return scheduled", "    print('x' * 25_000)\n    return scheduled", "lab-02")
+    result = course.pytest("labs", "-k", "limits_hold")
+    assert counts(result) == {"passed": 1, "failed": 1} and "FAILED labs/lab-02" in result.stdout
 
 
 def test_state_kept_between_calls_is_named(course):
@@ -210,17 +219,6 @@ def test_os_exit_at_import_is_said_and_a_fork_may_leave_that_way(course):
     assert "starter.py fails at import, line 5: SystemExit: os._exit(0), which would end the whole" in text
 
 
-def test_failure_shows_claim_and_departure(course):
-    course.solve(*UNPAID)
-    text = course.pytest(FIRST).stdout
-    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in text
-    assert "step 0 is the first that differs" in text
-    assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", text)
-    assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", text)
-    assert re.search(r"> waiting +0 +# 1 r2", text)
-    assert "kv.admit(request)" not in text and "solution.py" not in text  # no line of the reference
-
-
 # ------------------------------------------------------------------------- the page of a failing run
 
 OPENED = "out/lab-01.html"
@@ -230,9 +228,15 @@ def page(course):
     return course.root / "out" / "lab-01.html"
 
 
-def test_the_first_failure_has_the_page_and_the_others_say_so(course):
+def test_a_failure_shows_claim_and_departure_the_first_has_the_page_and_the_others_say_so(course):
     course.solve(*UNPAID)
-    alone = course.pytest(FIRST)
+    alone = course.pytest(FIRST).stdout
+    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in alone
+    assert "step 0 is the first that differs" in alone
+    assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", alone)
+    assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", alone)
+    assert re.search(r"> waiting +0 +# 1 r2", alone)
+    assert "kv.admit(request)" not in alone and "solution.py" not in alone  # no line of the reference
     first = page(course).read_bytes()
     all_of_them = course.pytest("labs/lab-01")
     assert page(course).read_bytes() == first
@@ -241,25 +245,15 @@ def test_the_first_failure_has_the_page_and_the_others_say_so(course):
     assert (
         all_of_them.stdout.count("shows the first failure of these tests; run this one alone") == failed - 1
     )
-    assert "run this one alone" not in alone.stdout
+    assert "run this one alone" not in alone
     course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step")
     assert page(course).read_bytes() != first
-
-
-def test_side_by_side_the_page_has_one_writer(course):
-    course.solve(*UNPAID)
-    both = course.pytest("labs/lab-01", "-n", "2")
-    assert both.stdout.count("yours beside the reference") <= 1 and "no page" not in both.stdout
-    named = [line for line in both.stdout.splitlines() if " looks like: " in line]
-    assert both.returncode == 1 and "Traceback" not in both.stderr and counts(both)["failed"] > 2
-    title = "lab-01 schedule_step looks like: the budget is checked, but never reduced"
-    assert {line.partition(".")[0] for line in named} == {title}
 
 
 def test_only_a_learner_s_run_is_written_and_not_by_status(course):
     course.pytest("labs/lab-01")  # nothing is written yet
     course.solve(*UNPAID)
-    course.run("labs", "status")
+    course.command("status")
     course.edit("test_lab.py", 'budget=10) == {"r0": 8, "r1": 2}', 'budget=10) == {"r0": 8}')
     assert counts(course.pytest(FIRST, impl="engine")) == {"failed": 1}
     assert not page(course).parent.exists()
