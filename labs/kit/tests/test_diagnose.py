@@ -11,6 +11,7 @@ from labs.kit.judge import compare, loading, page
 from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
 from labs.kit.judge.result import Result
 from labs.kit.judge.task_status import fingerprint
+from labs.kit.tests.files import solution
 from mini_engine.tests.soak import SOAK
 
 LAB_01 = find_lab("lab-01")
@@ -66,7 +67,7 @@ def test_name_and_sentence_stand_before_pytest_s_diff(course):
 def test_two_mistakes_in_different_tasks_get_both_names(course, lab_id, ids):
     """The one to correct first is shown with its failure; the other's task stands with its name."""
     lab = find_lab(lab_id)
-    source = lab.file("solution.py").read_text("utf-8")
+    source = solution(lab_id)
     known = {mistake.id: mistake for mistake in lab.mistakes}
     for mistake in ids:
         source = known[mistake].apply(source)

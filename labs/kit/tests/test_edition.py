@@ -18,6 +18,7 @@ from labs.kit.author.export import FIRST_EDITION, LIST, ROOT, STUDENT_FILES, exp
 from labs.kit.judge import manifest
 from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.judge.task_status import known
+from labs.kit.tests.files import solution
 from mini_engine.tests.soak import SOAK
 
 # What only the course's own edition has; `labs/kit`'s code knows both editions, and says neither's names.
@@ -116,7 +117,7 @@ def test_models_and_references_run_and_cannot_be_read(edition):
     code = [text for name, text in texts(edition) if name.endswith(".py")]
     readable = "".join(text for text in code if "Replace each NotImplementedError" not in text)
     for lab in map(find_lab, lab_ids()):
-        source = lab.file("solution.py").read_text("utf-8")
+        source = solution(lab.id)
         for task in lab.tasks:
             bodies = [
                 body for name, body in functions(source).items() if f"{name}.".startswith(f"{task.name}.")
@@ -198,7 +199,7 @@ def test_a_failing_run_is_played_beside_the_engine_s(edition):
     starter, lab = edition / "labs" / "lab-01" / "starter.py", find_lab("lab-01")
     pristine = starter.read_text("utf-8")
     mistake = next(mistake for mistake in lab.mistakes if mistake.id == "skip-past-the-head")
-    starter.write_text(mistake.apply(lab.file("solution.py").read_text("utf-8")), "utf-8")
+    starter.write_text(mistake.apply(solution("lab-01")), "utf-8")
     shown = python(edition, "labs", "test", "lab-01").stdout
     starter.write_text(pristine, "utf-8")
     assert "out/lab-01.html in a browser: yours beside the reference" in shown

@@ -23,12 +23,13 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 from mini_engine.tests.soak import SOAK
 
 pytestmark = marks.namespaces
 
 LAB = find_lab("lab-01")
-SOLUTION = LAB.file("solution.py").read_text("utf-8")
+SOLUTION = solution("lab-01")
 SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=1.0)
 
 # In place of a solution: the body of a function that does something else.

@@ -24,6 +24,7 @@ from labs.kit.grader.sandbox import allowance
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 
 # `opened` is a fixture, which only its name asks for: hence F401.
 from labs.kit.tests.test_grader_attacks import (  # noqa: F401
@@ -195,7 +196,7 @@ def test_no_word_goes_from_one_batch_to_the_next():
 def test_the_reference_is_not_read_by_a_count_of_passed_cases():
     """A task that is right in as many cases as it likes, beside the reference's others, says so to nobody."""
     lab, settings = find_lab("lab-02"), Settings(("lab-02",), "a seed", hidden=8, seconds=3.0)
-    source = lab.file("solution.py").read_text("utf-8")
+    source = solution("lab-02")
     body = next(line for line in source.splitlines() if line.startswith("    return budget - sum("))
     scripts, sandbox = cases(lab, settings), box(lab, settings)
     passed, said = [], set()

@@ -8,10 +8,11 @@ import pytest
 
 from labs.kit.grader import blame, imports
 from labs.kit.grader.cases import cases, play
-from labs.kit.grader.grading import box, grade
-from labs.kit.grader.submission import Settings, Submission
+from labs.kit.grader.grading import box
+from labs.kit.grader.submission import Settings
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.tests import marks
+from labs.kit.tests.files import graded, solution
 
 pytestmark = [marks.namespaces, pytest.mark.usefixtures("few_cases")]
 
@@ -91,15 +92,6 @@ def made(factory):
     return dataclasses.make_dataclass("Made", [("field", object, dataclasses.field(default_factory=factory))])()
 
 """
-
-
-def graded(lab_id: str, source: str):
-    settings = Settings((lab_id,), "a seed", hidden=2, seconds=5.0)
-    return grade(Submission("mallory", {lab_id: source.encode()}), settings).labs[0]
-
-
-def solution(lab_id: str) -> str:
-    return find_lab(lab_id).file("solution.py").read_text("utf-8")
 
 
 def test_what_is_not_on_the_list_is_refused_by_name():

@@ -10,7 +10,8 @@ import pytest
 
 from labs.kit.grader import contents, intake
 from labs.kit.grader.names import safe
-from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.judge.manifest import LabError
+from labs.kit.tests.files import solution
 
 LABS = ("lab-01", "lab-02")
 
@@ -357,7 +358,7 @@ def test_of_a_notebook_the_cells_with_the_tasks_are_graded(read):
     "data, why",
     [(b"{", "is not a notebook"), (b"[" * 100_000, "is not a notebook"), (b'{"cells": [5]}', "is not a"),
      (notebook("clamp = 1"), "has no cell with one of the tasks: clamp, next_chunk, prefill_budget"),
-     (notebook(find_lab("lab-02").file("solution.py").read_text("utf-8")), "the course's own file")],
+     (notebook(solution("lab-02")), "the course's own file")],
 )  # fmt: skip
 def test_a_notebook_that_is_not_graded_has_a_reason(read, data, why):
     found = read({"lab-02.ipynb": data})

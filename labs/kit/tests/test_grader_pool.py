@@ -28,6 +28,7 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
 from labs.kit.judge.pristine import starter_source
 from labs.kit.tests import marks
+from labs.kit.tests.files import another, solution
 
 LABS = ("lab-01",)
 SETTINGS = Settings(LABS, "seed", hidden=1, as_root=True)
@@ -330,9 +331,8 @@ def labs(*line):
 def test_the_command_grades_goes_on_and_replays(tmp_path, capsys):
     """Two workers share what oracles say, one computes it by itself; the grades are the same."""
     lab = find_lab("lab-01")
-    right = lab.file("solution.py").read_text("utf-8")
-    other = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
-    for student, source in {"ann": other, "bob": lab.mistakes[0].apply(right), "cy": ""}.items():
+    wrong = lab.mistakes[0].apply(solution("lab-01"))
+    for student, source in {"ann": another("lab-01"), "bob": wrong, "cy": ""}.items():
         (tmp_path / "class" / student).mkdir(parents=True)
         (tmp_path / "class" / student / "lab-01.py").write_text(source, "utf-8")
     line = ("grade", tmp_path / "class", "--labs", "1", "--seed", "s", "--as-root", "--out")
@@ -410,15 +410,15 @@ def test_similar_files_are_reported_and_never_imported(tmp_path):
     The names of two students are those of modules.
     """
     lab = find_lab("lab-02")
-    solution = lab.file("solution.py").read_text("utf-8")
-    mistake = max(lab.mistakes, key=lambda one: len(one.apply(solution)))
+    right = solution("lab-02")
+    mistake = max(lab.mistakes, key=lambda one: len(one.apply(right)))
     source = f"open({str(tmp_path / 'imported')!r}, 'w')\nx = [{', '.join(map(str, range(300)))}]\n"
     engine = known.twins(lab)[0][0]
     files = {
         "json": source,
         "copydetect": source,
-        "ann": solution.replace("budget", "left"),
-        "bob": mistake.apply(solution),
+        "ann": right.replace("budget", "left"),
+        "bob": mistake.apply(right),
         "cy": starter_source(lab),
         "dee": engine.read_text("utf-8").replace("budget", "left"),
     }

@@ -18,6 +18,7 @@ from labs.kit.grader.rules import Files, Rules
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LabError, find_lab
 from labs.kit.tests import marks
+from labs.kit.tests.files import another, solution
 
 LABS = ("lab-01", "lab-02")
 SETTINGS = Settings(LABS, "a seed", as_root=True)
@@ -91,10 +92,8 @@ def test_with_own_seeds_each_student_and_attempt_has_other_hidden_cases_each_tim
 
 @marks.namespaces
 def test_the_command_grades_attempts_and_replays_one_of_them(tmp_path):
-    lab = find_lab("lab-01")
-    right = lab.file("solution.py").read_text("utf-8")
-    other = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
-    for number, source in enumerate([lab.mistakes[0].apply(right), other, "x = 1"], 1):
+    wrong = find_lab("lab-01").mistakes[0].apply(solution("lab-01"))
+    for number, source in enumerate([wrong, another("lab-01"), "x = 1"], 1):
         (tmp_path / "class/ann" / f"attempt-{number}").mkdir(parents=True)
         (tmp_path / "class/ann" / f"attempt-{number}" / "lab-01.py").write_text(source, "utf-8")
     manual = written(tmp_path / "manual.csv", "student,lab,points,comment\nann,1,-2.5,=see me\n")
@@ -223,7 +222,7 @@ def test_all_batches_of_a_lab_have_one_time_together():
     from labs.kit.grader import grading
 
     lab = find_lab("lab-02")
-    source = lab.file("solution.py").read_text("utf-8")
+    source = solution("lab-02")
     slow = source.replace(
         "    return budget - sum(", "    for _ in range(10**5): pass\n    return 1 + budget - sum("
     )
@@ -234,7 +233,7 @@ def test_all_batches_of_a_lab_have_one_time_together():
         patch.setattr("labs.kit.grader.sandbox.ALL", (0.5, 4, 30))
         found = grading.grade(Submission("ann", {"lab-02": slow.encode()}), settings).labs[0]
         assert min(box.left) < 0.1 and found.earned < found.points
-        two = {"lab-02": slow.encode(), "lab-03": find_lab("lab-03").file("solution.py").read_bytes()}
+        two = {"lab-02": slow.encode(), "lab-03": solution("lab-03").encode()}
         labs = grading.grade(Submission("cy", two), replace(settings, labs=("lab-02", "lab-03"))).labs
         assert labs[0].earned < labs[0].points and labs[1].earned == labs[1].points
     honest = grading.grade(Submission("bo", {"lab-02": source.encode()}), settings).labs[0]

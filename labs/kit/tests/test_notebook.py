@@ -14,6 +14,7 @@ from labs.kit.judge import loading, manifest
 from labs.kit.learner.notebook import Quiz, check, in_milliseconds, show, steps_table, trace_of, traces
 from labs.kit.learner.notebook.words import cell as shown
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, step_loads
 from mini_engine.trace.metrics import request_metrics
@@ -47,10 +48,9 @@ def learner(monkeypatch):
 
 def written(lab_id: str, old: str = "", new: str = ""):
     """The solution, with one thing changed, as if it stood in starter.py."""
-    lab = manifest.find_lab(lab_id)
-    source = lab.file("solution.py").read_text("utf-8")
+    source = solution(lab_id)
     assert old in source
-    return loading.execute(source.replace(old, new, 1) if old else source, "learner", lab.file("starter.py"))
+    return loading.execute(source.replace(old, new, 1) if old else source, "learner", "starter.py")
 
 
 def test_what_runs_is_named_and_compared(capsys, monkeypatch):

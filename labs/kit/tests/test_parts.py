@@ -12,6 +12,7 @@ from labs.kit.learner import parts, shapes, texts
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
 from mini_engine.model import CausalLM, ModelConfig
@@ -102,7 +103,7 @@ def test_why_a_lab_is_not_used():
 def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
     """The parts of a lab whose solution has another body in one place, as a starter.py would have it."""
     lab = find_lab(lab_id)
-    source = replace_body(lab.file("solution.py").read_text(), task, body)
+    source = replace_body(solution(lab_id), task, body)
     module = loading.execute(source, f"broken_{lab_id}".replace("-", "_"), lab.file("starter.py"))
     monkeypatch.setattr("labs.kit.learner.parts.namespace", lambda lab_id, impl: module)
     return LearnerParts.from_labs(lab_id)
@@ -238,7 +239,7 @@ def test_right_parts_give_the_engine_s_own_answers(plays, expected):
 def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
     body = "return mini_engine.attention.paged_attention(q * 2, k_cache, v_cache, batch)"
     lab = find_lab("lab-05")
-    source = "import mini_engine.attention\n" + lab.file("solution.py").read_text()
+    source = "import mini_engine.attention\n" + solution("lab-05")
     wrong = loading.execute(replace_body(source, "paged_attention", body), "wrong", lab.file("starter.py"))
     real = loading.namespace
     monkeypatch.setattr(
