@@ -18,7 +18,7 @@ import pytest
 from labs.kit.grader import answers, grading, results, sandbox
 from labs.kit.grader.cases import cases, expected, judged
 from labs.kit.grader.grading import box, grade
-from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
+from labs.kit.grader.results import RIGHT, WRONG
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab, functions, lab_ids
@@ -354,10 +354,8 @@ def test_a_loopback_server_outside_is_not_reached():
 
 ODD = {
     b"": WRONG,
-    b"\xef\xbb\xbf" + SOLUTION.encode(): RIGHT,
     b"def clamp(): pass\n": WRONG,
     b"def schedule_step(): return {}\n": WRONG,
-    LAB.file("starter.py").read_bytes(): NOT_WRITTEN,
     # Deeper than Python reads, and than a tool goes that is written in it.
     f"{SOLUTION}\nx = lambda: a{'.b' * 5000}\n".encode(): WRONG,
     SOLUTION.replace("    budget = ", f"    y = lambda: a{'.b' * 1500}\n    budget = ").encode(): RIGHT,

@@ -5,6 +5,8 @@ import dataclasses
 import io
 import json
 import re
+from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -23,6 +25,7 @@ NOTEBOOKS = sorted((manifest.LABS_DIR.parent / "notebooks").glob("*.ipynb"))
 FIRST = "three prompts, ten tokens"
 
 
+@cache
 def read(path):
     import nbformat  # not above: it takes seconds, and each of pytest's processes imports this file
 
@@ -414,8 +417,7 @@ def test_a_guess_brings_its_answer(path, tmp_path, monkeypatch):
     """Its cells run with guesses, right, close and wrong by turns: each answer appears, with a verdict."""
     monkeypatch.delenv("LAB_IMPL", raising=False)
     monkeypatch.chdir(tmp_path)
-    cells = read(path).cells
-    asked = []
+    cells, asked = deepcopy(read(path).cells), []
     for (guess, judged), answers in zip(predictions(cells), ANSWERS[path.stem], strict=True):
         guesses = [tries(answer)[i % 3] for i, answer in enumerate(answers)]
         for mine, _ in guesses:
