@@ -103,19 +103,13 @@ KEYS = ("id", "title", "caught_by", "find", "replace")
 
 def test_behaviour_is_judged_in_a_process_of_its_own(course):
     """Starter that passes a test, failing solution, mistake that survives, twins: all in one run."""
-    course.file("mistakes.toml").write_text(
-        "".join(
-            "[[mistakes]]\nmisconception = 'm'\nhint = 'h'\n"
-            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in zip(KEYS, row, strict=True))
-            for row in MISTAKES
-        ),
-        "utf-8",
-    )
-    course.edit(
-        "test_lab.py",
-        "    assert step(lab, queue(), [], FakeKV(8)) == {}\n",
-        "    assert not hasattr(lab.schedule_step, 'seen')\n",
-    )
+    text = ""
+    for row in MISTAKES:
+        text += "[[mistakes]]\nmisconception = 'm'\nhint = 'h'\n"
+        text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in zip(KEYS, row, strict=True))
+    course.file("mistakes.toml").write_text(text, "utf-8")
+    claim = "step(lab, queue(), [], FakeKV(8)) == {}\n"
+    course.edit("test_lab.py", claim, "not hasattr(lab.schedule_step, 'seen')\n")
     course.edit("test_lab.py", '{"long": 64}', '{"long": 65}')
     result = course.run("labs", "check", "lab-01")
     text = result.stdout
@@ -130,10 +124,8 @@ def test_behaviour_is_judged_in_a_process_of_its_own(course):
     alike = "mistake off-by-one-once-more does what 'one slot too many' does in all tests of schedule_step"
     assert f"{alike}: give both one title and one hint" in text
     assert "the random scripts miss mistake only-a-test-sees-it, and no reason is given" in text
-    assert (
-        "fingerprints.json does not name the mistakes as they are: python -m labs check lab-01 --write"
-        in text
-    )
+    unnamed = "fingerprints.json does not name the mistakes as they are: python -m labs check lab-01 --write"
+    assert unnamed in text
     assert "mistake cannot-be-made cannot be made" in text and "occurs 0 times" in text
     assert "caught  off-by-one  " in text and "MISSED  off-by-one-again" in text
 

@@ -28,9 +28,8 @@ def passed(board: str) -> int:
 
 
 def test_each_command_is_there_once_however_often_it_is_asked_for():
-    names = [
-        one.name or one.callback.__name__ for _ in range(2) for one in every_command().registered_commands
-    ]
+    commands = [one for _ in range(2) for one in every_command().registered_commands]
+    names = [one.name or one.callback.__name__ for one in commands]
     assert len(names) == 2 * len({*names})
 
 
@@ -127,10 +126,9 @@ def test_demo_runs_the_engine_on_the_labs_that_pass(course, monkeypatch):
     course.solve()
     result = course.command("demo", "auto", "--out", "seen", "--temperature", "0")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.splitlines() == [
-        "loading shakespeare and every lab that passes its tests",
-        "comparing with the engine's own parts",
-    ]
+    loads, compares = result.stderr.splitlines()
+    assert loads == "loading shakespeare and every lab that passes its tests"
+    assert compares == "comparing with the engine's own parts"
     assert re.search(r"not used:\n  lab-02: test_\w+ fails, and \d+ more tests\n", result.stdout)
     assert result.stdout.endswith("All answers are those of the engine's own parts.\n")
     assert re.search("schedule_step +│ lab-01, yours", result.stdout)
@@ -308,10 +306,8 @@ def test_the_rest_waits(lab):
     more = said.index("more on the first failure, the most informative one:\n")
     assert said[more - 2].startswith("lab-01 schedule_step: ")
     name, _, rest = "".join(said[more + 1 :]).partition("\n\n")  # the name first, then pytest's differences
-    assert (
-        name.startswith("--- looks like ---\n")
-        and "in test_budget_caps_the_total\n" in rest.splitlines(True)[0]
-    )
+    assert name.startswith("--- looks like ---\n")
+    assert "in test_budget_caps_the_total\n" in rest.splitlines(True)[0]
 
 
 def test_a_test_that_is_gone_is_said(course):
@@ -413,10 +409,8 @@ def test_results_of_a_file_that_was_saved_meanwhile_are_not_shown(course):
 @pytest.mark.timeout(200)
 def test_watch_tests_on_save_and_obeys_keys(course):
     line = [sys.executable, "-u", "-m", "labs", "watch", "lab-01"]
-    environment = course.environment()
-    process = subprocess.Popen(
-        line, cwd=course.root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    process = subprocess.Popen(line, cwd=course.root, env=course.environment(), text=True, **pipes)
 
     def read_until(words):
         for text in process.stdout:

@@ -87,10 +87,8 @@ def test_what_no_known_mistake_does_has_no_name(course):
 def test_what_comes_to_no_end_has_no_name(course):
     """The number of steps before the end depends on the machine."""
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
-    course.solve(
-        PAYING,
-        PAYING.replace("budget -=", "budget =").replace("return", "while not budget: pass\n    return"),
-    )
+    waiting = PAYING.replace("return", "while not budget: pass\n    return")
+    course.solve(PAYING, waiting.replace("budget -=", "budget ="))
     text = said(course)
     assert "looks like" not in text and "tests pass, " in text
     assert "looks like" not in course.pytest("labs/lab-01").stdout
@@ -104,14 +102,13 @@ def test_a_fingerprint_is_what_was_done_and_no_message():
     task = LAB_01.tasks[0]
     rows = [result(test) for test in task.tests]
     assert fingerprint(task, rows) == "", "nothing failed"
-    wrong = [result(rows[0].test, "AssertionError: 3 == 4"), *rows[1:]]
+    first, *others = rows
+    wrong = [result(first.test, "AssertionError: 3 == 4"), *others]
     digest = fingerprint(task, wrong)
-    assert digest and digest == fingerprint(
-        task, [result(rows[0].test, "AssertionError: x"), *rows[1:][::-1]]
-    )
+    assert digest and digest == fingerprint(task, [result(first.test, "AssertionError: x"), *others[::-1]])
     for other in (
-        [result(rows[0].test, "TypeError: 3 == 4"), *rows[1:]],
-        [result(rows[0].test, "AssertionError: 3 == 4", "[1]"), *rows[1:]],
+        [result(first.test, "TypeError: 3 == 4"), *others],
+        [result(first.test, "AssertionError: 3 == 4", "[1]"), *others],
         [*wrong[:-1], result(rows[-1].test, "AssertionError")],
     ):
         assert fingerprint(task, other) not in (digest, "")

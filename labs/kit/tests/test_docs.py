@@ -252,9 +252,8 @@ def test_what_a_page_says_of_its_run_is_so():
     assert cached == {"a": 0, "b": 8, "c": 4, "d": 8}
     (five,) = runs["paging"]().runs
     assert [e.id for e, step in events(five, "PREEMPTED") if step == 8] == ["d", "e"]
-    behind_199 = next(
-        s for s in runs["structured"]().runs[0].steps if s.observed["written"].get("a") == "199"
-    )
+    steps = runs["structured"]().runs[0].steps
+    behind_199 = next(step for step in steps if step.observed["written"].get("a") == "199")
     assert behind_199.observed["allowed next"]["a"] == ["-", "-0"]
     first_ways, mixed = runs["cost"]().runs
     assert [r.step for r in first_ways.steps if "r0" not in r.scheduled] == [2, 3, 4, 5]
@@ -303,9 +302,8 @@ def test_commands_have_the_options_that_are_shown(name):
             assert all((ROOT / path).exists() for path in paths), line
             if "-k" in words:
                 tests = "".join(Path(ROOT, path, "test_lab.py").read_text("utf-8") for path in paths)
-                assert f"{words[words.index('-k') + 1]}" in " ".join(re.findall(r"def (test_\w+)", tests)), (
-                    line
-                )
+                asked = words[words.index("-k") + 1]
+                assert asked in " ".join(re.findall(r"def (test_\w+)", tests)), line
         elif words[0] == "python" and words[1:3] != ["-m", "labs"]:
             *_, what = words[:3] if words[1] == "-m" else words[:2]
             assert (ROOT / what).is_file() if words[1] != "-m" else importlib.util.find_spec(what), line
@@ -351,14 +349,8 @@ NOT_RUN = {
     "test_grader_* and test_edition run them": r"python -m labs (grade|gradescope|replay|export|generate)",
     "Python's own": r"python -m (venv|pip|pydoc|http)",
 }
-SHOWN = sorted(
-    {
-        line
-        for name in NAMES
-        if name.startswith(("README", "CONTRIBUTING", "docs/"))
-        for line in commands(name)
-    }
-)
+TYPED = [name for name in NAMES if name.startswith(("README", "CONTRIBUTING", "docs/"))]
+SHOWN = sorted({line for name in TYPED for line in commands(name)})
 RUNNING = [line for line in SHOWN if RUN.match(line)]
 
 
@@ -466,9 +458,8 @@ def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site
 def test_the_first_use_of_a_term_leads_to_the_glossary(site):
     glossary = (site / "docs" / "glossary.html").read_text("utf-8")
     for name in ("docs/concepts/08-preemption.html", "labs/lab-03/README.html"):
-        targets = re.findall(
-            r'<a class="term[^"]*" href="[^"#]*glossary.html#([^"]+)"', (site / name).read_text("utf-8")
-        )
+        link = r'<a class="term[^"]*" href="[^"#]*glossary.html#([^"]+)"'
+        targets = re.findall(link, (site / name).read_text("utf-8"))
         assert len(targets) >= 5 and len(set(targets)) == len(targets)
         assert all(f'id="{target}"' in glossary for target in targets)
 

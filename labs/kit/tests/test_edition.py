@@ -117,12 +117,10 @@ def test_models_and_references_run_and_cannot_be_read(edition):
     code = [text for name, text in texts(edition) if name.endswith(".py")]
     readable = "".join(text for text in code if "Replace each NotImplementedError" not in text)
     for lab in map(find_lab, lab_ids()):
-        source = solution(lab.id)
+        parts = functions(source := solution(lab.id))
         for task in lab.tasks:
-            bodies = [
-                body for name, body in functions(source).items() if f"{name}.".startswith(f"{task.name}.")
-            ]
-            ends = ["\n".join(ast.get_source_segment(source, body).splitlines()[-3:]) for body in bodies]
+            own = [body for name, body in parts.items() if f"{name}.".startswith(f"{task.name}.")]
+            ends = ["\n".join(ast.get_source_segment(source, body).splitlines()[-3:]) for body in own]
             assert ends and not [end for end in ends if len(end) > 120 and end in readable], task.name
         oracle = edition / "labs" / lab.id / "author" / "oracle.py"
         assert "_PACKED" in oracle.read_text("utf-8")

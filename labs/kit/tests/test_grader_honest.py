@@ -201,9 +201,8 @@ def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
 
 def test_a_case_that_waits_is_ended_and_said_to_wait():
     sleep = solution("lab-01").replace(FIRST_LINE, f"{FIRST_LINE}    __import__('time').sleep(99)\n")
-    assert graded("lab-01", sleep, seconds=0.5).problem.endswith(
-        "no answer within 2 s, and it waits without computing"
-    )
+    problem = graded("lab-01", sleep, seconds=0.5).problem
+    assert problem.endswith("no answer within 2 s, and it waits without computing")
 
 
 def test_time_in_which_another_program_runs_is_no_waiting(monkeypatch):

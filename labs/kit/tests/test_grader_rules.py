@@ -83,10 +83,8 @@ def test_with_own_seeds_each_student_and_attempt_has_other_hidden_cases_each_tim
 
     four = [hidden("ann", 0), hidden("ann", 1), hidden("ann", 2), hidden("bob", 0)]
     assert len({script for one in four for script in one}) == 12
-    assert (
-        hidden("ann", 2) == four[2]
-        and hidden("ann", 2, Settings(LABS, "other", 3, own_seeds=True)) != four[2]
-    )
+    assert hidden("ann", 2) == four[2]
+    assert hidden("ann", 2, Settings(LABS, "other", 3, own_seeds=True)) != four[2]
     assert hidden("ann", 1, Settings(LABS, "a seed", 3)) == hidden("bob", 2, Settings(LABS, "a seed", 3))
 
 
@@ -106,12 +104,8 @@ def test_the_command_grades_attempts_and_replays_one_of_them(tmp_path):
     assert found.earned == 97.5 and store.load(tmp_path / "out/grades", "ann", 1).earned == 0
     table = list(csv.DictReader(io.StringIO((tmp_path / "out/grades.csv").read_text("utf-8"))))
     ann, bo, third = table
-    assert (ann["id"], ann["section"], ann["manual"], ann["comments"]) == (
-        "7",
-        "b",
-        "-2.5",
-        "lab-01: =see me",
-    )
+    noted = [ann[key] for key in ("id", "section", "manual", "comments")]
+    assert noted == ["7", "b", "-2.5", "lab-01: =see me"]
     assert (bo["total"], bo["problems"], bo["id"]) == ("0", "nothing was handed in", "8")
     assert third["student"] == "ann/attempt-3" and third["problems"] == "not read: only 2 attempts count"
     feedback = (tmp_path / "out/feedback/ann.md").read_text("utf-8")

@@ -93,9 +93,8 @@ def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
     """The departing step in words and as a figure; what follows is true, so it is the reference's."""
     shown = []
     monkeypatch.setattr(traces, "show", lambda axes, alt: shown.append((axes, alt)))
-    learner(
-        "lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = max_num_batched_tokens - 1")
-    )
+    whole = "budget = max_num_batched_tokens"
+    learner("lab-01", written("lab-01", whole, f"{whole} - 1"))
     trace = trace_of("lab-01", FIRST)
     said = capsys.readouterr().out
     assert "differ from step 0 on" in said and "r0: 8, r1: 1" in said and "r0: 8, r1: 2" in said
