@@ -135,10 +135,8 @@ def opened(few_cases):
         patch.setattr(grading, "_boxes", OPENED)  # in a sandbox of their own
         patch.setattr(sandbox.imports, "allowed", lambda _: None)
         # Loaded before the server becomes nobody, whom a machine may refuse the interpreter's folder.
-        tools = (
-            "codecs ctypes fcntl mmap multiprocessing pickle resource runpy signal socket threading".split()
-        )
-        patch.setattr(sandbox.imports, "HARMLESS", tools)
+        tools = "codecs ctypes fcntl mmap multiprocessing pickle resource runpy signal socket threading"
+        patch.setattr(sandbox.imports, "HARMLESS", tools.split())
         patch.setattr(box(LAB, SETTINGS), "allowed", None)
         yield
 
@@ -204,9 +202,7 @@ def test_an_attack_at_import_earns_nothing(attacks):
 
 
 def test_code_that_is_right_in_the_public_cases_alone_earns_nothing():
-    key = (
-        "repr([(r.request_id, r.num_computed_tokens) for r in running] + [len(waiting), kv.num_free_blocks])"
-    )
+    key = "repr(([(r.request_id, r.num_computed_tokens) for r in running], len(waiting), kv.num_free_blocks))"
     wrapped = f"{SOLUTION}\nhonest, known = schedule_step, set()\n"
     wrapped += f"def schedule_step(waiting, running, kv, **options):\n    key = {key}\n"
     call = "    return honest(waiting, running, kv, **options)"
@@ -318,10 +314,8 @@ def test_a_module_that_is_gone_leaves_nothing_compiled_inside(tmp_path):
     for name in ("here", "gone", "train"):
         (compiled / f"{name}.cpython-311.pyc").touch()
     sandbox.copy(tmp_path / "course", tmp_path / "inside")
-    assert [*(tmp_path / "inside").rglob("*.py*")] == [
-        tmp_path / "inside" / "here.py",
-        tmp_path / "inside" / "__pycache__" / "here.cpython-311.pyc",
-    ]
+    names = [path.name for path in (tmp_path / "inside").rglob("*.py*")]
+    assert names == ["here.py", "here.cpython-311.pyc"]
 
 
 def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):

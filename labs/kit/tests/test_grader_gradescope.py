@@ -183,15 +183,9 @@ def documented(result):
     formats = {"text", "html", "simple_format", "md", "ansi"}
     shown = {"visible", "hidden", "after_due_date", "after_published"}
     common = {"score", "output", "output_format", "visibility", "extra_data"}
-    whole = common | {
-        "execution_time",
-        "test_output_format",
-        "test_name_format",
-        "stdout_visibility",
-        "tests",
-    }
+    whole = {"execution_time", "test_output_format", "test_name_format", "stdout_visibility", "leaderboard"}
     single = common | {"max_score", "status", "name", "name_format", "number", "tags"}
-    assert result.keys() <= whole | {"tests", "leaderboard"}
+    assert result.keys() <= common | whole | {"tests"}
     for one in (result, *result["tests"]):
         assert isinstance(one["score"], int | float) and isinstance(one.get("output", ""), str)
         assert one.get("output_format", "text") in formats

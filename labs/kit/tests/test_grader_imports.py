@@ -105,13 +105,11 @@ def test_what_is_not_on_the_list_is_refused_by_name():
     assert lab.earned == 100, lab.problem
 
 
-@pytest.mark.parametrize("name", ["os", "mini_engine.block_manager"])
-def test_the_student_reads_which_import_it_was(name):
-    lab = graded("lab-01", f"import {name}\n" + solution("lab-01"))
-    assert lab.earned == 0
-    assert lab.problem.startswith(
-        f"starter.py does not load: ImportError: a graded file may not import {name}: lab-01"
-    )
+def test_the_student_reads_which_import_it_was():
+    for name in ("os", "mini_engine.block_manager"):
+        lab = graded("lab-01", f"import {name}\n" + solution("lab-01"))
+        why = f"starter.py does not load: ImportError: a graded file may not import {name}: lab-01"
+        assert lab.earned == 0 and lab.problem.startswith(why)
 
 
 def test_what_is_not_to_be_looked_at_is_refused():

@@ -366,9 +366,8 @@ def test_what_oracles_say_is_computed_once_for_all_workers(tmp_path, monkeypatch
     cases.expected.cache_clear()
     cases.left.cache_clear()
     asked = []
-    monkeypatch.setattr(
-        cases.player, "log", lambda *call: asked.append(call) or ['{"call": ["a"], "seen": {}}']
-    )
+    line = '{"call": ["a"], "seen": {}}'
+    monkeypatch.setattr(cases.player, "log", lambda *call: asked.append(call) or [line])
     assert cases.expected("lab-01", script) == first and not asked
     cases.expected("lab-01", script.replace("{", "{ ", 1))
     assert len(asked) == 1
@@ -464,9 +463,8 @@ def test_a_worker_of_another_course_is_retired_also_one_that_joins_later(tmp_pat
             assert good in made.client.nthreads() and good not in said
             made.known.clear()
             monkeypatch.setattr(workers, "judging", lambda settings, dask_worker=None: bool(dask_worker))
-            with pytest.raises(
-                LabError, match="no worker of the cluster is left; the same command resumes it"
-            ):
+            none = "no worker of the cluster is left; the same command resumes it"
+            with pytest.raises(LabError, match=none):
                 run(tmp_path, klass(b"3"), made)
         finally:
             made.stop()

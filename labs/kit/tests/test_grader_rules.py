@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import cases, intake, rules, run, store
+from labs.kit.grader import cases, grading, intake, rules, run, store
 from labs.kit.grader.commands import grade as grade_command
 from labs.kit.grader.late import Deadlines
 from labs.kit.grader.report import Around, write_reports
@@ -26,12 +26,11 @@ SETTINGS = Settings(LABS, "a seed", as_root=True)
 
 def grade(student: str, first: float | None, second: float | None, attempt: int = 0, **values) -> Grade:
     """Return a grade of two labs; None is a lab without a file."""
-    labs = [
-        LabGrade(lab, [TaskGrade("task", 100, earned or 0, MISSING if earned is None else "right")])
-        for lab, earned in zip(LABS, (first, second), strict=True)
-    ]
-    for lab, earned in zip(labs, (first, second), strict=True):
-        lab.cases = [] if earned is None else [Case("public 1", False, True)]
+    labs = []
+    for lab, earned in zip(LABS, (first, second), strict=True):
+        task = TaskGrade("task", 100, earned or 0, MISSING if earned is None else "right")
+        cases = [] if earned is None else [Case("public 1", False, True)]
+        labs.append(LabGrade(lab, [task], cases=cases))
     return Grade(student, labs, "a seed", "namespaces", "digest", attempt=attempt, **values)
 
 
@@ -200,10 +199,9 @@ def test_where_the_hidden_cases_end_is_not_said():
     seen = set()
     for played in range(4):
         lab = LabGrade("lab-01", [TaskGrade("task", 100, 0, "wrong")])
-        lab.cases = [Case("public 1", False, True)]
-        lab.cases += [
-            Case(f"hidden {n}", True, n < played, "" if n < played else "not begun") for n in range(4)
-        ]
+        said = [""] * played + ["not begun"] * (4 - played)
+        hidden = [Case(f"hidden {n}", True, not why, why) for n, why in enumerate(said)]
+        lab.cases = [Case("public 1", False, True), *hidden]
         lab.problem = "after all public cases, in the hidden ones: its process ended"
         shown = disclose(Grade("ann", [lab], "s", "namespaces", "d"), SETTINGS).labs[0]
         seen.add((shown.problem, shown.public, shown.hidden, shown.unplayed, shown.counts))
@@ -213,13 +211,10 @@ def test_where_the_hidden_cases_end_is_not_said():
 @marks.namespaces
 def test_all_batches_of_a_lab_have_one_time_together():
     """It ends a file that takes a little less than its limit in each batch; what follows is unaffected."""
-    from labs.kit.grader import grading
-
     lab = find_lab("lab-02")
     source = solution("lab-02")
-    slow = source.replace(
-        "    return budget - sum(", "    for _ in range(10**5): pass\n    return 1 + budget - sum("
-    )
+    returns = "    return budget - sum("
+    slow = source.replace(returns, "    for _ in range(10**5): pass\n    return 1 + budget - sum(")
     assert slow != source
     settings = Settings(("lab-02",), "s", 2, 1.0, as_root=True)
     box = grading.box(lab, settings)
@@ -236,8 +231,6 @@ def test_all_batches_of_a_lab_have_one_time_together():
 
 def test_all_labs_of_a_submission_have_one_time_together(monkeypatch):
     """Where each lab takes all that it may, and more; and where only one does, first or last."""
-    from labs.kit.grader import grading
-
     labs = tuple(f"lab-0{n}" for n in range(1, 8))
     for greedy in (labs, labs[:1], labs[-1:]):
         given = {}
