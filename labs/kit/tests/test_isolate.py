@@ -28,10 +28,8 @@ def test_in_an_unwritten_file_one_task_alone_is_not_written(lab_id):
     assert isolate.unwritten(lab, pristine) == [task.name for task in lab.tasks]
     for task in lab.tasks:
         module = isolate.isolated(lab, task, pristine, Path("starter.py"))
-        functions = [
-            f for f in isolate.defined_in(module) if "is not written yet" in str(f.__code__.co_consts)
-        ]
-        found = {f.__qualname__ for f in functions}
+        defined = {f.__qualname__: str(f.__code__.co_consts) for f in isolate.defined_in(module)}
+        found = [name for name, constants in defined.items() if "is not written yet" in constants]
         assert found and all(f"{name}.".startswith(f"{task.name}.") for name in found)
 
 
@@ -93,9 +91,8 @@ def test_what_takes_several_lines_stands_behind_such_a_starter():
     once = [name for name in functions(pristine) if name.startswith("RequestQueue.")] + ["Scheduler.abort"]
     for name in once:
         source = replace_body(source, name, f'raise NotImplementedError("lab-03: {name} is not written yet")')
-    source = source.replace("import heapq\n", "").replace(
-        "from mini_engine.request import RequestStatus\n", ""
-    )
+    for line in ("import heapq\n", "from mini_engine.request import RequestStatus\n"):
+        source = source.replace(line, "")
     source = replace_body(source, "Scheduler.abort", "return 'its own'")
     source = replace_body(source, "policy_key", "return (0, -request.arrival)")
     found = with_given(lab, source)

@@ -217,9 +217,8 @@ def test_a_quiz_unfolds_its_answers_and_its_text_gives_none_away():
     assert "python -m labs quiz paging" in text and "Right" not in text
     answers = [answer for question in quiz.questions for answer in question.answers]
     assert all(answer.text in text and answer.why not in text for answer in answers)
-    with pytest.raises(
-        manifest.LabError, match="no quiz is called 'speed'; the topics are scheduling, batching, "
-    ):
+    why = "no quiz is called 'speed'; the topics are scheduling, batching, "
+    with pytest.raises(manifest.LabError, match=why):
         Quiz("speed")
 
 
@@ -284,9 +283,8 @@ def test_notebook_is_fit_to_be_committed(path):
         assert cell.execution_count, f"{cell.id} was never run"
         kinds = {output.output_type for output in cell.outputs}
         assert "error" not in kinds and not any(o.get("name") == "stderr" for o in cell.outputs), cell.id
-        excused = re.search(
-            r"nbval[-_](?:ignore|skip)", json.dumps(cell.metadata) + cell.source, re.IGNORECASE
-        )
+        text = json.dumps(cell.metadata) + cell.source
+        excused = re.search(r"nbval[-_](?:ignore|skip)", text, re.IGNORECASE)
         assert not excused or "#" in cell.source, f"{cell.id} is excused from comparison and does not say why"
 
 
@@ -304,9 +302,8 @@ def test_notebook_has_its_parts(path):
     assert saved["text/html"] == quiz._repr_html_() and saved["text/plain"] == repr(quiz)
     assert f"mini-engine trace play out/{path.stem}.jsonl" in prose
     assert f'write_trace("../out/{path.stem}.jsonl"' in code
-    pictures = [
-        o for cell in notebook.cells for o in cell.get("outputs", ()) if "image/png" in o.get("data", {})
-    ]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert pictures
     for picture in pictures:
         assert picture.metadata["image/png"]["alt"] == picture.data["text/plain"] != ""

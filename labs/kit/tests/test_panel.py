@@ -105,10 +105,9 @@ def test_the_switch_says_whose_code_runs(panel, course):
     assert "schedule_step is not written yet" in said(panel) and played(panel) == ["the reference"]
     course.solve(LIMIT, LIMIT.replace("<", "<="))
     panel.again.click()
-    assert said(panel) == ("The runs of your starter.py and of the reference differ from step 1 on.")
-    assert panel.player.payload["said"] == (
-        "Your step 1 admits r4; the reference does not: 4 requests run, and at most 4 may."
-    )
+    assert said(panel) == "The runs of your starter.py and of the reference differ from step 1 on."
+    sentence = "Your step 1 admits r4; the reference does not: 4 requests run, and at most 4 may."
+    assert panel.player.payload["said"] == sentence
     assert played(panel) == ["your starter.py", "the reference"] and panel.player.step == 1
     panel.controls["max_num_seqs"].value = 11  # more than come
     assert played(panel) == ["your starter.py, as the reference"]

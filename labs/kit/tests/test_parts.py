@@ -89,9 +89,8 @@ def test_why_a_lab_is_not_used():
     results = [Result(test, passed=test not in lab.tasks[1].tests) for test in lab.tests]
     failed = [result.test for result in results if not result.passed]
     assert why_unused(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
-    assert (
-        why_unused(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
-    )
+    one = "lab-02: prefill_budget is not written yet"
+    assert why_unused(Progress(lab, results, unwritten=names[2:])) == one
     more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
     assert why_unused(Progress(lab, results, unwritten=names[1:])) == more
     first = Progress(lab, results).most_informative.function
