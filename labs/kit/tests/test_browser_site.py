@@ -177,7 +177,7 @@ def visitor(browser, address):
     visitor.context.close()
 
 
-@pytest.mark.parametrize("kind", marks.some(TEXTS, "front page", "concept", "quiz"))
+@pytest.mark.parametrize("kind", marks.some(TEXTS, "front page", "quiz"))
 def test_a_text_page_keeps_to_its_policy_loads_little_and_can_be_used_by_all(kind, site, visitor, serious):
     visitor.go(TEXTS[kind])
     visitor.page.wait_for_load_state("networkidle")

@@ -71,7 +71,6 @@ DISHONEST = {
     "a huge number": "return {r.request_id: 10 ** 5000 for r in running}",
     "deep nesting": "x = []\nfor _ in range(100_000):\n    x = [x]\nreturn {'a': x}",
     "a pickle": "import pickle, os\nreturn {'a': pickle.dumps(os.system)}",
-    "an endless loop": "while True:\n    pass",
     "a loop that ignores SIGTERM": "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True:\n    pass",
     "a fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
     "a memory bomb": "x = []\nwhile True:\n    x.append(bytearray(1 << 24))",
