@@ -51,7 +51,8 @@ class Course:
         self.root, self.labs = root, root / "labs"
         self.variables = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "PYTHONUTF8": "1"}
         # What Python has compiled comes along; what pytest has, names the files that it was made from.
-        ignored = shutil.ignore_patterns("lab-*", ".state", "*-pytest-*.pyc", "tests", "pristine")
+        others = "lab-*", ".state", "*-pytest-*.pyc", "tests", "pristine", "browser", "grader"
+        ignored = shutil.ignore_patterns(*others)
         shutil.copytree(ROOT / "labs", self.labs, ignore=ignored)
         self.add("lab-01")
         for name in ("conftest.py", "pyproject.toml"):

@@ -27,9 +27,7 @@ def said(path) -> dict[str, str]:
     return dict(found)
 
 
-def test_a_page_has_its_title_and_its_first_words_and_no_address_without_a_setting(
-    page, tmp_path, monkeypatch
-):
+def test_a_page_has_its_title_and_first_words_and_without_a_setting_no_address(page, tmp_path, monkeypatch):
     monkeypatch.delenv("SITE_URL", raising=False)
     describe(tmp_path)
     words = "The memory of an engine is a pool of blocks, as vLLM has it."
@@ -44,9 +42,8 @@ def test_with_an_address_all_is_absolute_and_a_second_build_replaces_it(page, tm
         describe(tmp_path)
     assert said(page)["og:url"] == "https://two.example/engine/docs/page.html"
     assert said(page)["og:image"] == "https://two.example/engine/_images/x.png"
-    assert (
-        page.read_text("utf-8").count('rel="canonical" href="https://two.example/engine/docs/page.html"') == 1
-    )
+    link = 'rel="canonical" href="https://two.example/engine/docs/page.html"'
+    assert page.read_text("utf-8").count(link) == 1
     page.write_text(PAGE.format(""), "utf-8")
     describe(tmp_path)
     assert said(page)["og:image"] == f"https://two.example/engine/{CARD}"

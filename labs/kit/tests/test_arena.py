@@ -31,10 +31,9 @@ POLICIES = {**COURSE, **shipped()}
 def step(body: str) -> str:
     """Return a policy whose schedule_step has these lines; `engine(**all)` is the engine's."""
     head = "from functools import partial\nfrom mini_engine.scheduler import schedule_step as step\n"
-    call = (
-        "def schedule_step(waiting, running, kv, **all):\n    engine = partial(step, waiting, running, kv)\n"
-    )
-    return head + call + "".join(f"    {line}\n" for line in body.splitlines())
+    head += "def schedule_step(waiting, running, kv, **all):\n"
+    head += "    engine = partial(step, waiting, running, kv)\n"
+    return head + "".join(f"    {line}\n" for line in body.splitlines())
 
 
 BROKEN = {
@@ -101,10 +100,9 @@ BROKEN = {
 def test_a_broken_rule_gives_its_sentence_and_no_score(what, monkeypatch):
     monkeypatch.setattr(board, "SECONDS", 0.3 if "loop" in what else 20)
     policy, sentence = BROKEN[what]
+    game = TIGHT if what in ("a block owned twice", "a block given twice", "no victim") else FEW
     with pytest.raises(Foul, match=sentence) as foul:
-        board.play(
-            policy, TIGHT if what in ("a block owned twice", "a block given twice", "no victim") else FEW
-        )
+        board.play(policy, game)
     assert "\n" not in str(foul.value)
 
 
@@ -136,9 +134,8 @@ def test_goodput_counts_the_requests_that_met_both_limits(ttft, itl, goodput, mo
 
 def test_fairness_is_lower_where_one_waits_for_the_others():
     alike = Game("alike", "", lambda seed: [Arrival(0.0, 100, 20)] * 8)
-    few = replace(alike, draw=lambda seed: [Arrival(0.0, 100, 20)] * 8)
     one_by_one = step("return engine(**all | {'max_num_seqs': 1})")
-    together, apart = board.play(COURSE["fcfs"], alike), board.play(one_by_one, few)
+    together, apart = board.play(COURSE["fcfs"], alike), board.play(one_by_one, alike)
     assert together.fairness == pytest.approx(1)
     # The k-th waits for k - 1: speeds are 1, 1/2, ... 1/8.
     speeds = [1 / k for k in range(1, 9)]
@@ -201,10 +198,8 @@ def test_a_page_gets_the_same_tables_and_sentences(monkeypatch):
     assert {"yours", "course", "shipped"} == {kind for _, kind, _, _ in verdict["points"]}
     best = {name for name, _, *place in verdict["points"] if place in verdict["front"]}
     assert best == {cells[0] for cells in verdict["ranking"] if cells[3]}
-    for source, sentence in {
-        "x = 1": "your file: it has none of",
-        step("return {}"): "chat, step 0: nothing",
-    }.items():
+    wrong = {"x = 1": "your file: it has none of", step("return {}"): "chat, step 0: nothing"}
+    for source, sentence in wrong.items():
         assert sentence in json.loads(page.run("arena", source, said.append, 80, 1.0))["foul"]
 
 
@@ -213,13 +208,8 @@ def made(name: str, goodput: float, fairness: float, **kind: str) -> Row:
 
 
 def test_the_front_has_those_that_no_other_exceeds():
-    rows = [
-        made("a", 0.9, 0.5),
-        made("b", 0.8, 0.5),
-        made("c", 0.5, 0.9),
-        made("d", 0.4, 0.8),
-        made("e", 0.7, 0.7),
-    ]
+    scores = {"a": (0.9, 0.5), "b": (0.8, 0.5), "c": (0.5, 0.9), "d": (0.4, 0.8), "e": (0.7, 0.7)}
+    rows = [made(name, *score) for name, score in scores.items()]
     rows.append(Row("f", foul="chat, it broke a rule"))
     assert [row.name for row in front(rows)] == ["c", "e", "a"]
     assert [cells[0] for cells in ranking(rows) if cells[-1] == "front"] == ["a", "e", "c"]
@@ -250,11 +240,7 @@ def test_the_command_prints_tables_and_writes_the_chart(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text, said, code",
     [
-        (
-            "def schedule_step(waiting, running, kv, **limits): return {}",
-            "mine.py has no score. chat, step 0",
-            1,
-        ),
+        (step("return {}"), "mine.py has no score. chat, step 0", 1),
         ("x = 1", "it has none of schedule_step, policy_key, pick_victim", 2),
         ("def policy_key(", "it does not parse, line 1", 2),
         ("import nothing_of_this_name", "it does not load: ModuleNotFoundError", 2),

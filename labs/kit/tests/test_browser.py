@@ -20,6 +20,7 @@ from labs.kit.browser.demo import PARTS
 from labs.kit.judge import isolate
 from labs.kit.judge.manifest import find_lab, replace_body
 from labs.kit.judge.pristine import starter_source
+from labs.kit.tests.files import mistaken, solution
 from mini_engine.tests.soak import count
 
 MISTAKES = Path(__file__).with_name("browser_mistakes.mjs")
@@ -61,9 +62,9 @@ DEEP = "    (lambda f: f(f, 256))(lambda f, n: n and f(f, n - 1))\n"
 ENDLESS = DEEP.replace("n and ", "")
 
 
-def deep(solution, calls=DEEP):
+def deep(calls):
     """Return lab-01's solution with calls of calls at its first line."""
-    head, body = solution.split(FIRST, 1)
+    head, body = solution("lab-01").split(FIRST, 1)
     return head + calls + FIRST + body
 
 
@@ -73,14 +74,13 @@ def deep(solution, calls=DEEP):
 def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
     """References, pristine starters and the known mistakes: the same failures, runs, names and next task."""
     lab = find_lab(lab_id)
-    solution = lab.file("solution.py").read_text("utf-8")
     there = {task.name for task in lab.without_torch.tasks}  # a page judges no other task
     mistakes = [one for one in lab.mistakes if there.issuperset(isolate.tasks_of(lab, one))]
     assert mistakes
-    named = {"solution": solution, "starter": starter_source(lab)}
-    named |= {mistake.id: mistake.apply(solution) for mistake in mistakes}
+    named = {"solution": solution(lab_id), "starter": starter_source(lab)}
+    named |= {mistake.id: mistake.apply(solution(lab_id)) for mistake in mistakes}
     if lab.id == "lab-01":
-        named |= {"deep": deep(solution), "endless": deep(solution, ENDLESS)}
+        named |= {"deep": deep(DEEP), "endless": deep(ENDLESS)}
     written = tmp_path / "files.json"
     written.write_text(json.dumps([(lab.id, source) for source in named.values()]), encoding="utf-8")
     with ThreadPoolExecutor() as both:
@@ -97,7 +97,7 @@ def test_a_browser_judges_as_a_terminal_does(lab_id, pages, course, tmp_path):
 
 def test_the_engine_writes_with_the_learner_s_part(course, tmp_path):
     """All six chats get the recorded letters under each lab's part; what fails says so."""
-    texts = {lab: find_lab(lab).file("solution.py").read_text("utf-8") for lab in PARTS}
+    texts = {lab: solution(lab) for lab in PARTS}
     broken = starter_source(find_lab("lab-01"))
     files = [*texts.items(), ("lab-01", broken), ("lab-01", "def (")]
     written = tmp_path / "files.json"
@@ -115,10 +115,8 @@ def test_the_engine_writes_with_the_learner_s_part(course, tmp_path):
 
 def test_a_run_that_no_test_shows_has_the_judge_s_sentence_too(course):
     """Where the failed test has no run, the player shows a scenario that departs."""
-    lab = find_lab("lab-01")
-    (mistake,) = (one for one in lab.mistakes if one.id == "budget-not-decremented")
-    source = mistake.apply(lab.file("solution.py").read_text("utf-8"))
-    (course / "labs" / lab.id / "starter.py").write_text(source, encoding="utf-8")
+    starter = course / "labs" / "lab-01" / "starter.py"
+    starter.write_text(mistaken("lab-01", "budget-not-decremented"), encoding="utf-8")
     played = "from labs.kit.browser import run; print(run.json.dumps(run.played(run.find_lab('lab-01'))))"
     (shown,) = verdicts([sys.executable, "-c", played], course)
     assert (shown["step"], len(shown["traces"])) == (0, 2)
@@ -127,10 +125,8 @@ def test_a_run_that_no_test_shows_has_the_judge_s_sentence_too(course):
 
 def test_it_ships_the_student_edition_and_loads_little(pages):
     """No solution that can be read, no known mistakes, and a first look at any page is below the limit."""
-    solutions = [find_lab(lab_id).file("solution.py").read_text("utf-8") for lab_id in LABS]
-    shapes = {
-        line.strip() for text in solutions for line in text.splitlines() if len(line) > 60 and "=" in line
-    }
+    lines = [line for lab_id in LABS for line in solution(lab_id).splitlines()]
+    shapes = {line.strip() for line in lines if len(line) > 60 and "=" in line}
     given = "".join(starter_source(find_lab(lab_id)) for lab_id in LABS)
     secret = {line for line in shapes if line not in given}
     assert len(secret) > 3
@@ -192,7 +188,7 @@ class Learner:
 
     def __init__(self, page, address, lab_id="lab-01"):
         self.page, self.address = page, f"{address}/{lab_id}/"
-        self.solution = find_lab(lab_id).file("solution.py").read_text("utf-8")
+        self.solution = solution(lab_id)
         self.troubles, self.outside = [], []
         own = (address, "blob:", "data:")
         page.on("console", lambda message: self.troubles.append(message.text))

@@ -64,9 +64,8 @@ def test_a_drawing_has_a_file_for_each_ground_and_a_cell_of_prose_its_column(sit
         drawn = re.findall(r'<img\b[^>]*? src="([^":]+)\.svg"', text)
         for source in drawn:
             kind = source.rpartition("-")[2]
-            assert "prefers-color-scheme" not in (site / name).parent.joinpath(f"{source}.svg").read_text(
-                "utf-8"
-            )
+            drawing = (site / name).parent / f"{source}.svg"
+            assert "prefers-color-scheme" not in drawing.read_text("utf-8")
             if kind in ("light", "dark"):
                 assert source.removesuffix(kind) + {"light": "dark", "dark": "light"}[kind] in drawn
                 pairs += kind == "dark"
@@ -178,7 +177,7 @@ def visitor(browser, address):
     visitor.context.close()
 
 
-@pytest.mark.parametrize("kind", marks.some(TEXTS, "front page", "concept", "quiz"))
+@pytest.mark.parametrize("kind", marks.some(TEXTS, "front page", "quiz"))
 def test_a_text_page_keeps_to_its_policy_loads_little_and_can_be_used_by_all(kind, site, visitor, serious):
     visitor.go(TEXTS[kind])
     visitor.page.wait_for_load_state("networkidle")
@@ -204,18 +203,11 @@ def test_the_search_finds_a_page_and_its_marks_can_be_hidden(visitor):
     found = visitor.page.locator("#search-results ul.search li", has_text="Preemption: recompute and swap")
     found.locator(".context").wait_for()
     assert "System Settings" not in visitor.page.inner_text("#search-results")
-    lens, field = (
-        visitor.page.evaluate(
-            f"document.querySelector('main .bd-search {one}').getBoundingClientRect().toJSON()"
-        )
-        for one in ("i", "input")
-    )
-    padding = visitor.page.evaluate(
-        "parseFloat(getComputedStyle(document.querySelector('main input')).paddingLeft)"
-    )
-    assert field["left"] < lens["left"] and lens["right"] < field["left"] + padding, (
-        "the lens covers no letter"
-    )
+    box = "document.querySelector('main .bd-search {}').getBoundingClientRect().toJSON()"
+    lens, field = (visitor.page.evaluate(box.format(one)) for one in ("i", "input"))
+    style = "getComputedStyle(document.querySelector('main input'))"
+    padding = visitor.page.evaluate(f"parseFloat({style}.paddingLeft)")
+    assert field["left"] < lens["left"] and lens["right"] < field["left"] + padding  # it covers no letter
     found.locator("a").first.click()
     marks = visitor.page.locator("span.highlighted")
     marks.first.wait_for()
@@ -244,9 +236,8 @@ def test_the_error_gallery_leaves_the_sections_with_these_words(visitor):
     sections = visitor.page.locator("#the-error-gallery > section")
     field = visitor.page.get_by_label("Words on your screen")
     field.fill("nan ROWS")
-    assert [one.get_attribute("id") for one in sections.all() if one.is_visible()] == [
-        "nan-in-rows-that-matter"
-    ]
+    [shown] = (one.get_attribute("id") for one in sections.all() if one.is_visible())
+    assert shown == "nan-in-rows-that-matter"
     assert f"1 of {sections.count()}" in visitor.page.inner_text(".filter")
     visitor.page.evaluate("location.hash = 'admitted-twice'")  # as a link of the contents does
     visitor.page.locator("#admitted-twice").wait_for()

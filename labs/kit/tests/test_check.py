@@ -26,66 +26,44 @@ def test_a_pointer_leads_to_something(lab_id, where):
             assert name in defined or re.search(rf"^class {name}\b", source, re.MULTILINE), name
 
 
-def problems_of_files(lab, strict=False) -> str:
+def problems_of_files(lab) -> str:
     verdict = check.Verdict(lab.id)
     check.check_texts(lab, verdict)
-    check.check_sources(lab, verdict, strict)
+    check.check_sources(lab, verdict, strict=True)
     return "\n".join(verdict.problems)
 
 
-def test_an_untouched_copy_has_no_problem(copied_lab):
-    assert problems_of_files(copied_lab(), strict=True) == ""
-
-
-FAULTS = {
-    "a picture that is not there": (
-        ("README.md", "images/turn.svg", "images/gone.svg"),
+FAULTS = {  # (file, old text, new text): what is said of it
+    ("README.md", "images/turn.svg", "images/gone.svg"):
         "README.md links images/gone.svg, which is not there",
-    ),
-    "a test listed twice": (
-        ("lab.toml", '"test_random_scripts"', '"test_random_scripts", "test_random_scripts"'),
+    ("lab.toml", '"test_random_scripts"', '"test_random_scripts", "test_random_scripts"'):
         "task schedule_step lists a test twice",
-    ),
-    "a test of no task": (
-        ("lab.toml", '    "test_nobody_there",\n', ""),
+    ("lab.toml", '    "test_nobody_there",\n', ""):
         "lab.toml gives test_nobody_there to no task",
-    ),
-    "a task's test that is gone": (
-        ("lab.toml", '"test_nobody_there"', '"test_gone"'),
+    ("lab.toml", '"test_nobody_there"', '"test_gone"'):
         "lab.toml names test_gone, which test_lab.py does not have",
-    ),
-    "no docstring": (
-        ("test_lab.py", '    """With no request running and none waiting the schedule is empty."""\n', ""),
+    ("test_lab.py", '    """With no request running and none waiting the schedule is empty."""\n', ""):
         "test_nobody_there has no docstring",
-    ),
-    "a mistake that no test is named for": (
-        ("mistakes.toml", 'caught_by = "test_head_of_line_blocks"', 'caught_by = "test_gone"'),
+    ("mistakes.toml", 'caught_by = "test_head_of_line_blocks"', 'caught_by = "test_gone"'):
         "mistake skip-past-the-head names no test of this lab: 'test_gone'",
-    ),
-    "a mistake without a hint": (
-        ("mistakes.toml", 'hint = "An assert says nothing', 'hint = ""  # "An assert says nothing'),
+    ("mistakes.toml", 'hint = "An assert says nothing', 'hint = ""  # "An assert says nothing'):
         "mistake bare-assert lacks a text",
-    ),
-    "a function that is neither task nor given": (
-        ("solution.py", "def schedule_step(", "def helper():\n    pass\n\n\ndef schedule_step("),
+    ("solution.py", "def schedule_step(", "def helper():\n    pass\n\n\ndef schedule_step("):
         "solution.py: helper is neither a task nor given",
-    ),
-    "the engine's twin as the solution": (
-        ("solution.py", "\n\n\ndef ", "\nimport mini_engine.schedule_step.schedule_step\n\n\ndef "),
+    ("solution.py", "\n\n\ndef ", "\nimport mini_engine.schedule_step.schedule_step\n\n\ndef "):
         "solution.py imports its engine twin mini_engine.schedule_step.schedule_step",
-    ),
-    "an edited starter": (
-        ("starter.py", "def schedule_step", "x = 1\n\n\ndef schedule_step"),
+    ("starter.py", "def schedule_step", "x = 1\n\n\ndef schedule_step"):
         "starter.py is not what `python -m labs generate lab-01` writes",
-    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_is_noticed(course, copied_lab, fault):
-    (name, old, new), problem = FAULTS[fault]
-    course.edit(name, old, new)
-    assert problem in problems_of_files(copied_lab(), strict=True)
+def test_each_fault_is_noticed_and_an_untouched_copy_has_none(course, copied_lab):
+    for (name, old, new), problem in FAULTS.items():
+        before = course.file(name).read_text("utf-8")
+        course.edit(name, old, new)
+        assert problem in problems_of_files(copied_lab())
+        course.file(name).write_text(before, "utf-8")
+    assert problems_of_files(copied_lab()) == ""
 
 
 def test_a_task_that_is_blamed_for_another_s_mistake_is_a_problem(monkeypatch):
@@ -125,19 +103,13 @@ KEYS = ("id", "title", "caught_by", "find", "replace")
 
 def test_behaviour_is_judged_in_a_process_of_its_own(course):
     """Starter that passes a test, failing solution, mistake that survives, twins: all in one run."""
-    course.file("mistakes.toml").write_text(
-        "".join(
-            "[[mistakes]]\nmisconception = 'm'\nhint = 'h'\n"
-            + "".join(f"{key} = {json.dumps(value)}\n" for key, value in zip(KEYS, row, strict=True))
-            for row in MISTAKES
-        ),
-        "utf-8",
-    )
-    course.edit(
-        "test_lab.py",
-        "    assert step(lab, queue(), [], FakeKV(8)) == {}\n",
-        "    assert not hasattr(lab.schedule_step, 'seen')\n",
-    )
+    text = ""
+    for row in MISTAKES:
+        text += "[[mistakes]]\nmisconception = 'm'\nhint = 'h'\n"
+        text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in zip(KEYS, row, strict=True))
+    course.file("mistakes.toml").write_text(text, "utf-8")
+    claim = "step(lab, queue(), [], FakeKV(8)) == {}\n"
+    course.edit("test_lab.py", claim, "not hasattr(lab.schedule_step, 'seen')\n")
     course.edit("test_lab.py", '{"long": 64}', '{"long": 65}')
     result = course.run("labs", "check", "lab-01")
     text = result.stdout
@@ -152,10 +124,8 @@ def test_behaviour_is_judged_in_a_process_of_its_own(course):
     alike = "mistake off-by-one-once-more does what 'one slot too many' does in all tests of schedule_step"
     assert f"{alike}: give both one title and one hint" in text
     assert "the random scripts miss mistake only-a-test-sees-it, and no reason is given" in text
-    assert (
-        "fingerprints.json does not name the mistakes as they are: python -m labs check lab-01 --write"
-        in text
-    )
+    unnamed = "fingerprints.json does not name the mistakes as they are: python -m labs check lab-01 --write"
+    assert unnamed in text
     assert "mistake cannot-be-made cannot be made" in text and "occurs 0 times" in text
     assert "caught  off-by-one  " in text and "MISSED  off-by-one-again" in text
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from labs.__main__ import every_command
-from labs.kit.judge import manifest
+from labs.kit.judge import loading, manifest
 from labs.kit.judge.manifest import LabError, find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
 from labs.kit.learner import board, progress
@@ -22,27 +22,20 @@ from labs.kit.tests.conftest import UNPAID, num_tests
 TESTS = num_tests("lab-01")
 
 
-def labs(course, *line, stdin=""):
-    if line[0] == "demo" or "--open" in line:  # a process loads torch, or looks for a browser, once
-        return course.run("labs", *line, stdin=stdin)
-    return course.command(*line, stdin=stdin)
-
-
 def passed(board: str) -> int:
     """The number of lab-01's tests that pass, from the board."""
     return int(re.search(rf"lab-01 .* (\d+)/{TESTS} ", board)[1])
 
 
 def test_each_command_is_there_once_however_often_it_is_asked_for():
-    names = [
-        one.name or one.callback.__name__ for _ in range(2) for one in every_command().registered_commands
-    ]
+    commands = [one for _ in range(2) for one in every_command().registered_commands]
+    names = [one.name or one.callback.__name__ for one in commands]
     assert len(names) == 2 * len({*names})
 
 
 def test_status_of_an_untouched_course(course):
     course.add("lab-02")
-    result = labs(course, "status")
+    result = course.command("status")
     assert result.returncode == 0
     assert re.search(r"lab-01 .* - +0/100", result.stdout)  # no test has run
     assert f" 0/{TESTS}" in result.stdout  # of lab-02, which is not as it was generated
@@ -53,14 +46,14 @@ def test_status_of_an_untouched_course(course):
 def test_status_comes_from_the_tests_and_is_remembered_until_a_file_changes(course):
     course.add("lab-02")
     course.solve("len(running) < max_num_seqs", "len(running) <= max_num_seqs")
-    first = labs(course, "status").stdout
+    first = course.command("status").stdout
     assert 0 < passed(first) < TESTS and f" 0/{TESTS}" in first
     kept = (course.labs / ".state" / "results.json").stat().st_mtime_ns
-    assert labs(course, "status").stdout == first
+    assert course.command("status").stdout == first
     assert (course.labs / ".state" / "results.json").stat().st_mtime_ns == kept  # nothing was run
     course.solve()
-    assert "done" in labs(course, "status").stdout
-    assert "next: lab-02" in labs(course, "status").stdout
+    assert "done" in course.command("status").stdout
+    assert "next: lab-02" in course.command("status").stdout
 
 
 def test_a_lab_is_tested_again_when_one_that_it_builds_on_has_changed(course, copied_lab, monkeypatch):
@@ -76,22 +69,22 @@ def test_status_has_a_bar_and_on_a_terminal_colours(course, monkeypatch):
     """A pipe, and NO_COLOR, get none."""
     course.add("lab-02")
     course.solve()
-    plain = labs(course, "status").stdout
+    plain = course.command("status").stdout
     assert "[##########----------] 1 of 2 labs done, 100 of 200 points\n" in plain and "\x1b" not in plain
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    shown = labs(course, "status").stdout
+    shown = course.command("status").stdout
     assert re.findall(r"\x1b\[3\dm.*?\x1b\[0m", shown) == ["\x1b[32mdone\x1b[0m"]
     assert re.sub(r"\x1b\[[\d;]*m", "", shown) == plain
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not re.search(r"\x1b\[(?:\d;)*3\d", labs(course, "status").stdout)
+    assert not re.search(r"\x1b\[(?:\d;)*3\d", course.command("status").stdout)
 
 
 def test_status_goes_on_past_a_broken_lab(course):
     course.add("lab-02")
     course.file("starter.py").write_text("def f(:\n", "utf-8")
     course.solve(lab_id="lab-02")
-    text = labs(course, "status").stdout
+    text = course.command("status").stdout
     assert "lab-01: starter.py does not parse, line 1" in text
     assert "done" in text and "next: lab-01" in text
 
@@ -104,36 +97,38 @@ def test_the_failing_run_is_shown_in_the_player_when_asked(course, monkeypatch):
     page.parent.mkdir()
     page.write_text("of an earlier run")
     course.write("raise SystemExit")
-    text = labs(course, "test").stdout  # the run ended before a step
+    text = course.command("test").stdout  # the run ended before a step
     assert "player" in text and "no comparison" not in text
     course.file("starter.py").write_text("x = (\n", "utf-8")
-    assert "player" not in labs(course, "test").stdout
-    assert "no run to show in the player: starter.py could not" in labs(course, "test", "--open").stdout
+    assert "player" not in course.command("test").stdout
+    assert "no run to show in the player: starter.py could not" in course.command("test", "--open").stdout
     course.solve(*UNPAID)
-    assert "see your run in the player: python -m labs test lab-01 --open\n" in labs(course, "test").stdout
+    assert "see your run in the player: python -m labs test lab-01 --open\n" in course.command("test").stdout
     assert page.read_text("utf-8").startswith("<!DOCTYPE html>") and not opened.exists()
-    labs(course, "test", "--open")
+    course.run("labs", "test", "--open")  # a process looks for a browser once
     assert opened.read_text() == page.as_uri()
     monkeypatch.setenv("BROWSER", "no-such-browser %s")
     monkeypatch.setenv("PATH", str(course.root))
-    assert f"no browser was found; open {page}" in labs(course, "test", "--open").stdout
+    assert f"no browser was found; open {page}" in course.run("labs", "test", "--open").stdout
     course.solve()
     course.edit("test_lab.py", "assert step(lab, queue(), [], FakeKV(8)) == {}", "assert lab is None")
     why = "no run to show in the player: this test calls single functions, or it failed before the first step"
-    assert labs(course, "test", "--open").stdout.endswith(why + "\n")
+    assert course.command("test", "--open").stdout.endswith(why + "\n")
 
 
-def test_demo_runs_the_engine_on_the_labs_that_pass(course):
+def test_demo_runs_the_engine_on_the_labs_that_pass(course, monkeypatch):
+    monkeypatch.setattr("labs.kit.learner.parts.namespace", loading.namespace.__wrapped__)  # not cached
     course.add("lab-02")
-    refused = labs(course, "demo", "lab-01")
+    refused = course.command("demo", "lab-01")
     assert (refused.returncode, refused.stderr.splitlines()) == (
         1, ["loading shakespeare and lab-01", "lab-01: schedule_step is not written yet"],
     )  # fmt: skip
     course.solve()
-    result = labs(course, "demo", "auto", "--out", "seen", "--temperature", "0")
+    result = course.command("demo", "auto", "--out", "seen", "--temperature", "0")
     assert result.returncode == 0, result.stderr
-    loading = "loading shakespeare and every lab that passes its tests\n"
-    assert result.stderr == f"{loading}comparing with the engine's own parts\n"
+    loads, compares = result.stderr.splitlines()
+    assert loads == "loading shakespeare and every lab that passes its tests"
+    assert compares == "comparing with the engine's own parts"
     assert re.search(r"not used:\n  lab-02: test_\w+ fails, and \d+ more tests\n", result.stdout)
     assert result.stdout.endswith("All answers are those of the engine's own parts.\n")
     assert re.search("schedule_step +│ lab-01, yours", result.stdout)
@@ -143,15 +138,15 @@ def test_demo_runs_the_engine_on_the_labs_that_pass(course):
 
 
 def test_hints_come_one_at_a_time_and_are_shown_again_without_moving_on(course):
-    first, second = (labs(course, "hint", "1").stdout for _ in range(2))
+    first, second = (course.command("hint", "1").stdout for _ in range(2))
     assert "hint 1 of 3" in first and "hint 2 of 3" in second and "spoil" not in first
     for number, text in ((1, first), (2, second), (1, first)):
-        assert labs(course, "hint", "1", "--again", str(number)).stdout == text
+        assert course.command("hint", "1", "--again", str(number)).stdout == text
     for number in ("3", "0", "-1"):
-        result = labs(course, "hint", "1", "--again", number)
+        result = course.command("hint", "1", "--again", number)
         assert result.returncode == 2
         assert f"schedule_step, hint {number} has not been shown yet; without --again" in result.stderr
-    third, fourth = (labs(course, "hint", "1").stdout for _ in range(2))
+    third, fourth = (course.command("hint", "1").stdout for _ in range(2))
     assert third == fourth and "hint 3 of 3" in third and "solution lab-01 --spoil" in fourth
 
 
@@ -164,26 +159,26 @@ def two(course):
 
 
 def test_a_hint_is_for_the_task_that_is_next(two):
-    assert "lab-01 schedule_step, hint 1 " in labs(two, "hint").stdout
+    assert "lab-01 schedule_step, hint 1 " in two.command("hint").stdout
     two.solve()
-    assert "lab-02 clamp, hint 1 " in labs(two, "hint").stdout
+    assert "lab-02 clamp, hint 1 " in two.command("hint").stdout
     starter = two.file("starter.py", "lab-02")
     unwritten = starter.read_text("utf-8")
     body = "return max(0, min(num_new, budget, threshold or num_new))"
     starter.write_text(replace_body(unwritten, "clamp", body), "utf-8")
-    assert re.search("next: lab-02 next_chunk,", labs(two, "status").stdout)
-    assert "lab-02 next_chunk, hint 1 " in labs(two, "hint", "2").stdout
+    assert re.search("next: lab-02 next_chunk,", two.command("status").stdout)
+    assert "lab-02 next_chunk, hint 1 " in two.command("hint", "2").stdout
     starter.write_text(unwritten + "def (", "utf-8")
-    result = labs(two, "hint", "2").stdout
+    result = two.command("hint", "2").stdout
     assert "does not parse" in result and "hint for: clamp, next_chunk, prefill_budget" in result
-    assert "lab-02 next_chunk, hint 2 " in labs(two, "hint", "2", "next_chunk").stdout
+    assert "lab-02 next_chunk, hint 2 " in two.command("hint", "2", "next_chunk").stdout
 
 
 def test_with_all_done_there_is_no_hint_unless_one_is_named(course):
     course.solve()
-    assert labs(course, "hint").stdout == "all labs are done: no task is left for a hint\n"
-    assert "lab-01 is done; its hints can still be read:" in labs(course, "hint", "1").stdout
-    assert "hint 1 of 3" in labs(course, "hint", "1", "schedule_step").stdout
+    assert course.command("hint").stdout == "all labs are done: no task is left for a hint\n"
+    assert "lab-01 is done; its hints can still be read:" in course.command("hint", "1").stdout
+    assert "hint 1 of 3" in course.command("hint", "1", "schedule_step").stdout
 
 
 def test_a_task_may_be_named_by_a_part_of_it():
@@ -202,7 +197,7 @@ def test_no_word_is_broken_in_a_narrow_terminal(two, line):
     def said(width):
         two.variables["COLUMNS"] = str(width)
         (two.labs / ".state" / "hints.json").unlink(missing_ok=True)
-        return labs(two, *line.split()).stdout
+        return two.command(*line.split()).stdout
 
     narrow = said(36)
     assert narrow.split() == said(1000).split() and max(map(len, narrow.splitlines())) <= 36
@@ -214,7 +209,7 @@ def test_a_failure_is_shown_in_a_narrow_terminal(course):
 
     def said(width):
         course.variables["COLUMNS"] = str(width)
-        return labs(course, "test").stdout
+        return course.command("test").stdout
 
     narrow, wide = said(36), said(120)
     assert max(map(len, narrow.splitlines())) <= 36
@@ -239,7 +234,7 @@ def test_the_board_names_every_task_at_any_width(monkeypatch, columns):
 def test_hints_fit_a_narrow_terminal_and_pseudocode_keeps_its_lines(course):
     course.variables["COLUMNS"] = "50"
     course.edit("lab.toml", 'hints = [\n    """\n', 'hints = [\n    """\n' + "word\n" * 30)
-    texts = [labs(course, "hint", "lab-01").stdout.split("\n\n")[1].splitlines() for _ in range(3)]
+    texts = [course.command("hint", "lab-01").stdout.split("\n\n")[1].splitlines() for _ in range(3)]
     assert max(len(line) for text in texts for line in text) <= 50
     assert len(texts[0]) < 15
     code = find_lab("lab-01").tasks[0].hints[2].splitlines()
@@ -264,7 +259,7 @@ def test_the_end_of_the_test_process_is_reported_and_not_kept(course, body, word
     course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
     course.edit("../kit/judge/guard.py", "WAIT * seconds + HELD", "WAIT * seconds")
     course.write(body)
-    result = labs(course, "test", "1")
+    result = course.command("test", "1")
     assert result.returncode == 1
     assert words in result.stdout and len(result.stdout.splitlines()) == 1
     assert not (course.labs / ".state").exists()
@@ -274,7 +269,7 @@ def test_test_shows_the_first_failure_only_whatever_the_environment(course, monk
     monkeypatch.setenv("PYTEST_ADDOPTS", "-x --lf")  # --lf needs a plugin that is left out
     course = type(course)(course.root / "the [new] k\u00f6urse")
     course.solve(*UNPAID)
-    result = labs(course, "test")
+    result = course.command("test")
     assert result.returncode == 1
     assert int(re.search(rf"lab-01 schedule_step: (\d+) of {TESTS} tests", result.stdout)[1]) > TESTS / 2
     assert "test_budget_caps_the_total" in result.stdout and "test_threshold_is" not in result.stdout
@@ -311,17 +306,15 @@ def test_the_rest_waits(lab):
     more = said.index("more on the first failure, the most informative one:\n")
     assert said[more - 2].startswith("lab-01 schedule_step: ")
     name, _, rest = "".join(said[more + 1 :]).partition("\n\n")  # the name first, then pytest's differences
-    assert (
-        name.startswith("--- looks like ---\n")
-        and "in test_budget_caps_the_total\n" in rest.splitlines(True)[0]
-    )
+    assert name.startswith("--- looks like ---\n")
+    assert "in test_budget_caps_the_total\n" in rest.splitlines(True)[0]
 
 
 def test_a_test_that_is_gone_is_said(course):
     course.solve()
     course.edit("test_lab.py", "def test_nobody_there", "def nobody_there")
     shown = "lab-01: test_lab.py no longer has test_nobody_there; put it back\n"
-    assert labs(course, "test", "1").stdout == shown
+    assert course.command("test", "1").stdout == shown
     assert not (course.labs / ".state").exists()
 
 
@@ -335,11 +328,11 @@ def test_a_folder_in_place_of_the_starter(course):
     course.file("starter.py").mkdir()
     why = os.strerror(errno.EACCES if os.name == "nt" else errno.EISDIR)
     course.file("starter.py").joinpath("notes.txt").write_text("mine")
-    assert f"lab-01: starter.py cannot be read: {why}" in labs(course, "test", "1").stdout
-    assert labs(course, "reset", "1", "--yes").returncode == 0
+    assert f"lab-01: starter.py cannot be read: {why}" in course.command("test", "1").stdout
+    assert course.command("reset", "1", "--yes").returncode == 0
     (backup,) = (course.labs / ".state" / "backups").iterdir()
     assert (backup / "notes.txt").read_text() == "mine"
-    assert "not written yet" in labs(course, "test", "1").stdout
+    assert "not written yet" in course.command("test", "1").stdout
 
 
 def test_without_a_place_to_remember(course):
@@ -347,9 +340,9 @@ def test_without_a_place_to_remember(course):
     (course.labs / ".state").write_text("in the way")
     course.write("return {}")
     mine = course.file("starter.py").read_text("utf-8")
-    assert 0 < passed(labs(course, "status").stdout) < TESTS / 2
+    assert 0 < passed(course.command("status").stdout) < TESTS / 2
     for command in (["hint", "1"], ["reset", "1", "--yes"]):
-        result = labs(course, *command)
+        result = course.command(*command)
         assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
         assert ".state" in result.stderr
     assert course.file("starter.py").read_text("utf-8") == mine
@@ -361,26 +354,26 @@ def test_the_starter_is_restored_with_a_backup(course, command):
     course.write("return {'mine': 1}")
     mine = course.file("starter.py").read_text("utf-8")
     if command == "reset":
-        assert labs(course, "reset", "lab-01", stdin="n\n").returncode == 1
+        assert course.command("reset", "lab-01", stdin="n\n").returncode == 1
         assert course.file("starter.py").read_text("utf-8") == mine
-    assert "kept in" in labs(course, command, "lab-01", stdin="y\n").stdout
+    assert "kept in" in course.command(command, "lab-01", stdin="y\n").stdout
     assert course.file("starter.py").read_text("utf-8") == pristine
     (backup,) = (course.labs / ".state" / "backups").iterdir()
     assert backup.read_text("utf-8") == mine
-    assert "kept in" not in labs(course, command, "lab-01", stdin="y\n").stdout  # nothing to keep
+    assert "kept in" not in course.command(command, "lab-01", stdin="y\n").stdout  # nothing to keep
 
 
 def test_solution_is_shown_once_yours_passes(course):
-    result = labs(course, "solution", "lab-01")
+    result = course.command("solution", "lab-01")
     assert result.returncode == 1
     assert "no test passes; finish yours first, or add --spoil" in result.stderr
     assert "kv.admit" not in result.stdout
     course.variables |= {"COLUMNS": "40", "FORCE_COLOR": "1"}  # it is whole, and in no colour
     source = course.file("solution.py").read_text("utf-8")
-    assert labs(course, "solution", "lab-01", "--spoil").stdout == source
+    assert course.command("solution", "lab-01", "--spoil").stdout == source
     course.solve()
-    assert "kv.admit" in labs(course, "solution", "lab-01").stdout
-    done = labs(course, "test", "lab-01")
+    assert "kv.admit" in course.command("solution", "lab-01").stdout
+    done = course.command("test", "lab-01")
     assert (done.returncode, "lab-01 is done: 100 points" in done.stdout) == (0, True)
 
 
@@ -402,24 +395,22 @@ def test_a_terminal_shows_that_tests_are_running(course):
         assert "done" in process.stdout.read()
     assert "running the tests" in shown
     os.close(screen)
-    assert labs(course, "status").stderr == ""
+    assert course.command("status").stderr == ""
 
 
 def test_results_of_a_file_that_was_saved_meanwhile_are_not_shown(course):
     course.solve_meanwhile()
     shown = "lab-01: starter.py was saved while its tests ran; they have to run again\n"
-    assert labs(course, "test", "1").stdout == shown
+    assert course.command("test", "1").stdout == shown
     assert not (course.labs / ".state").exists()
-    assert f"{TESTS} of {TESTS} tests pass" in labs(course, "test", "1").stdout
+    assert f"{TESTS} of {TESTS} tests pass" in course.command("test", "1").stdout
 
 
 @pytest.mark.timeout(200)
 def test_watch_tests_on_save_and_obeys_keys(course):
     line = [sys.executable, "-u", "-m", "labs", "watch", "lab-01"]
-    environment = course.environment()
-    process = subprocess.Popen(
-        line, cwd=course.root, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    process = subprocess.Popen(line, cwd=course.root, env=course.environment(), text=True, **pipes)
 
     def read_until(words):
         for text in process.stdout:

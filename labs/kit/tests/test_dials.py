@@ -19,10 +19,8 @@ CONCEPT = "docs/concepts/06-chunked-prefill.html"
 
 def test_each_concept_has_one_dial_and_each_dial_a_page():
     pages = {page: re.findall(r"^<!-- \{dial\} (\w+) -->$", page.read_text("utf-8"), re.M) for page in OWN}
-    assert {page for page, names in pages.items() if names} == {
-        DOCS / "index.md",
-        *DOCS.glob("concepts/*.md"),
-    }
+    with_one = {page for page, names in pages.items() if names}
+    assert with_one == {DOCS / "index.md", *DOCS.glob("concepts/*.md")}
     assert sorted(name for names in pages.values() for name in names) == sorted(DIALS)
 
 
@@ -36,18 +34,14 @@ def test_a_dial_s_sliders_begin_where_they_can_go_and_its_ways_are_known():
 
 
 def test_the_figures_are_those_of_the_simulator_s_summary():
-    workload = list(
-        arrivals(
-            NUM_REQUESTS, rate=14, input_length=256, prefix_length=256, num_prefix_groups=4, output_length=64
-        )
-    )
+    lengths = {"input_length": 256, "prefix_length": 256, "output_length": 64}
+    workload = list(arrivals(NUM_REQUESTS, rate=14, num_prefix_groups=4, **lengths))
     settings = {"max_num_batched_tokens": 512, "max_num_seqs": 64, "num_blocks": 640}
     done = simulate(workload, enable_prefix_caching=False, **settings)
     expected = done.summary(ttft_limit=TTFT_LIMIT, tpot_limit=TPOT_LIMIT)
     found = serve("chunked")
-    assert found["ttft"] == pytest.approx(expected.ttft.p99) and found["itl"] == pytest.approx(
-        expected.itl.p99
-    )
+    assert found["ttft"] == pytest.approx(expected.ttft.p99)
+    assert found["itl"] == pytest.approx(expected.itl.p99)
     assert found["goodput"] == pytest.approx(1000 * expected.goodput)
     assert found["preempted"] == expected.num_preemptions
     for count in (1, 2, 60, 101):

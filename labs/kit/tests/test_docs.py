@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from labs.__main__ import every_command
@@ -221,10 +221,8 @@ def test_the_flat_batch_beside_the_rectangle_is_the_engines_own():
         computed = row.request.num_computed_tokens
         assert kv.admit(row.request)
         row.request.num_computed_tokens = computed
-    batch, listing = (
-        build_batch(rows, kv),
-        next(b for b in blocks("labs/lab-04/AFTER.md", "") if "token_ids" in b),
-    )
+    batch = build_batch(rows, kv)
+    listing = next(b for b in blocks("labs/lab-04/AFTER.md", "") if "token_ids" in b)
     shown = {line.split()[0]: re.findall(r"\b\d+\b", line) for line in listing.splitlines()}
     for name in ("positions", "query_lens", "seq_lens", "last_rows"):
         own = [str(int(number)) for number in getattr(batch, name)]
@@ -254,9 +252,8 @@ def test_what_a_page_says_of_its_run_is_so():
     assert cached == {"a": 0, "b": 8, "c": 4, "d": 8}
     (five,) = runs["paging"]().runs
     assert [e.id for e, step in events(five, "PREEMPTED") if step == 8] == ["d", "e"]
-    behind_199 = next(
-        s for s in runs["structured"]().runs[0].steps if s.observed["written"].get("a") == "199"
-    )
+    steps = runs["structured"]().runs[0].steps
+    behind_199 = next(step for step in steps if step.observed["written"].get("a") == "199")
     assert behind_199.observed["allowed next"]["a"] == ["-", "-0"]
     first_ways, mixed = runs["cost"]().runs
     assert [r.step for r in first_ways.steps if "r0" not in r.scheduled] == [2, 3, 4, 5]
@@ -305,9 +302,8 @@ def test_commands_have_the_options_that_are_shown(name):
             assert all((ROOT / path).exists() for path in paths), line
             if "-k" in words:
                 tests = "".join(Path(ROOT, path, "test_lab.py").read_text("utf-8") for path in paths)
-                assert f"{words[words.index('-k') + 1]}" in " ".join(re.findall(r"def (test_\w+)", tests)), (
-                    line
-                )
+                asked = words[words.index("-k") + 1]
+                assert asked in " ".join(re.findall(r"def (test_\w+)", tests)), line
         elif words[0] == "python" and words[1:3] != ["-m", "labs"]:
             *_, what = words[:3] if words[1] == "-m" else words[:2]
             assert (ROOT / what).is_file() if words[1] != "-m" else importlib.util.find_spec(what), line
@@ -318,11 +314,7 @@ def test_commands_have_the_options_that_are_shown(name):
 @cache
 def the_command(name: str):
     """The whole command line of this name; to make it takes a tenth of a second."""
-    import typer
-
-    from mini_engine.commands import app
-
-    return typer.main.get_command(app if name == "mini-engine" else every_command())
+    return typer.main.get_command(engine_app if name == "mini-engine" else every_command())
 
 
 def parsed(words: list[str]) -> None:
@@ -357,14 +349,8 @@ NOT_RUN = {
     "test_grader_* and test_edition run them": r"python -m labs (grade|gradescope|replay|export|generate)",
     "Python's own": r"python -m (venv|pip|pydoc|http)",
 }
-SHOWN = sorted(
-    {
-        line
-        for name in NAMES
-        if name.startswith(("README", "CONTRIBUTING", "docs/"))
-        for line in commands(name)
-    }
-)
+TYPED = [name for name in NAMES if name.startswith(("README", "CONTRIBUTING", "docs/"))]
+SHOWN = sorted({line for name in TYPED for line in commands(name)})
 RUNNING = [line for line in SHOWN if RUN.match(line)]
 
 
@@ -377,30 +363,26 @@ def test_a_command_is_run_or_there_is_a_reason(line):
 def desk(tmp_path_factory):
     """A folder in which the demo has run."""
     folder = tmp_path_factory.mktemp("desk")
-    ran("mini-engine demo", folder)
+    with contextlib.chdir(folder):
+        run("mini-engine demo")
     assert (folder / "out" / "trace.jsonl").is_file()
     return folder
 
 
 @pytest.mark.parametrize("line", RUNNING)
 def test_finite_commands_that_need_no_network_run(line, desk, monkeypatch):
-    """In this process, which imports torch once."""
+    monkeypatch.chdir(desk)
+    run(line)
+
+
+def run(line: str) -> None:
+    """Run a command in this process, which imports torch once."""
     words = shlex.split(line)
     app, arguments = (engine_app, words[1:]) if words[0] == "mini-engine" else (every_command(), words[3:])
-    if arguments == ["simulate"]:
-        arguments += ["--requests", "20"]  # test_simulate.py has the whole load, and its table
-    monkeypatch.chdir(desk)
+    if arguments[0] == "simulate":
+        arguments += ["--requests", "20"]  # test_simulate.py has whole loads
     result = CliRunner().invoke(app, arguments, input="q\n")
     assert result.exit_code == 0, result.output
-
-
-def ran(line: str, folder) -> None:
-    words = shlex.split(line)
-    module = ["-m", "mini_engine", *words[1:]] if words[0] == "mini-engine" else words[1:]
-    here = os.environ | {"PYTHONPATH": str(ROOT)}  # the checkout's own code, where files may be written
-    line = [sys.executable, *module]
-    run = subprocess.run(line, cwd=folder, env=here, input="q\n", capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-2000:]
 
 
 # ----------------------------------------------------------------------------------------- the built pages
@@ -476,9 +458,8 @@ def test_the_player_comes_where_it_is_scrolled_to_and_where_it_is_asked_for(site
 def test_the_first_use_of_a_term_leads_to_the_glossary(site):
     glossary = (site / "docs" / "glossary.html").read_text("utf-8")
     for name in ("docs/concepts/08-preemption.html", "labs/lab-03/README.html"):
-        targets = re.findall(
-            r'<a class="term[^"]*" href="[^"#]*glossary.html#([^"]+)"', (site / name).read_text("utf-8")
-        )
+        link = r'<a class="term[^"]*" href="[^"#]*glossary.html#([^"]+)"'
+        targets = re.findall(link, (site / name).read_text("utf-8"))
         assert len(targets) >= 5 and len(set(targets)) == len(targets)
         assert all(f'id="{target}"' in glossary for target in targets)
 

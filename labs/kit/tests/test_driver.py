@@ -200,11 +200,8 @@ def ops(kv):
     def perform(name, arguments):
         return name == "admit" and kv.admit(make_request(*arguments))
 
-    return log_ops(
-        {"config": {}, "ops": [["admit", "a", 5], ["admit", "b", 9]]},
-        perform,
-        lambda: {"num_free_blocks": kv.num_free_blocks},
-    )
+    script = {"config": {}, "ops": [["admit", "a", 5], ["admit", "b", 9]]}
+    return log_ops(script, perform, lambda: {"num_free_blocks": kv.num_free_blocks})
 
 
 def test_operation_logs_are_compared_whole():
@@ -271,8 +268,7 @@ def test_one_step_is_recorded_and_counts_nothing():
     running = [make_request("a", 9)]
     kv = FakeKV(9)
     kv.admit(running[0])
-    assert one_step(solution.schedule_step, (), running, kv, max_num_batched_tokens=5, max_num_seqs=1) == {
-        "a": 5
-    }
+    limits = {"max_num_batched_tokens": 5, "max_num_seqs": 1}
+    assert one_step(solution.schedule_step, (), running, kv, **limits) == {"a": 5}
     assert [step.scheduled for step in RUNS[-1][1].steps] == [{"a": 5}]
     assert running[0].num_computed_tokens == 0

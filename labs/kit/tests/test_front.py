@@ -24,9 +24,12 @@ from mini_engine.tests.serving import openai  # noqa: E402
 OTHERS = sorted(ALTERNATIVES.glob("lab_11_*.py"))
 
 
+def model():
+    return tiny_model(vocab_size=257, dtype="float32", max_position_embeddings=256), byte_tokenizer()
+
+
 def make_engine():
-    model = tiny_model(vocab_size=257, dtype="float32", max_position_embeddings=256)
-    return Engine(model, byte_tokenizer(), num_blocks=64, block_size=8)
+    return Engine(*model(), num_blocks=64, block_size=8)
 
 
 @contextmanager
@@ -97,17 +100,13 @@ def test_a_full_server_and_n_answers_are_refused():
 
 
 def test_the_demo_reads_through_the_front_and_finds_one_that_keeps_what_has_left():
-    model, tokenizer = (
-        tiny_model(vocab_size=257, dtype="float32", max_position_embeddings=256),
-        byte_tokenizer(),
-    )
     learner = LearnerParts.from_labs("lab-11", "solution")
     assert ("AsyncEngine", "lab-11, yours") in learner.table()
-    right, lines = learner_front.compared(learner, model, tokenizer)
+    right, lines = learner_front.compared(learner, *model())
     assert right and len(lines) == 1 + len(learner_front.PROMPTS)
     source = loading.load("lab-11", "solution").__source__
     wrong = source.replace("                self.send(abort)\n", "                pass\n")
     assert wrong != source
     learner.front = loading.execute(wrong, "never_aborts", "starter.py")
-    right, lines = learner_front.compared(learner, model, tokenizer)
+    right, lines = learner_front.compared(learner, *model())
     assert not right and "is still in the engine" in lines[-1]

@@ -41,9 +41,8 @@ def test_the_stage_has_the_text_the_memory_and_the_wait_of_the_recording(data):
     for record, (start, states, memory, new) in zip(trace.steps, data["frames"], strict=False):
         assert start == round(record.t, 1) and new == "".join(record.new_tokens)
         assert memory.count(".") == record.num_free_blocks
-        assert {name for name, state in zip("123456", states, strict=True) if state in "rwb"} == set(
-            record.scheduled
-        )
+        active = {name for name, state in zip("123456", states, strict=True) if state in "rwb"}
+        assert active == set(record.scheduled)
     events = [(e.type, e.id, r.step) for r in trace.steps for e in r.events if e.type != "QUEUED"]
     ((victim, stops),) = [(name, step) for kind, name, step in events if kind == "PREEMPTED"]
     (returns,) = [step for kind, name, step in events if kind == "SCHEDULED" and step > stops]

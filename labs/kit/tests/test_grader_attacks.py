@@ -18,17 +18,18 @@ import pytest
 from labs.kit.grader import answers, grading, results, sandbox
 from labs.kit.grader.cases import cases, expected, judged
 from labs.kit.grader.grading import box, grade
-from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WRONG
+from labs.kit.grader.results import RIGHT, WRONG
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import random_scripts
 from labs.kit.judge.manifest import find_lab, functions, lab_ids
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 from mini_engine.tests.soak import SOAK
 
 pytestmark = marks.namespaces
 
 LAB = find_lab("lab-01")
-SOLUTION = LAB.file("solution.py").read_text("utf-8")
+SOLUTION = solution("lab-01")
 SETTINGS = Settings(("lab-01",), "a seed", hidden=8, seconds=1.0)
 
 # In place of a solution: the body of a function that does something else.
@@ -70,7 +71,6 @@ DISHONEST = {
     "a huge number": "return {r.request_id: 10 ** 5000 for r in running}",
     "deep nesting": "x = []\nfor _ in range(100_000):\n    x = [x]\nreturn {'a': x}",
     "a pickle": "import pickle, os\nreturn {'a': pickle.dumps(os.system)}",
-    "an endless loop": "while True:\n    pass",
     "a loop that ignores SIGTERM": "import signal\nfor s in range(1, 30):\n    try:\n        signal.signal(s, signal.SIG_IGN)\n    except OSError:\n        pass\nwhile True:\n    pass",
     "a fork bomb": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
     "a memory bomb": "x = []\nwhile True:\n    x.append(bytearray(1 << 24))",
@@ -134,10 +134,8 @@ def opened(few_cases):
         patch.setattr(grading, "_boxes", OPENED)  # in a sandbox of their own
         patch.setattr(sandbox.imports, "allowed", lambda _: None)
         # Loaded before the server becomes nobody, whom a machine may refuse the interpreter's folder.
-        tools = (
-            "codecs ctypes fcntl mmap multiprocessing pickle resource runpy signal socket threading".split()
-        )
-        patch.setattr(sandbox.imports, "HARMLESS", tools)
+        tools = "codecs ctypes fcntl mmap multiprocessing pickle resource runpy signal socket threading"
+        patch.setattr(sandbox.imports, "HARMLESS", tools.split())
         patch.setattr(box(LAB, SETTINGS), "allowed", None)
         yield
 
@@ -203,9 +201,7 @@ def test_an_attack_at_import_earns_nothing(attacks):
 
 
 def test_code_that_is_right_in_the_public_cases_alone_earns_nothing():
-    key = (
-        "repr([(r.request_id, r.num_computed_tokens) for r in running] + [len(waiting), kv.num_free_blocks])"
-    )
+    key = "repr(([(r.request_id, r.num_computed_tokens) for r in running], len(waiting), kv.num_free_blocks))"
     wrapped = f"{SOLUTION}\nhonest, known = schedule_step, set()\n"
     wrapped += f"def schedule_step(waiting, running, kv, **options):\n    key = {key}\n"
     call = "    return honest(waiting, running, kv, **options)"
@@ -317,10 +313,8 @@ def test_a_module_that_is_gone_leaves_nothing_compiled_inside(tmp_path):
     for name in ("here", "gone", "train"):
         (compiled / f"{name}.cpython-311.pyc").touch()
     sandbox.copy(tmp_path / "course", tmp_path / "inside")
-    assert [*(tmp_path / "inside").rglob("*.py*")] == [
-        tmp_path / "inside" / "here.py",
-        tmp_path / "inside" / "__pycache__" / "here.cpython-311.pyc",
-    ]
+    names = [path.name for path in (tmp_path / "inside").rglob("*.py*")]
+    assert names == ["here.py", "here.cpython-311.pyc"]
 
 
 def test_scratch_hides_no_interpreter(monkeypatch, tmp_path):
@@ -353,10 +347,8 @@ def test_a_loopback_server_outside_is_not_reached():
 
 ODD = {
     b"": WRONG,
-    b"\xef\xbb\xbf" + SOLUTION.encode(): RIGHT,
     b"def clamp(): pass\n": WRONG,
     b"def schedule_step(): return {}\n": WRONG,
-    LAB.file("starter.py").read_bytes(): NOT_WRITTEN,
     # Deeper than Python reads, and than a tool goes that is written in it.
     f"{SOLUTION}\nx = lambda: a{'.b' * 5000}\n".encode(): WRONG,
     SOLUTION.replace("    budget = ", f"    y = lambda: a{'.b' * 1500}\n    budget = ").encode(): RIGHT,

@@ -24,6 +24,7 @@ from labs.kit.grader.sandbox import allowance
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 
 # `opened` is a fixture, which only its name asks for: hence F401.
 from labs.kit.tests.test_grader_attacks import (  # noqa: F401
@@ -195,7 +196,7 @@ def test_no_word_goes_from_one_batch_to_the_next():
 def test_the_reference_is_not_read_by_a_count_of_passed_cases():
     """A task that is right in as many cases as it likes, beside the reference's others, says so to nobody."""
     lab, settings = find_lab("lab-02"), Settings(("lab-02",), "a seed", hidden=8, seconds=3.0)
-    source = lab.file("solution.py").read_text("utf-8")
+    source = solution("lab-02")
     body = next(line for line in source.splitlines() if line.startswith("    return budget - sum("))
     scripts, sandbox = cases(lab, settings), box(lab, settings)
     passed, said = [], set()
@@ -217,18 +218,16 @@ def test_names_in_reports_are_names(tmp_path):
     """Not a path, a formula, markup or a second student."""
     grades = [Grade(name, [LabGrade("lab-01", [TaskGrade("t", 100, 0, "wrong", name=name)], name, [Case("public 1", False, False, name)])],
                     "s", "namespaces", "d", [name], comments={"lab-01": name}, attempts={"lab-01": name}, member={"name": name, "id": name, "section": name, "email": name}) for name in HOSTILE]  # fmt: skip
-    write_reports(
-        tmp_path / "r", grades, SETTINGS, Around({name: name for name in HOSTILE}, [], True, HOSTILE)
-    )
+    around = Around({name: name for name in HOSTILE}, [], True, HOSTILE)
+    write_reports(tmp_path / "r", grades, SETTINGS, around)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(path.resolve().is_relative_to(tmp_path / "r") for path in files)
     assert len([path for path in files if path.suffix == ".html"]) == 1 + len(HOSTILE)
     for path in files:
         if path.suffix == ".csv":
             cells = [cell for line in path.read_text("utf-8").splitlines() for cell in line.split(",")]
-            assert not [
-                cell for cell in cells if cell.strip('"')[:1] in ("=", "+", "@") or cell.startswith("-r")
-            ], path
+            formulas = [cell for cell in cells if cell.strip('"')[:1] in ("=", "+", "@")]
+            assert not formulas and not [cell for cell in cells if cell.startswith("-r")], path
         elif path.suffix in (".html", ".md"):
             text = path.read_text("utf-8")
             page = MarkdownIt("commonmark").render(text) if path.suffix == ".md" else text

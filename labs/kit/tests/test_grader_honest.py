@@ -3,21 +3,23 @@
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from labs.kit.author.check import imports
 from labs.kit.grader import blame, grading, inside
-from labs.kit.grader.grading import grade, replayed
+from labs.kit.grader.grading import replayed
 from labs.kit.grader.report.disclosure import lab_disclosed
 from labs.kit.grader.results import NOT_WRITTEN, RIGHT, WAITS, WRONG, Grade
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge import isolate, random_scripts
 from labs.kit.judge.manifest import find_lab, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source
-from labs.kit.tests import marks
+from labs.kit.tests import files, marks
 from labs.kit.tests.conftest import fewer_cases
+from labs.kit.tests.files import another, mistaken, solution
 from labs.kit.tests.test_grader_imports import escaping, importing
 from mini_engine.tests.soak import SOAK, count
 
@@ -40,11 +42,7 @@ HIDDEN = 30 if SOAK else 10  # what is right passes ten cases as it passes thirt
 FIRST = [*{lab_id: (lab_id, mistake) for lab_id, mistake in reversed(MISTAKES)}.values()]
 # What it answers is right, and how it comes to it is not; another one is below. A soak has all.
 SOME = [one for one in MISTAKES if (one[0], one[1].id) == ("lab-08", "torch-at-the-top")]
-
-
-def graded(lab_id: str, source: str, **settings):
-    made = Settings((lab_id,), "a seed", **{"hidden": HIDDEN, "seconds": 20.0} | settings)
-    return grade(Submission("ada", {lab_id: source.encode()}), made).labs[0]
+graded = partial(files.graded, hidden=HIDDEN, seconds=20.0)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +51,7 @@ def graded(lab_id: str, source: str, **settings):
 def test_right_files_earn_all_the_starter_nothing_and_a_mistake_costs_its_task(lab_id):
     """The reference imports all that it may; another right file looks for answers around that list."""
     lab = find_lab(lab_id)
-    solution = lab.file("solution.py").read_text("utf-8")
-    sources = [solution + importing(lab_id), solution + escaping(lab_id)]
+    sources = [solution(lab_id) + importing(lab_id), solution(lab_id) + escaping(lab_id)]
     sources += [path.read_text("utf-8") for path in ALTERNATIVES if path.stem[:6] == lab_id.replace("-", "_")]
     with fewer_cases():
         for source in sources:
@@ -83,7 +80,7 @@ def test_a_known_mistake_costs_the_points_of_its_task(lab_id, mistake):
 def costs_its_task(lab_id, mistake) -> set[str]:
     """Grade a known mistake; return its names."""
     lab = find_lab(lab_id)
-    found = graded(lab_id, mistake.apply(lab.file("solution.py").read_text("utf-8")))
+    found = graded(lab_id, mistake.apply(solution(lab_id)))
     wrong = [task for task in found.tasks if task.state == WRONG]
     at_fault = {task.name for task in lab.tests[mistake.caught_by]} | {*isolate.tasks_of(lab, mistake)}
     assert wrong and {task.task for task in wrong} <= at_fault
@@ -100,27 +97,20 @@ def costs_its_task(lab_id, mistake) -> set[str]:
 def test_a_rare_second_mistake_costs_its_points_too(budget, monkeypatch):
     """Beside a common one, on the first case of which it is right; once it shows in a hidden case alone."""
     monkeypatch.setattr(blame, "FEW", 1)
-    lab, right = find_lab("lab-02"), "    return budget - sum("
-    solution = lab.file("solution.py").read_text("utf-8")
-    common = next(
-        mistake
-        for mistake in lab.mistakes
-        if mistake.title == "a long prompt gets one token less than the threshold"
-    ).apply
-    rare = solution.replace(right, f"    if {budget}:\n        return budget\n{right}")
-    alone, found = (graded("lab-02", source, hidden=30) for source in (rare, common(rare)))
+    right = "    return budget - sum("
+    (common,) = (one for one in find_lab("lab-02").mistakes if one.id == "threshold-off-by-one")
+    rare = solution("lab-02").replace(right, f"    if {budget}:\n        return budget\n{right}")
+    alone, found = (graded("lab-02", source, hidden=30) for source in (rare, common.apply(rare)))
     passed = {case.name for case in alone.cases if case.passed}
     assert len(passed) < len(alone.cases)
     assert next(case.name for case in found.cases if not case.passed) in passed
     assert [task.state for task in found.tasks] == [WRONG, WAITS, WRONG]
-    assert found.tasks[0].name == "a long prompt gets one token less than the threshold"
+    assert found.tasks[0].name == common.title
 
 
 def test_a_mistake_that_two_tasks_make_together_costs_both(few_cases):
     """Each is right among the reference's others: what one notes, the other says."""
-    lab = find_lab("lab-03")
-    together = next(mistake for mistake in lab.mistakes if mistake.id == "an-older-preemption-counts")
-    found = graded("lab-03", together.apply(lab.file("solution.py").read_text("utf-8")))
+    found = graded("lab-03", mistaken("lab-03", "an-older-preemption-counts"))
     wrong = {task.task for task in found.tasks if task.state == WRONG}
     assert wrong == {"Scheduler.preempt", "Scheduler.make_room"}
 
@@ -129,9 +119,7 @@ def test_a_mistake_that_two_tasks_make_together_costs_both(few_cases):
 @pytest.mark.parametrize("rare", [False, True])
 def test_a_changed_helper_costs_the_tasks_that_call_it(rare, few_cases):
     """Also beside another task's mistake. The reference's methods call the helper as it was given."""
-    lab = find_lab("lab-06")
-    source = lab.file("solution.py").read_text("utf-8")
-    source = source.replace("return (request.cache_salt, tuple(", "return ('', tuple(")
+    source = solution("lab-06").replace("return (request.cache_salt, tuple(", "return ('', tuple(")
     wrong = {"BlockManager.get_computed_blocks", "BlockManager.cache_blocks"}
     if rare:
         source = source.replace("ref_count = 1\n", "ref_count = 1 + (num_blocks > 4)\n")
@@ -140,7 +128,6 @@ def test_a_changed_helper_costs_the_tasks_that_call_it(rare, few_cases):
     assert {task.task for task in found.tasks if task.state == WRONG} == wrong
 
 
-OWN_BOOKS = Path(__file__).parent / "alternatives" / "lab_05_a.py"
 SLIPS = {  # in books of the file's own, by the task that they cost
     "BlockManager.allocate": ("fits = count <= self", "fits = count < self"),
     "BlockManager.num_new_blocks": ("request.num_computed_tokens + num_new_tokens)", "num_new_tokens)"),
@@ -153,7 +140,7 @@ SLIPS = {  # in books of the file's own, by the task that they cost
     "task", [pytest.param(name, marks=() if "admit" in name else pytest.mark.soak) for name in SLIPS]
 )
 def test_in_a_class_that_is_judged_whole_one_slip_costs_one_task(task, few_cases):
-    source = OWN_BOOKS.read_text("utf-8")
+    source = another("lab-05")
     assert source.count(SLIPS[task][0]) == 1
     found = graded("lab-05", source.replace(*SLIPS[task]), hidden=0)
     assert {one.task for one in found.tasks if one.state == WRONG} == {task}
@@ -161,44 +148,31 @@ def test_in_a_class_that_is_judged_whole_one_slip_costs_one_task(task, few_cases
 
 def test_no_file_is_excused_from_being_counted():
     """Whatever names it has: a free list that is searched costs its points."""
-    lab = find_lab("lab-05")
-    slow = next(mistake for mistake in lab.mistakes if mistake.id == "free-list-searched")
-    source = slow.apply(lab.file("solution.py").read_text("utf-8"))
+    source = mistaken("lab-05", "free-list-searched")
     found = graded("lab-05", source + "\nSLOW = is_oracle = ONE_BY_ONE = True\n")
     assert any(task.state == WRONG for task in found.tasks)
 
 
 def test_a_file_may_define_what_it_likes(few_cases):
     """A dataclass whose annotations are text looks up its own module."""
-    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
     own = "from __future__ import annotations\nimport dataclasses\n\n"
     own += "@dataclasses.dataclass\nclass Row:\n    number: int\n\n"
-    assert graded("lab-01", own + source).earned == 100
+    assert graded("lab-01", own + solution("lab-01")).earned == 100
 
 
 def test_what_is_not_written_costs_its_own_points_alone(few_cases):
     """Five tasks of seven are there; each is judged among the reference's others."""
-    lab = find_lab("lab-06")
-    source = lab.file("solution.py").read_text("utf-8")
-    for name in ("BlockManager.take", "BlockManager.free"):
-        message = f"{lab.id}: {name} is not written yet"
-        source = replace_body(source, name, f'raise NotImplementedError("{message}")')
+    source, left = solution("lab-06"), ("BlockManager.take", "BlockManager.free")
+    for name in left:
+        source = replace_body(source, name, f'raise NotImplementedError("lab-06: {name} is not written yet")')
     found = {task.task: task for task in graded("lab-06", source).tasks}
-    assert [name for name, task in found.items() if task.state == NOT_WRITTEN] == [
-        "BlockManager.take",
-        "BlockManager.free",
-    ]
+    assert [name for name, task in found.items() if task.state == NOT_WRITTEN] == [*left]
     assert sum(task.earned for task in found.values()) == 75
     assert found["BlockManager.admit"].waits_for == "BlockManager.take"
 
 
 def test_another_seed_draws_other_cases_and_the_same_seed_the_same():
-    source = (
-        find_lab("lab-01")
-        .file("solution.py")
-        .read_text("utf-8")
-        .replace("len(running) < max", "len(running) <= max")
-    )
+    source = solution("lab-01").replace("len(running) < max", "len(running) <= max")
     one, again = (graded("lab-01", source) for _ in range(2))
     assert one == again
     failing = next(case for case in one.cases if case.hidden and not case.passed)
@@ -207,9 +181,11 @@ def test_another_seed_draws_other_cases_and_the_same_seed_the_same():
     assert played == failing
 
 
+FIRST_LINE = "    scheduled = {}\n"  # of lab-01's solution
+
+
 def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
-    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
-    loop = source.replace("    scheduled = {}\n", "    scheduled = {}\n    while max_num_seqs == 6: pass\n")
+    loop = solution("lab-01").replace(FIRST_LINE, f"{FIRST_LINE}    while max_num_seqs == 6: pass\n")
     found = graded("lab-01", loop, seconds=2.0)
     said = [case.said for case in found.cases]
     assert found.earned == 0 and any(case.passed for case in found.cases)
@@ -221,11 +197,9 @@ def test_a_loop_in_one_case_leaves_the_cases_before_it_judged():
 
 
 def test_a_case_that_waits_is_ended_and_said_to_wait():
-    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
-    sleep = source.replace("    scheduled = {}\n", "    scheduled = {}\n    __import__('time').sleep(99)\n")
-    assert graded("lab-01", sleep, seconds=0.5).problem.endswith(
-        "no answer within 2 s, and it waits without computing"
-    )
+    sleep = solution("lab-01").replace(FIRST_LINE, f"{FIRST_LINE}    __import__('time').sleep(99)\n")
+    problem = graded("lab-01", sleep, seconds=0.5).problem
+    assert problem.endswith("no answer within 2 s, and it waits without computing")
 
 
 def test_time_in_which_another_program_runs_is_no_waiting(monkeypatch):
@@ -241,7 +215,7 @@ def test_time_in_which_another_program_runs_is_no_waiting(monkeypatch):
 @pytest.mark.soak
 def test_a_busy_machine_costs_no_points(spinning, few_cases, monkeypatch):
     """The limit is for computing: kept from the processor longer than one may wait, all are judged."""
-    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
+    source = solution("lab-01")
     slow = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end:\n    pass\n"
     monkeypatch.setattr(grading, "_boxes", own := {})  # a sandbox that starts on one processor
     processors = os.sched_getaffinity(0)
@@ -262,7 +236,7 @@ def test_an_instructors_own_scripts_are_cases(tmp_path):
     folder.mkdir()
     script = random_scripts.drawn("lab-02", 1) | {"calls": [["clamp", 8, 3, 0]]}
     (folder / "short.json").write_text(json.dumps(script), "utf-8")
-    source = find_lab("lab-02").file("solution.py").read_text("utf-8")
+    source = solution("lab-02")
     right = graded("lab-02", source, own=tmp_path).cases[-1]
     assert (right.name, right.hidden, right.passed) == ("own short.json", True, True)
     body = "return 7 if (num_new, budget) == (8, 3) else max(0, min(num_new, budget, threshold or num_new))"

@@ -10,7 +10,8 @@ import pytest
 
 from labs.kit.grader import contents, intake
 from labs.kit.grader.names import safe
-from labs.kit.judge.manifest import LabError, find_lab
+from labs.kit.judge.manifest import LabError
+from labs.kit.tests.files import solution
 
 LABS = ("lab-01", "lab-02")
 
@@ -177,9 +178,8 @@ def test_too_many_files_are_refused_and_listed_up_to_a_limit(read, monkeypatch):
 @pytest.mark.parametrize("lab_01", ["work/lab-01/starter.py", "work\\lab-01\\starter.py"])
 def test_a_zip_is_read_like_a_folder_also_one_from_windows(tmp_path, lab_01):
     found = read_zip(tmp_path, [(lab_01, b"one"), ("lab_02.py", b"two"), ("conftest.py", b"x"), ("d/", b"")])
-    assert found.files == {"lab-01": b"one", "lab-02": b"two"} and found.ignored == [
-        f"conftest.py: {intake.NO_LAB}"
-    ]
+    assert found.files == {"lab-01": b"one", "lab-02": b"two"}
+    assert found.ignored == [f"conftest.py: {intake.NO_LAB}"]
 
 
 def test_a_folder_with_the_zip_that_was_handed_in(read, tmp_path):
@@ -261,9 +261,8 @@ def test_students_come_by_name_and_other_files_are_listed(tmp_path):
     (tmp_path / "grades.xlsx").write_text("")
     (tmp_path / "submission_metadata.yml").write_text("")
     entries, others = intake.entries(tmp_path)
-    assert [entry.student for entry in entries] == ["Cy", "ann", "bob"] and others == {
-        "grades.xlsx": intake.NO_CLASS
-    }
+    assert [entry.student for entry in entries] == ["Cy", "ann", "bob"]
+    assert others == {"grades.xlsx": intake.NO_CLASS}
 
 
 @pytest.mark.parametrize(
@@ -329,10 +328,8 @@ def test_a_coding_cookie_counts_as_it_does_for_python(read):
     found = read({"lab-01.py": cookie.encode("latin-1"), "lab-02.py": b"# coding: punycode\nx = 1\n"})
     assert found.files == {"lab-01": cookie.encode()} and "punycode" in found.problems["lab-02"]
     unknown = read({"lab-01.py": b"# coding: klingon\n", "lab-02.py": b"# coding: rot13\n"})
-    assert (
-        "an encoding that is not read: " in unknown.problems["lab-01"]
-        and "klingon" in unknown.problems["lab-01"]
-    )
+    why = unknown.problems["lab-01"]
+    assert "an encoding that is not read: " in why and "klingon" in why
     assert "rot13" in unknown.problems["lab-02"] and not unknown.files
 
 
@@ -357,7 +354,7 @@ def test_of_a_notebook_the_cells_with_the_tasks_are_graded(read):
     "data, why",
     [(b"{", "is not a notebook"), (b"[" * 100_000, "is not a notebook"), (b'{"cells": [5]}', "is not a"),
      (notebook("clamp = 1"), "has no cell with one of the tasks: clamp, next_chunk, prefill_budget"),
-     (notebook(find_lab("lab-02").file("solution.py").read_text("utf-8")), "the course's own file")],
+     (notebook(solution("lab-02")), "the course's own file")],
 )  # fmt: skip
 def test_a_notebook_that_is_not_graded_has_a_reason(read, data, why):
     found = read({"lab-02.ipynb": data})

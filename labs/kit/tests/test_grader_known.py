@@ -3,24 +3,23 @@
 import ast
 import base64
 import zlib
-from pathlib import Path
 
 import pytest
 
+from labs.kit.author.check import ALTERNATIVES
 from labs.kit.author.export import seal, sealed_files
 from labs.kit.grader import intake
 from labs.kit.grader.grading import grade
 from labs.kit.grader.known import refusal
-from labs.kit.grader.submission import Settings, Submission
+from labs.kit.grader.submission import Settings
 from labs.kit.judge.manifest import LABS_DIR, find_lab, lab_ids
 from labs.kit.judge.pristine import packed, starter_source
 from labs.kit.tests import marks
+from labs.kit.tests.files import graded, solution
 from mini_engine.tests.soak import SOAK
 
 ROOT = LABS_DIR.parent
-ALTERNATIVES = Path(__file__).parent / "alternatives"
-LAB = find_lab("lab-04")
-SOLUTION = LAB.file("solution.py").read_text("utf-8")
+SOLUTION = solution("lab-04")
 PACKED = base64.b64encode(zlib.compress(SOLUTION.encode())).decode()
 NAME = "lab-04's reference"
 FORMS = {
@@ -59,9 +58,7 @@ def test_every_sealed_file_of_the_edition_is_recognised():
 
 @marks.namespaces
 def test_a_sealed_file_cannot_run_where_files_are_graded():
-    source = find_lab("lab-01").file("solution.py").read_text("utf-8")
-    handed_in = seal(source, "another description").encode()
-    lab = grade(Submission("ann", {"lab-01": handed_in}), Settings(("lab-01",), "s", hidden=1)).labs[0]
+    lab = graded("lab-01", seal(solution("lab-01"), "another description"))
     assert lab.earned == 0 and "does not load" in lab.problem
 
 
@@ -70,8 +67,7 @@ def test_honest_files_are_graded(lab_id):
     """Starters, other right solutions, and known mistakes, which are the reference but for a line: some; in a
     soak, all."""
     lab = find_lab(lab_id)
-    solution = lab.file("solution.py").read_text("utf-8")
     honest = [path.read_text("utf-8") for path in ALTERNATIVES.glob(f"{lab_id.replace('-', '_')}*.py")]
-    mistakes = [one.apply(solution) for one in lab.mistakes[:: 1 if SOAK else 4]]
+    mistakes = [one.apply(solution(lab_id)) for one in lab.mistakes[:: 1 if SOAK else 4]]
     honest += [starter_source(lab), "def broken(:", "(" * 1000, *mistakes]
     assert not [why for source in honest if (why := refusal(lab, source))]

@@ -96,10 +96,9 @@ def test_an_extension_moves_one_students_due_date(read):
 
 def test_a_time_a_lab(read, tmp_path):
     text = f"{HEAD}points_per_day = 10\n{DUE}[lab-02]\ndue = 2026-10-26T23:59:00\n"
-    deadlines = read(text, "")
-    (tmp_path / "times.csv").write_text(
-        "\ufeffstudent,lab,submitted\nann,lab-01,2026-10-12 20:00\nann,2,2026-10-27 12:00\n", "utf-8"
-    )
+    read(text)
+    times = "\ufeffstudent,lab,submitted\nann,lab-01,2026-10-12 20:00\nann,2,2026-10-27 12:00\n"
+    (tmp_path / "times.csv").write_text(times, "utf-8")
     deadlines = late.read(tmp_path / "deadlines.toml")
     found = deadlines.applied(grade(lab(), lab("lab-02")))
     assert list(found.late) == ["lab-02"] and found.withheld == 10
@@ -151,9 +150,8 @@ GRADESCOPE = "points_per_day = 10\n[lab-01]\ndue = 2026-10-12T23:59:00Z\n"
 
 def test_gradescopes_metadata_of_a_class_and_of_one_submission(read):
     times = 'times = "submission_metadata.yml"\n'
-    deadlines = read(
-        times + GRADESCOPE, YAML, "submission_metadata.yml", students=["submission_101", "submission_102"]
-    )
+    students = ["submission_101", "submission_102"]
+    deadlines = read(times + GRADESCOPE, YAML, "submission_metadata.yml", students)
     assert deadlines.submitted("submission_101") == datetime(2026, 10, 13, 6, 10, 12, 123456, UTC)
     found = [deadlines.applied(grade(student=f"submission_{n}")).withheld for n in (101, 102)]
     assert found == [10, 0]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from labs.kit.grader.grading import grade
-from labs.kit.grader.submission import Settings, Submission
-from labs.kit.judge.manifest import find_lab, replace_body
+from labs.kit.judge.manifest import replace_body
 from labs.kit.tests import marks
+from labs.kit.tests.files import graded, solution
 
 pytestmark = [marks.namespaces, pytest.mark.usefixtures("few_cases")]
 
@@ -113,8 +112,5 @@ QUICK = {"NgramProposer.propose", "residual"}  # the others in a soak
     [pytest.param(*one, marks=() if one[1] in QUICK else pytest.mark.soak) for one in ATTACKS],
 )
 def test_an_attack_costs_its_task_alone(lab_id, task, what):
-    source = find_lab(lab_id).file("solution.py").read_text("utf-8")
-    source = replace_body(source, task, ATTACKS[lab_id, task, what])
-    settings = Settings((lab_id,), "a seed", hidden=2, seconds=5.0)
-    lab = grade(Submission("mallory", {lab_id: source.encode()}), settings).labs[0]
+    lab = graded(lab_id, replace_body(solution(lab_id), task, ATTACKS[lab_id, task, what]))
     assert [one.task for one in lab.tasks if not one.earned] == [task], lab.problem

@@ -28,9 +28,10 @@ from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LABS_DIR, LabError, find_lab
 from labs.kit.judge.pristine import starter_source
 from labs.kit.tests import marks
+from labs.kit.tests.files import another, solution
 
 LABS = ("lab-01",)
-SETTINGS = Settings(LABS, "seed", as_root=True)
+SETTINGS = Settings(LABS, "seed", hidden=1, as_root=True)
 NAMES = [f"s{n}" for n in range(8)]
 
 
@@ -100,13 +101,6 @@ class Here:
         return self.most
 
 
-@pytest.fixture
-def local():
-    made = workers.Local(2)
-    yield made
-    made.stop()
-
-
 def run(report, submissions, pool_, grade=points, settings=SETTINGS, **more):
     outcomes = pool.grade_class(submissions, settings, report / "grades", pool_, grading=grade, **more)
     return {one.student: one for one in outcomes}
@@ -130,7 +124,9 @@ def grades(report, *students):
 @pytest.fixture(params=["processes", pytest.param("a cluster", marks=pytest.mark.soak)])
 def any_workers(request):
     if request.param == "processes":
-        yield request.getfixturevalue("local")
+        made = workers.Local(2)
+        yield made
+        made.stop()
         return
     distributed = pytest.importorskip("distributed")
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
@@ -240,7 +236,6 @@ def test_memory_does_not_grow_with_the_class(tmp_path):
 
 SCRIPT = """
 import sys
-import threading
 from pathlib import Path
 from labs.kit.tests import test_grader_pool as tests
 report, marks = map(Path, sys.argv[1:])
@@ -250,7 +245,7 @@ print(tests.run(report, tests.klass(f"1 {marks}".encode()), pool, tests.slow))
 """
 
 
-def test_kill_9_leaves_no_worker_and_the_same_command_goes_on(tmp_path, local):
+def test_kill_9_leaves_no_worker_and_the_same_command_goes_on(tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     line = [sys.executable, "-c", SCRIPT, str(tmp_path / "r"), str(marks)]
@@ -263,7 +258,7 @@ def test_kill_9_leaves_no_worker_and_the_same_command_goes_on(tmp_path, local):
     wait_for(lambda: not any(map(alive, pids)) and not scratch.exists())
     before = stored(tmp_path / "r")
     source = f"1 {marks}".encode()
-    outcomes = run(tmp_path / "r", klass(source), local)
+    outcomes = run(tmp_path / "r", klass(source), Here())
     kept = {f"{name}.json" for name, one in outcomes.items() if one.state == KEPT}
     assert kept == {name for name in before if name.startswith("s")} and 0 < len(kept) < len(NAMES)
     run(tmp_path / "whole", klass(source), Here())
@@ -336,9 +331,8 @@ def labs(*line):
 def test_the_command_grades_goes_on_and_replays(tmp_path, capsys):
     """Two workers share what oracles say, one computes it by itself; the grades are the same."""
     lab = find_lab("lab-01")
-    right = lab.file("solution.py").read_text("utf-8")
-    other = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
-    for student, source in {"ann": other, "bob": lab.mistakes[0].apply(right), "cy": ""}.items():
+    wrong = lab.mistakes[0].apply(solution("lab-01"))
+    for student, source in {"ann": another("lab-01"), "bob": wrong, "cy": ""}.items():
         (tmp_path / "class" / student).mkdir(parents=True)
         (tmp_path / "class" / student / "lab-01.py").write_text(source, "utf-8")
     line = ("grade", tmp_path / "class", "--labs", "1", "--seed", "s", "--as-root", "--out")
@@ -372,9 +366,8 @@ def test_what_oracles_say_is_computed_once_for_all_workers(tmp_path, monkeypatch
     cases.expected.cache_clear()
     cases.left.cache_clear()
     asked = []
-    monkeypatch.setattr(
-        cases.player, "log", lambda *call: asked.append(call) or ['{"call": ["a"], "seen": {}}']
-    )
+    line = '{"call": ["a"], "seen": {}}'
+    monkeypatch.setattr(cases.player, "log", lambda *call: asked.append(call) or [line])
     assert cases.expected("lab-01", script) == first and not asked
     cases.expected("lab-01", script.replace("{", "{ ", 1))
     assert len(asked) == 1
@@ -386,20 +379,12 @@ def test_root_grades_and_replays_with_its_flag_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "is_root", lambda: True)
     monkeypatch.setattr(grading, "isolation", lambda: "namespaces")
     (tmp_path / "class" / "ann").mkdir(parents=True)
-    wished = (
-        tmp_path / "class",
-        tmp_path / "out",
-        replace(SETTINGS, as_root=False),
-        1,
-        Files(),
-        "",
-        False,
-        None,
-    )
+    settings = replace(SETTINGS, as_root=False)
+    wished = (tmp_path / "class", tmp_path / "out", settings, 1, Files(), "", False, None)
     with pytest.raises(LabError, match="root should not run other people's code.* --as-root"):
         commands.grade(*wished)
     assert not (tmp_path / "out").exists()
-    arguments.record(tmp_path / "out", tmp_path / "class", Files(), replace(SETTINGS, as_root=False))
+    arguments.record(tmp_path / "out", tmp_path / "class", Files(), settings)
     with pytest.raises(LabError, match="--as-root"):
         commands.replay(tmp_path / "out", "ann", "1", "public 1")
 
@@ -424,13 +409,15 @@ def test_similar_files_are_reported_and_never_imported(tmp_path):
     The names of two students are those of modules.
     """
     lab = find_lab("lab-02")
-    solution = lab.file("solution.py").read_text("utf-8")
-    mistake = max(lab.mistakes, key=lambda one: len(one.apply(solution)))
+    right = solution("lab-02")
+    mistake = max(lab.mistakes, key=lambda one: len(one.apply(right)))
     source = f"open({str(tmp_path / 'imported')!r}, 'w')\nx = [{', '.join(map(str, range(300)))}]\n"
     engine = known.twins(lab)[0][0]
-    files = {"json": source, "copydetect": source, "ann": solution.replace("budget", "left")}
-    files |= {
-        "bob": mistake.apply(solution),
+    files = {
+        "json": source,
+        "copydetect": source,
+        "ann": right.replace("budget", "left"),
+        "bob": mistake.apply(right),
         "cy": starter_source(lab),
         "dee": engine.read_text("utf-8").replace("budget", "left"),
     }
@@ -476,9 +463,8 @@ def test_a_worker_of_another_course_is_retired_also_one_that_joins_later(tmp_pat
             assert good in made.client.nthreads() and good not in said
             made.known.clear()
             monkeypatch.setattr(workers, "judging", lambda settings, dask_worker=None: bool(dask_worker))
-            with pytest.raises(
-                LabError, match="no worker of the cluster is left; the same command resumes it"
-            ):
+            none = "no worker of the cluster is left; the same command resumes it"
+            with pytest.raises(LabError, match=none):
                 run(tmp_path, klass(b"3"), made)
         finally:
             made.stop()

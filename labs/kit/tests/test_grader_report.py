@@ -72,7 +72,7 @@ def student(name: str, first: str = "right", second: str = "right", **values) ->
     return Grade(name, labs, "seed 5", "namespaces", "digest", **values)
 
 
-def klass(number: int = 300) -> list[Grade]:
+def klass(number: int) -> list[Grade]:
     rng = random.Random(1)
     kinds = ["right", "right", "wrong", "hidden", "missing"]
     return [student(f"student {n:03}", rng.choice(kinds), rng.choice(kinds)) for n in range(number)]
@@ -293,11 +293,11 @@ def test_a_long_story_is_cut(tmp_path):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """300 students, one of them with an odd name."""
+    """100 students, one of them with an odd name."""
     folder = tmp_path_factory.mktemp("report")
     odd = student(ODD, "wrong", "wrong")
     odd.labs[1].cases[4].said = "</pre><img src=x onerror=alert(1)><script>alert(1)</script>"
-    reported(folder, [*klass(299), odd])
+    reported(folder, [*klass(99), odd])
     return folder
 
 
@@ -323,7 +323,7 @@ def totals(page) -> list[float]:
 
 
 def test_the_table_sorts_and_filters(page):
-    assert len(names(page)) == 300 and names(page) == sorted(names(page))
+    assert len(names(page)) == 100 and names(page) == sorted(names(page))
     page.click("thead >> text=Total")
     assert totals(page) == sorted(totals(page), reverse=True)
     assert page.get_attribute("th:has(> [data-by='0'])", "aria-sort") == "descending"
@@ -331,17 +331,17 @@ def test_the_table_sorts_and_filters(page):
     assert totals(page) == sorted(totals(page))
     page.fill("#find", "student 01")
     assert sorted(names(page)) == [f"student 01{n}" for n in range(10)]
-    assert page.inner_text("#count") == "10 of 300 students"
+    assert page.inner_text("#count") == "10 of 100 students"
     page.fill("#find", "no such name")
     assert page.is_visible("#none")
     page.fill("#find", "")
     page.click(".mistakes button >> nth=0")
     odd = student("odd", "wrong", "wrong")
-    both = [[lab.tasks[0].name for lab in one.labs] for one in [*klass(299), odd]]
+    both = [[lab.tasks[0].name for lab in one.labs] for one in [*klass(99), odd]]
     assert len(names(page)) == max(sum(map(bool, kind)) for kind in zip(*both, strict=True))
     assert page.inner_text("#chip").startswith("a mistake")
     page.click("#chip")
-    assert len(names(page)) == 300
+    assert len(names(page)) == 100
 
 
 def test_a_student_is_a_click_away_and_the_run_another(page):
@@ -369,7 +369,7 @@ def test_the_next_student_follows_the_order_of_the_table(page):
     page.wait_for_selector("#feedback .lab")
     page.click("#next")
     page.wait_for_function("name => document.getElementById('who')?.textContent === name", arg=second)
-    assert page.inner_text("#place") == "2 of 300"
+    assert page.inner_text("#place") == "2 of 100"
     address = page.evaluate("location.href")
     page.goto("about:blank")
     page.goto(address)  # a link leads there, too

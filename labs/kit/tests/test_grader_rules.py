@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labs.kit.grader import cases, intake, rules, run, store
+from labs.kit.grader import cases, grading, intake, rules, run, store
 from labs.kit.grader.commands import grade as grade_command
 from labs.kit.grader.late import Deadlines
 from labs.kit.grader.report import Around, write_reports
@@ -18,6 +18,7 @@ from labs.kit.grader.rules import Files, Rules
 from labs.kit.grader.submission import Settings, Submission
 from labs.kit.judge.manifest import LabError, find_lab
 from labs.kit.tests import marks
+from labs.kit.tests.files import another, solution
 
 LABS = ("lab-01", "lab-02")
 SETTINGS = Settings(LABS, "a seed", as_root=True)
@@ -25,12 +26,11 @@ SETTINGS = Settings(LABS, "a seed", as_root=True)
 
 def grade(student: str, first: float | None, second: float | None, attempt: int = 0, **values) -> Grade:
     """Return a grade of two labs; None is a lab without a file."""
-    labs = [
-        LabGrade(lab, [TaskGrade("task", 100, earned or 0, MISSING if earned is None else "right")])
-        for lab, earned in zip(LABS, (first, second), strict=True)
-    ]
-    for lab, earned in zip(labs, (first, second), strict=True):
-        lab.cases = [] if earned is None else [Case("public 1", False, True)]
+    labs = []
+    for lab, earned in zip(LABS, (first, second), strict=True):
+        task = TaskGrade("task", 100, earned or 0, MISSING if earned is None else "right")
+        cases = [] if earned is None else [Case("public 1", False, True)]
+        labs.append(LabGrade(lab, [task], cases=cases))
     return Grade(student, labs, "a seed", "namespaces", "digest", attempt=attempt, **values)
 
 
@@ -82,19 +82,15 @@ def test_with_own_seeds_each_student_and_attempt_has_other_hidden_cases_each_tim
 
     four = [hidden("ann", 0), hidden("ann", 1), hidden("ann", 2), hidden("bob", 0)]
     assert len({script for one in four for script in one}) == 12
-    assert (
-        hidden("ann", 2) == four[2]
-        and hidden("ann", 2, Settings(LABS, "other", 3, own_seeds=True)) != four[2]
-    )
+    assert hidden("ann", 2) == four[2]
+    assert hidden("ann", 2, Settings(LABS, "other", 3, own_seeds=True)) != four[2]
     assert hidden("ann", 1, Settings(LABS, "a seed", 3)) == hidden("bob", 2, Settings(LABS, "a seed", 3))
 
 
 @marks.namespaces
 def test_the_command_grades_attempts_and_replays_one_of_them(tmp_path):
-    lab = find_lab("lab-01")
-    right = lab.file("solution.py").read_text("utf-8")
-    other = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
-    for number, source in enumerate([lab.mistakes[0].apply(right), other, "x = 1"], 1):
+    wrong = find_lab("lab-01").mistakes[0].apply(solution("lab-01"))
+    for number, source in enumerate([wrong, another("lab-01"), "x = 1"], 1):
         (tmp_path / "class/ann" / f"attempt-{number}").mkdir(parents=True)
         (tmp_path / "class/ann" / f"attempt-{number}" / "lab-01.py").write_text(source, "utf-8")
     manual = written(tmp_path / "manual.csv", "student,lab,points,comment\nann,1,-2.5,=see me\n")
@@ -107,12 +103,8 @@ def test_the_command_grades_attempts_and_replays_one_of_them(tmp_path):
     assert found.earned == 97.5 and store.load(tmp_path / "out/grades", "ann", 1).earned == 0
     table = list(csv.DictReader(io.StringIO((tmp_path / "out/grades.csv").read_text("utf-8"))))
     ann, bo, third = table
-    assert (ann["id"], ann["section"], ann["manual"], ann["comments"]) == (
-        "7",
-        "b",
-        "-2.5",
-        "lab-01: =see me",
-    )
+    noted = [ann[key] for key in ("id", "section", "manual", "comments")]
+    assert noted == ["7", "b", "-2.5", "lab-01: =see me"]
     assert (bo["total"], bo["problems"], bo["id"]) == ("0", "nothing was handed in", "8")
     assert third["student"] == "ann/attempt-3" and third["problems"] == "not read: only 2 attempts count"
     feedback = (tmp_path / "out/feedback/ann.md").read_text("utf-8")
@@ -207,10 +199,9 @@ def test_where_the_hidden_cases_end_is_not_said():
     seen = set()
     for played in range(4):
         lab = LabGrade("lab-01", [TaskGrade("task", 100, 0, "wrong")])
-        lab.cases = [Case("public 1", False, True)]
-        lab.cases += [
-            Case(f"hidden {n}", True, n < played, "" if n < played else "not begun") for n in range(4)
-        ]
+        said = [""] * played + ["not begun"] * (4 - played)
+        hidden = [Case(f"hidden {n}", True, not why, why) for n, why in enumerate(said)]
+        lab.cases = [Case("public 1", False, True), *hidden]
         lab.problem = "after all public cases, in the hidden ones: its process ended"
         shown = disclose(Grade("ann", [lab], "s", "namespaces", "d"), SETTINGS).labs[0]
         seen.add((shown.problem, shown.public, shown.hidden, shown.unplayed, shown.counts))
@@ -220,13 +211,10 @@ def test_where_the_hidden_cases_end_is_not_said():
 @marks.namespaces
 def test_all_batches_of_a_lab_have_one_time_together():
     """It ends a file that takes a little less than its limit in each batch; what follows is unaffected."""
-    from labs.kit.grader import grading
-
     lab = find_lab("lab-02")
-    source = lab.file("solution.py").read_text("utf-8")
-    slow = source.replace(
-        "    return budget - sum(", "    for _ in range(10**5): pass\n    return 1 + budget - sum("
-    )
+    source = solution("lab-02")
+    returns = "    return budget - sum("
+    slow = source.replace(returns, "    for _ in range(10**5): pass\n    return 1 + budget - sum(")
     assert slow != source
     settings = Settings(("lab-02",), "s", 2, 1.0, as_root=True)
     box = grading.box(lab, settings)
@@ -234,7 +222,7 @@ def test_all_batches_of_a_lab_have_one_time_together():
         patch.setattr("labs.kit.grader.sandbox.ALL", (0.5, 4, 30))
         found = grading.grade(Submission("ann", {"lab-02": slow.encode()}), settings).labs[0]
         assert min(box.left) < 0.1 and found.earned < found.points
-        two = {"lab-02": slow.encode(), "lab-03": find_lab("lab-03").file("solution.py").read_bytes()}
+        two = {"lab-02": slow.encode(), "lab-03": solution("lab-03").encode()}
         labs = grading.grade(Submission("cy", two), replace(settings, labs=("lab-02", "lab-03"))).labs
         assert labs[0].earned < labs[0].points and labs[1].earned == labs[1].points
     honest = grading.grade(Submission("bo", {"lab-02": source.encode()}), settings).labs[0]
@@ -243,8 +231,6 @@ def test_all_batches_of_a_lab_have_one_time_together():
 
 def test_all_labs_of_a_submission_have_one_time_together(monkeypatch):
     """Where each lab takes all that it may, and more; and where only one does, first or last."""
-    from labs.kit.grader import grading
-
     labs = tuple(f"lab-0{n}" for n in range(1, 8))
     for greedy in (labs, labs[:1], labs[-1:]):
         given = {}

@@ -1,20 +1,13 @@
 """Right solutions of odd shapes earn all points: what Python lets a student write is no fault."""
 
-from pathlib import Path
-
 import pytest
 
 from labs.kit.grader import intake
-from labs.kit.grader.grading import grade
-from labs.kit.grader.submission import Settings, Submission
-from labs.kit.judge.manifest import find_lab
 from labs.kit.tests import marks
+from labs.kit.tests.files import another, graded, solution
 
 pytestmark = [marks.namespaces, pytest.mark.usefixtures("few_cases")]
 
-SETTINGS = Settings(("lab-01",), "a seed", hidden=10, seconds=5.0)
-SOLUTION = find_lab("lab-01").file("solution.py").read_text("utf-8")
-OTHER = (Path(__file__).parent / "alternatives/lab_01_a.py").read_text("utf-8")
 SHAPES = {  # after the reference, whose function is `honest`
     "a dataclass": """
 from dataclasses import dataclass, field
@@ -232,31 +225,25 @@ def shaped(shape: str) -> str:
     code = SHAPES[shape]
     future = "from __future__ import annotations\n"
     head = future if future in code else ""
-    return f"{head}{SOLUTION}\nhonest = schedule_step\n{code.replace(future, '')}\n"
-
-
-def graded(data: bytes):
-    return grade(Submission("ann", {"lab-01": data}), SETTINGS).labs[0]
+    return f"{head}{solution('lab-01')}\nhonest = schedule_step\n{code.replace(future, '')}\n"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_right_solution_of_this_shape_earns_all(shape):
-    lab = graded(shaped(shape).encode())
+    lab = graded("lab-01", shaped(shape), hidden=10)
     assert lab.earned == 100, lab.problem or [case.said for case in lab.cases if not case.passed][:1]
 
 
 @pytest.mark.parametrize(("lab_id", "shape"), LATER)
 def test_a_right_solution_of_a_later_lab_earns_all_in_this_shape(lab_id, shape):
-    source = find_lab(lab_id).file("solution.py").read_text("utf-8") + LATER[lab_id, shape]
-    settings = Settings((lab_id,), "a seed", hidden=10, seconds=5.0)
-    lab = grade(Submission("ann", {lab_id: source.encode()}), settings).labs[0]
+    lab = graded(lab_id, solution(lab_id) + LATER[lab_id, shape], hidden=10)
     assert lab.earned == lab.points, lab.problem or [case.said for case in lab.cases if not case.passed][:1]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_of_this_form_earns_all(tmp_path, form):
     (tmp_path / "ann").mkdir()
-    (tmp_path / "ann/lab-01.py").write_bytes(FORMS[form](OTHER))
+    (tmp_path / "ann/lab-01.py").write_bytes(FORMS[form](another("lab-01")))
     ((entry,), _) = intake.entries(tmp_path)
-    lab = graded(intake.read(entry, ["lab-01"]).files["lab-01"])
+    lab = graded("lab-01", intake.read(entry, ["lab-01"]).files["lab-01"], hidden=10)
     assert lab.earned == 100, lab.problem

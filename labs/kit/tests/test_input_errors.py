@@ -216,9 +216,8 @@ def test_an_instructors_cases(row, tmp_path):
 
 def a_grade():
     task = TaskGrade("schedule_step", 100, 50.0, "wrong", 1, 2)
-    return Grade(
-        "ann", [LabGrade("lab-01", [task], cases=[Case("public 1", False, True)])], "s", "limits", "d"
-    )
+    lab = LabGrade("lab-01", [task], cases=[Case("public 1", False, True)])
+    return Grade("ann", [lab], "s", "limits", "d")
 
 
 GRADES = [
@@ -399,14 +398,10 @@ def test_a_signal_ends_a_command_in_one_line(row, tmp_path):
     course, scratch = Course(tmp_path), tmp_path / "scratch"
     course.solve()
     scratch.mkdir()
-    run = subprocess.Popen(
-        [sys.executable, "-m", "labs", *line.split()],
-        cwd=course.root,
-        env=course.environment() | {"TMPDIR": str(scratch), "PYTHONPATH": f"{course.root}:{ROOT}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    env = course.environment() | {"TMPDIR": str(scratch), "PYTHONPATH": f"{course.root}:{ROOT}"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-m", "labs", *line.split()]
+    run = subprocess.Popen(command, cwd=course.root, env=env, **pipes)
     children = wait_for(run, child)
     run.send_signal(getattr(signal, name))
     _, stderr = run.communicate(timeout=20)

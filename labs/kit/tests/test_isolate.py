@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from labs.kit.judge import isolate, loading
-from labs.kit.judge.manifest import LABS_DIR, find_lab, functions, lab_ids, replace_body
+from labs.kit.judge.manifest import find_lab, functions, lab_ids, replace_body
 from labs.kit.judge.pristine import pristine_source, with_given
 from labs.kit.tests import marks
+from labs.kit.tests.files import another, solution
 from labs.kit.toys.requests import make_request
 
 
@@ -27,10 +28,8 @@ def test_in_an_unwritten_file_one_task_alone_is_not_written(lab_id):
     assert isolate.unwritten(lab, pristine) == [task.name for task in lab.tasks]
     for task in lab.tasks:
         module = isolate.isolated(lab, task, pristine, Path("starter.py"))
-        functions = [
-            f for f in isolate.defined_in(module) if "is not written yet" in str(f.__code__.co_consts)
-        ]
-        found = {f.__qualname__ for f in functions}
+        defined = {f.__qualname__: str(f.__code__.co_consts) for f in isolate.defined_in(module)}
+        found = [name for name, constants in defined.items() if "is not written yet" in constants]
         assert found and all(f"{name}.".startswith(f"{task.name}.") for name in found)
 
 
@@ -51,8 +50,7 @@ def test_a_default_that_was_bound_before_is_the_reference_s_too():
 
 def test_a_class_with_books_of_its_own_is_left_whole():
     """A reference's method would look for attributes that it does not have, and the other way round."""
-    path = LABS_DIR / "kit" / "tests" / "alternatives" / "lab_05_a.py"
-    source = path.read_text(encoding="utf-8")
+    source = another("lab-05")
     method = alone("lab-05", "BlockManager.free", source)
     assert method.BlockManager.admit.__code__.co_filename == "starter.py"
     assert method.write_kv.__code__.co_filename != "starter.py"
@@ -62,9 +60,7 @@ def test_a_class_with_books_of_its_own_is_left_whole():
 
 
 def test_another_container_of_the_same_name_is_no_book_of_its_own():
-    lab = find_lab("lab-05")
-    source = lab.file("solution.py").read_text(encoding="utf-8")
-    source = source.replace("list(reversed(range(num_blocks)))", "deque(range(num_blocks))")
+    source = solution("lab-05").replace("list(reversed(range(num_blocks)))", "deque(range(num_blocks))")
     method = alone("lab-05", "BlockManager.free", f"from collections import deque\n{source}")
     assert method.BlockManager.admit.__code__.co_filename != "starter.py"
 
@@ -95,9 +91,8 @@ def test_what_takes_several_lines_stands_behind_such_a_starter():
     once = [name for name in functions(pristine) if name.startswith("RequestQueue.")] + ["Scheduler.abort"]
     for name in once:
         source = replace_body(source, name, f'raise NotImplementedError("lab-03: {name} is not written yet")')
-    source = source.replace("import heapq\n", "").replace(
-        "from mini_engine.request import RequestStatus\n", ""
-    )
+    for line in ("import heapq\n", "from mini_engine.request import RequestStatus\n"):
+        source = source.replace(line, "")
     source = replace_body(source, "Scheduler.abort", "return 'its own'")
     source = replace_body(source, "policy_key", "return (0, -request.arrival)")
     found = with_given(lab, source)
@@ -133,8 +128,7 @@ def test_a_task_with_a_line_of_its_own_is_written():
 
 def test_a_given_helper_is_the_reference_s_for_the_reference_s_code_alone():
     lab = find_lab("lab-06")
-    source = lab.file("solution.py").read_text("utf-8")
-    source = source.replace("return -(-num_tokens // self.block_size)", "return 7")
+    source = solution("lab-06").replace("return -(-num_tokens // self.block_size)", "return 7")
     source = source.replace("return len(self.free_blocks) + len(self.free_cached)", "return 9")
     module, reference = loading.execute(source, "two_sets", "starter.py"), loading.load("lab-06", "solution")
     made = isolate.made(lab, reference)

@@ -5,6 +5,8 @@ import dataclasses
 import io
 import json
 import re
+from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -14,6 +16,7 @@ from labs.kit.judge import loading, manifest
 from labs.kit.learner.notebook import Quiz, check, in_milliseconds, show, steps_table, trace_of, traces
 from labs.kit.learner.notebook.words import cell as shown
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 from mini_engine.show import figures
 from mini_engine.sim.cost_model import CostModel, step_loads
 from mini_engine.trace.metrics import request_metrics
@@ -22,6 +25,7 @@ NOTEBOOKS = sorted((manifest.LABS_DIR.parent / "notebooks").glob("*.ipynb"))
 FIRST = "three prompts, ten tokens"
 
 
+@cache
 def read(path):
     import nbformat  # not above: it takes seconds, and each of pytest's processes imports this file
 
@@ -47,10 +51,9 @@ def learner(monkeypatch):
 
 def written(lab_id: str, old: str = "", new: str = ""):
     """The solution, with one thing changed, as if it stood in starter.py."""
-    lab = manifest.find_lab(lab_id)
-    source = lab.file("solution.py").read_text("utf-8")
+    source = solution(lab_id)
     assert old in source
-    return loading.execute(source.replace(old, new, 1) if old else source, "learner", lab.file("starter.py"))
+    return loading.execute(source.replace(old, new, 1) if old else source, "learner", "starter.py")
 
 
 def test_what_runs_is_named_and_compared(capsys, monkeypatch):
@@ -90,9 +93,8 @@ def test_a_wrong_starter_sees_where_it_parts(learner, capsys, monkeypatch):
     """The departing step in words and as a figure; what follows is true, so it is the reference's."""
     shown = []
     monkeypatch.setattr(traces, "show", lambda axes, alt: shown.append((axes, alt)))
-    learner(
-        "lab-01", written("lab-01", "budget = max_num_batched_tokens", "budget = max_num_batched_tokens - 1")
-    )
+    whole = "budget = max_num_batched_tokens"
+    learner("lab-01", written("lab-01", whole, f"{whole} - 1"))
     trace = trace_of("lab-01", FIRST)
     said = capsys.readouterr().out
     assert "differ from step 0 on" in said and "r0: 8, r1: 1" in said and "r0: 8, r1: 2" in said
@@ -215,9 +217,8 @@ def test_a_quiz_unfolds_its_answers_and_its_text_gives_none_away():
     assert "python -m labs quiz paging" in text and "Right" not in text
     answers = [answer for question in quiz.questions for answer in question.answers]
     assert all(answer.text in text and answer.why not in text for answer in answers)
-    with pytest.raises(
-        manifest.LabError, match="no quiz is called 'speed'; the topics are scheduling, batching, "
-    ):
+    why = "no quiz is called 'speed'; the topics are scheduling, batching, "
+    with pytest.raises(manifest.LabError, match=why):
         Quiz("speed")
 
 
@@ -282,9 +283,8 @@ def test_notebook_is_fit_to_be_committed(path):
         assert cell.execution_count, f"{cell.id} was never run"
         kinds = {output.output_type for output in cell.outputs}
         assert "error" not in kinds and not any(o.get("name") == "stderr" for o in cell.outputs), cell.id
-        excused = re.search(
-            r"nbval[-_](?:ignore|skip)", json.dumps(cell.metadata) + cell.source, re.IGNORECASE
-        )
+        text = json.dumps(cell.metadata) + cell.source
+        excused = re.search(r"nbval[-_](?:ignore|skip)", text, re.IGNORECASE)
         assert not excused or "#" in cell.source, f"{cell.id} is excused from comparison and does not say why"
 
 
@@ -302,9 +302,8 @@ def test_notebook_has_its_parts(path):
     assert saved["text/html"] == quiz._repr_html_() and saved["text/plain"] == repr(quiz)
     assert f"mini-engine trace play out/{path.stem}.jsonl" in prose
     assert f'write_trace("../out/{path.stem}.jsonl"' in code
-    pictures = [
-        o for cell in notebook.cells for o in cell.get("outputs", ()) if "image/png" in o.get("data", {})
-    ]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert pictures
     for picture in pictures:
         assert picture.metadata["image/png"]["alt"] == picture.data["text/plain"] != ""
@@ -414,8 +413,7 @@ def test_a_guess_brings_its_answer(path, tmp_path, monkeypatch):
     """Its cells run with guesses, right, close and wrong by turns: each answer appears, with a verdict."""
     monkeypatch.delenv("LAB_IMPL", raising=False)
     monkeypatch.chdir(tmp_path)
-    cells = read(path).cells
-    asked = []
+    cells, asked = deepcopy(read(path).cells), []
     for (guess, judged), answers in zip(predictions(cells), ANSWERS[path.stem], strict=True):
         guesses = [tries(answer)[i % 3] for i, answer in enumerate(answers)]
         for mine, _ in guesses:

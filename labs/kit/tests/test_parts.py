@@ -12,6 +12,7 @@ from labs.kit.learner import parts, shapes, texts
 from labs.kit.learner.parts import LearnerParts, why_unused
 from labs.kit.learner.progress import Progress
 from labs.kit.tests import marks
+from labs.kit.tests.files import solution
 from mini_engine.engine import Engine
 from mini_engine.loading.checkpoint import load
 from mini_engine.model import CausalLM, ModelConfig
@@ -88,9 +89,8 @@ def test_why_a_lab_is_not_used():
     results = [Result(test, passed=test not in lab.tasks[1].tests) for test in lab.tests]
     failed = [result.test for result in results if not result.passed]
     assert why_unused(Progress(lab, [], unwritten=names, started=False)) == "lab-02: not written yet"
-    assert (
-        why_unused(Progress(lab, results, unwritten=names[2:])) == "lab-02: prefill_budget is not written yet"
-    )
+    one = "lab-02: prefill_budget is not written yet"
+    assert why_unused(Progress(lab, results, unwritten=names[2:])) == one
     more = "lab-02: next_chunk and 1 more of its tasks are not written yet"
     assert why_unused(Progress(lab, results, unwritten=names[1:])) == more
     first = Progress(lab, results).most_informative.function
@@ -102,7 +102,7 @@ def test_why_a_lab_is_not_used():
 def broken(monkeypatch, lab_id: str, task: str, body: str) -> LearnerParts:
     """The parts of a lab whose solution has another body in one place, as a starter.py would have it."""
     lab = find_lab(lab_id)
-    source = replace_body(lab.file("solution.py").read_text(), task, body)
+    source = replace_body(solution(lab_id), task, body)
     module = loading.execute(source, f"broken_{lab_id}".replace("-", "_"), lab.file("starter.py"))
     monkeypatch.setattr("labs.kit.learner.parts.namespace", lambda lab_id, impl: module)
     return LearnerParts.from_labs(lab_id)
@@ -165,14 +165,6 @@ def expected(plays):
     return texts.answered(None, *plays, None)
 
 
-def shown(monkeypatch, plays, expected, lab_id, task, body) -> str:
-    """The report on the demo's answers with another body in one place of a lab's solution."""
-    learner = broken(monkeypatch, lab_id, task, body)
-    departure = texts.first_departure(texts.answered(learner, *plays, None), expected)
-    assert departure, "no answer shows it"
-    return "\n".join(departure.lines())
-
-
 def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
     assert [answer.finish_reason for answer in expected.values()] == [
         *["length"] * 3, "stop", *["length"] * 4, "abort"
@@ -214,9 +206,10 @@ def test_the_demo_has_all_that_a_part_may_do_wrong_with_a_text(expected):
     ],
 )
 def test_a_wrong_text_or_stream_shows(monkeypatch, plays, expected, task, body, words):
-    said = shown(monkeypatch, plays, expected, "lab-07", task, body)
-    assert [word for word in words if word not in said] == [], said
-    assert len(said.splitlines()) <= 4
+    learner = broken(monkeypatch, "lab-07", task, body)
+    departure = texts.first_departure(texts.answered(learner, *plays, None), expected)
+    lines = departure.lines()
+    assert [word for word in words if word not in "\n".join(lines)] == [] and len(lines) <= 4, lines
 
 
 def test_a_stream_that_does_not_end_is_named(monkeypatch, plays):
@@ -227,18 +220,19 @@ def test_a_stream_that_does_not_end_is_named(monkeypatch, plays):
     assert "lab-07: __next__ stopped the run" in str(learner.explain(raised.value, 3))
 
 
-def test_right_parts_give_the_engine_s_own_answers(plays, expected):
-    learner = LearnerParts.from_labs(",".join(lab_ids()), impl="solution")
-    right, lines = texts.compared(learner, expected, *plays)
+def test_right_parts_give_the_engine_s_own_answers(monkeypatch, plays, expected):
+    learner = LearnerParts.from_labs(ALL, impl="solution")
+    answers = texts.answered(learner, *plays, None)
+    monkeypatch.setattr(texts, "answered", lambda *_: expected)
+    right, lines = texts.compared(learner, answers, *plays)
     assert (right, lines) == (True, ["All answers are those of the engine's own parts."])
-    assert texts.first_departure(texts.answered(learner, *plays, None), expected) is None
 
 
 @pytest.mark.soak
 def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
     body = "return mini_engine.attention.paged_attention(q * 2, k_cache, v_cache, batch)"
     lab = find_lab("lab-05")
-    source = "import mini_engine.attention\n" + lab.file("solution.py").read_text()
+    source = "import mini_engine.attention\n" + solution("lab-05")
     wrong = loading.execute(replace_body(source, "paged_attention", body), "wrong", lab.file("starter.py"))
     real = loading.namespace
     monkeypatch.setattr(
@@ -252,7 +246,7 @@ def test_the_lab_that_does_it_by_itself_is_named(monkeypatch, plays):
 
 
 def test_rounding_is_no_fault_of_a_part(monkeypatch, plays, expected):
-    monkeypatch.setattr(texts, "departs", lambda *_: False)
+    monkeypatch.setattr(texts, "answered", lambda *_: expected)  # in float64 too
     learner = LearnerParts.from_labs("lab-05", impl="solution")
     other = expected | {"r0": Answer("O Romeo, ", ["x", *expected["r0"].pieces[1:]], finish_reason="length")}
     right, lines = texts.compared(learner, other, *plays)

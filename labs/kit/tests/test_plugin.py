@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 
 import pytest
 
@@ -27,11 +28,19 @@ def test_an_untouched_starter_says_its_line_once_a_task(course):
     assert "Traceback" not in result.stdout and "error" not in result.stdout.lower()
 
 
-def test_side_by_side_it_is_said_once_and_failures_stay_short(course):
-    both = course.pytest("labs/lab-01", "-n", "2", "-k", "budget or memory")
+def test_side_by_side_each_thing_is_said_once_and_the_page_has_one_writer(course):
+    course.add("lab-02")
+    course.solve(*UNPAID)
+    both = course.pytest("labs", "-n", "2")
+    assert both.returncode == 1 and "Traceback" not in both.stdout + both.stderr
     assert both.stdout.count("testing starter.py, your own") == 1
-    assert set(counts(both)) == {"not written"} and "Traceback" not in both.stdout
-    assert both.stdout.count("lab-01: schedule_step is not written yet") == 1
+    assert both.stdout.count("lab-01: schedule_step is not written yet") == 1  # as the other's file has it
+    assert both.stdout.count("yours beside the reference") <= 1 and "no page" not in both.stdout
+    kinds = counts(both)
+    assert {*kinds} == {"failed", "passed", "not written"} and kinds["failed"] > 2
+    named = [line for line in both.stdout.splitlines() if " looks like: " in line]
+    title = "lab-01 schedule_step looks like: the budget is checked, but never reduced"
+    assert {line.partition(".")[0] for line in named} == {title}
     reference = course.pytest("labs/lab-01", "-n", "2", "-k", "budget or memory", impl=None)
     assert reference.stdout.count("testing solution.py, the reference; yours:") == 1
     alone = course.pytest(FIRST, impl=None)
@@ -53,6 +62,15 @@ def test_unknown_impl_is_one_clear_error(course):
     assert "LAB_IMPL must be solution, starter or engine, but is 'mine'" in result.stderr
 
 
+def others(course, number: int) -> list[str]:
+    """Add labs, whose tests may compute for 0.3 s; return their ids."""
+    lab_ids = [f"lab-{n:02}" for n in range(2, 2 + number)]
+    for lab_id in lab_ids:
+        course.add(lab_id)
+        course.edit("lab.toml", "timeout = 5", "timeout = 0.3", lab_id)
+    return lab_ids
+
+
 TROUBLES = {
     "syntax error": ("def schedule_step(:\n", "starter.py does not parse, line 1: invalid syntax"),
     "import fails": ("x = 1\ny = x + z\n", "starter.py fails at import, line 2: NameError"),
@@ -60,75 +78,67 @@ TROUBLES = {
     "task deleted": ("def clamp(): ...\n", "starter.py no longer has schedule_step"),
     "prints a flood": ("while True:\n    print('tick')\n", "importing starter.py floods the screen"),
     "null byte": ("x = 1\ny = '\0'\n", "starter.py has a null byte in line 2; delete it"),
-    "error without words": (
-        "class E(Exception):\n    __str__ = None\nraise E",
-        "fails at import, line 3: E: (E, ",
-    ),
+    "error without words": ("class E(Exception):\n    __str__ = None\nraise E", "line 3: E: (E, "),
     "import loops": ("while True:\n    pass\n", "importing starter.py: no answer within 0.3 s of computing"),
 }
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_broken_starter_is_one_message_and_the_other_labs_go_on(course, trouble):
-    source, message = TROUBLES[trouble]
-    course.add("lab-02")
-    course.solve(lab_id="lab-02")
-    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
-    course.file("starter.py").write_text(source, "utf-8")
+def test_broken_starters_are_a_message_each_and_the_other_labs_go_on(course):
+    course.solve()
+    for lab_id, (source, _) in zip(others(course, len(TROUBLES)), TROUBLES.values(), strict=True):
+        course.file("starter.py", lab_id).write_text(source, "utf-8")
     result = course.pytest("labs", "-k", "budget_caps or head_of_line")
-    assert counts(result) == {"not run": 2, "passed": 2}, result.stdout
-    assert result.stdout.count(message) == 1
+    assert counts(result) == {"not run": 2 * len(TROUBLES), "passed": 2}, result.stdout
+    assert [message for _, message in TROUBLES.values() if result.stdout.count(message) != 1] == []
     assert "Traceback" not in result.stdout and len(result.stdout.splitlines()) < 20
 
 
 def test_a_starter_s_bytes(course):
     """A byte order mark is ignored; another encoding, and no file at all, is one message."""
+    latin, none = others(course, 2)
     course.solve()
     course.file("starter.py").write_bytes(b"\xef\xbb\xbf" + course.file("starter.py").read_bytes())
-    assert counts(course.pytest(FIRST)) == {"passed": 1}
-    course.file("starter.py").write_bytes("# Gr\u00fc\u00dfe\n".encode("latin-1"))
-    assert "lab-01: starter.py is not UTF-8 text (byte 4 is 0xfc); save it" in course.pytest(FIRST).stdout
-    course.file("starter.py").unlink()
-    result = course.pytest(FIRST)
-    assert counts(result) == {"not run": 1}
-    assert "lab-01: starter.py is missing; restore it with: python -m labs reset lab-01" in result.stdout
+    course.file("starter.py", latin).write_bytes("# Gr\u00fc\u00dfe\n".encode("latin-1"))
+    course.file("starter.py", none).unlink()
+    result = course.pytest("labs", "-k", "budget_caps")
+    assert counts(result) == {"not run": 2, "passed": 1}
+    assert f"{latin}: starter.py is not UTF-8 text (byte 4 is 0xfc); save it" in result.stdout
+    assert f"{none}: starter.py is missing; restore it with: python -m labs reset {none}" in result.stdout
 
 
 ENDLESS = {
-    "loop": (
-        "while True:\n    pass",
-        "within 0.3 s of computing: a loop that never ends? It was in starter.py, line",
-    ),
-    "loop that catches": ("while True:\n    try:\n        pass\n    except Exception: pass", "within 0.3 s"),
-    "flood": ("while True:\n    print('still here')", "characters were printed in one step; print less"),
+    "while True:\n    pass": "within 0.3 s of computing: a loop that never ends? It was in starter.py, line",
+    "while True:\n    try:\n        pass\n    except Exception: pass": "within 0.3 s",
+    "while True:\n    print('still here')": "characters were printed in one step; print less",
 }
 
 
-@pytest.mark.parametrize("body, message", ENDLESS.values(), ids=ENDLESS)
-def test_code_that_does_not_end(course, body, message):
-    course.edit("lab.toml", "timeout = 5", "timeout = 0.3")
-    course.write(body)
-    result = course.pytest("labs/lab-01", "-k", "budget_caps")
-    assert counts(result) == {"failed": 1}
-    assert message in result.stdout
-    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in result.stdout  # the claim
-    assert len(result.stdout.splitlines()) < 24
+def test_code_that_does_not_end(course):
+    for lab_id, body in zip(others(course, len(ENDLESS)), ENDLESS, strict=True):
+        course.write(body, lab_id)
+    result = course.pytest("labs", "-k", "budget_caps")
+    assert counts(result) == {"not written": 1, "failed": len(ENDLESS)}
+    assert [message for message in ENDLESS.values() if message not in result.stdout] == []
+    assert result.stdout.count("within 0.3 s") == 2
+    claim = "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8"
+    assert result.stdout.count(claim) == len(ENDLESS)
+    assert len(result.stdout.splitlines()) < 20 * len(ENDLESS)
 
 
 def test_what_is_printed_counts_a_step_at_a_time(course):
     """The README's own log line, in every step of a long run, is no flood; one endless step is."""
+    course.add("lab-02")
     course.solve("    return scheduled", "    print('x' * 15_000)\n    return scheduled")
-    assert counts(course.pytest("labs/lab-01", "-k", "limits_hold")) == {"passed": 1}
-    course.solve("    return scheduled", "    print('x' * 25_000)\n    return scheduled")
-    assert counts(course.pytest("labs/lab-01", "-k", "limits_hold")) == {"failed": 1}
+    course.solve("    return scheduled", "    print('x' * 25_000)\n    return scheduled", "lab-02")
+    result = course.pytest("labs", "-k", "limits_hold")
+    assert counts(result) == {"passed": 1, "failed": 1} and "FAILED labs/lab-02" in result.stdout
 
 
 def test_state_kept_between_calls_is_named(course):
     """Each test passes alone; in the run the second meets what the first has left."""
     course.solve("    scheduled = {}", "    scheduled = SEEN")
-    course.file("starter.py").write_text(
-        "SEEN = {}\n" + course.file("starter.py").read_text("utf-8"), "utf-8"
-    )
+    with course.file("starter.py").open("a", encoding="utf-8") as file:
+        file.write("SEEN = {}\n")
     text = course.pytest("labs/lab-01", "-k", "budget_caps or head_of_line").stdout
     assert "look for state kept between calls" in text
     assert "look for state" not in course.pytest(FIRST).stdout
@@ -183,42 +193,25 @@ def test_a_message_about_what_is_not_written_is_no_failure_of_its_own(course):
     assert "\nlab-01: schedule_step is not written yet (1 test)\nwrite it in" in text
 
 
-@pytest.mark.parametrize("way_out", ["skip", "xfail", "exit"])
-def test_a_starter_gives_no_verdict_on_itself(course, way_out):
-    course.write(f"import pytest; pytest.{way_out}('nothing to see')")
-    result = course.pytest("labs/lab-01", "-k", "budget")
-    assert result.returncode == 1
-    assert "lab-01: starter.py ends the test by itself" in result.stdout
+def test_a_starter_gives_no_verdict_on_itself_and_an_exit_in_a_task_is_a_failed_test(course):
+    ends = "starter.py ends the test by itself"
+    ways = {f"import pytest; pytest.{way}('nothing to see')": ends for way in ("skip", "xfail", "exit")}
+    ways |= {"import sys; sys.exit(0)": "> ended       SystemExit: 0"}
+    ways |= {"import os; os._exit(0)": "> ended       SystemExit: os._exit(0), which wo"}
+    for lab_id, body in zip(others(course, len(ways)), ways, strict=True):
+        course.write(body, lab_id)
+    result = course.pytest("labs", "-k", "budget_caps")
+    assert counts(result) == {"not written": 1, "failed": len(ways)} and result.returncode == 1
+    assert {said: result.stdout.count(said) for said in ways.values()} == Counter(ways.values())
     assert "passed" not in result.stdout and "skipped" not in result.stdout
-
-
-@pytest.mark.parametrize("way_out", ["sys.exit(0)", "os._exit(0)"])
-def test_an_exit_in_a_task_is_a_failed_test(course, way_out):
-    course.write(f"import os, sys\n{way_out}")
-    result = course.pytest(FIRST)
-    assert counts(result) == {"failed": 1}
-    words = "0" if way_out.startswith("sys") else "os._exit(0), which wo"
-    assert f"> ended       SystemExit: {words}" in result.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_os_exit_at_import_is_said_and_a_fork_may_leave_that_way(course):
-    course.file("starter.py").write_text(
-        "import os\nif not os.fork():\n    os._exit(0)\nos.wait()\nos._exit(0)\n"
-    )
+    forking = "import os\nif not os.fork():\n    os._exit(0)\nos.wait()\nos._exit(0)\n"
+    course.file("starter.py").write_text(forking)
     text = course.pytest(FIRST).stdout
     assert "starter.py fails at import, line 5: SystemExit: os._exit(0), which would end the whole" in text
-
-
-def test_failure_shows_claim_and_departure(course):
-    course.solve(*UNPAID)
-    text = course.pytest(FIRST).stdout
-    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in text
-    assert "step 0 is the first that differs" in text
-    assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", text)
-    assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", text)
-    assert re.search(r"> waiting +0 +# 1 r2", text)
-    assert "kv.admit(request)" not in text and "solution.py" not in text  # no line of the reference
 
 
 # ------------------------------------------------------------------------- the page of a failing run
@@ -230,36 +223,31 @@ def page(course):
     return course.root / "out" / "lab-01.html"
 
 
-def test_the_first_failure_has_the_page_and_the_others_say_so(course):
+def test_a_failure_shows_claim_and_departure_the_first_has_the_page_and_the_others_say_so(course):
     course.solve(*UNPAID)
-    alone = course.pytest(FIRST)
+    alone = course.pytest(FIRST).stdout
+    assert "A budget of 10 computes 8, 2 and 0 tokens of three prompts of 8" in alone
+    assert "step 0 is the first that differs" in alone
+    assert re.search(r"> scheduled +r0: 8, r1: 8, r2: 8 +r0: 8, r1: 2", alone)
+    assert re.search(r"> budget +\[#+\] 24/10 OVER +\[#+\] 10/10", alone)
+    assert re.search(r"> waiting +0 +# 1 r2", alone)
+    assert "kv.admit(request)" not in alone and "solution.py" not in alone  # no line of the reference
     first = page(course).read_bytes()
     all_of_them = course.pytest("labs/lab-01")
+    told = all_of_them.stdout
     assert page(course).read_bytes() == first
     failed = counts(all_of_them)["failed"]
-    assert failed > 2 and all_of_them.stdout.count(OPENED) == failed
-    assert (
-        all_of_them.stdout.count("shows the first failure of these tests; run this one alone") == failed - 1
-    )
-    assert "run this one alone" not in alone.stdout
+    assert failed > 2 and told.count(OPENED) == failed
+    assert told.count("shows the first failure of these tests; run this one alone") == failed - 1
+    assert "run this one alone" not in alone
     course.pytest("labs/lab-01/test_lab.py::test_limits_hold_in_every_step")
     assert page(course).read_bytes() != first
-
-
-def test_side_by_side_the_page_has_one_writer(course):
-    course.solve(*UNPAID)
-    both = course.pytest("labs/lab-01", "-n", "2")
-    assert both.stdout.count("yours beside the reference") <= 1 and "no page" not in both.stdout
-    named = [line for line in both.stdout.splitlines() if " looks like: " in line]
-    assert both.returncode == 1 and "Traceback" not in both.stderr and counts(both)["failed"] > 2
-    title = "lab-01 schedule_step looks like: the budget is checked, but never reduced"
-    assert {line.partition(".")[0] for line in named} == {title}
 
 
 def test_only_a_learner_s_run_is_written_and_not_by_status(course):
     course.pytest("labs/lab-01")  # nothing is written yet
     course.solve(*UNPAID)
-    course.run("labs", "status")
+    course.command("status")
     course.edit("test_lab.py", 'budget=10) == {"r0": 8, "r1": 2}', 'budget=10) == {"r0": 8}')
     assert counts(course.pytest(FIRST, impl="engine")) == {"failed": 1}
     assert not page(course).parent.exists()

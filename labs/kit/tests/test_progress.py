@@ -5,8 +5,9 @@ from types import ModuleType
 
 from labs.kit.judge import loading, matrix
 from labs.kit.judge.examine import YOURS, Examination
-from labs.kit.judge.manifest import LABS_DIR, find_lab
+from labs.kit.judge.manifest import find_lab
 from labs.kit.judge.task_status import Result, TaskStatus
+from labs.kit.tests.files import another
 
 FIND, PUBLISH, ADMIT, TAKE = (
     f"BlockManager.{name}" for name in ("get_computed_blocks", "cache_blocks", "admit", "take")
@@ -190,9 +191,8 @@ def test_of_a_class_left_whole_one_run_serves_all_tasks():
 
 def test_what_a_file_leaves_whole_is_seen_in_the_file(monkeypatch):
     """And a file that does not load leaves nothing whole."""
-    source = (LABS_DIR / "kit" / "tests" / "alternatives" / "lab_05_a.py").read_text(encoding="utf-8")
     files = {
-        "own": loading.execute(source, "own_books", "own_books.py"),
+        "own": loading.execute(another("lab-05"), "own_books", "own_books.py"),
         "the reference's": loading.load("lab-05", "solution"),
         "broken": loading.Broken(loading.LoadProblem("no")),
         "empty": ModuleType("empty"),

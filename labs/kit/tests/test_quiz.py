@@ -41,9 +41,14 @@ def test_every_concept_has_its_questions_and_says_how_to_ask_them():
         assert f"`python -m labs quiz {topic.name}`" in text
 
 
-def test_a_wrong_answer_is_explained_and_asked_again(capsys, monkeypatch):
+@pytest.fixture
+def topic(monkeypatch):
+    """A topic; the right answer of each of its questions stands last."""
     monkeypatch.setattr(random, "sample", lambda population, k: sorted(population, key=lambda a: a.right)[:k])
-    topic = quiz.find_topic("chunks")
+    return quiz.find_topic("chunks")
+
+
+def test_a_wrong_answer_is_explained_and_asked_again(capsys, topic):
     last = quiz.LETTERS[len(topic.questions[0].answers) - 1]
     said = iter(["a", last, "z", last, "q"])
     assert quiz.ask(topic, lambda prompt: next(said)) == (1, 2)
@@ -55,11 +60,9 @@ def test_a_wrong_answer_is_explained_and_asked_again(capsys, monkeypatch):
     assert "[####----------------] 1 of 2 right at the first try" in out
 
 
-def test_on_a_terminal_a_verdict_has_its_colour(capsys, monkeypatch):
+def test_on_a_terminal_a_verdict_has_its_colour(capsys, monkeypatch, topic):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(random, "sample", lambda population, k: sorted(population, key=lambda a: a.right)[:k])
-    topic = quiz.find_topic("chunks")
     said = iter(["a", quiz.LETTERS[len(topic.questions[0].answers) - 1], "q"])
     quiz.ask(topic, lambda prompt: next(said))
     out = capsys.readouterr().out

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -66,11 +67,9 @@ def tell(monkeypatch):
     }
     monkeypatch.setattr(loading, "load", lambda lab_id, name: files[name])
     monkeypatch.setattr(random_scripts, "quick", False)
-    for cached in (random_scripts.drawn, random_scripts.expected):
-        cached.cache_clear()
-    yield lambda **methods: said(part(**methods))
-    for cached in (random_scripts.drawn, random_scripts.expected):
-        cached.cache_clear()
+    for name in ("drawn", "expected"):
+        monkeypatch.setattr(random_scripts, name, cache(getattr(random_scripts, name).__wrapped__))
+    return lambda **methods: said(part(**methods))
 
 
 def part(**methods):
@@ -186,9 +185,8 @@ def test_right_ones_pass_scripts_that_the_lab_does_not_play(lab_id, variant):
         part = implementation(lab_id, name)
         for number in range(SEEDS):
             script = random_scripts.drawn(lab_id, seed := f"soak {number}")
-            apart = random_scripts.departure(
-                random_scripts.run(lab_id, part, script), random_scripts.expected(lab_id, seed)
-            )
+            played = random_scripts.run(lab_id, part, script)
+            apart = random_scripts.departure(played, random_scripts.expected(lab_id, seed))
             assert apart is None, (name, seed)
         count("random scripts", SEEDS)
 

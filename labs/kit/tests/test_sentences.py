@@ -26,7 +26,6 @@ from mini_engine.trace import Finished, Preempted, Queued, Scheduled, Trace, rep
 
 SPECIFIC = 0.95  # of the known mistakes that part in a run
 SECONDS = 8.0  # of computing, for a mistake
-NO_REASON = "ends without a reason"
 
 
 # ------------------------------------------------------------------------- what a sentence may claim
@@ -42,13 +41,20 @@ class Side:
     def events(self, kind):
         return {event.id: event for event in self.step.events if isinstance(event, kind)}
 
+    @property
+    def victims(self):
+        return self.events(Preempted)
+
+    def views(self):
+        return next(views for record, views in replay(self.run) if record is self.step)
+
     def left(self, name):
         rows = list(self.step.scheduled)
         before = rows[: rows.index(name)]
         return self.config["max_num_batched_tokens"] - sum(self.step.scheduled[other] for other in before)
 
     def to_compute(self, name):
-        view = next(views for record, views in replay(self.run) if record is self.step)[name]
+        view = self.views()[name]
         return view.num_prompt_tokens + view.num_output_tokens - view.num_computed_tokens
 
 
@@ -56,8 +62,30 @@ def names(text):
     return [] if text == "none" else re.split(r", | and ", text)
 
 
-def short(event, needs, free):
-    return (event.needs, event.free) == (int(needs), int(free))
+def short(side, needs, free, *_):
+    """Whether its first victim went because the requests needed and had so many blocks."""
+    first = next(iter(side.victims.values()))
+    return (first.needs, first.free) == (int(needs), int(free))
+
+
+def victim(side, name, arrival, *_):
+    return name in side.victims and side.views()[name].arrival == int(arrival)
+
+
+def in_order(kind):
+    return lambda side, rows: list(side.events(kind)) == names(rows)
+
+
+def serves(side, name, *_):
+    """Whether its first victim made room for this request."""
+    return next(iter(side.victims.values())).for_ == name
+
+
+def ended(side, name, how):
+    event = side.events(Finished).get(name)
+    if event is None:
+        return how == "goes on"
+    return how == (f"ends with {event.reason!r}" if event.reason else "ends without a reason")
 
 
 def gives(side, name, count):
@@ -89,7 +117,7 @@ def not_admitted(side, name, reason):
         return side.step.num_running == int(found[1]) >= int(found[2]) == config["max_num_seqs"]
     if "budget" in reason:
         return side.step.num_batched_tokens >= config["max_num_batched_tokens"]
-    return reason == "" or ("preempted in this step" in reason and side.events(Preempted) != {})
+    return reason == "" or ("preempted in this step" in reason and side.victims != {})
 
 
 NUMBER, NAME, LIST = r"(-?\d+)", r"(\S+?)", r"(.+?)"
@@ -107,21 +135,17 @@ OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"Your step \d+ serves {LIST} in this order": lambda s, rows: list(s.step.scheduled) == names(rows),
     rf"Your step \d+ admits {NAME}": lambda s, name: name in s.events(Scheduled),
     rf"Your step \d+ does not admit {NAME}": lambda s, name: name not in s.events(Scheduled),
-    rf"Your step \d+ admits {LIST} in this order": lambda s, rows: list(s.events(Scheduled)) == names(rows),
+    rf"Your step \d+ admits {LIST} in this order": in_order(Scheduled),
     rf"Your step \d+ admits {NAME} with {NUMBER} computed tokens?": lambda s, name, n: (
         s.events(Scheduled)[name].num_cached_tokens == int(n)
     ),
-    rf"Your step \d+ preempts {LIST}(?: in this order)?": lambda s, rows: (
-        list(s.events(Preempted)) == names(rows)
-    ),
-    rf"Your step \d+ preempts {ARRIVAL}": lambda s, name, n: (
-        name in s.events(Preempted) and arrival(s, name) == int(n)
-    ),
+    rf"Your step \d+ preempts {LIST}(?: in this order)?": in_order(Preempted),
+    rf"Your step \d+ preempts {ARRIVAL}": victim,
     rf"Your step \d+ preempts {LIST}, (?:as|when) {NEED}": lambda s, rows, *n: (
-        list(s.events(Preempted)) == names(rows) and short(next(iter(s.events(Preempted).values())), *n)
+        [*s.victims] == names(rows) and short(s, *n)
     ),
     rf"Your step \d+ preempts {LIST} for {NAME}": lambda s, rows, name: (
-        list(s.events(Preempted)) == names(rows) and next(iter(s.events(Preempted).values())).for_ == name
+        [*s.victims] == names(rows) and serves(s, name)
     ),
     rf"In step \d+ {NAME} is queued with (\w+) {NUMBER}": lambda s, name, key, n: (
         getattr(s.events(Queued)[name], key) == int(n)
@@ -146,10 +170,8 @@ OURS = {  # a pattern of the learner's clause, and whether the record says so
     rf"Your step \d+ yields tokens for {LIST} in this order": lambda s, rows: (
         list(s.step.new_tokens) == names(rows)
     ),
-    rf"After step \d+ {NAME} (goes on|ends with '\w+'|ends without a reason)": lambda s, name, how: ended(
-        s, name, how
-    ),
-    rf"Your step \d+ ends {LIST} in this order": lambda s, rows: list(s.events(Finished)) == names(rows),
+    rf"After step \d+ {NAME} (goes on|ends with '\w+'|ends without a reason)": ended,
+    rf"Your step \d+ ends {LIST} in this order": in_order(Finished),
 }
 THEIRS = {  # of the reference's clause; the first group of the learner's clause may be asked for
     rf"the reference gives it {NUMBER}( tokens?|, .+)?": lambda s, n, reason, name: (
@@ -167,18 +189,11 @@ THEIRS = {  # of the reference's clause; the first group of the learner's clause
         name in s.events(Scheduled) and s.step.scheduled.get(name, 0) == int(n)
     ),
     rf"the reference preempts {LIST}(?:, as {NEED})?": lambda s, rows, needs, free, _: (
-        list(s.events(Preempted)) == names(rows)
-        and (needs is None or short(next(iter(s.events(Preempted).values())), needs, free))
+        [*s.victims] == names(rows) and (needs is None or short(s, needs, free))
     ),
-    rf"the reference preempts {ARRIVAL}": lambda s, name, n, _: (
-        name in s.events(Preempted) and arrival(s, name) == int(n)
-    ),
-    rf"the reference does so for {NAME}": lambda s, name, _: (
-        next(iter(s.events(Preempted).values())).for_ == name
-    ),
-    rf"in the reference {NEED}": lambda s, needs, free, _: short(
-        next(iter(s.events(Preempted).values())), needs, free
-    ),
+    rf"the reference preempts {ARRIVAL}": victim,
+    rf"the reference does so for {NAME}": serves,
+    rf"in the reference {NEED}": short,
     r"the reference does": lambda s, name: s.events(Finished)[name].reason == "abort",
     r"in the reference it is": lambda s, name: name in s.events(Queued),
     r"in the reference it is not": lambda s, name: name not in s.events(Queued),
@@ -191,17 +206,6 @@ THEIRS = {  # of the reference's clause; the first group of the learner's clause
     ),
     rf"(?:in the reference|the reference)(?: with| for)? {LIST}": lambda s, said, _: listed(s, said),
 }
-
-
-def arrival(side, name):
-    return next(views for record, views in replay(side.run) if record is side.step)[name].arrival
-
-
-def ended(side, name, how):
-    event = side.events(Finished).get(name)
-    return how == (
-        "goes on" if event is None else f"ends with {event.reason!r}" if event.reason else NO_REASON
-    )
 
 
 def listed(side, said):
@@ -219,10 +223,9 @@ def listed(side, said):
 def check_trace(sentence, yours, reference, number):
     """Assert that a sentence on two traces is true."""
     if number >= len(yours.steps) or number >= len(reference.steps):
-        refused = (
-            sentence.rule == "chunk" and yours.end.error.removeprefix("ScheduleError: ") in sentence.yours
-        )
-        assert sentence.rule == "end" or refused, sentence.text
+        if sentence.rule != "end":  # the schedule was refused
+            assert sentence.rule == "chunk"
+            assert yours.end.error.removeprefix("ScheduleError: ") in sentence.yours, sentence.text
         assert f"step {number}" in sentence.yours
         return
     assert re.search(rf"[Ss]tep {number}\b", sentence.yours), sentence.text
@@ -235,10 +238,6 @@ def check_trace(sentence, yours, reference, number):
     assert any(match and holds(sides[1], *match.groups(), first) for match, holds in theirs), sentence.text
 
 
-def is_list(returned):
-    return isinstance(returned, list)
-
-
 class Call:
     """A call's record in one log, and the state that both logs had before it; a clause is looked up here."""
 
@@ -247,19 +246,14 @@ class Call:
         self.name, *self.arguments = self.step.op
         self.returned, self.observed = self.step.returned, self.step.observed
         self.before = log.steps[number - 1].observed if number else {}
-        earlier = [
-            s.returned[1] for s in log.steps[:number] if s.op[0] == "hash_block" and is_list(s.returned)
-        ]
-        self.named = len({*earlier})  # names that hash_block has given before
+        hashes = [s.returned for s in log.steps[:number] if s.op[0] == "hash_block"]
+        # names that hash_block has given before
+        self.named = len({returned[1] for returned in hashes if isinstance(returned, list)})
         self.scheduled = dict(self.returned) if is_schedule(self.returned) else {}
 
     def victims(self):
-        went = {
-            key: n
-            for key, n in self.counted(self.observed)
-            if n > dict(self.counted(self.before)).get(key, 0)
-        }
-        return [key.split(".")[0] for key in went]
+        before = dict(self.counted(self.before))
+        return [key.split(".")[0] for key, n in self.counted(self.observed) if n > before.get(key, 0)]
 
     def counted(self, observed):
         own = observed.get("num_preemptions", {})
@@ -270,10 +264,8 @@ class Call:
 
     def leaf(self, where):
         """The value at a place, by its words; {} if there is none."""
-        things = [
-            (place(path), leaf) for thing in (self.returned, self.observed) for path, leaf in nested(thing)
-        ]
-        return next((leaf for words, leaf in things if words == where), {})
+        things = [*nested(self.returned), *nested(self.observed)]
+        return next((leaf for path, leaf in things if place(path) == where), {})
 
     def has(self, shown, where):
         """Whether the value at this place is shown so: whole, or by the entry that differs."""
@@ -293,10 +285,9 @@ class Call:
         )
 
     def raises(self, kind, how=""):
-        if how:
+        if how:  # "names r1", or "does not name r1"
             return (
-                self.returned
-                == f"{kind} {'naming' if how.split()[1] != 'not' else 'without'} {how.split()[-1]}"
+                self.returned == f"{kind} {'naming' if how[:5] == 'names' else 'without'} {how.split()[-1]}"
             )
         return self.returned == {"raised": kind}
 
@@ -304,9 +295,8 @@ class Call:
 def nested(thing, path=()):
     """Yield the path and the value of each part of a value."""
     yield path, thing
-    for key, part in (
-        thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
-    ):
+    parts = thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
+    for key, part in parts:
         yield from nested(part, (*path, key))
 
 
@@ -471,9 +461,9 @@ FULL = "(?:the|in the) reference (?:it is )?(.+)"  # a value alone
 def followed(c, call, last):
     made = [*c.observed["calls in a step"], "nothing"]
     at = made.index(call) if call in made else -1
-    return at >= 0 and (
-        last is None or (last in made and call == made[made.index(last) + 1]) or made.count(last) > 1
-    )
+    if at < 0 or last is None:
+        return at >= 0
+    return (last in made and call == made[made.index(last) + 1]) or made.count(last) > 1
 
 
 def budget_of(c):
@@ -571,9 +561,8 @@ def check_row(sentence, yours, reference, number):
         step = log.steps[number]
         text = json.dumps([number, step.to_json()])
         there = {*re.findall(r"[\w.+-]+", text)} | facts(step.op)
-        there |= {
-            f"{float(one):{form}}" for one in re.findall(r"-?\d[\d.e+-]*", text) for form in (".4g", ".0f")
-        }
+        numbers = [*map(float, re.findall(r"-?\d[\d.e+-]*", text))]
+        there |= {f"{one:{form}}" for one in numbers for form in (".4g", ".0f")}
         for word in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])", clause):
             assert word in there, (word, sentence.text)
 
@@ -649,11 +638,9 @@ def runs_of(lab, mistake, most):
     for number in range(random_scripts.count(lab.id)):
         script = random_scripts.drawn(lab.id, number)
         played = random_scripts.run(lab.id, part, script)
-        if random_scripts.departure(played, random_scripts.expected(lab.id, number)) is not None:
-            yield (
-                random_scripts.as_log(script, steps)
-                for steps in (played, random_scripts.expected(lab.id, number))
-            )
+        expected = random_scripts.expected(lab.id, number)
+        if random_scripts.departure(played, expected) is not None:
+            yield (random_scripts.as_log(script, steps) for steps in (played, expected))
             found += 1
             if found == most:
                 return
