@@ -16,12 +16,18 @@ from mini_engine.fast.model import FastLM
 from mini_engine.llm import LLM
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import alone, drain, row, scripted_engine, spy, text_of, tiny_model, tokens_of
+from mini_engine.tests.helpers import (
+    alone,
+    drain,
+    greedy,
+    row,
+    scripted_engine,
+    spy,
+    text_of,
+    tiny_model,
+    tokens_of,
+)
 from mini_engine.trace import Recorder, VirtualClock, read_trace, replay
-
-
-def greedy(max_tokens=20, **kwargs):
-    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
 
 
 def say(script, max_tokens=20, **kwargs):

@@ -37,7 +37,7 @@ from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import ready_setup, write_player
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import read_arrivals, workload
-from mini_engine.tests.helpers import ascii_id, refusal, table
+from mini_engine.tests.helpers import ascii_id, refusal, table, until
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, whole_folder, write_gguf
 from mini_engine.text.output_text import OutputText
@@ -914,13 +914,6 @@ def test_streams(row, tmp_path):
     said = ended.stderr.decode()
     assert ended.returncode == code and words in said and "Traceback" not in said, said
     assert len(said.splitlines()) == (1 if words else 0), said
-
-
-def until(there):
-    deadline = time.time() + 30
-    while not there() and time.time() < deadline:
-        time.sleep(0.05)
-    assert there()
 
 
 def test_sigterm_leaves_nothing_half_written(tmp_path):

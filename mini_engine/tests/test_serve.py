@@ -23,7 +23,7 @@ httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 # These are imported only where the packages above are installed: hence E402.
 from mini_engine.serve import metrics, protocol  # noqa: E402
 from mini_engine.serve.app import Limits, make_app  # noqa: E402
-from mini_engine.tests.helpers import byte_tokenizer  # noqa: E402
+from mini_engine.tests.helpers import byte_tokenizer, until  # noqa: E402
 from mini_engine.tests.serving import (  # noqa: E402
     LIMITS,
     expected,
@@ -32,7 +32,6 @@ from mini_engine.tests.serving import (  # noqa: E402
     openai,
     serving,
     slowed,
-    until,
 )
 
 

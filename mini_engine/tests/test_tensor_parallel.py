@@ -27,7 +27,7 @@ from mini_engine.loading.registry import MODELS
 from mini_engine.loading.weights import open_folder
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import drain, spy
+from mini_engine.tests.helpers import drain, generated, spy
 from mini_engine.tests.test_checkpoint import CONFIG, write_folder
 
 BIASED = CONFIG | {
@@ -113,11 +113,8 @@ def engines(started, fast=False, **settings):
     return Engine(model, parts=parts, fast=fast, **settings), Engine(whole, fast=fast, **settings)
 
 
-def outputs(engine, params=GREEDY, prompts=PROMPTS):
-    ids = [engine.add_request(prompt, params) for prompt in prompts]
-    requests = [engine.requests[i] for i in ids]
-    drain(engine)
-    return [request.output_token_ids for request in requests]
+def outputs(engine):
+    return generated(engine, PROMPTS, GREEDY)
 
 
 QWEN = BIASED | {"model_type": "qwen3", "head_dim": 32, "mlp_bias": False}
