@@ -767,9 +767,15 @@ COMMANDS = [
     ("trace record-vllm demo -m shakespeare --python nowhere", "nowhere cannot be started"),
     ("trace record-vllm demo -m shakespeare --python=", "cannot be started"),
     ("trace record-vllm demo -m shakespeare --python /bin/true", "/bin/true wrote no trace"),
+    ("trace record-vllm demo -m shakespeare --python false", "vLLM failed: exit code 1"),
+    ("trace record-vllm mine.json --beside x.jsonl", "its prompt is text"),
     ("trace record-vllm demo --option x", "--option must be name=value, but is 'x'"),
     ("trace record-vllm demo --option =x", "--option must be name=value, but is '=x'"),
     ("trace record-vllm demo -o FOLDER", "FOLDER is a folder; name the file to write in it"),
+    ("serve --replicas 2", "2 replicas are served on Ray; add --ray"),
+    ("serve --max-replicas 3", "3 replicas are served on Ray; add --ray"),
+    ("serve --ray --tensor-parallel 2", "--ray and --tensor-parallel exclude each other"),
+    ("serve --ray --replicas 3 --max-replicas 2", "--max-replicas 2 is less than --replicas 3"),
     ("bench -w nothing", "unknown workload 'nothing'"),
     ("bench -m gpt5", "unknown model 'gpt5'"),
     ("bench --against transformers -m FOLDER", "FOLDER"),
@@ -805,6 +811,9 @@ def fill(folder):
         os.mkfifo(folder / "pipe.png")
     (folder / "bad.gguf").write_bytes(b"not a model")
     (folder / "w.jsonl").write_text(json.dumps(ARRIVAL))
+    asked = {"id": "a", "prompt": "Hi", "max_tokens": 1}
+    mine = {"name": "x", "config": {"num_blocks": 4}, "requests": [asked]}
+    (folder / "mine.json").write_text(json.dumps(mine))
     return folder
 
 
