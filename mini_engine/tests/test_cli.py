@@ -94,7 +94,8 @@ def test_demo_leaves_a_piece_of_text_for_each_token(demo_run):
 
 
 def test_demo_cuts_no_word_at_any_width(demo_run, monkeypatch):
-    monkeypatch.setattr(demo_report.figures, "save", lambda *_, **__: None)  # the demo itself has drawn it
+    for name in ("timeline", "save"):  # the demo itself has drawn it
+        monkeypatch.setattr(demo_report.figures, name, lambda *_, **__: None)
 
     def printed(width):
         console = Console(width=width, file=io.StringIO())
