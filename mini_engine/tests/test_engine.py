@@ -246,13 +246,11 @@ def test_several_tokens_are_accepted_up_to_a_stop_string():
     assert values == [[pytest.approx(logprob)] for logprob in expected]
 
 
-def test_a_step_leaves_no_gradients(model):
-    model = tiny_model().requires_grad_(True)
-    engine = Engine(model, num_blocks=20, block_size=4)
+def test_a_step_leaves_no_gradients():
+    engine = Engine(tiny_model().requires_grad_(True), num_blocks=20, block_size=4)
     engine.add_request([1, 2], greedy(2))
-    logits = spy(engine.sampler, "__call__")
     drain(engine)
-    assert not engine.backend.pool.k.requires_grad and logits == []
+    assert not engine.backend.pool.k.requires_grad
     assert not torch.is_inference_mode_enabled()
 
 

@@ -213,7 +213,8 @@ def texts(**params):
     """The text of "abc", an end of sequence and "d" of a model that writes bytes, by a script."""
     from mini_engine.tests.helpers import scripted_engine
 
-    engine = scripted_engine({"a": [*byte_tokenizer().encode("abc"), 256, *byte_tokenizer().encode("d")]})
+    encode = byte_tokenizer().encode
+    engine = scripted_engine({"a": [*encode("abc"), 256, *encode("d")]})
     engine.add_request("hi", SamplingParams(temperature=0, max_tokens=5, **params), request_id="a")
     deltas = drain(engine)["a"]
     return "".join(d.text for d in deltas), deltas[-1].finish_reason, len(tokens_of(deltas))
@@ -229,11 +230,8 @@ def texts(**params):
         ({"stop": "bc"}, ("a", "stop", 3)),
         ({"stop": "bc", "include_stop_str_in_output": True}, ("abc", "stop", 3)),
         ({"stop": ["bc", "d"], "min_tokens": 3, "ignore_eos": True}, None),
-        ({"stop_token_ids": byte_tokenizer().encode("b")}, ("a", "stop", 2)),
-        (
-            {"stop_token_ids": byte_tokenizer().encode("b"), "include_stop_str_in_output": True},
-            ("ab", "stop", 2),
-        ),
+        ({"stop_token_ids": B}, ("a", "stop", 2)),
+        ({"stop_token_ids": B, "include_stop_str_in_output": True}, ("ab", "stop", 2)),
         ({"detokenize": False}, ("", "stop", 4)),
     ],
 )

@@ -36,6 +36,12 @@ BIASED = CONFIG | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+NINE_HEADS = BIASED | {
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 72,
+    "intermediate_size": 48,
+}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[*range(3, 20)], [*range(3, 17), 5], [7, 8], [11] * 9]
 
@@ -128,16 +134,10 @@ def test_tokens_are_those_of_the_whole_model(ranks_of, config, fast):
 
 
 def test_three_ranks(ranks_of):
-    config = BIASED | {
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "hidden_size": 72,
-        "intermediate_size": 48,
-    }
-    started = ranks_of(config, 3)
+    started = ranks_of(NINE_HEADS, 3)
     shared, whole = engines(started)
     assert outputs(shared) == outputs(whole)
-    assert started[1].num_sums == 2 * config["num_hidden_layers"] * NUM_STEPS
+    assert started[1].num_sums == 2 * NINE_HEADS["num_hidden_layers"] * NUM_STEPS
 
 
 NUM_STEPS = 12  # of `outputs`: all prompts fit into the first
@@ -222,13 +222,7 @@ def test_an_error_on_one_rank_is_every_call_s_from_then_on(ranks_of):
 
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_sizes_that_do_not_divide_are_refused(tmp_path, size):
-    config = BIASED | {
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "hidden_size": 72,
-        "intermediate_size": 48,
-    }
-    weights = open_folder(write_folder(tmp_path / "model", config))
+    weights = open_folder(write_folder(tmp_path / "model", NINE_HEADS))
     with pytest.raises(ValueError, match=f"tensor_parallel_size {size} does not divide .* use 1 or 3$"):
         share(weights, 0, size)
 
