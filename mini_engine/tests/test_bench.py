@@ -339,12 +339,18 @@ def test_a_wheels_requirements_without_extras_and_torch(tmp_path):
     assert environments.requirements(wheel) == ["numpy>=2"]
 
 
-def test_an_error_in_a_process_is_reported_in_a_line(tmp_path):
+def test_an_error_in_a_process_is_reported_in_a_line(tmp_path, monkeypatch):
+    """Of a peer that fails at once; ours, which takes seconds to load, fails in this process."""
+    shutil.copy(process.WORKER, tmp_path)
+    (tmp_path / "mini_engine.py").write_text("def Peer(model, **job): raise OSError(f'{model}: gone')")
+    monkeypatch.setattr(process, "WORKER", tmp_path / "worker.py")
     job = JOB | {"model": str(tmp_path / "none")}
     with Processes(tmp_path) as processes:
         processes.start([OURS], job)
-        with pytest.raises(PeerError, match="FileNotFoundError: .*none: there is no such folder"):
+        with pytest.raises(PeerError, match="OSError: .*none: gone"):
             processes.serve(OURS, LOAD)
+    with pytest.raises(FileNotFoundError, match="none: there is no such folder"):
+        worker.load("mini_engine")(**job)
 
 
 def test_a_process_that_has_died_has_failed(tmp_path, monkeypatch):
