@@ -110,7 +110,6 @@ class SlotEngine:
         self.slots: dict[int, bytes] = {}
         self.requests: dict[str, Request] = {}
         self.preemptions: list[str] = []  # ids, in order
-        self.num_reads = 0
         self.copies: list[int] = []  # numbers of tokens
         self.kv.copy_block = self.copy_block
 
@@ -174,7 +173,6 @@ class SlotEngine:
                 assert self.slots.get(slot) == prints[position + 1], (
                     f"{request.request_id} reads foreign content at position {position} (slot {slot})"
                 )
-            self.num_reads += end
             if end == request.num_tokens:
                 sampled[request.request_id] = [choice(request, prints[end])]
         return sampled

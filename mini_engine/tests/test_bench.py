@@ -86,20 +86,16 @@ def test_texts_are_asked_for_through_the_chat_template_where_there_is_one(tmp_pa
 
 
 def test_the_engine_drafts_as_it_is_told_and_plain_does_not():
-    threads = torch.get_num_threads()
     peer = worker.load("mini_engine")(**JOB, speculative="ngram:3")
     variants = ("", "floor", "plain")
     drafting, floor, plain = (worker.answer(peer, name, [[5, 6, 7] * 4], [40]) for name in variants)
-    torch.set_num_threads(threads)
     assert drafting["tokens"] == plain["tokens"] and floor["num_steps"] < 40
     assert drafting["settings"] == plain["settings"] + ", drafts by ngram:3"
 
 
 def test_the_masks_cost_is_told_by_shape():
     """A row for each, whose text the mask allows."""
-    threads = torch.get_num_threads()
     rows = list(mask.rows(byte_tokenizer()))
-    torch.set_num_threads(threads)
     names = ["JSON schema, llguidance", "regex, llguidance", "regex, mini_engine.structured"]
     assert [name for name, *_ in rows] == names[0 if find_spec("llguidance") else 2 :]
     assert [int(row[2]) for row in rows] == [len(mask.BOOK), len(mask.LETTER), len(mask.LETTER)][-len(rows) :]

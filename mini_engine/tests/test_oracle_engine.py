@@ -17,15 +17,6 @@ from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_oracle_model import LLAMA3, make, their_greedy, transformers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small steps: on a busy machine a second thread mostly waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def generate(theirs, prompts, max_tokens):
     """transformers' answers, in one batch; in the soak one by one, which needs no padding."""
     if not SOAK:

@@ -171,11 +171,6 @@ def test_requests_with_one_pattern_share_an_index():
     assert regex_grammar("a", vocabulary, 1).index.trie is index.trie, "all patterns share the vocabulary"
 
 
-@pytest.fixture(scope="module")
-def shakespeare():
-    return load("shakespeare", "float32", "cpu")
-
-
 def test_the_embedded_vocabulary_is_its_characters(shakespeare):
     tokenizer = shakespeare[1]
     assert tokenizer.token_bytes[:5] == (b"", b"", b"\n", b" ", b"!")

@@ -85,7 +85,6 @@ def ranks_of(tmp_path):
     started = []
 
     def start(config, size, fast=False):
-        torch.set_num_threads(1)
         folder = write_folder(tmp_path / f"model{len(started)}", config)
         shares = [
             load_model(folder, "float32", "cpu", partial(share, rank=rank, size=size)) for rank in range(size)
