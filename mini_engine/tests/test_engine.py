@@ -410,11 +410,6 @@ def test_parts_can_be_replaced_and_are_named(model):
     assert engine.trace.header.parts == dict.fromkeys(names, __name__)
 
 
-def test_the_sources_of_parts_can_be_named(model):
-    engine = Engine(model, num_blocks=8, block_size=4, record=True, part_names={"clamp": "lab-01"})
-    assert engine.trace.header.parts == {"clamp": "lab-01"}
-
-
 def test_the_pool_is_sized_by_memory(model):
     """The pool has as many blocks as the bytes allow."""
     per_token = 2 * 2 * 2 * 6 * 8  # k and v, layers, kv heads, head_dim, bytes

@@ -124,15 +124,6 @@ def test_an_interrupt_leaves_nothing_behind():
     assert list(front.engine.requests) == ["other"]
 
 
-def test_other_requests_move_on_meanwhile():
-    """A stream that was begun before generate gets all of its deltas."""
-    front = llm()
-    stream = front.engine.stream("hi", greedy(3), request_id="s")
-    front.generate("hi", greedy(9), use_tqdm=False)
-    assert not front.engine.has_work
-    assert len(list(stream)) == 3
-
-
 def test_generate_twice_uses_the_cache():
     front = llm()
     prompt = "a long prompt of some blocks"
