@@ -21,6 +21,14 @@ def model():
 
 
 @pytest.fixture(scope="session")
+def shakespeare():
+    """(model, tokenizer): the embedded model in float32. Shared: do not change it."""
+    from mini_engine.loading.checkpoint import load
+
+    return load("shakespeare", "float32", "cpu")
+
+
+@pytest.fixture(scope="session")
 def smollm2_path():
     """SmolLM2's GGUF file."""
     from mini_engine.loading import registry as models

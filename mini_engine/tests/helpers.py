@@ -5,6 +5,7 @@ of fingerprints, without torch, that checks itself in every step. Below it: tiny
 reference, a tokenizer of bytes, and an engine whose "model" gives the tokens of a script.
 """
 
+import copy
 import functools
 import hashlib
 import random
@@ -28,6 +29,10 @@ def make_request(request_id, prompt=4, max_tokens=4, *, priority=0, cache_salt="
         prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
     params = SamplingParams(temperature=0, max_tokens=max_tokens, **sampling)
     return Request(request_id, prompt, params, priority, cache_salt=cache_salt, eos_token_ids=eos)
+
+
+def greedy(max_tokens=8, **sampling):
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **sampling)
 
 
 def computed(kv, request: Request, num_tokens=None) -> list[int]:
@@ -62,6 +67,7 @@ def record_run(scheduler, arrivals, *, token=lambda request: 7, before=None, aft
     return recorder.close("drained")
 
 
+@functools.lru_cache(2**16)
 def fingerprint(before: bytes, token_id: int) -> bytes:
     """Return the fingerprint of a sequence from its last token and that of all before it."""
     return hashlib.blake2b(before + token_id.to_bytes(4, "big"), digest_size=8).digest()
@@ -104,7 +110,6 @@ class SlotEngine:
         self.slots: dict[int, bytes] = {}
         self.requests: dict[str, Request] = {}
         self.preemptions: list[str] = []  # ids, in order
-        self.num_reads = 0
         self.copies: list[int] = []  # numbers of tokens
         self.kv.copy_block = self.copy_block
 
@@ -168,7 +173,6 @@ class SlotEngine:
                 assert self.slots.get(slot) == prints[position + 1], (
                     f"{request.request_id} reads foreign content at position {position} (slot {slot})"
                 )
-            self.num_reads += end
             if end == request.num_tokens:
                 sampled[request.request_id] = [choice(request, prints[end])]
         return sampled
@@ -288,6 +292,13 @@ def refusal(call, *words, error=ValueError):
     assert time.perf_counter() - started < 5, "sizes are judged before work"
 
 
+def until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never comes true"
+        time.sleep(0.01)
+
+
 def table(rows):
     return pytest.mark.parametrize("row", rows, ids=[ascii_id(i, row[0]) for i, row in enumerate(rows)])
 
@@ -375,6 +386,11 @@ def _alone(model, prompt, sampling):
 
 def byte_tokenizer():
     """Return a tokenizer of bytes: ids 0 to 255 in the order of the byte-level alphabet; 256 ends a text."""
+    return copy.copy(_byte_tokenizer())  # a test may give it a template
+
+
+@functools.cache
+def _byte_tokenizer():
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -423,9 +439,15 @@ def scripted_engine(scripts: dict, **settings):
 
     settings = {"num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     settings = {"record": True} | settings
-    model = tiny_model(vocab_size=257, dtype="float32")
     parts = Parts(attend_backend=Scripted, **settings.pop("parts", {}))
-    return Engine(model, tokenizer, parts=parts, **settings)
+    return Engine(_unread_model(), tokenizer, parts=parts, **settings)
+
+
+@functools.cache
+def _unread_model():
+    from mini_engine.fast.model import prepare
+
+    return prepare(tiny_model(vocab_size=257, dtype="float32"))
 
 
 def drain(engine, max_steps=1000) -> dict[str, list]:
@@ -440,6 +462,13 @@ def drain(engine, max_steps=1000) -> dict[str, list]:
     assert not engine.has_work, "no end"
     assert engine.scheduler.kv.num_free_blocks == engine.scheduler.kv.num_blocks
     return deltas
+
+
+def generated(engine, prompts, params) -> list[list[int]]:
+    """Return the tokens of requests that are added together, in their order."""
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
+    deltas = drain(engine)
+    return [tokens_of(deltas[request_id]) for request_id in ids]
 
 
 def tokens_of(deltas: list) -> list[int]:

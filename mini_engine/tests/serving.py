@@ -72,13 +72,6 @@ def expected(prompt, **params):
     return llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0]
 
 
-def until(holds, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never comes true"
-        time.sleep(0.01)
-
-
 def slowed(engine, go):
     """Let no forward pass end before `go` is set; return a counter of them."""
     forward, passes = engine.backend.forward, []

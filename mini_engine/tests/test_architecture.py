@@ -18,12 +18,10 @@ CHANGES = re.findall(r"^\| [^|]+ \| `([\w/.-]+)`(?: \(`(\w+)`\))? \|$", PAGE, re
 def imports(folder):
     """{module: the modules of the same folder that it imports}, those for annotations included."""
     paths = [path for path in (ROOT / folder).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts]
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths
-    }
+    parts = {path: path.relative_to(ROOT).with_suffix("").parts for path in paths}
+    names = {".".join(parts[path]).removesuffix(".__init__"): path for path in paths}
     graph = {}
-    for path in paths:
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for name, path in names.items():
         found = set()
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Import):
@@ -33,7 +31,7 @@ def imports(folder):
                     full if (full := f"{node.module}.{alias.name}") in names else node.module
                     for alias in node.names
                 )
-        graph[name] = found & names - {name}
+        graph[name] = found & names.keys() - {name}
     return graph
 
 

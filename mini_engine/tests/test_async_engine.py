@@ -14,13 +14,9 @@ from mini_engine import SamplingParams, async_engine
 from mini_engine.async_engine import AsyncEngine, EngineClosedError
 from mini_engine.engine import Engine
 from mini_engine.llm import LLM
-from mini_engine.tests.helpers import scripted_engine, text_of, tiny_model, tokens_of
+from mini_engine.tests.helpers import greedy, scripted_engine, text_of, tiny_model, tokens_of
 
 TEXTS = {"a": "one two", "b": "three", "c": "four five six", "d": "seven"}
-
-
-def greedy(max_tokens=8, **kwargs):
-    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
 
 
 def run(engine, scenario, **options):

@@ -86,20 +86,16 @@ def test_texts_are_asked_for_through_the_chat_template_where_there_is_one(tmp_pa
 
 
 def test_the_engine_drafts_as_it_is_told_and_plain_does_not():
-    threads = torch.get_num_threads()
     peer = worker.load("mini_engine")(**JOB, speculative="ngram:3")
     variants = ("", "floor", "plain")
     drafting, floor, plain = (worker.answer(peer, name, [[5, 6, 7] * 4], [40]) for name in variants)
-    torch.set_num_threads(threads)
     assert drafting["tokens"] == plain["tokens"] and floor["num_steps"] < 40
     assert drafting["settings"] == plain["settings"] + ", drafts by ngram:3"
 
 
 def test_the_masks_cost_is_told_by_shape():
     """A row for each, whose text the mask allows."""
-    threads = torch.get_num_threads()
     rows = list(mask.rows(byte_tokenizer()))
-    torch.set_num_threads(threads)
     names = ["JSON schema, llguidance", "regex, llguidance", "regex, mini_engine.structured"]
     assert [name for name, *_ in rows] == names[0 if find_spec("llguidance") else 2 :]
     assert [int(row[2]) for row in rows] == [len(mask.BOOK), len(mask.LETTER), len(mask.LETTER)][-len(rows) :]
@@ -348,12 +344,18 @@ def test_a_wheels_requirements_without_extras_and_torch(tmp_path):
     assert environments.requirements(wheel) == ["numpy>=2"]
 
 
-def test_an_error_in_a_process_is_reported_in_a_line(tmp_path):
+def test_an_error_in_a_process_is_reported_in_a_line(tmp_path, monkeypatch):
+    """Of a peer that fails at once; ours, which takes seconds to load, fails in this process."""
+    shutil.copy(process.WORKER, tmp_path)
+    (tmp_path / "mini_engine.py").write_text("def Peer(model, **job): raise OSError(f'{model}: gone')")
+    monkeypatch.setattr(process, "WORKER", tmp_path / "worker.py")
     job = JOB | {"model": str(tmp_path / "none")}
     with Processes(tmp_path) as processes:
         processes.start([OURS], job)
-        with pytest.raises(PeerError, match="FileNotFoundError: .*none: there is no such folder"):
+        with pytest.raises(PeerError, match="OSError: .*none: gone"):
             processes.serve(OURS, LOAD)
+    with pytest.raises(FileNotFoundError, match="none: there is no such folder"):
+        worker.load("mini_engine")(**job)
 
 
 def test_a_process_that_has_died_has_failed(tmp_path, monkeypatch):

@@ -4,24 +4,20 @@ import pytest
 import torch
 
 from mini_engine.engine import Engine
-from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import alone, drain, tiny_model, tokens_of
+from mini_engine.tests.helpers import alone, generated, greedy, tiny_model
 from mini_engine.trace.records import Preempted
 
 HERE = torch.cuda.is_available()
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not HERE, reason="there is no CUDA device here"))
 PROMPTS = [[(7 * i) % 64 for i in range(20)] + [n] * n for n in (1, 5, 9)] + [[3, 1, 4]]
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
+GREEDY = greedy(12)
 # Room for two and a half of them, and chunks of a prompt: requests share blocks, are cut, and are preempted.
 TIGHT = {"num_blocks": 20, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4}
 
 
 def serve(dtype, device):
     engine = Engine(tiny_model(dtype=dtype).to(device), record=True, **TIGHT)
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(prompt, GREEDY, request_id=str(i))
-    given = drain(engine)
-    return engine, [tokens_of(given[str(i)]) for i in range(len(PROMPTS))]
+    return engine, generated(engine, PROMPTS, GREEDY)
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

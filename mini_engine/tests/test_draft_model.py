@@ -20,11 +20,6 @@ DRAFT = {"method": "draft_model", "model": "shakespeare-draft", "num_speculative
 PROMPTS = ["ROMEO:\n", "O, speak again", "First Witch:\nWhen shall we"]
 
 
-@pytest.fixture(scope="module")
-def shakespeare():
-    return load("shakespeare", "float32", "cpu")
-
-
 def generate(loaded, config, **params):
     engine = Engine(*loaded, record=True, speculative_config=config, block_size=4, num_blocks=28)
     given = SamplingParams(**{"max_tokens": 30, "seed": 3} | params)

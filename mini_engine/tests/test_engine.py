@@ -16,12 +16,18 @@ from mini_engine.fast.model import FastLM
 from mini_engine.llm import LLM
 from mini_engine.parts import NoWorkError, Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import alone, drain, row, scripted_engine, spy, text_of, tiny_model, tokens_of
+from mini_engine.tests.helpers import (
+    alone,
+    drain,
+    greedy,
+    row,
+    scripted_engine,
+    spy,
+    text_of,
+    tiny_model,
+    tokens_of,
+)
 from mini_engine.trace import Recorder, VirtualClock, read_trace, replay
-
-
-def greedy(max_tokens=20, **kwargs):
-    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
 
 
 def say(script, max_tokens=20, **kwargs):
@@ -240,13 +246,11 @@ def test_several_tokens_are_accepted_up_to_a_stop_string():
     assert values == [[pytest.approx(logprob)] for logprob in expected]
 
 
-def test_a_step_leaves_no_gradients(model):
-    model = tiny_model().requires_grad_(True)
-    engine = Engine(model, num_blocks=20, block_size=4)
+def test_a_step_leaves_no_gradients():
+    engine = Engine(tiny_model().requires_grad_(True), num_blocks=20, block_size=4)
     engine.add_request([1, 2], greedy(2))
-    logits = spy(engine.sampler, "__call__")
     drain(engine)
-    assert not engine.backend.pool.k.requires_grad and logits == []
+    assert not engine.backend.pool.k.requires_grad
     assert not torch.is_inference_mode_enabled()
 
 
@@ -404,11 +408,6 @@ def test_parts_can_be_replaced_and_are_named(model):
     assert seen == set(names)
     assert base.origins() == {}
     assert engine.trace.header.parts == dict.fromkeys(names, __name__)
-
-
-def test_the_sources_of_parts_can_be_named(model):
-    engine = Engine(model, num_blocks=8, block_size=4, record=True, part_names={"clamp": "lab-01"})
-    assert engine.trace.header.parts == {"clamp": "lab-01"}
 
 
 def test_the_pool_is_sized_by_memory(model):

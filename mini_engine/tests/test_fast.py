@@ -31,9 +31,8 @@ from mini_engine.loading import registry
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.model import sdpa
 from mini_engine.parts import Parts
-from mini_engine.request import SamplingParams
 from mini_engine.tests import test_isolation as isolation
-from mini_engine.tests.helpers import dense_logits, drain, make_request, row, tiny_model, tokens_of
+from mini_engine.tests.helpers import dense_logits, generated, greedy, make_request, row, tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -318,11 +317,7 @@ def test_q4_says_what_float32_says_of_the_same_weights(library, monkeypatch):
     not is another model, a weight that is not finite has its name, and what q4 needs is said."""
     packed = kernels.load(torch.float32)
 
-    def said(engine):
-        for prompt in ([5, 6, 7], [9] * 20, [3, 1, 4, 1, 5]):
-            engine.add_request(prompt, SamplingParams(max_tokens=20, temperature=0))
-        return {request_id: tokens_of(deltas) for request_id, deltas in drain(engine).items()}
-
+    prompts = [5, 6, 7], [9] * 20, [3, 1, 4, 1, 5]
     for kind in ("llama", "qwen2", "tied"):
         small = tiny_model(dtype="float32", **MODELS[kind])
         with torch.no_grad():
@@ -330,11 +325,11 @@ def test_q4_says_what_float32_says_of_the_same_weights(library, monkeypatch):
                 if weight.ndim == 2:
                     bits = 8 if name in ("lm_head.weight", "embed_tokens.weight") else 4
                     weight.copy_(blocks.Linear(packed, bits, weight).weight())
-        expected = said(Engine(small))
+        expected = generated(Engine(small), prompts, greedy(20))
         small.quantized = True
         engine = Engine(small)
         assert isinstance(engine.model.packed_layers[0].down, blocks.Linear) and engine.model.head.bits == 8
-        assert said(engine) == expected
+        assert generated(engine, prompts, greedy(20)) == expected
     for fast in (False, "torch"):
         with pytest.raises(ValueError, match=f"dtype q4 needs the CPU and fast=True, .* fast={fast!r}"):
             Engine(small, fast=fast)
@@ -411,7 +406,7 @@ def test_a_learners_functions_are_the_ones_used():
         return PagedBackend(model, kv, next_chunk, write_kv=own_write, paged_attention=own_attention)
 
     engine = Engine(tiny_model(dtype="float32"), parts=Parts(attend_backend=backend))
-    engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=2))
+    engine.add_request([5, 6, 7], greedy(2))
     engine.step()
     assert isinstance(engine.model, FastLM) and seen == {"write", "attend"}
 
@@ -474,11 +469,7 @@ def test_tokens_on_a_real_model(name, dtype, way):
     prompts = [[rng.randrange(model.config.vocab_size) for _ in range(n)] for n in (3, 40, 90, 17)]
     for fast in (False, True if way else "torch"):
         engine = Engine(model, max_num_batched_tokens=64, fast=fast)
-        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-        requests = [engine.requests[engine.add_request(prompt, params)] for prompt in prompts]
-        while engine.has_work:
-            engine.step()
-        tokens.append([request.output_token_ids for request in requests])
+        tokens.append(generated(engine, prompts, greedy(12, ignore_eos=True)))
     if dtype == "float32":
         assert tokens[0] == tokens[1]
     else:

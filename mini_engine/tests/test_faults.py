@@ -26,6 +26,7 @@ from mini_engine.tests.helpers import (
     alone,
     byte_tokenizer,
     drain,
+    greedy,
     scripted_engine,
     text_of,
     tiny_model,
@@ -39,10 +40,6 @@ PARTS, SEEDS = (4, range(1400)) if SOAK else (1, range(12))
 FAULTS = 8  # of a workload
 # A backend that cannot compute a request by itself.
 PADDED = {"parts": Parts(attend_backend=PaddedBackend), "enable_prefix_caching": False}
-
-
-def greedy(max_tokens=8, **kwargs):
-    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
 
 
 class Terminated(BaseException):

@@ -480,10 +480,6 @@ def test_an_svg_has_a_dark_palette_in_which_every_contrast_is_kept(trace, tmp_pa
     colours = {colour for _, _, colour in COLOUR.findall(drawn.replace(style, ""))}
     assert len(colours) > 4 and all(f":{counterpart(colour)}!important" in style for colour in colours)
 
-    def contrast(one, other):
-        dim, bright = sorted(luminance(to_rgb(colour)) + 0.05 for colour in (one, other))
-        return bright / dim
-
     page = counterpart("#ffffff")
     assert luminance(to_rgb(page)) < 0.01 and luminance(to_rgb(counterpart("#000"))) > 0.9
     for colour in colours - {"#000000"}:

@@ -206,27 +206,21 @@ def test_a_fork_without_room_changes_nothing():
     kv.check()
 
 
-def test_only_a_running_sibling_with_the_whole_prompt_is_forked():
-    """Not one that waits, or whose id is another's now, or that has more to compute."""
-    for change in (dict(status=RequestStatus.FINISHED), dict(num_computed_tokens=8)):
-        kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
-        vars(parent).update(change)
-        assert kv.admit(child) and child.num_computed_tokens == 0 and copies == []
-
-
-def test_a_sibling_that_lacks_the_last_token_of_the_prompt_alone_is_forked():
-    """The child computes that token for itself in any case."""
+@pytest.mark.parametrize(
+    ("change", "forked"),
+    [
+        (dict(status=RequestStatus.FINISHED), False),  # its id may be another's now
+        (dict(num_computed_tokens=8), False),
+        (dict(num_computed_tokens=9), True),  # the child computes the last token for itself in any case
+        # What it found at its admission may be computed in this step, too late to be copied.
+        (dict(num_cached_tokens=11, num_computed_tokens=11), False),
+        (dict(num_cached_tokens=11, num_computed_tokens=12), True),
+    ],
+)
+def test_only_a_running_sibling_with_the_whole_prompt_is_forked(change, forked):
     kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
-    parent.num_computed_tokens = 9
-    assert kv.admit(child) and child.num_computed_tokens == 9 and len(copies) == 1
-
-
-def test_a_sibling_is_forked_when_more_is_computed_than_it_found():
-    """Blocks that it found at its admission may be computed in this step, too late to be copied."""
-    for num_computed, copied in ((11, 0), (12, 1)):
-        kv, copies, parent, child = parent_and_child(num_blocks=9, enable_prefix_caching=False)
-        parent.num_cached_tokens, parent.num_computed_tokens = 11, num_computed
-        assert kv.admit(child) and len(copies) == copied
+    vars(parent).update(change)
+    assert kv.admit(child) and child.num_computed_tokens == (9 if forked else 0) and len(copies) == forked
 
 
 def test_a_resumed_answer_is_forked_with_its_outputs():

@@ -37,7 +37,7 @@ from mini_engine.show.perfetto import to_perfetto
 from mini_engine.show.player import ready_setup, write_player
 from mini_engine.sim.simulate import simulate
 from mini_engine.sim.workloads import read_arrivals, workload
-from mini_engine.tests.helpers import ascii_id, refusal, table
+from mini_engine.tests.helpers import ascii_id, refusal, table, until
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_checkpoint import CONFIG, tensors_of, whole_folder, write_gguf
 from mini_engine.text.output_text import OutputText
@@ -767,9 +767,15 @@ COMMANDS = [
     ("trace record-vllm demo -m shakespeare --python nowhere", "nowhere cannot be started"),
     ("trace record-vllm demo -m shakespeare --python=", "cannot be started"),
     ("trace record-vllm demo -m shakespeare --python /bin/true", "/bin/true wrote no trace"),
+    ("trace record-vllm demo -m shakespeare --python false", "vLLM failed: exit code 1"),
+    ("trace record-vllm mine.json --beside x.jsonl", "its prompt is text"),
     ("trace record-vllm demo --option x", "--option must be name=value, but is 'x'"),
     ("trace record-vllm demo --option =x", "--option must be name=value, but is '=x'"),
     ("trace record-vllm demo -o FOLDER", "FOLDER is a folder; name the file to write in it"),
+    ("serve --replicas 2", "2 replicas are served on Ray; add --ray"),
+    ("serve --max-replicas 3", "3 replicas are served on Ray; add --ray"),
+    ("serve --ray --tensor-parallel 2", "--ray and --tensor-parallel exclude each other"),
+    ("serve --ray --replicas 3 --max-replicas 2", "--max-replicas 2 is less than --replicas 3"),
     ("bench -w nothing", "unknown workload 'nothing'"),
     ("bench -m gpt5", "unknown model 'gpt5'"),
     ("bench --against transformers -m FOLDER", "FOLDER"),
@@ -805,6 +811,9 @@ def fill(folder):
         os.mkfifo(folder / "pipe.png")
     (folder / "bad.gguf").write_bytes(b"not a model")
     (folder / "w.jsonl").write_text(json.dumps(ARRIVAL))
+    asked = {"id": "a", "prompt": "Hi", "max_tokens": 1}
+    mine = {"name": "x", "config": {"num_blocks": 4}, "requests": [asked]}
+    (folder / "mine.json").write_text(json.dumps(mine))
     return folder
 
 
@@ -914,13 +923,6 @@ def test_streams(row, tmp_path):
     said = ended.stderr.decode()
     assert ended.returncode == code and words in said and "Traceback" not in said, said
     assert len(said.splitlines()) == (1 if words else 0), said
-
-
-def until(there):
-    deadline = time.time() + 30
-    while not there() and time.time() < deadline:
-        time.sleep(0.05)
-    assert there()
 
 
 def test_sigterm_leaves_nothing_half_written(tmp_path):

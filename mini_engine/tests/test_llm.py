@@ -4,18 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from mini_engine import SamplingParams
 from mini_engine.llm import LLM
-from mini_engine.tests.helpers import scripted_engine
+from mini_engine.tests.helpers import greedy, scripted_engine
 
 
 def llm(scripts=(), **settings):
     scripts = dict(enumerate(scripts))
     return LLM.from_engine(scripted_engine({f"r{i}": text for i, text in scripts.items()}, **settings))
-
-
-def greedy(max_tokens=5, **kwargs):
-    return SamplingParams(temperature=0, max_tokens=max_tokens, **kwargs)
 
 
 def test_outputs_come_in_the_order_of_the_prompts():
@@ -92,7 +87,7 @@ def test_stop_reason(script, params, reason):
     if "stop_token_ids" in params:
         params["stop_token_ids"] = front.tokenizer.encode(params["stop_token_ids"])
         (reason,) = params["stop_token_ids"]
-    (output,) = front.generate("hi", SamplingParams(temperature=0, **params), use_tqdm=False)
+    (output,) = front.generate("hi", greedy(**params), use_tqdm=False)
     assert output.outputs[0].stop_reason == reason
 
 
@@ -127,15 +122,6 @@ def test_an_interrupt_leaves_nothing_behind():
     with pytest.raises(KeyboardInterrupt):
         front.generate(["a", "b"], greedy(9), use_tqdm=False)
     assert list(front.engine.requests) == ["other"]
-
-
-def test_other_requests_move_on_meanwhile():
-    """A stream that was begun before generate gets all of its deltas."""
-    front = llm()
-    stream = front.engine.stream("hi", greedy(3), request_id="s")
-    front.generate("hi", greedy(9), use_tqdm=False)
-    assert not front.engine.has_work
-    assert len(list(stream)) == 3
 
 
 def test_generate_twice_uses_the_cache():

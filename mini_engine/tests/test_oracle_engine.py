@@ -12,19 +12,9 @@ from mini_engine.engine import Engine
 from mini_engine.loading import registry as models
 from mini_engine.loading.checkpoint import load_model
 from mini_engine.loading.tokenizer import load_tokenizer
-from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import drain, tokens_of
+from mini_engine.tests.helpers import generated, greedy
 from mini_engine.tests.soak import SOAK, count
 from mini_engine.tests.test_oracle_model import LLAMA3, make, their_greedy, transformers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Small steps: on a busy machine a second thread mostly waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def generate(theirs, prompts, max_tokens):
@@ -37,10 +27,7 @@ def generate(theirs, prompts, max_tokens):
 def serve(model, prompts, max_tokens, tokenizer=None, **settings):
     """All prompts at once, greedy: (outputs in order, the engine)."""
     engine = Engine(model, tokenizer, record=True, **settings)
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    ids = [engine.add_request(prompt, params) for prompt in prompts]
-    deltas = drain(engine)
-    return [tokens_of(deltas[request_id]) for request_id in ids], engine
+    return generated(engine, prompts, greedy(max_tokens)), engine
 
 
 def num_preempted(engine):

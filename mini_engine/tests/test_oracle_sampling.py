@@ -206,45 +206,6 @@ def test_prompt_logprobs(model, budget):
             assert told[token_id].logprob == pytest.approx(row[token_id].item(), abs=1e-5)
 
 
-B = byte_tokenizer().encode("b")
-
-
-def texts(**params):
-    """The text of "abc", an end of sequence and "d" of a model that writes bytes, by a script."""
-    from mini_engine.tests.helpers import scripted_engine
-
-    engine = scripted_engine({"a": [*byte_tokenizer().encode("abc"), 256, *byte_tokenizer().encode("d")]})
-    engine.add_request("hi", SamplingParams(temperature=0, max_tokens=5, **params), request_id="a")
-    deltas = drain(engine)["a"]
-    return "".join(d.text for d in deltas), deltas[-1].finish_reason, len(tokens_of(deltas))
-
-
-@pytest.mark.parametrize(
-    ("params", "expected"),
-    [
-        ({}, ("abc", "stop", 4)),
-        ({"include_stop_str_in_output": True, "skip_special_tokens": False}, ("abc<eos>", "stop", 4)),
-        ({"ignore_eos": True}, ("abcd", "length", 5)),
-        ({"ignore_eos": True, "skip_special_tokens": False}, ("abc<eos>d", "length", 5)),
-        ({"stop": "bc"}, ("a", "stop", 3)),
-        ({"stop": "bc", "include_stop_str_in_output": True}, ("abc", "stop", 3)),
-        ({"stop": ["bc", "d"], "min_tokens": 3, "ignore_eos": True}, None),
-        ({"stop_token_ids": byte_tokenizer().encode("b")}, ("a", "stop", 2)),
-        (
-            {"stop_token_ids": byte_tokenizer().encode("b"), "include_stop_str_in_output": True},
-            ("ab", "stop", 2),
-        ),
-        ({"detokenize": False}, ("", "stop", 4)),
-    ],
-)
-def test_what_of_the_output_becomes_text(params, expected):
-    found = texts(**params)
-    if expected is None:  # the end of sequence is masked, so another token comes in its place
-        assert found[0].startswith("abc") and found[1:] in (("stop", 5), ("length", 5))
-    else:
-        assert found == expected
-
-
 def test_prompts_of_all_kinds_and_defaults_of_the_model(model):
     """vLLM's dicts; a prompt that is cut from the left; what generation_config.json advises."""
     tokenizer = byte_tokenizer()

@@ -15,6 +15,7 @@ from mini_engine.tests.helpers import SlotEngine, make_request, random_trace, to
 from mini_engine.trace import replay
 
 PHASES = {"queued", "prefill", "decode", "preempted"}
+NUMBER = 10  # of traces
 
 
 def with_gaps(trace):
@@ -29,17 +30,21 @@ def with_gaps(trace):
     return trace
 
 
-SAID = {name: tokens_of(deltas) for name, deltas in test_speculation.serve(2)[0].items()}
-DRAFTED = test_speculation.serve(2, test_speculation.Drafts(2, SAID))[1].trace
-TRACES = [ready_setup(), *map(random_trace, range(7)), with_gaps(random_trace(8)), DRAFTED]
-EVENTS = [event for trace in TRACES for record in trace.steps for event in record.events]
-assert any(n for record in DRAFTED.steps for n in record.num_accepted_tokens.values())
-assert any(e.type == "PREEMPTED" for e in EVENTS) and any(getattr(e, "reason", "") == "abort" for e in EVENTS)
+@pytest.fixture(scope="module")
+def traces():
+    said = {name: tokens_of(deltas) for name, deltas in test_speculation.serve(2)[0].items()}
+    drafted = test_speculation.serve(2, test_speculation.Drafts(2, said))[1].trace
+    assert any(n for record in drafted.steps for n in record.num_accepted_tokens.values())
+    found = [ready_setup(), *map(random_trace, range(NUMBER - 3)), with_gaps(random_trace(8)), drafted]
+    events = [event for trace in found for record in trace.steps for event in record.events]
+    assert any(e.type == "PREEMPTED" for e in events)
+    assert any(getattr(e, "reason", "") == "abort" for e in events)
+    return found
 
 
-@pytest.fixture(params=range(len(TRACES)))
-def exported(request):
-    trace = TRACES[request.param]
+@pytest.fixture(scope="module", params=range(NUMBER))
+def exported(request, traces):
+    trace = traces[request.param]
     return trace, json.loads(json.dumps(to_perfetto(trace), allow_nan=False))
 
 

@@ -12,7 +12,7 @@ import re
 from base64 import b64encode
 from collections import Counter
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from threading import Thread
@@ -73,10 +73,12 @@ def crowd(seed: int, number: int = 30) -> list:
     ]
 
 
-RANDOM = {
-    seed: run(crowd(seed), aborts=0.06, seed=seed, policy=policy, long_prefill_token_threshold=threshold)
-    for seed, policy, threshold in ((1, "fcfs", 0), (4, "priority", 6))
-}
+@cache
+def crowded(seed: int) -> Trace:
+    """Return a shared run with aborts, of seed 1 or 4: do not change it."""
+    policy, threshold = {1: ("fcfs", 0), 4: ("priority", 6)}[seed]
+    return run(crowd(seed), aborts=0.06, seed=seed, policy=policy, long_prefill_token_threshold=threshold)
+
 
 REASONS = {"empty", "preempted", "slots", "budget", "memory"}
 
@@ -97,7 +99,7 @@ def test_the_example_shows_the_abilities_of_a_scheduler():
     assert any(event.num_cached_tokens for event in admitted)
     assert {record.blocked.reason for record in trace.steps} == REASONS
     assert ready_setup() == trace
-    for trace in RANDOM.values():
+    for trace in (crowded(1), crowded(4)):
         events = [event for record in trace.steps for event in record.events]
         assert {"QUEUED", "SCHEDULED", "PREEMPTED", "FINISHED"} == {event.type for event in events}
         assert any(event.type == "FINISHED" and event.reason == "abort" for event in events)
@@ -191,7 +193,7 @@ def open_player(page, tmp_path):
 
 def test_queues_agree_with_the_records(open_player):
     """The running and waiting requests, in order."""
-    trace = RANDOM[4]
+    trace = crowded(4)
     page = open_player(trace)
     shown = page.evaluate("""() => player.panes[0].fold.steps.map((record, step) => {
         const { fold } = player.panes[0], views = fold.at(step);
@@ -209,12 +211,13 @@ SENTENCES = "() => player.panes[0].fold.steps.map((_, i) => player.panes[0].sent
 
 
 @pytest.mark.parametrize(
-    "trace",
-    [ready_setup(), *RANDOM.values(), test_fork.serve(3).trace],
+    "made",
+    [ready_setup, partial(crowded, 1), partial(crowded, 4), lambda: test_fork.serve(3).trace],
     ids=["ready", "random fcfs", "random priority", "forks"],
 )
-def test_every_decision_is_explained_in_a_sentence(open_player, trace):
+def test_every_decision_is_explained_in_a_sentence(open_player, made):
     """Every row, event, refusal and new block of a step is reported, and nothing else."""
+    trace = made()
     last = trace.steps[-1]
     kinds = {"QUEUED": "arrive", "SCHEDULED": "admit", "PREEMPTED": "preempt", "FINISHED": "finish"}
     limits = trace.header.config
@@ -520,23 +523,23 @@ def test_the_page_is_labelled_for_screen_readers(open_player):
     page.locator("body").press("Tab")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_both_themes(open_player, scheme):
+def test_text_stands_out_in_both_themes(open_player):
     """The theme follows the system and the button; every text has a contrast of 4.5 to 1 (WCAG AA)."""
     trace, other = run(crowd(1)), run(crowd(1), policy="priority")
     texts = {i: ("a prompt", ["out"] * 40) for i in ("r0", "r1", "r2", "r3", "r4", "r5")}
-    for traces, at, shown in (
-        ([ready_setup()], "11&follow=r3", texts),
-        ([trace, other], "13", None),
-        ([log_of(*OPERATIONS[:3]), log_of(*OPERATIONS)], "2", None),
+    logs = [log_of(*OPERATIONS[:3]), log_of(*OPERATIONS)]
+    for themes, traces, at, shown in (
+        (("light", "dark"), [ready_setup()], "11&follow=r3", texts),
+        (("dark", "light"), [trace, other], "13", None),
+        (("dark", "light"), logs, "2", None),
     ):
-        page = open_player(*traces, scheme=scheme, fragment=f"#step={at}", texts=shown)
-        assert page.evaluate("player.host.dataset.theme") == scheme
-        # The colours are read when their transitions have ended.
-        page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
-        assert page.evaluate(CONTRAST) == []
-        page.keyboard.press("t")
-        assert page.evaluate("player.host.dataset.theme") != scheme
+        page = open_player(*traces, scheme=themes[0], fragment=f"#step={at}", texts=shown)
+        for theme in themes:
+            assert page.evaluate("player.host.dataset.theme") == theme
+            # The colours are read when their transitions have ended.
+            page.evaluate("Promise.all(player.root.getAnimations().map((running) => running.finished))")
+            assert page.evaluate(CONTRAST) == []
+            page.keyboard.press("t")
 
 
 # Every element with text of its own whose colour is too close to that of its background.
@@ -719,8 +722,9 @@ def test_thousands_of_steps_and_hundreds_of_requests_do_not_stall(open_player):
 # ---------------------------------------------------------------------------------------- large runs
 
 
+@cache
 def piled(number: int, slots: int, budget: int, steps: range, **settings) -> Trace:
-    """Return a run of `number` requests that all arrive at the start."""
+    """Return a shared run of `number` requests that all arrive at the start: do not change it."""
     rng = random.Random(0)
     prompts = [[n * 1000 + k for k in range(rng.randint(20, 600))] for n in range(number)]
     requests = [(f"r{n}", prompt, rng.choice(steps), 0, 0) for n, prompt in enumerate(prompts)]
@@ -845,7 +849,7 @@ KINDS = {
 
 def test_next_of_a_kind(open_player):
     """Forward and back through the steps that have an event, from the list or by key, and no further."""
-    trace = RANDOM[1]
+    trace = crowded(1)
     page = open_player(trace)
     for kind, holds in KINDS.items():
         before = [None, *trace.steps[:-1]]
@@ -1002,7 +1006,7 @@ def test_of_a_long_text_the_end_is_seen(open_player):
 
 def test_play_finds_the_texts_beside_its_trace_and_names_runs_by_scheduler(tmp_path):
     """Another run's texts are not shown. Two runs of the same scheduler have the names of their files."""
-    trace, other = ready_setup(), RANDOM[4]
+    trace, other = ready_setup(), crowded(4)
     said = Counter(i for r in trace.steps for i in r.new_tokens)
     texts = {i: ["a prompt", ["x"] * number] for i, number in said.items()}
     (tmp_path / "texts.json").write_text(json.dumps(texts))
@@ -1271,7 +1275,7 @@ def test_the_shell_plays_what_its_embedder_sends(embedded):
     stranger = (
         "(data) => stranger.contentWindow.eval('d => top.frame.contentWindow.postMessage(d, `*`)')(data)"
     )
-    page.evaluate(stranger, {"type": "mini-engine-trace", **payload(RANDOM[1], names=("a stranger's",))})
+    page.evaluate(stranger, {"type": "mini-engine-trace", **payload(crowded(1), names=("a stranger's",))})
     page.wait_for_timeout(100)
     assert frame.evaluate("player.panes.length") == 0
     page.evaluate(send, {**payload(ready_setup(), names=("sent",), step=3), "theme": "dark"})
@@ -1342,10 +1346,10 @@ def test_the_widgets_module_follows_its_model(browser):
     assert page.evaluate("model.state.step") == 10
     page.evaluate("document.body.dataset.jpThemeLight = 'true'")
     page.wait_for_function(f"{players}.every((one) => one.host.dataset.theme === 'light')")
-    page.evaluate("(data) => model.change({ payload: data })", payload(RANDOM[1], names=("another",)))
+    page.evaluate("(data) => model.change({ payload: data })", payload(crowded(1), names=("another",)))
     assert page.locator("#b .name").text_content() == "another"
     assert page.locator("#a #forward").text_content().strip() == "Step"  # in words, where it is embedded
-    ours, theirs = RANDOM[1], Trace(RANDOM[1].header, RANDOM[1].steps[:-1])
+    ours, theirs = crowded(1), Trace(crowded(1).header, crowded(1).steps[:-1])
     page.evaluate("(data) => model.change({ payload: data })", payload(ours, theirs, step=len(theirs.steps)))
     last = next(iter(ours.steps[-1].scheduled))  # the request on which they part; it is reported
     assert page.evaluate(f"[...{players}.map((one) => one.followed), saved.follow]") == [last] * 3

@@ -1,4 +1,4 @@
-"""Replicas on Ray Serve: what is refused before Ray starts, and what the server makes of several engines.
+"""Replicas on Ray Serve: what the server makes of several engines; test_input_errors has what is refused.
 
 `make soak` starts two real ones and kills one; it needs `pip install -e '.[ray]' -c constraints.txt`.
 """
@@ -19,10 +19,8 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
 from mini_engine.async_engine import AsyncEngine, EngineClosedError
-from mini_engine.commands import app as commands
 from mini_engine.distributed.replica_server import make_app, together
 from mini_engine.distributed.replicas import Routed
 from mini_engine.request import SamplingParams
@@ -30,20 +28,6 @@ from mini_engine.serve.app import Limits
 from mini_engine.tests.serving import expected, make_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--replicas", "2"], "2 replicas are served on Ray; add --ray"),
-        (["--max-replicas", "3"], "3 replicas are served on Ray; add --ray"),
-        (["--ray", "--tensor-parallel", "2"], "--ray and --tensor-parallel exclude each other"),
-        (["--ray", "--replicas", "3", "--max-replicas", "2"], "--max-replicas 2 is less than --replicas 3"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, words):
-    result = CliRunner().invoke(commands, ["serve", "--model", "shakespeare", *options])
-    assert result.exit_code == 2 and words in " ".join(result.output.split())
 
 
 def test_ray_and_torchs_processes_are_imported_in_functions_of_one_folder_only():

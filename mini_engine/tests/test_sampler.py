@@ -21,7 +21,7 @@ from mini_engine.sampler import (
     rows_before,
     top_logprobs,
 )
-from mini_engine.tests.helpers import drain, tokens_of
+from mini_engine.tests.helpers import dense_logits, drain, generated, tokens_of
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -3.0]
 
@@ -132,9 +132,7 @@ def test_top_logprobs():
 def test_an_unseeded_run_repeats_with_the_engines_seed(model):
     def texts(seed):
         engine = Engine(model, num_blocks=60, block_size=4, max_num_seqs=4, seed=seed)
-        for i in range(4):
-            engine.add_request([i], SamplingParams(max_tokens=8))
-        return [tokens_of(deltas) for deltas in drain(engine).values()]
+        return generated(engine, [[i] for i in range(4)], SamplingParams(max_tokens=8))
 
     assert texts(0) == texts(0) != texts(1)
     assert len({tuple(t) for t in texts(0)}) == 4
@@ -142,8 +140,6 @@ def test_an_unseeded_run_repeats_with_the_engines_seed(model):
 
 def test_logprobs_through_the_engine(model):
     """Each delta carries its token's logprob and the n best; chunks and others do not disturb it."""
-    from mini_engine.tests.helpers import dense_logits
-
     engine = Engine(model, num_blocks=60, block_size=4, max_num_batched_tokens=5, max_num_seqs=3)
     prompt = list(range(12))
     engine.add_request([7], SamplingParams(max_tokens=20))

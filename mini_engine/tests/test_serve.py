@@ -17,22 +17,21 @@ from typer.testing import CliRunner
 from mini_engine.commands import app as commands
 
 pytest.importorskip("starlette", reason="the server is in the extra `serve`")
-uvicorn = pytest.importorskip("uvicorn", reason="the server is in the extra `serve`")
+pytest.importorskip("uvicorn", reason="the server is in the extra `serve`")
 httpx = pytest.importorskip("httpx", reason="httpx is in the extra `dev`")
 
 # These are imported only where the packages above are installed: hence E402.
 from mini_engine.serve import metrics, protocol  # noqa: E402
-from mini_engine.serve.app import Limits, make_app  # noqa: E402
-from mini_engine.tests.helpers import byte_tokenizer  # noqa: E402
+from mini_engine.serve.app import Limits  # noqa: E402
+from mini_engine.tests.helpers import byte_tokenizer, until  # noqa: E402
 from mini_engine.tests.serving import (  # noqa: E402
-    LIMITS,
     expected,
     http,
     make_engine,
     openai,
+    running,
     serving,
     slowed,
-    until,
 )
 
 
@@ -386,17 +385,13 @@ def test_health_state_trace_and_pages(address, client):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_names_its_request_in_the_engine(stream):
-    """The pages mark the reader's own request by it. /state has it while the answer is written."""
-    engine, go = make_engine(), threading.Event()
-    go.set()
-    with serving(engine) as address, httpx.Client(base_url=address, timeout=60) as client:
-        asked = {"prompt": ["a", "b"], "max_tokens": 20, "stream": stream, "ignore_eos": True}
-        with client.stream("POST", "/v1/completions", json=asked) as answer:
-            name = answer.headers["x-request-id"]
-            answer.read()
-        steps = client.get("/trace/steps").json()["traces"][0]["steps"]
-        assert name == "r0" and name in json.dumps(steps)
+def test_an_answer_names_its_request_in_the_engine(address, engine, stream):
+    """The pages mark the reader's own request by it."""
+    asked = {"prompt": ["a", "b"], "max_tokens": 20, "stream": stream, "ignore_eos": True}
+    first = engine.new_id()
+    name = http.post(f"{address}/v1/completions", json=asked).headers["x-request-id"]
+    steps = http.get(f"{address}/trace/steps").json()["traces"][0]["steps"]
+    assert name == first and f'"{name}"' in json.dumps(steps)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -475,22 +470,12 @@ def test_a_fault_of_the_engine_is_an_answer_and_the_server_lives():
 
 
 def test_an_engine_that_has_ended_is_reported_as_unavailable():
-    engine = make_engine()
-    app = make_app(engine, "tiny", limits=LIMITS)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until(lambda: server.started)
-    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    app.state.server.async_engine.close()
-    for path in ("/state", "/trace/steps", "/health"):
-        assert http.get(address + path).status_code == 503
-    body = {"prompt": "a", "max_tokens": 2}
-    answer = http.post(f"{address}/v1/completions", json=body)
-    assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_closed"
-    server.should_exit = True
-    thread.join(20)
-    assert not thread.is_alive()
+    with running(make_engine()) as (address, server):
+        server.async_engine.close()
+        for path in ("/state", "/trace/steps", "/health"):
+            assert http.get(address + path).status_code == 503
+        answer = http.post(f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_closed"
 
 
 def test_the_key_guards_everything_but_health_and_the_pages():

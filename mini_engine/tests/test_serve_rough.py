@@ -27,8 +27,9 @@ from mini_engine.bench import environments  # noqa: E402
 from mini_engine.serve import connection, protocol, streaming  # noqa: E402
 from mini_engine.serve.app import Limits  # noqa: E402
 from mini_engine.serve.connection import Connection  # noqa: E402
+from mini_engine.tests.helpers import until  # noqa: E402
 from mini_engine.tests.outside import fuzzer  # noqa: E402
-from mini_engine.tests.serving import expected, http, make_engine, running, serving, until  # noqa: E402
+from mini_engine.tests.serving import expected, http, make_engine, running, serving  # noqa: E402
 from mini_engine.tests.soak import SOAK, count  # noqa: E402
 
 SECONDS = int(os.environ.get("SOAK_SECONDS", "120"))

@@ -27,6 +27,7 @@ from mini_engine.tests.helpers import byte_tokenizer, dense_logits, tiny_model
 from mini_engine.tests.soak import SOAK
 
 LETTERS = ["a", "b", "-", "]", "1", " ", "\n", ".", "é", "€", "😀"]
+SHORT = ["".join(text) for length in range(4) for text in product(LETTERS, repeat=length)]
 PATTERNS = [
     r"", r"a|b|", r"(a|ab)(b|)", r"[ab-]*", r"[]a]+", r"[^]a]", r"[a-b-]?", r"\d\w\s", r"\D\W\S", r".{2}",
     r"a{1,2}b?", r"(?:ab)*", r"\.\]", r"[\d.-]+", r"[^\w]*", r"[é-€]", r"[^é]", r"(a?){2}", r"a{0}b",
@@ -47,36 +48,21 @@ def accepts(dfa, text):
     return state in dfa.accepting
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_means_what_it_means_in_re(pattern):
+# One of every 101 code points, and those beside the edges of UTF-8's lengths.
+EDGES = [point + by for point in (0x80, 0x800, 0x1234, 0xD800, 0xE000, 0x10000, 0x10400) for by in (-1, 0, 1)]
+POINTS = [chr(point) for point in (*range(0, 0x110000, 101), *EDGES) if not 0xD800 <= point < 0xE000]
+SETS = [".", "[^a]", "[\x80-\u07ff]", "[\u1234-\U00010400]", "[\U00010203-\U000a0b0c]"]
+FIRST = [*map(chr, range(300)), chr(0x10FFFF)]
+CLASSES = [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]", ".", "[a-a]"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [(p, texts) for some, texts in ((PATTERNS, SHORT), (SETS, POINTS), (CLASSES, FIRST)) for p in some],
+)
+def test_a_pattern_means_what_it_means_in_re(pattern, texts):
     dfa = build_dfa(parse(pattern))
-    texts = ["".join(text) for length in range(4) for text in product(LETTERS, repeat=length)]
     wrong = [text for text in texts if accepts(dfa, text) != bool(re.fullmatch(pattern, text, re.ASCII))]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    "pattern", [".", "[^a]", "[\x80-\u07ff]", "[\u1234-\U00010400]", "[\U00010203-\U000a0b0c]"]
-)
-def test_characters_become_their_bytes(pattern):
-    """One of every 101 code points, and those beside the edges of UTF-8's lengths."""
-    dfa = build_dfa(parse(pattern))
-    edges = [
-        point + by for point in (0x80, 0x800, 0x1234, 0xD800, 0xE000, 0x10000, 0x10400) for by in (-1, 0, 1)
-    ]
-    points = [point for point in (*range(0, 0x110000, 101), *edges) if not 0xD800 <= point < 0xE000]
-    wrong = [point for point in points if accepts(dfa, chr(point)) != bool(re.fullmatch(pattern, chr(point)))]
-    assert wrong == []
-
-
-@pytest.mark.parametrize(
-    "pattern", [rf"\{letter}" for letter in "dwsDWSntrfv.-"] + [r"[^\d]", r"[\w-]", "[ -~]", ".", "[a-a]"]
-)
-def test_classes_are_those_of_re(pattern):
-    """Each character up to 300, and the last one there is."""
-    dfa = build_dfa(parse(pattern))
-    characters = [*map(chr, range(300)), chr(0x10FFFF)]
-    wrong = [one for one in characters if accepts(dfa, one) != bool(re.fullmatch(pattern, one, re.ASCII))]
     assert wrong == []
 
 
@@ -183,11 +169,6 @@ def test_requests_with_one_pattern_share_an_index():
     vocabulary = (b"a", b"")
     assert regex_grammar("a*", vocabulary, 1).index is (index := regex_grammar("a*", vocabulary, 1).index)
     assert regex_grammar("a", vocabulary, 1).index.trie is index.trie, "all patterns share the vocabulary"
-
-
-@pytest.fixture(scope="module")
-def shakespeare():
-    return load("shakespeare", "float32", "cpu")
 
 
 def test_the_embedded_vocabulary_is_its_characters(shakespeare):

@@ -27,7 +27,7 @@ from mini_engine.loading.registry import MODELS
 from mini_engine.loading.weights import open_folder
 from mini_engine.parts import Parts
 from mini_engine.request import SamplingParams
-from mini_engine.tests.helpers import drain, spy
+from mini_engine.tests.helpers import drain, generated, spy
 from mini_engine.tests.test_checkpoint import CONFIG, write_folder
 
 BIASED = CONFIG | {
@@ -35,6 +35,12 @@ BIASED = CONFIG | {
     "mlp_bias": True,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+NINE_HEADS = BIASED | {
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "hidden_size": 72,
+    "intermediate_size": 48,
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [[*range(3, 20)], [*range(3, 17), 5], [7, 8], [11] * 9]
@@ -79,7 +85,6 @@ def ranks_of(tmp_path):
     started = []
 
     def start(config, size, fast=False):
-        torch.set_num_threads(1)
         folder = write_folder(tmp_path / f"model{len(started)}", config)
         shares = [
             load_model(folder, "float32", "cpu", partial(share, rank=rank, size=size)) for rank in range(size)
@@ -113,11 +118,8 @@ def engines(started, fast=False, **settings):
     return Engine(model, parts=parts, fast=fast, **settings), Engine(whole, fast=fast, **settings)
 
 
-def outputs(engine, params=GREEDY, prompts=PROMPTS):
-    ids = [engine.add_request(prompt, params) for prompt in prompts]
-    requests = [engine.requests[i] for i in ids]
-    drain(engine)
-    return [request.output_token_ids for request in requests]
+def outputs(engine):
+    return generated(engine, PROMPTS, GREEDY)
 
 
 QWEN = BIASED | {"model_type": "qwen3", "head_dim": 32, "mlp_bias": False}
@@ -131,16 +133,10 @@ def test_tokens_are_those_of_the_whole_model(ranks_of, config, fast):
 
 
 def test_three_ranks(ranks_of):
-    config = BIASED | {
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "hidden_size": 72,
-        "intermediate_size": 48,
-    }
-    started = ranks_of(config, 3)
+    started = ranks_of(NINE_HEADS, 3)
     shared, whole = engines(started)
     assert outputs(shared) == outputs(whole)
-    assert started[1].num_sums == 2 * config["num_hidden_layers"] * NUM_STEPS
+    assert started[1].num_sums == 2 * NINE_HEADS["num_hidden_layers"] * NUM_STEPS
 
 
 NUM_STEPS = 12  # of `outputs`: all prompts fit into the first
@@ -225,13 +221,7 @@ def test_an_error_on_one_rank_is_every_call_s_from_then_on(ranks_of):
 
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_sizes_that_do_not_divide_are_refused(tmp_path, size):
-    config = BIASED | {
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "hidden_size": 72,
-        "intermediate_size": 48,
-    }
-    weights = open_folder(write_folder(tmp_path / "model", config))
+    weights = open_folder(write_folder(tmp_path / "model", NINE_HEADS))
     with pytest.raises(ValueError, match=f"tensor_parallel_size {size} does not divide .* use 1 or 3$"):
         share(weights, 0, size)
 

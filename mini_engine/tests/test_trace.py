@@ -10,7 +10,6 @@ from mini_engine.scheduler import Scheduler, schedule_step
 from mini_engine.tests.helpers import (
     SlotEngine,
     make_request,
-    play,
     random_run,
     random_workload,
     scripted_engine,
@@ -331,7 +330,7 @@ def test_first_difference_finds_the_step(change):
     """The scheduled tokens and their order, drafts, new tokens, counts and events all count."""
     trace = next(
         t
-        for t in (play(*random_workload(seed)).trace for seed in SEEDS)
+        for t in (random_run(seed).trace for seed in SEEDS)
         if any(len(r.scheduled) > 1 and r.events for r in t.steps[2:])
     )
     index = next(i for i, r in enumerate(trace.steps) if i > 1 and len(r.scheduled) > 1 and r.events)
@@ -341,7 +340,7 @@ def test_first_difference_finds_the_step(change):
 
 
 def test_as_many_drafts_must_be_accepted():
-    trace, other = (play(*random_workload(1)).trace for _ in "12")
+    trace, other = (copy.deepcopy(random_run(1).trace) for _ in "12")
     for one in (trace, other):
         one.steps[4].draft_token_ids["q0"] = [5, 6]
     assert first_difference(other, trace) is None
@@ -360,8 +359,7 @@ def test_as_many_drafts_must_be_accepted():
 )
 def test_times_block_ids_and_reasons_do_not_count(change):
     """A comparison ignores them, and changes no record."""
-    trace = play(*random_workload(1)).trace
-    other = play(*random_workload(1)).trace
+    trace, other = (copy.deepcopy(random_run(1).trace) for _ in "12")
     change(other.steps[0])
     changed = copy.deepcopy(other)
     assert first_difference(other, trace) is None
@@ -369,7 +367,7 @@ def test_times_block_ids_and_reasons_do_not_count(change):
 
 
 def test_a_shorter_run_differs_at_its_end():
-    trace = play(*random_workload(1)).trace
+    trace = random_run(1).trace
     shorter = Trace(trace.header, trace.steps[:-2])
     assert first_difference(shorter, trace) == first_difference(trace, shorter) == len(trace.steps) - 2
 

@@ -16,13 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace as Has
 
 import pytest
-from typer.testing import CliRunner
 
 import mini_engine
 from mini_engine.bench import environments
 from mini_engine.bench.watch import BOOTSTRAP, arguments, record_vllm
 from mini_engine.block_manager import BlockManager
-from mini_engine.commands import app
 from mini_engine.request import Request as OurRequest
 from mini_engine.request import SamplingParams
 from mini_engine.scheduler import Scheduler as OurScheduler
@@ -269,29 +267,6 @@ def test_a_file_may_hold_a_scenario_and_a_bad_one_is_named(tmp_path):
             scenarios.find(file)
     with pytest.raises(ValueError, match="no scenario 'clams'; there are .*claims"):
         scenarios.find("clams")
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ((), "give a scenario"),
-        (("claims", "-p", "Hello"), "give a scenario"),
-        (("-p", "Hello", "--beside", "x.jsonl"), "--beside needs a scenario"),
-        (("{mine}", "--beside", "x.jsonl"), "its prompt is text"),
-        (("claims", "--option", "dtype"), "name=value"),
-        (("claims", "--model", "m", "--python", "/no/python"), "cannot be started"),
-        (("claims", "--model", "m", "--python", "false"), "vLLM failed"),
-    ],
-)
-def test_bad_input_is_one_clear_error(words, says, tmp_path):
-    mine = tmp_path / "mine.json"
-    mine.write_text(
-        '{"name": "x", "config": {"num_blocks": 4},'
-        ' "requests": [{"id": "a", "prompt": "Hi", "max_tokens": 1}]}'
-    )
-    words = [word.format(mine=mine) for word in words]
-    done = CliRunner().invoke(app, ["trace", "record-vllm", *words, "-o", str(tmp_path / "v.jsonl")])
-    assert done.exit_code == 2 and says in done.output, done.output
 
 
 def test_the_demo_s_scenario_is_the_demo_s_workload(smollm2_path):
