@@ -345,7 +345,7 @@ def test_a_wheels_requirements_without_extras_and_torch(tmp_path):
 
 
 def test_an_error_in_a_process_is_reported_in_a_line(tmp_path, monkeypatch):
-    """Of a peer that fails at once; ours, which takes seconds to load, fails in this process."""
+    """The peer fails at once; ours, which takes seconds to load, fails in this process."""
     shutil.copy(process.WORKER, tmp_path)
     (tmp_path / "mini_engine.py").write_text("def Peer(model, **job): raise OSError(f'{model}: gone')")
     monkeypatch.setattr(process, "WORKER", tmp_path / "worker.py")
