@@ -21,7 +21,7 @@ stage = @mkdir -p out; said="$$($(2) 2>&1)" && printf '%-50s ok\n' '$(1)' || { p
 
 help:
 	@echo 'make demo        watch a language model serve nine requests at once'
-	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests; twelve minutes'
+	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests; ten minutes'
 	@echo 'make test-fast   while you edit: the engine and the labs, in less than a minute'
 	@echo 'make soak        long proofs, half an hour: a million random steps, faults, damaged files; counts'
 	@echo 'make mutants     the core with one thing wrong at a time: do the tests notice?'
