@@ -26,8 +26,15 @@ class LineWriter:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path, self._partial = Path(path), _beside(Path(path))
-        self._file = self._partial.open("w", encoding="utf-8")
-        self.discard = weakref.finalize(self, _discard, self._file, self._partial)
+        opened: list[IO[str]] = []
+        # Before there is a file: a signal may come between any two lines.
+        self.discard = weakref.finalize(self, _discard, opened, self._partial)
+        try:
+            self._file = self._partial.open("w", encoding="utf-8")
+        except OSError:
+            self.discard.detach()
+            raise
+        opened.append(self._file)
 
     def add(self, record: Record) -> None:
         self._file.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
@@ -45,8 +52,9 @@ class LineWriter:
         self.discard()
 
 
-def _discard(file: IO[str], partial: Path) -> None:
-    file.close()
+def _discard(opened: list[IO[str]], partial: Path) -> None:
+    for file in opened:
+        file.close()
     partial.unlink(missing_ok=True)
 
 
