@@ -1,4 +1,4 @@
-"""Tests of the server's front, on a virtual clock: what each client reads and when, and who waits for whom.
+"""Tests of the server's front, on a virtual clock: what each client reads and when, and what it waits for.
 
 A step of the toy engine takes 0.1 s. Nothing here sleeps, and no thread is started.
 """
@@ -130,7 +130,7 @@ def test_a_finished_request_is_forgotten(lab):
 
 
 def test_an_error_of_a_command_is_its_callers(lab):
-    """A command raises an error of its own: whoever sent it gets that error, and all others go on."""
+    """A command raises an error of its own: its client gets that error, and all others go on."""
     seen = right(
         lab, ("open", "a", "r1", 3), ("wait", 0.05), ("look", "x", -1.0), ("look", "y", 0.0), ("drain",)
     )

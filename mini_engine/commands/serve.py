@@ -43,7 +43,7 @@ def serve(
     ] = 256,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 600.0,
     shutdown_timeout: Annotated[
-        int, typer.Option(min=0, help="Seconds that open requests have when the server is told to end.")
+        int, typer.Option(min=0, help="Seconds that open requests have when the server is asked to end.")
     ] = 30,
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks; few of them show on the pages how memory fills.")

@@ -1,4 +1,4 @@
-"""The arena's board: the scores of policies, who is on the front of the best, and the tables.
+"""The arena's board: the scores of policies, which of them are on the front of the best, and the tables.
 
 `python -m labs.kit.arena.board` plays the course's and the shipped policies, and writes scores.json.
 """

@@ -1,4 +1,4 @@
-"""A page's description, title and picture, for search engines and for those who share it.
+"""A page's description, title and picture, for search engines and for shared links.
 
 The environment variable SITE_URL is the address at which the site is hosted. Without it a page has no address
 of its own, and no picture, for both must be absolute.

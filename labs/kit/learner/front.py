@@ -124,7 +124,7 @@ async def streamed(learner: LearnerParts, engine: Engine) -> list[str]:
         if left := await front.call(lambda engine: [*engine.requests]):
             raise RuntimeError(f"lab-11: {left[0]} is still in the engine, and its reader has left")
         if front.num_requests:
-            raise RuntimeError(f"lab-11: num_requests is {front.num_requests}, and nobody reads")
+            raise RuntimeError(f"lab-11: num_requests is {front.num_requests}, and no client reads")
         return list(texts)
     finally:
         await asyncio.to_thread(front.close)

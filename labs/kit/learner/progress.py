@@ -43,7 +43,7 @@ def progress(lab: Lab, report: bool = False, first: Callable[[str], None] | None
     """Return the results of the lab's tests on starter.py, from the cache if no file has changed.
 
     With `report` the most informative failure is run again and reported; that writes out/lab-NN.html. While
-    the tests run, `first` is told the first that fails.
+    the tests run, `first` gets the first that fails.
     """
     text = starter_text(lab)
     if text == pristine_source(lab):

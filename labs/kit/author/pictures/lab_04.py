@@ -1,4 +1,4 @@
-"""lab-04: the rectangle of a fused step, and who may look at whom."""
+"""lab-04: the rectangle of a fused step, and which tokens may look at which."""
 
 from labs.kit.author.pictures.sheet import SOFT, Sheet, solution
 from labs.kit.judge import loading
