@@ -1,4 +1,4 @@
-"""Sentences on clients of a server's front: what each has read and when, and which of them wait, as lab-11 has it."""
+"""Sentences on clients of a server's front: what each has read and when, and which of them wait."""
 
 from itertools import takewhile
 from typing import Any
