@@ -23,7 +23,7 @@ help:
 	@echo 'make demo        watch a language model serve nine requests at once'
 	@echo 'make test        everything that is claimed, proved: check, the notebooks, all tests; ten minutes'
 	@echo 'make test-fast   while you edit: the engine and the labs, in less than a minute'
-	@echo 'make soak        long proofs, half an hour: a million random steps, faults, damaged files; counts'
+	@echo 'make soak        long proofs, an hour or two: a million random steps, faults, damaged files; counts'
 	@echo 'make mutants     the core with one thing wrong at a time: do the tests notice?'
 	@echo 'make check       formatting, lint, types, layers, and what the labs promise'
 	@echo 'make docs        the book, and with npm labs to write in a web page, into docs/_build/site'
