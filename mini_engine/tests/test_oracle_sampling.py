@@ -107,7 +107,7 @@ def some_params(rng, vocab, **fixed):
         "seed": rng.randrange(1000),
     } | fixed
     words = [tuple(rng.choices(ids, k=rng.randint(1, 2))) for _ in range(rng.randint(0, 2))]
-    return SamplingParams(**params), tuple(words)
+    return SamplingParams(**params, bad_words=("a word",) * len(words)), tuple(words)
 
 
 @pytest.mark.parametrize("start", range(0, 2000 if SOAK else 100, 50))
