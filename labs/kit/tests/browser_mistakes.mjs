@@ -14,7 +14,7 @@ const python = await loadPyodide({ indexURL: `${site}/app/pyodide/`, stdin: () =
 python.unpackArchive(new Uint8Array(readFileSync(`${site}/app/course.zip`)), "zip", { extractDir: "/course" });
 python.runPython(`import os, sys; sys.path[:0] = ["/course", "/course/site"]; os.chdir("/course")`);
 // Others use this machine, too: time that passes proves no endless loop.
-python.runPython("import labs.kit.judge.guard as guard; guard.BUSY = 60");
+python.runPython("import labs.kit.judge.guard as guard; guard.WAIT = 60");
 const judge = python.pyimport("labs.kit.browser.run");
 for (const [lab, source] of JSON.parse(readFileSync(files, "utf-8"))) {
   const began = performance.now(), verdict = JSON.parse(judge.run(lab, source));
