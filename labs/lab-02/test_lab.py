@@ -177,10 +177,11 @@ def test_recomputed_in_chunks_of_any_size(lab):
 
 
 def test_far_into_a_long_sequence(lab):
-    """At 65,530 of 70,005 tokens whose ids exceed 2**31, a chunk is what it is at the beginning."""
+    """At 65,530 of 65,600 tokens whose ids exceed 2**31, all is as at the beginning. A chunk may be long."""
     made = request(1, outputs=5, computed=65_530)
-    made.prompt_token_ids = [2**31 + 7 * i for i in range(70_000)]
-    for size, is_last in ((4_474, False), (4_475, True)):
+    made.prompt_token_ids = [2**31 + 7 * i for i in range(65_595)]
+    # Few, and beyond 2**16: a chunk that looks up each token in the whole list ends in time, too.
+    for size, is_last in ((69, False), (70, True)):
         chunk, end = lab.next_chunk(made, size), 65_530 + size
         # Plain truths: pytest would spend seconds on the difference of two long lists.
         same_tokens = list(chunk.token_ids) == made.token_ids(65_530, end)
@@ -188,6 +189,8 @@ def test_far_into_a_long_sequence(lab):
         assert same_tokens, f"the token ids of {size} tokens from position 65,530 on are others"
         assert same_positions, f"the positions of {size} tokens from position 65,530 on are others"
         assert chunk.is_last == is_last
+    long = lab.next_chunk(request(4_200), 4_200)
+    assert len(long.token_ids) == len(long.positions) == 4_200, "asked for a prompt of 4,200 tokens, got less"
 
 
 def test_asking_changes_nothing(lab):
