@@ -121,7 +121,7 @@ def test_a_refused_request_harms_no_one(lab):
 
 
 def test_a_finished_request_is_forgotten(lab):
-    """The engine has finished a request: when a step fails afterwards, it is not aborted, and not told."""
+    """The engine has finished a request: when a step fails afterwards, it is not aborted, and gets no error."""
     seen = right(
         lab, ("open", "a", "r1", 2, 1), ("open", "b", "r2", 9), ("wait", 0.35), ("fail", "out of memory"),
         ("wait", 0.2), ("resume", "a"), ("drain",),
@@ -138,7 +138,7 @@ def test_an_error_of_a_command_is_its_callers(lab):
     assert seen["clients"] == {"a": "done at 0.30 s"}
 
 
-def test_a_command_that_nobody_waits_for_any_more(lab):
+def test_a_command_whose_client_has_left(lab):
     """A client leaves before its request was added: the others are served as if it had never come."""
     seen = right(
         lab, ("open", "a", "r1", 3), ("wait", 0.03), ("open", "b", "r2", 5), ("wait", 0.03), ("leave", "b"),
@@ -148,7 +148,7 @@ def test_a_command_that_nobody_waits_for_any_more(lab):
     assert seen["tokens computed"] == {"a": 3}
 
 
-def test_nothing_is_computed_for_nobody(lab):
+def test_without_a_request_there_is_no_step(lab):
     """Without a request there is no step, whatever commands come."""
     seen = right(lab, ("look", "x", 0.0), ("wait", 0.3), ("look", "y", 0.0), ("drain",))
     assert seen["answers"] == {"x": "none at 0.00 s", "y": "none at 0.30 s"}
@@ -168,7 +168,7 @@ def test_commands_after_the_close_are_not_carried_out(lab):
 # ---------------------------------------------------------------------------------------- fail_all
 
 
-def test_a_failed_step_is_told_to_all(lab):
+def test_a_failed_step_reaches_every_reader(lab):
     """A step fails: every open reader gets one last Delta with the reason, and its stream ends."""
     ops = [("open", name, f"r{number}", 9) for number, name in enumerate("abc")]
     seen = right(lab, *ops, ("wait", 0.15), ("fail", "out of memory"), ("drain",))
@@ -262,7 +262,7 @@ def test_steps_follow_one_another(lab):
 
 
 def test_a_broken_engine_ends_every_reader(lab):
-    """The device is gone, and even an abort fails: no reader waits for ever, and later ones are told."""
+    """The device is gone, and even an abort fails: no reader waits for ever, and later ones get the error."""
     seen = right(
         lab, ("open", "a", "r1", 9), ("open", "b", "r2", 9), ("wait", 0.15), ("fail", "the device is gone"),
         ("wait", 0.1), ("open", "c", "r3", 1), ("look", "x", 0.0), ("drain",),
@@ -288,7 +288,7 @@ def test_what_waits_when_the_engine_breaks_is_answered(lab):
 
 
 def test_no_more_than_max_num_requests(lab):
-    """The third of two is told so at once, and is not queued; when one has ended there is a place again."""
+    """The third of two is refused at once, and is not queued; when one has ended there is a place again."""
     seen = right(
         lab, ("open", "a", "r1", 1), ("open", "b", "r2", 5), ("open", "c", "r3", 1), ("wait", 0.15),
         ("open", "d", "r4", 1), ("open", "e", "r5", 1), ("drain",), max_num_requests=2,
@@ -431,7 +431,7 @@ def test_an_id_again_can_be_left_again(lab):
 
 
 def test_closed_goes_before_full(lab):
-    """All places are taken, and the engine has been closed: the next client is told that it is closed."""
+    """All places are taken, and the engine has been closed: the next client gets EngineClosedError, not EngineFullError."""
     seen = right(
         lab, ("open", "a", "r1", 9, 1), ("wait", 0.15), ("close",), ("wait", 0.1), ("open", "b", "r2", 1),
         max_num_requests=1,
@@ -451,7 +451,7 @@ def test_leaving_a_closed_engine(lab):
 
 
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda s: s["name"])
-def test_nobody_waits_for_ever(lab, scenario):
+def test_no_reader_waits_for_ever(lab, scenario):
     """In every scenario all readers come to an end, and no rule of the two threads is broken."""
     last = scenarios.run(lab, scenario).steps[-1]
     assert last.returned["wait for ever"] == []

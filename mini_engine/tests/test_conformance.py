@@ -243,7 +243,7 @@ def test_10_the_victim_finds_its_own_cached_blocks():
     engine.run()
 
 
-def test_11_nobody_is_admitted_in_a_step_that_preempted():
+def test_11_no_request_is_admitted_in_a_step_that_preempted():
     """11. Not even a request that would fit into what the victim has left behind."""
     engine = short_of_memory("fcfs", [0, 0, 0])
     engine.add(make_request("tiny", 1, 1))
