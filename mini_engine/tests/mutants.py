@@ -37,6 +37,7 @@ TESTS = Path(__file__).parent
 # time, and what starts processes, which would read the module's own file.
 STEPS = ["within_step", "speculation"]  # a step that shares what it computes, or several tokens a row
 ENGINE = ["engine", "llm", "speculation", "every_call", "isolation", "async_engine", "faults", "input_errors"]
+TEXTS = ["within_step", "structured", "oracle_sampling", "speculation_equality", "conformance"]
 COVER = {
     "scheduler": ["scheduler", "invariants", *STEPS, "every_call", "isolation", "conformance", "faults"],
     "schedule_step": ["scheduler", "invariants", *STEPS, "conformance", "faults"],
@@ -46,8 +47,9 @@ COVER = {
     "batch": ["batch", "paged_attention"],
     "attention": ["paged_attention", "batch", "within_step", "fork"],
     "sampler": ["sampler", "lab-08", "oracle_sampling"],
-    **dict.fromkeys(("engine", "input_processor", "output_processor"), ENGINE),
-    "recovery": ENGINE,
+    "engine": ENGINE,
+    "input_processor": [*reversed(ENGINE), *TEXTS],
+    **dict.fromkeys(("output_processor", "recovery"), [*ENGINE[:3], *TEXTS, *ENGINE[3:]]),
     "speculative.adaptive": ["speculation"],
     **dict.fromkeys(("speculative.ngram", "speculative.verify"), ["lab-10", "speculation"]),
     **dict.fromkeys(
