@@ -17,6 +17,7 @@ from mini_engine.invariants import watch
 from mini_engine.llm import LLM
 from mini_engine.parts import Parts
 from mini_engine.request import Request, SamplingParams
+from mini_engine.sampler import Sampler
 from mini_engine.schedule_step import next_chunk
 from mini_engine.speculative.adaptive import AdaptiveProposer, draft
 from mini_engine.speculative.draft_model import DraftModelProposer
@@ -26,8 +27,10 @@ from mini_engine.speculative.verify import schedule_drafts
 from mini_engine.structured.grammar import regex_grammar
 from mini_engine.structured.logits import GrammarProcessor
 from mini_engine.tests.helpers import (
+    alone,
     byte_tokenizer,
     drafted,
+    drain,
     make_request,
     outcome,
     scripted_engine,
@@ -282,3 +285,23 @@ def test_a_setting_of_the_engine():
         texts.append(output.outputs[0].token_ids)
         steps.append(len(llm.engine.trace.steps))
     assert texts[0] == texts[1] == texts[2] and steps[0] == 40 and steps[1] == steps[2] < 36
+
+
+def test_an_error_that_does_not_come_again_is_raised_whatever_is_rejected():
+    """The sampler fails once, in a step whose drafts are wrong: the step raises, and then goes on."""
+    failures = [OSError("the device was busy")]
+
+    class FailsOnce(Sampler):
+        def __call__(self, logits, requests):
+            if len(requests) > 1 and failures:
+                raise failures.pop()
+            return super().__call__(logits, requests)
+
+    model, params = MODELS["float64"], SamplingParams(temperature=0, max_tokens=6)
+    parts = Parts(propose=lambda requests: [[3, 3] for _ in requests], Sampler=FailsOnce)
+    engine = Engine(model, num_blocks=20, parts=parts)
+    engine.add_request([1, 2, 3], params, request_id="r0")
+    first = engine.step()
+    with pytest.raises(OSError, match="the device was busy"):
+        engine.step()
+    assert tokens_of([*first, *drain(engine)["r0"]]) == alone(model, [1, 2, 3], params)

@@ -192,6 +192,18 @@ def nan_engine(**settings):
     return Engine(model, num_blocks=40, block_size=4, record=True, **settings), good
 
 
+def count_forward(engine):
+    """Return a list that gets, of each call of the model from now on, the tokens found cached by each row."""
+    calls, forward = [], engine.backend.forward
+
+    def forward_seen(rows):
+        calls.append([row.request.num_cached_tokens for row in rows])
+        return forward(rows)
+
+    engine.backend.forward = forward_seen
+    return calls
+
+
 @pytest.mark.parametrize("way", [True, "torch", False])
 def test_a_reader_outlives_a_writer_whose_own_tokens_are_nan(way):
     """A NaN reaches the common blocks, because masked tokens count 0 times NaN. The step is computed again
@@ -200,17 +212,10 @@ def test_a_reader_outlives_a_writer_whose_own_tokens_are_nan(way):
     prompt, params = list(range(10, 21)), SamplingParams(temperature=0, max_tokens=3)
     engine.add_request([*prompt, 7, 8], params, request_id="bad")
     engine.add_request([*prompt, 9], params, request_id="good")
-    shared, forward = [], engine.backend.forward
-
-    def forward_seen(rows):
-        if len(rows) == 2:
-            shared.append(rows[1].request.num_cached_tokens == 8)
-        return forward(rows)
-
-    engine.backend.forward = forward_seen
+    calls = count_forward(engine)
     said = drain(engine)
     assert said["bad"][-1].finish_reason == "error" and "embed_tokens.weight" in said["bad"][-1].error
-    assert shared == [True, False] and engine.scheduler.kv.caches_scheduled
+    assert calls[:2] == [[0, 8], [0, 0]] and engine.scheduler.kv.caches_scheduled
     assert tokens_of(said["good"]) == alone(good, [*prompt, 9], params)
     assert engine.backend.pool.k.isfinite().all() and engine.backend.pool.v.isfinite().all()
 
@@ -229,6 +234,31 @@ def test_nothing_is_found_of_a_common_prefix_that_is_nan(chunk):
     engine.model.embed_tokens.weight[7] = good.embed_tokens.weight[7]
     engine.add_request(prompt, params, request_id="again")
     assert tokens_of(drain(engine)["again"]) == alone(good, prompt, params)
+
+
+def test_a_reader_of_a_later_chunk_outlives_its_nan():
+    """The reader comes after the writer's first chunk, and finds a block of the second, which becomes NaN."""
+    engine, good = nan_engine(fast=False, long_prefill_token_threshold=8)
+    prompt, params = list(range(10, 22)), SamplingParams(temperature=0, max_tokens=3)
+    engine.add_request([*prompt, 7, 8], params, request_id="bad")
+    engine.step()
+    engine.add_request([*prompt, 9], params, request_id="good")
+    calls = count_forward(engine)
+    said = engine.step()
+    assert calls == [[0, 12], [0, 8], [0]] and said[0].finish_reason == "error"
+    assert [*said[1].token_ids, *tokens_of(drain(engine)["good"])] == alone(good, [*prompt, 9], params)
+
+
+def test_a_step_that_shares_nothing_is_computed_once():
+    """One row is NaN, and no block is another's: that request is computed once more, alone, and ends."""
+    engine, good = nan_engine(fast=False)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    for name, first in ("bad", 7), ("good", 20):
+        engine.add_request([first, 30, 31, 32, 33], params, request_id=name)
+    calls = count_forward(engine)
+    said = drain(engine)
+    assert calls == [[0, 0], [0]] and said["bad"][-1].finish_reason == "error"
+    assert tokens_of(said["good"]) == alone(good, [20, 30, 31, 32, 33], params)
 
 
 def test_no_block_is_copied_that_this_step_computes():
