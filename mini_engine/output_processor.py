@@ -176,10 +176,10 @@ class OutputProcessor:
         """Return the requests with tokens, or an end, that no Delta has reported."""
         return [state.request for state in self.request_states.values() if state.has_news]
 
-    def undo(self) -> list[Request]:
-        """Restore the texts as they were before `process`, and return the requests that it was given.
+    def undo(self) -> None:
+        """Restore the texts as they were before `process`.
 
-        A request that was then given tokens, or an end, is left as it is.
+        The text of a request that was then given tokens, or an end, is left as it is.
         """
         fed, self._fed = self._fed, []
         for request in fed:
@@ -187,7 +187,6 @@ class OutputProcessor:
             if state and not state.has_news:
                 state.text, state.stop = self._read(state), None
                 state.logprobs.clear()
-        return fed
 
 
 def _take(text: OutputText, flush: bool, finished: bool) -> str:

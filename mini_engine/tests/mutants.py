@@ -49,7 +49,8 @@ COVER = {
     "sampler": ["sampler", "lab-08", "oracle_sampling"],
     "engine": ENGINE,
     "input_processor": [*reversed(ENGINE), *TEXTS],
-    **dict.fromkeys(("output_processor", "recovery"), [*ENGINE[:3], *TEXTS, *ENGINE[3:]]),
+    "output_processor": ["output_processor", *ENGINE[:3], *TEXTS, *ENGINE[3:]],
+    "recovery": [*ENGINE[:3], *TEXTS, *ENGINE[3:]],
     "speculative.adaptive": ["speculation"],
     **dict.fromkeys(("speculative.ngram", "speculative.verify"), ["lab-10", "speculation"]),
     **dict.fromkeys(
