@@ -48,7 +48,7 @@ COVER = {
     "attention": ["paged_attention", "batch", "within_step", "fork"],
     "sampler": ["sampler", "lab-08", "oracle_sampling"],
     "engine": ENGINE,
-    "input_processor": [*reversed(ENGINE), *TEXTS],
+    "input_processor": ["input_processor", *reversed(ENGINE), *TEXTS],
     "output_processor": ["output_processor", *ENGINE[:3], *TEXTS, *ENGINE[3:]],
     "recovery": [*ENGINE[:3], *TEXTS, *ENGINE[3:]],
     "speculative.adaptive": ["speculation"],

@@ -1,5 +1,7 @@
 """A prefix that is shared within a step: rows behind find it, and nobody when the step is not computed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -259,6 +261,31 @@ def test_a_step_that_shares_nothing_is_computed_once():
     said = drain(engine)
     assert calls == [[0, 0], [0]] and said["bad"][-1].finish_reason == "error"
     assert tokens_of(said["good"]) == alone(good, [20, 30, 31, 32, 33], params)
+
+
+def test_a_token_of_minus_infinity_is_no_nan():
+    """A model rules a token out for all rows, and a request fails: nothing is computed again for that."""
+
+    def fail(output_token_ids, logits):
+        raise ValueError("not today")
+
+    model, prompt = tiny_model(dtype="float32"), list(range(10, 21))
+    engine = Engine(model, num_blocks=40, block_size=4, fast=False)
+    forward = engine.backend.forward
+
+    def forward_without_5(rows):
+        logits = forward(rows)
+        logits[:, 5] = -torch.inf
+        return logits
+
+    engine.backend.forward = forward_without_5
+    params = SamplingParams(temperature=0, max_tokens=1)
+    engine.add_request([*prompt, 8], replace(params, logits_processors=(fail,)), request_id="bad")
+    engine.add_request([*prompt, 9], params, request_id="good")
+    calls = count_forward(engine)
+    said = drain(engine)
+    assert calls == [[0, 8]] and "not today" in said["bad"][-1].error
+    assert tokens_of(said["good"]) == alone(model, [*prompt, 9], params)
 
 
 def test_no_block_is_copied_that_this_step_computes():
