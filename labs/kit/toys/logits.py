@@ -20,7 +20,7 @@ VALUES: dict[str, tuple[float, ...]] = {
     "min_p": (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0),
     "top_k": (1, 2, 3, 3, 4, 5, 8, 100),
     "top_p": (1e-9, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.99),
-    "repetition_penalty": (0.5, 1.25, 2.0, 4.0),
+    "repetition_penalty": (0.25, 0.5, 2.0, 4.0),  # by these a product is exact, so that equals stay equal
     "frequency_penalty": (-0.5, 0.25, 0.5, 2.0),
     "presence_penalty": (-1.0, 0.25, 0.75, 2.0),
 }
