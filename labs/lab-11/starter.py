@@ -96,9 +96,9 @@ class AsyncEngine:
         begins as soon as it is over, if the engine has work or a command has come meanwhile. Else wait for
         self.work, which does nothing until then.
 
-        A turn that raises an Exception shows that the engine is broken (`fail_all` has given it to the readers): no
-        turn follows, and self.closed says why. At the end, however it came, no command is left without an
-        answer: those that no turn has taken get an EngineClosedError(self.closed).
+        A turn that raises an Exception shows that the engine is broken (`fail_all` has given it to the
+        readers): no turn follows, and self.closed says why. At the end, however it came, no command is left
+        without an answer: those that no turn has taken get an EngineClosedError(self.closed).
         """
         raise NotImplementedError("lab-11: AsyncEngine.serve is not written yet")
 

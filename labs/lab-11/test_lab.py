@@ -121,7 +121,7 @@ def test_a_refused_request_harms_no_one(lab):
 
 
 def test_a_finished_request_is_forgotten(lab):
-    """The engine has finished a request: when a step fails afterwards, it is not aborted, and gets no error."""
+    """The engine has finished a request: a later step that fails neither aborts it nor gives it an error."""
     seen = right(
         lab, ("open", "a", "r1", 2, 1), ("open", "b", "r2", 9), ("wait", 0.35), ("fail", "out of memory"),
         ("wait", 0.2), ("resume", "a"), ("drain",),
@@ -431,7 +431,7 @@ def test_an_id_again_can_be_left_again(lab):
 
 
 def test_closed_goes_before_full(lab):
-    """All places are taken, and the engine has been closed: the next client gets EngineClosedError, not EngineFullError."""
+    """All places are taken, and the engine has been closed: the next client gets EngineClosedError."""
     seen = right(
         lab, ("open", "a", "r1", 9, 1), ("wait", 0.15), ("close",), ("wait", 0.1), ("open", "b", "r2", 1),
         max_num_requests=1,
