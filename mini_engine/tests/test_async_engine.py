@@ -5,6 +5,7 @@ labs/lab-11/test_lab.py judges it too: its turns, its places, and ids that are u
 
 import asyncio
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -101,7 +102,7 @@ def test_a_prompt_is_tokenised_outside_the_engines_thread(monkeypatch):
 
 def test_n_answers_fork_and_are_those_of_generate():
     params = SamplingParams(n=3, seed=5, max_tokens=6)
-    prompt = [*range(1, 10)]
+    prompt = [*range(1, 11)]
     alone = LLM.from_engine(Engine(tiny_model(), num_blocks=32, block_size=4)).generate(
         [prompt], params, use_tqdm=False
     )
@@ -114,10 +115,86 @@ def test_n_answers_fork_and_are_those_of_generate():
     answers = [tokens_of([d for d in said if d.index == i]) for i in range(3)]
     assert answers == [one.token_ids for one in alone[0].outputs]
     assert len({tuple(one) for one in answers}) > 1, "three equal answers prove little"
-    assert {d.num_cached_tokens for d in said if d.index} == {8}, (
+    assert {d.num_cached_tokens for d in said if d.index} == {9}, (
         "all but the last token of the prompt is shared"
     )
     everything_is_back(engine)
+
+
+@pytest.mark.parametrize(("n", "name"), [(1, "x"), (2, "x"), (3, "x"), (3, None)])
+def test_answers_are_numbered_before_one_name(n, name):
+    """0_x, 1_x and 2_x, whether the name is given or made; one answer alone has the name itself."""
+    engine = Engine(tiny_model(), num_blocks=32, block_size=4)
+
+    async def scenario(front):
+        stream = front.stream([1, 2, 3], SamplingParams(n=n, seed=1, max_tokens=2), request_id=name)
+        return [delta async for delta in stream], front
+
+    said, front = run(engine, scenario)
+    ids = sorted({delta.request_id for delta in said})
+    own = name or ids[0].removeprefix("0_")
+    assert ids == ([own] if n == 1 else [f"{i}_{own}" for i in range(n)])
+    assert front._jobs == {}, "what has finished is forgotten"
+
+
+def test_leaving_before_the_first_token_starts_no_other_answer():
+    """The prompt is computed in chunks, and its reader leaves during the first: the engine is empty then."""
+    engine = Engine(tiny_model(), num_blocks=32, block_size=4, long_prefill_token_threshold=2, record=True)
+    begun, go = stopped_in_step(engine, 1)
+
+    async def scenario(front):
+        stream = front.stream(list(range(8)), SamplingParams(n=2, seed=1, max_tokens=2), request_id="x")
+        reader = asyncio.create_task(anext(stream))
+        assert await asyncio.to_thread(begun.wait, 30)
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        go.set()
+        await front.call(lambda engine: None)  # in the turn of the abort; the next call is in one behind it
+        return await front.call(lambda engine: engine.has_work), front
+
+    has_work, front = run(engine, scenario)
+    assert not has_work and front._jobs == {} and len(engine.trace.steps) == 1
+    everything_is_back(engine)
+
+
+def test_two_answers_that_are_refused_have_their_own_numbers():
+    """The ids of the second and the third are in use: each gets an error under its own number."""
+    engine = scripted_engine(TEXTS)
+    params = SamplingParams(n=4, seed=1, max_tokens=5)
+
+    async def scenario(front):
+        with waiting(front):
+            others = [asyncio.create_task(read(front, f"{i}_x", greedy(30))) for i in (1, 2)]
+            answers = asyncio.create_task(read(front, "c", params, request_id="x"))
+            await asyncio.sleep(0)
+        await asyncio.gather(*others)
+        return await answers
+
+    ends = [(d.index, d.finish_reason) for d in run(engine, scenario) if d.finish_reason]
+    assert sorted(ends) == [(0, "length"), (1, "error"), (2, "error"), (3, "length")]
+
+
+def test_an_idle_engine_takes_no_time_of_the_processor():
+    """Without work its thread sleeps until a command comes."""
+
+    async def scenario(front):
+        before = time.process_time()
+        await asyncio.sleep(0.5)
+        return time.process_time() - before
+
+    taken = run(scripted_engine(TEXTS), scenario)
+    assert taken < 0.25
+
+
+def test_one_place_or_256():
+    """The fewest places that may be asked for, and as many as there are without a word."""
+
+    async def scenario(front):
+        said = await read(front, "b", greedy(5))
+        return text_of(said), front.max_num_requests
+
+    assert run(scripted_engine(TEXTS), scenario, max_num_requests=1) == ("three", 1)
+    assert run(scripted_engine(TEXTS), scenario) == ("three", 256)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -207,6 +284,16 @@ def test_a_step_that_fails_is_tried_again():
     everything_is_back(engine)
 
 
+@pytest.mark.parametrize(("failed", "reason"), [((2, 3), "length"), ((2, 3, 4), "error")])
+def test_a_step_is_tried_three_times(failed, reason):
+    """A step that succeeds in the third try goes on; a fourth does not come, although it would succeed."""
+    engine = scripted_engine(TEXTS)
+    failing(engine, *failed)
+    said = run(engine, lambda front: read(front, "a", greedy(7)))
+    assert said[-1].finish_reason == reason
+    everything_is_back(engine)
+
+
 def test_an_engine_that_cannot_go_on_says_so_to_all_and_serves_the_next():
     engine = scripted_engine(TEXTS)
     forward = failing(engine)
@@ -236,8 +323,11 @@ def test_close_ends_what_is_open_and_refuses_the_rest():
         closed = asyncio.create_task(asyncio.to_thread(front.close))
         while front._commands.empty():
             await asyncio.sleep(0.001)
+        assert not closed.done(), "close() returned in the middle of a step"
+        assert engine.requests["a"].priority == 0
         go.set()
         await closed
+        assert not front._thread.is_alive()
         rest = [delta async for delta in stream]
         assert rest[-1].finish_reason == "error" and rest[-1].error == "the engine was closed"
         for call in (anext(front.stream("b", greedy())), front.call(len)):
